@@ -1,4 +1,4 @@
-"""Two experiments: the source programs' own, every method on the same matrices; and our kernels next to cuBLAS."""
+"""Two experiments: `run` compares all methods on the same matrices, `race` compares our kernels with cuBLAS."""
 
 from __future__ import annotations
 

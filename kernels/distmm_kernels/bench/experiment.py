@@ -26,7 +26,7 @@ Size = int | tuple[int, int, int]
 GPU_SIZES: tuple[Size, ...] = (100, 1024, (1000, 1003, 997), 2048, 4096)
 CPU_SIZES: tuple[Size, ...] = (100, 512, (500, 503, 497), 1024)
 
-# Multiply-adds above which a method is left out: each limit is a few seconds of it.
+# A method is left out above this number of multiply-adds. Each limit is a few seconds of that method.
 PYTHON_LIMIT = 5_000_000
 NUMPY_INTEGER_LIMIT = 1_100_000_000
 GUVECTORIZED_LIMIT = 1_100_000_000
@@ -41,27 +41,27 @@ def run(
     orders: Sequence[str] = ("C", "F"),
     progress: Callable[[Row], None] | None = None,
 ) -> Report:
-    """Multiply matrices of every size, type and order by every method, and say how long and how exact.
+    """Multiply matrices of every size, type and order by every method, and measure times and errors.
 
     Parameters
     ----------
     sizes
-        Each ``n`` for a square product or ``(m, k, n)``; by default 100 to 4096 on a GPU, 100 to 1024 without.
+        Each is ``n`` for a square product, or ``(m, k, n)``. By default 100 to 4096 on a GPU, 100 to 1024 without one.
     device
-        A GPU whose kernels are measured beside the CPU's, or the CPU alone; by default `device.current`.
+        A GPU, or the CPU; by default `device.current`. With a GPU, the kernels of both are measured.
     repeat
-        Timed runs of each product, after a warm-up; the median counts.
+        Timed runs of each product, after a warm-up. The result is the median.
     seed
-        Of the normally distributed matrices (integers: -9 to 9).
+        Seed of the normally distributed matrices (integers: -9 to 9).
     orders
         ``"C"`` (rows contiguous) or ``"F"`` (columns contiguous), for both operands.
     progress
-        Called with each row as it is measured, before it is compared with others.
+        Called with each row after its measurement, before it is compared with other rows.
 
     Raises
     ------
     TypeError
-        If a dtype is not one that kernels compute in.
+        If no kernel supports a dtype.
     ValueError
         If a size is not positive, an order is unknown, or ``repeat`` is less than 1.
     """
@@ -95,7 +95,7 @@ def _problem(size: Size, dtype: DTypeLike) -> Problem:
 
 
 def _rows(problem: Problem, order: str, device: Device, repeat: int, seed: int) -> Iterator[Row]:
-    """Time one product by every method; the first row is the one that the residuals refer to."""
+    """Time one product by every method. Residuals are relative to the first row."""
     distribution = "integers" if problem.dtype.kind == "i" else "normal"
     a = matrix((problem.m, problem.k), problem.dtype, seed, distribution, order)
     b = matrix((problem.k, problem.n), problem.dtype, seed + 1, distribution, order)
@@ -105,7 +105,7 @@ def _rows(problem: Problem, order: str, device: Device, repeat: int, seed: int) 
     if problem.dtype.kind != "i" or steps <= NUMPY_INTEGER_LIMIT:
         expected, seconds = wall_seconds(lambda: np.matmul(a, b), repeat)
         yield row("NumPy", seconds, residual=0.0)
-    else:  # exact as NumPy's, and the tests compare them
+    else:  # as exact as NumPy's products; the tests compare them
         kernel = select(problem, devices.cpu())
         expected = kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), None)
 
@@ -123,7 +123,7 @@ def _rows(problem: Problem, order: str, device: Device, repeat: int, seed: int) 
         too_slow = candidate.name == "guvectorized" and steps > GUVECTORIZED_LIMIT
         if why_not(candidate, problem, where) is None and not too_slow:
             kernel = select(problem, where, name=candidate.name)
-            c = kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), None)  # compiles, and is checked
+            c = kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), None)  # compiles; C is checked
             timed = _cpu_times if where.kind == "cpu" else _gpu_times
             seconds, with_transfers = timed(kernel, a, b, repeat)
             yield row(
@@ -141,7 +141,7 @@ def _cpu_times(kernel: Kernel, a: NDArray[Any], b: NDArray[Any], repeat: int) ->
 
 
 def _gpu_times(kernel: Kernel, a: NDArray[Any], b: NDArray[Any], repeat: int) -> tuple[float, float]:
-    """Seconds of the product alone, and with A and B copied from pageable host memory and C copied back."""
+    """Return seconds of the product alone, and of the product with copies from and to pageable host memory."""
     import cupy
 
     with cupy.cuda.Device(kernel.device.index) as chosen:
@@ -153,5 +153,5 @@ def _gpu_times(kernel: Kernel, a: NDArray[Any], b: NDArray[Any], repeat: int) ->
 
 
 def _copies(kernel: Kernel, a: NDArray[Any], b: NDArray[Any], number: int) -> list[tuple[Any, Any]]:
-    """Prepare the operands several times over: each copy from the host is a buffer of its own, in the same order."""
+    """Prepare the operands several times: each copy from the host is a separate buffer, in the same order."""
     return [(kernel.prepare_a(a), kernel.prepare_b(b)) for _ in range(number)]

@@ -22,7 +22,7 @@ EDGE = 256
 
 
 def call_microseconds(name: str, dtype: np.dtype[Any], device: Device) -> float:
-    """Host time of one `multiply` of prepared operands that does not wait for the device."""
+    """Return the host time of one `multiply` of prepared operands that does not wait for the device."""
     import cupy
 
     kernel = select(Problem(EDGE, EDGE, EDGE, dtype), device, name=name)
@@ -40,7 +40,7 @@ def call_microseconds(name: str, dtype: np.dtype[Any], device: Device) -> float:
     return 1e6 * fastest / (CALLS // 5)
 
 
-# CuPy and its context come first: every program on the GPU pays for them, whatever it multiplies with
+# CuPy and its context come first, and are not timed: every program on the GPU needs them
 _FIRST = """
 import sys, time
 import cupy, ml_dtypes, numpy as np
@@ -58,7 +58,10 @@ print(time.perf_counter() - start)
 
 
 def first_milliseconds(name: str, dtype: np.dtype[Any], device: Device) -> float:
-    """Time of the first product of a new process that has a CUDA context; `call_microseconds` has compiled before."""
+    """Return the time of the first product in a new process with a CUDA context.
+
+    Call `call_microseconds` before: it compiles the kernel.
+    """
     root = str(Path(__file__).parents[2])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *filter(None, sys.path)])}
     command = [sys.executable, "-c", _FIRST, name, dtype.name, str(EDGE)]

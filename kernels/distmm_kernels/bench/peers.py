@@ -1,4 +1,4 @@
-"""cuBLAS as users reach it: through CuPy, and through PyTorch where CuPy has no way to ask for it."""
+"""The peers: cuBLAS as users call it, through CuPy, or through PyTorch if CuPy does not offer the product."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 __all__ = ["Multiply", "peer"]
 
-Multiply = Callable[[Any, Any], Any]  # CuPy arrays a and b to the product, enqueued; anything that DLPack can read
+Multiply = Callable[[Any, Any], Any]  # enqueues the product of a and b; returns a type that DLPack can read
 
 
 def peer(
@@ -21,18 +21,18 @@ def peer(
     Parameters
     ----------
     tf32
-        Let it round float32 operands to TF32.
+        Whether the peer may round float32 operands to TF32.
 
     Returns
     -------
     tuple
-        Its name; what brings a CuPy operand, ``"A"`` or ``"B"``, into its own kind of array, in the layout that it is
-        fastest with; and the product of two of those, enqueued on the default stream.
+        Three values: the peer's name; a function that converts a CuPy operand, ``"A"`` or ``"B"``, to the peer's type
+        of array, in its fastest layout; a function that enqueues the product of two such arrays on the default stream.
 
     Raises
     ------
     LookupError
-        If it needs PyTorch, which is not installed.
+        If the peer needs PyTorch, and PyTorch is not installed.
     """
     if dtype.kind in "fc" and dtype.itemsize >= 4 and not tf32:
         import cupy
@@ -52,7 +52,7 @@ def peer(
     if dtype == np.int8:
         return "cuBLAS int8 (torch._int_mm)", tensor, torch._int_mm
     if tf32:
-        torch.backends.cuda.matmul.allow_tf32 = True  # for the process; without it, float32 goes through CuPy
+        torch.backends.cuda.matmul.allow_tf32 = True  # for the whole process; CuPy is the peer without it
         return "cuBLAS TF32 (torch.mm)", tensor, torch.mm
     if out == dtype:
         return f"cuBLAS {dtype} (torch.mm)", tensor, torch.mm

@@ -12,7 +12,7 @@ ORDERS = {"C": "o", "F": "x"}  # their markers
 
 
 def draw(report: Report, path: Path) -> tuple[Path, Path]:
-    """Write ``path`` with .png and .svg; needs no display. The fastest method of a type is its top line."""
+    """Write ``path`` with .png and .svg. It needs no display. The fastest method of a type is its top line."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.lines import Line2D

@@ -1,8 +1,19 @@
-"""Our kernels next to cuBLAS: the same products, in turns, so that the GPU is in the same state for both.
+"""Compare our kernels with cuBLAS on the same products, alternately, so that the GPU is in the same state for both.
 
-A GPU under load lowers its clock to stay within its power limit, and how far depends on what ran before. So each
-contestant of a heat runs once in each round, in shuffled order, after a short pause: the first milliseconds after it
-are the burst rate, the rest the sustained one; the median over rounds counts.
+The terms are:
+
+heat
+    A comparison for given types and precision: one peer, and some of our kernels.
+peer
+    cuBLAS, called through CuPy or PyTorch.
+contestant
+    What is timed in a heat: the peer, or one of our kernels with or without the preparation of its operands.
+round, turn
+    In a round each contestant has one turn, in shuffled order. In a turn it computes the product repeatedly.
+
+A GPU under load lowers its clock to stay within its power limit. How far it does depends on the earlier load, so each
+turn begins with a short pause. The first milliseconds after the pause give the burst rate, the rest of the turn gives
+the sustained rate. The result is the median over rounds.
 """
 
 from __future__ import annotations
@@ -43,14 +54,15 @@ SIZES: tuple[Size, ...] = (
 
 @dataclass(frozen=True)
 class Heat:
-    """Kernels that one peer is raced against.
+    """A comparison of one peer with some of our kernels, for given types and precision.
 
     Attributes
     ----------
     dtype, out
-        Of operands and result.
+        Types of operands and result.
     kernels
-        Their names. Each runs twice: on prepared operands, and with both operands prepared for each product.
+        Names of our kernels. Each is two contestants: one computes with prepared operands, and one prepares both
+        operands for each product.
     tf32
         Whether the peer may round float32 to TF32.
     """
@@ -66,13 +78,13 @@ def _dtype(name: str) -> np.dtype[Any]:
     return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
 
 
-# Kernels with less than this share of the fastest one's rate are on the ladder, and not raced.
+# Kernels with less than this share of the fastest kernel's rate are left out of heats.
 SLOW = 0.25
-MEASURED = Device("cuda", "NVIDIA H200", 0, 0, (9, 0), 0)  # whose rates say which are slow
+MEASURED = Device("cuda", "NVIDIA H200", 0, 0, (9, 0), 0)  # a kernel is slow by its rate on this device
 
 
 def _heat_of(dtype: str, precision: str, out: str, tf32: bool = False) -> Heat:
-    """Return the heat of the kernels of exactly this precision, but for slow ones, the fastest one first."""
+    """Return the heat of all kernels of exactly this precision except slow ones, the fastest one first."""
     problem = Problem(1, 1, 1, _dtype(dtype))
     rates = {
         each.name: rate(each, problem, MEASURED, 8192)
@@ -104,13 +116,13 @@ HEATS = (
 )
 
 PAUSE, BURST, SUSTAINED = 0.02, 0.003, 0.04  # seconds of one turn
-SAMPLES = 64  # rows and columns that errors are taken on
+SAMPLES = 64  # number of rows and of columns whose elements are checked for errors
 
 
 @dataclass(frozen=True)
 class _Contestant:
     name: str
-    whole: bool  # operands prepared within the measured time
+    whole: bool  # whether the measured time includes the preparation of operands
     call: Callable[[int], Any]  # enqueue the product of the i-th pair of operands
 
 
@@ -122,7 +134,9 @@ def race(
     seed: int = 0,
     progress: Callable[[Run], None] | None = None,
 ) -> Results:
-    """Race every heat at every size on one GPU, operands in its memory, normally distributed (int8: -9 to 9).
+    """Run every heat at every size on one GPU.
+
+    Operands are in its memory, and normally distributed (int8: uniformly from -9 to 9).
 
     Raises
     ------
@@ -163,7 +177,8 @@ def _heat(heat: Heat, size: Size, device: Device, rounds: int, seed: int) -> lis
     peer_name, adopt, multiply = peer(dtype, out, heat.tf32)
     problem = Problem(m, k, n, dtype)
     here = {each.name for each in CANDIDATES if why_not(each, problem, device) is None}
-    names = [name for name in heat.kernels if name in here] or heat.kernels[:1]  # of none, say why not the first
+    # if no kernel can run here, `select` raises an error that says why the first one cannot
+    names = [name for name in heat.kernels if name in here] or heat.kernels[:1]
     kernels = [select(problem, device, name=name) for name in names]
     bytes_of_one = (m * k + k * n) * dtype.itemsize
     copies = rotation(bytes_of_one, device_l2(device))
@@ -206,7 +221,7 @@ def _heat(heat: Heat, size: Size, device: Device, rounds: int, seed: int) -> lis
 
 
 def _turn(call: Callable[[int], Any], seconds: float) -> tuple[float, float]:
-    """Seconds of one product in a burst after a pause, and sustained after that."""
+    """Return the seconds of one product in the burst after a pause, and in the sustained part after the burst."""
     import cupy
 
     first, then = (max(1, math.ceil(part / seconds)) for part in (BURST, SUSTAINED))
@@ -225,7 +240,7 @@ def _turn(call: Callable[[int], Any], seconds: float) -> tuple[float, float]:
 
 
 def _seconds(call: Callable[[int], Any], number: int) -> float:
-    """Seconds of one product, roughly: enough to say how many make a turn."""
+    """Return rough seconds of one product, from which `_turn` computes the number of products in a turn."""
     import cupy
 
     start, stop = cupy.cuda.Event(), cupy.cuda.Event()
@@ -250,7 +265,7 @@ def _normal(shape: tuple[int, int], dtype: np.dtype[Any], seed: int) -> Any:
 
 
 def _errors(d: Any, a: Any, b: Any) -> tuple[float, float]:
-    """Norm of the error over the norm of the product, and the largest error over ``|A| |B|``, on sampled elements."""
+    """Return two errors of sampled elements: ``norm(error) / norm(product)``, and the largest ``error / (|A| |B|)``."""
     import cupy
 
     rng = np.random.default_rng(0)
@@ -275,14 +290,14 @@ def _widened(array: Any) -> Any:
 
 @functools.cache
 def device_l2(device: Device) -> int:
-    """Bytes of the second-level cache."""
+    """Return the bytes of the L2 cache."""
     import cupy
 
     return int(cupy.cuda.Device(device.index).attributes["L2CacheSize"])
 
 
 def _copy_rate() -> float:
-    """Bytes a second that a large copy reads and writes."""
+    """Return the bytes per second that a large copy reads and writes."""
     import cupy
 
     source = cupy.ones(1 << 28, np.float32)

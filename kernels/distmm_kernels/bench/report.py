@@ -1,4 +1,4 @@
-"""What the experiment found: rows, a table to print, JSON, and a picture."""
+"""The results of `run`: rows, a table to print, JSON, and a picture."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class Row:
     Attributes
     ----------
     seconds
-        Median time of the product, operands in place.
+        Median time of the product of operands that are in the device's memory.
     seconds_with_transfers
-        The same with A and B copied to the GPU and C back; None on the CPU.
+        Median time that includes the copies of A and B to the GPU and of C back; None on the CPU.
     gflops
-        10^9 additions and multiplications a second; a complex multiply-add counts 8.
+        10^9 additions and multiplications per second. A complex multiply-add counts as 8.
     residual
         Frobenius norm of the difference from NumPy's product.
     loads
-        Loads from global memory for one element of C; None for a method that does not say.
+        Loads from global memory for one element of C; None if the method has no known number.
     vs_numpy, vs_cublas, vs_naive
-        How many times as fast as that method on the same product; None where that was not measured.
+        Speed relative to that method on the same product; None if that method was not measured.
     """
 
     method: str
@@ -58,14 +58,14 @@ class Row:
 
     @classmethod
     def of(cls, problem: Problem, order: str, method: str, seconds: float, **facts: Any) -> Row:
-        """Make a row, its rate from the problem's size."""
+        """Make a row. Its rate is computed from the problem's size."""
         flops = (8 if problem.dtype.kind == "c" else 2) * problem.m * problem.k * problem.n
         m, k, n = problem.m, problem.k, problem.n
         return cls(method, m, k, n, problem.dtype.name, order, seconds, flops / seconds / 1e9, **facts)
 
     @property
     def size(self) -> str:
-        """The sizes as text, one number if the product is square."""
+        """The sizes as text: one number if the product is square."""
         return str(self.m) if self.m == self.k == self.n else f"{self.m}x{self.k}x{self.n}"
 
 
@@ -89,7 +89,7 @@ class Report:
         return cls(str(device), host.name, host.multiprocessors, seed, repeat, versions())
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Add the rows of one product by all methods, comparing them with each other."""
+        """Add the rows of one product by all methods, and compute their relative speeds."""
         same = list(rows)
         seconds = {row.method: row.seconds for row in same}
         for row in same:
@@ -102,12 +102,12 @@ class Report:
 
     @property
     def title(self) -> str:
-        """Where it was measured, in one line."""
+        """Device and settings of the measurement, in one line."""
         host = f"{self.cpu}, {self.cpu_cores} cores"
         return host if self.device == self.cpu else f"{self.device}; CPU: {host}"
 
     def answer(self) -> str | None:
-        """Answer the claim that shared memory doubles the speed, with what was measured; None without a GPU."""
+        """Say whether shared memory doubled the speed in this measurement; None without a GPU."""
         lines = []
         for dtype in dict.fromkeys(row.dtype for row in self.rows):
             found = [row for row in self.rows if row.method == "tiled" and row.dtype == dtype and row.vs_naive]
@@ -121,7 +121,7 @@ class Report:
         return "\n".join(lines) or None
 
     def table(self) -> Table:
-        """Lay the rows out as a table for ``rich.console.Console().print``."""
+        """Return the rows as a table for ``rich.console.Console().print``."""
         from rich.table import Table
 
         caption = "\n".join(filter(None, [self.answer(), *self.notes]))
@@ -153,7 +153,7 @@ class Report:
         return table
 
     def to_json(self, path: str | Path) -> None:
-        """Write everything as JSON."""
+        """Write the report as JSON."""
         Path(path).write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n", encoding="utf-8")
 
 
@@ -165,14 +165,14 @@ def _time(seconds: float | None) -> str:
 
 
 def figure(value: float | None) -> str:
-    """Return three digits, or all before the point; nothing for None."""
+    """Return three significant digits, or all digits of the integer part; an empty text for None."""
     if value is None:
         return ""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what takes part in a measurement and is installed."""
+    """Return the versions of the installed packages that take part in a measurement."""
     found = {"python": platform.python_version()}
     for package in ("numpy", "numba", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x", "torch"):
         for each in metadata.distributions(name=package):

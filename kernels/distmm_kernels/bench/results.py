@@ -1,4 +1,4 @@
-"""What a race found: a table, JSON, and the roofline."""
+"""The results of `race`: a table, JSON, and the roofline."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ __all__ = ["Results", "Run"]
 
 @dataclass(frozen=True)
 class Run:
-    """One contestant's product.
+    """One contestant's result at one size (`distmm_kernels.bench.race` explains the terms).
 
     Attributes
     ----------
     contestant
-        Name of a kernel, or the peer's own.
+        Name of a kernel, or of the peer.
     whole
-        Whether both operands were prepared for each product, in the measured time; a peer needs no preparation.
+        Whether the measured time includes the preparation of both operands. A peer needs no preparation.
     tflops, burst
-        10^12 operations a second, sustained and in the first milliseconds; a complex multiply-add counts 8.
+        10^12 operations per second: sustained, and in the first milliseconds. A complex multiply-add counts as 8.
     ratio, burst_ratio
-        How many times as fast as the peer.
+        Speed relative to the peer: sustained, and in the burst.
     error, worst
-        On samples, against float64: norm of the error over that of the product; largest error over ``|A| |B|``.
+        Errors of sampled elements relative to a float64 product: norm of the error divided by the norm of the product,
+        and the largest error divided by ``|A| |B|``.
     intensity
-        Operations for a byte of A, B and C.
+        Operations per byte of A, B and C.
     """
 
     m: int
@@ -56,7 +57,7 @@ class Run:
 
     @property
     def size(self) -> str:
-        """The sizes as text, one number if the product is square."""
+        """The sizes as text: one number if the product is square."""
         return str(self.m) if self.m == self.k == self.n else f"{self.m}x{self.k}x{self.n}"
 
 
@@ -67,10 +68,10 @@ class Results:
     Attributes
     ----------
     copy_rate
-        Bytes a second that a large copy on the device reads and writes.
+        Bytes per second that a large copy on the device reads and writes.
     host_us, first_ms
-        By kernel: host microseconds of one `multiply` that does not wait; milliseconds of the first product of a
-        process whose kernels are compiled already.
+        For each kernel: host microseconds of one `multiply` that does not wait for the device, and milliseconds of the
+        first product of a process whose kernels are already compiled.
     """
 
     device: str
@@ -89,12 +90,12 @@ class Results:
         return cls(str(device), seed, rounds, versions())
 
     def note(self, text: str) -> None:
-        """Add a remark, once."""
+        """Add a remark, unless it is there already."""
         if text not in self.notes:
             self.notes.append(text)
 
     def table(self) -> Table:
-        """Lay the runs out as a table for ``rich.console.Console().print``."""
+        """Return the runs as a table for ``rich.console.Console().print``."""
         from rich.table import Table
 
         lines = [f"copy on the device: {self.copy_rate / 1e12:.3g} TB/s, read and written"] if self.copy_rate else []
@@ -124,5 +125,5 @@ class Results:
         return table
 
     def to_json(self, path: str | Path) -> None:
-        """Write everything as JSON."""
+        """Write the results as JSON."""
         Path(path).write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The roofline: rates over operations per byte, beside the slope of memory; a panel for each type of operands.
+"""The roofline: rates over operations per byte, and the limit by memory bandwidth; a panel for each type of operands.
 
 Williams, Waterman, Patterson: Roofline, Communications of the ACM 52 (4), 2009.
 """
@@ -17,7 +17,7 @@ MARKERS = "os^Dv<>"
 
 
 def draw(results: Results, path: Path) -> tuple[Path, Path]:
-    """Write ``path`` with .png and .svg; needs no display.
+    """Write the picture as .png and as .svg: ``path`` with these suffixes. It needs no display.
 
     Raises
     ------
@@ -73,7 +73,7 @@ def _panel(axis: Any, runs: list[Run], copy_rate: float) -> None:
     ends = [pick(run.intensity for run in runs) for pick in (min, max)]
     slope = [intensity * copy_rate / 1e12 for intensity in ends]
     axis.plot(ends, slope, color="black", linewidth=1, label=f"memory, {copy_rate / 1e12:.3g} TB/s")
-    sizes: dict[float, dict[str, None]] = {}  # of each intensity: those to several results may be the same
+    sizes: dict[float, dict[str, None]] = {}  # labels of each intensity; several results may have the same label
     for run in runs:
         sizes.setdefault(float(f"{run.intensity:.3g}"), {})[run.size] = None
     for intensity, names in sizes.items():

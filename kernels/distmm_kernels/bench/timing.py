@@ -1,4 +1,4 @@
-"""How long one product takes: wall clock on the CPU, CUDA events on the GPU, the median of several runs."""
+"""Times of one product: wall clock on the CPU, CUDA events on the GPU; the median of several runs."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 
 __all__ = ["cuda_seconds", "rotation", "wall_seconds"]
 
-# A call slower than this many seconds (plain Python, NumPy's integers) is not repeated, nor warmed up for.
+# A call slower than this many seconds (plain Python, NumPy's integers) has no repetition and no warm-up.
 BUDGET = 2.0
 
 Result = TypeVar("Result")
 
 
 def wall_seconds(call: Callable[[], Result], repeat: int) -> tuple[Result, float]:
-    """Return what the call returns, and the median wall-clock seconds of up to ``repeat`` calls after a warm-up."""
+    """Return the result of the call, and the median wall-clock seconds of up to ``repeat`` calls after a warm-up."""
 
     def once() -> tuple[Result, float]:
         start = time.perf_counter()
@@ -29,7 +29,7 @@ def wall_seconds(call: Callable[[], Result], repeat: int) -> tuple[Result, float
 
 
 def cuda_seconds(call: Callable[[int], Any], repeat: int) -> float:
-    """Median seconds between two CUDA events around ``call(i)`` on the current stream, after a warm-up."""
+    """Return the median seconds between two CUDA events around ``call(i)`` on the current stream, after a warm-up."""
     import cupy
 
     start, stop, numbers = cupy.cuda.Event(), cupy.cuda.Event(), itertools.count()
@@ -45,7 +45,7 @@ def cuda_seconds(call: Callable[[int], Any], repeat: int) -> float:
 
 
 def _median(first: float, once: Callable[[], float], repeat: int) -> float:
-    """Median of up to ``repeat`` more runs; the first counts only when it used up the budget."""
+    """Return the median of up to ``repeat`` more runs; the first run counts only if it has used up the budget."""
     taken: list[float] = []
     while first < BUDGET and len(taken) < repeat and sum(taken) < BUDGET:
         taken.append(once())
@@ -53,5 +53,5 @@ def _median(first: float, once: Callable[[], float], repeat: int) -> float:
 
 
 def rotation(operand_bytes: int, l2_bytes: int) -> int:
-    """How many copies of the operands to take turns with, so that none is still in the second-level cache."""
+    """Return how many copies of the operands to use in rotation, so that none is still in the L2 cache."""
     return max(1, min(32, -(-2 * l2_bytes // max(1, operand_bytes))))

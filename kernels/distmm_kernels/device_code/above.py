@@ -1,7 +1,8 @@
 """The kernel that finds the elements of a matrix that are at least as large as a number, in the order of rows.
 
-It runs twice: to count those of each row, and to pick them, when the place of each row's first one is known. A warp
-owns a row. It votes on stretches of it, and looks closer where a lane has found something.
+It runs twice. The first run counts the elements found in each row. From the counts follows the position of each row's
+first element among the results. The second run writes the elements there. A warp handles one row, in stretches. The
+lanes vote on a stretch, and the warp examines its elements only if a lane has found one.
 """
 
 from __future__ import annotations
@@ -15,23 +16,38 @@ i32, i64, u32, u64 = types.int32, types.int64, types.uint32, types.uint64
 
 
 def above(dtype: str, picks: bool, held: int, lanes: int, warps: int) -> Source:
-    """Make the kernel. Its grid: a warp for each row, `warps` in a block.
-
-    The parameters of the kernel: elements, in memory from the first to the last one; ``starts (rows,)``, the place of
-    each row's first element among the results, which the kernel that counts sets to the number of them; the results:
-    ``found_rows``, ``columns`` and ``values``; the least element that counts, float64 for real numbers and int64 for
-    integers; elements from a row to the next; rows; n; the number of the first row.
+    """Make the kernel. The grid has a warp for each row, `warps` in a block.
 
     Parameters
     ----------
     dtype
         Name of a Numba number: float32, float64, int32 or int64.
     picks
-        Whether the kernel picks, or counts.
+        Whether the kernel writes the elements (second run) or counts them (first run).
     held
         Elements of a stretch that a lane compares at a time.
     lanes, warps
         Lanes of a warp; warps of a block.
+
+    Notes
+    -----
+    The kernel has these parameters:
+
+    elements
+        A vector of all elements in memory, from the matrix's first to its last.
+    starts
+        ``(rows,)``. The first run sets it to the number of elements found in each row. The second run reads from it
+        the position of each row's first element among the results.
+    found_rows, columns, values
+        The results.
+    least
+        Elements at least as large are found. It is float64 for real numbers, int64 for integers.
+    pitch
+        Elements from one row to the next.
+    rows, n
+        Sizes of the matrix.
+    top
+        Number of the first row.
     """
     number = getattr(types, dtype)
     every, stretch = u32((1 << lanes) - 1), held * lanes

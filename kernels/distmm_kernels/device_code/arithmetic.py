@@ -1,8 +1,8 @@
-"""One step of an inner product, with the same bits wherever in k the loop is cut.
+"""One step of an inner product. The result has the same bits wherever the loop over k is split.
 
 A real float takes one fused multiply-add, a complex number four. They are written out, so that the compiler does not
-decide which product is rounded first. Integers are cast back at once: Numba would widen int32 to int64, and multiply 64
-bits whose upper half is dropped.
+decide which product is rounded first. Integers are cast back at once. Otherwise Numba would widen int32 to int64, and
+multiply 64 bits although the upper half is not used.
 """
 
 from __future__ import annotations

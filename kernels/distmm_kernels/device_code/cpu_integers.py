@@ -6,7 +6,7 @@ lets the compiler vectorise over the columns. A 64-bit number is split into sign
     a b = a_low b_low + 2^32 (a_high b_low + a_low b_high)    (mod 2^64)
 
 whose first product is one instruction of any vector unit (32 x 32 -> 64 bits), and whose cross terms need only 32 bits.
-The high half is zero exactly where a number fits in 32 bits, so tiles of such numbers, the common ones, skip the cross
+The high half is zero exactly where a number fits in 32 bits, so tiles of such numbers, which are common, skip the cross
 terms. A vector multiplication of 64-bit numbers is no faster. AVX2 has none. AVX-512's, vpmullq, takes as long as three
 of these, and on recent cores it has a false dependency on its destination. Compilers work around that only where they
 know the core; where LLVM did not, as in a virtual machine, vpmullq ran at a quarter of its speed.
@@ -64,7 +64,7 @@ def accumulate(a: Array, b: Array, d: Array) -> None:
 
 @functools.cache
 def _pool() -> ThreadPoolExecutor | None:
-    """Return the one pool of the process: no more threads compute, however many Dask threads call at once.
+    """Return the only thread pool of the process: it bounds the threads that compute, for any number of Dask threads.
 
     OMP_NUM_THREADS bounds it as it bounds BLAS. Dask's nanny sets that to 1, since workers run in parallel; then each
     caller computes in its own thread. Numba's own threading layers are not used: the default one
@@ -81,15 +81,15 @@ os.register_at_fork(after_in_child=_pool.cache_clear)
 
 @functools.cache
 def _compiled(dtype: np.dtype[Any]) -> Callable[[Array, Array, Array], None]:
-    """Compile the kernel of one tile for ``dtype``: two seconds, once a machine where Numba may keep the code."""
+    """Compile the kernel of one tile for ``dtype``: two seconds, once for each machine if Numba can cache the code."""
     number = from_dtype(dtype)
     operand = types.Array(number, 2, "A", readonly=True)  # any strides; read-only arrays too
     result = types.Array(number, 2, "A")
     signatures = [types.void(operand, operand, result)]
     compiled: Callable[[Array, Array, Array], None]
     try:
-        compiled = njit(signatures, nogil=True, cache=True)(_add_tile)  # nogil: tiles run side by side in threads
-    except (RuntimeError, OSError):  # no folder that it may write to, or a full disk
+        compiled = njit(signatures, nogil=True, cache=True)(_add_tile)  # nogil: threads compute tiles in parallel
+    except (RuntimeError, OSError):  # no writable folder, or a full disk
         compiled = njit(signatures, nogil=True)(_add_tile)
     return compiled
 
@@ -107,7 +107,7 @@ def _add_tile(a, b, d):
         a_is_wide = _pack(a[:, k0:k1], a_low, a_high)
         b_is_wide = _pack(b[k0:k1], b_low, b_high)
         steps = (k1 - k0 + 3) // 4 * 4
-        # clear what the last tile left there; b needs no such step, since these zeros of a are its factors
+        # clear values of the last tile; b needs no clearing, since it is multiplied by these zeros of a
         a_low[:, k1 - k0 : steps] = 0
         a_high[:, k1 - k0 : steps] = 0
         _add_packed(a_low, b_low, total, steps)

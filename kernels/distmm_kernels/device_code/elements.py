@@ -1,7 +1,7 @@
 """Loads and stores of elements in registers, in shared memory and in matrices, written with a builder.
 
-An element is a tuple of real components: one, or the two of a complex number. Vectors are loaded as LLVM vectors, which
-become single instructions of up to 16 bytes that the compiler may still move.
+An element is a tuple of real components: one, or the two of a complex number. Vectors are loaded as LLVM vectors: each
+becomes one instruction of up to 16 bytes, which the compiler may move.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class _Elements:
             return (builder.add(acc[0], builder.mul(x[0], y[0])),)
         if self.components == 1:
             return (builder.fma(x[0], y[0], acc[0]),)
-        # -0.0 - x and not fneg, which the LLVM of NVVM does not know before sm_100
+        # -0.0 - x instead of fneg, which NVVM's LLVM lacks before sm_100
         minus = builder.fsub(constant(self.real, -0.0), x[1])
         re = builder.fma(minus, y[1], builder.fma(x[0], y[0], acc[0]))
         im = builder.fma(x[1], y[0], builder.fma(x[0], y[1], acc[1]))
@@ -132,7 +132,7 @@ class Registers(_Elements):
 
 
 class Shared(_Elements):
-    """A flat array in shared memory, from element ``base`` on. Places are constants, so instructions contain them."""
+    """A flat array in shared memory, from element ``base`` on. Positions are constants in the instructions."""
 
     def __init__(self, builder: Any, array: Array, base: Any) -> None:
         super().__init__(builder, array)
@@ -150,9 +150,9 @@ class Shared(_Elements):
 
 
 class Matrix(_Elements):
-    """One matrix of a stack in global memory; offsets count from a thread's own element.
+    """One matrix of a stack in global memory. Offsets are relative to a thread's first element.
 
-    ``place`` is the thread's batch, row and column; ``unit`` the axis of unit stride, if that is known.
+    ``place`` is the batch, row and column of the thread's first element. ``unit`` is the axis of unit stride, if known.
     """
 
     def __init__(self, builder: Any, stack: Array, place: Sequence[Any], unit: int | None) -> None:
@@ -174,7 +174,7 @@ class Matrix(_Elements):
         self.first = builder.gep(builder.bitcast(data, I8.as_pointer(GLOBAL)), [start])
 
     def address(self) -> Any:
-        """Return the address of the thread's own element."""
+        """Return the address of the thread's first element."""
         return self.builder.ptrtoint(self.first, I64)
 
     def _pointer(self, offset: tuple[int, int]) -> Any:
@@ -182,7 +182,7 @@ class Matrix(_Elements):
         return self.builder.gep(self.first, [self.builder.add(*steps)])
 
     def contains(self, offset: tuple[int, int]) -> Any:
-        """Whether the element at this offset lies in the matrix (it never lies before it)."""
+        """Whether the element at this offset is inside of the matrix. Indices are never negative."""
         tests = [self.builder.icmp_signed("<", I32(step), left) for step, left in zip(offset, self.left, strict=True)]
         return self.builder.and_(*tests)
 

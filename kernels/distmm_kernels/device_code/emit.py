@@ -8,7 +8,7 @@ write another version of this file. It offers:
 `assembly`, `instruction`
     PTX, within an intrinsic and as an intrinsic of its own.
 `Array`
-    What an intrinsic is given for an array: its address, shape and strides.
+    An intrinsic's argument for an array: its address, shape and strides.
 `tensor_map_addresses`, `dynamic_shared_memory`
     Tensor maps as parameters in the constant bank, and the shared memory whose size a launch gives.
 `compile_to_ltoir`
@@ -80,7 +80,7 @@ SIMULATED = bool(config.ENABLE_CUDASIM)
 I8, I32, I64, F32, F64 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType(), ir.DoubleType()
 
 ANY = None
-"""Stands for the type of an intrinsic's argument that the caller decides: an array."""
+"""Type of an intrinsic's argument that is an array of any type."""
 
 TENSOR_MAP = types.CPointer(types.UniTuple(types.uint64, 16))
 """Type of a tensor map in a kernel's signature."""
@@ -150,9 +150,8 @@ def intrinsic(write: Callable[..., Any], arguments: Sequence[Any], result: Any =
     Parameters
     ----------
     write
-        Called with a builder and the arguments: values, or an `Array` for each array; a tuple is one value, from which
-        the builder extracts those that it holds. Returns a value, a list of them
-        for a tuple, or None.
+        Called with a builder and the arguments: values, or an `Array` for each array. A tuple is one value; the builder
+        extracts its elements. Returns a value, a list of values for a tuple, or None.
     arguments
         Numba's types; `ANY` for an array.
     result
@@ -199,7 +198,7 @@ def instruction(
     result
         Numba's type of the result, a tuple of them, or None.
     pure
-        The compiler may move it, merge it with its like, or drop it.
+        Whether the compiler may move it, merge equal ones, or remove it.
     """
     results = result if isinstance(result, tuple) else () if result is None else (result,)
     letters = [f"={_LLVM[kind][1]}" for kind in results] + [_LLVM[kind][1] for kind in arguments]
@@ -273,7 +272,8 @@ class _ByValue(ir.values.ArgumentAttributes):  # type: ignore[misc]
 def tensor_map_addresses(count: int) -> Callable[..., Any]:
     """Make a function that takes a kernel's tensor maps, its first parameters, and returns their addresses.
 
-    One call takes all maps: NVVM accepts one annotation a kernel that keeps them out of local memory.
+    One call takes all maps: an annotation keeps them out of local memory, and NVVM accepts one such annotation for each
+    kernel.
     """
 
     def write(builder, *maps):
@@ -314,12 +314,12 @@ def compile_to_ltoir(
     target
         Compute capability, with ``"a"`` as its third element for the instructions of that architecture alone.
     threads, blocks
-        Of a block, and blocks that a multiprocessor must hold at once.
+        Threads of a block, and blocks that a multiprocessor must hold at once.
 
     Raises
     ------
     RuntimeError
-        If numba-cuda is not as this file expects it.
+        If this file does not support the installed numba-cuda.
     """
     check()
     code: bytes

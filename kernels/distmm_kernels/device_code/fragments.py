@@ -1,7 +1,7 @@
-"""Tensor cores fed by `ldmatrix`: bfloat16, float16, int8 and TF32 by `mma.sync`, on any GPU since Ampere.
+"""Tensor cores with operands from `ldmatrix`: bfloat16, float16, int8 and TF32 by `mma.sync`, since Ampere.
 
-The kernel is `register_tiled`, with a warp's instructions in place of its threads' multiply-adds. Tiles come to shared
-memory by asynchronous copies, a few stages ahead. `ldmatrix` brings a step's operands into registers one step early.
+The kernel is `register_tiled`; a warp's `mma.sync` replaces its threads' multiply-adds. Asynchronous copies load tiles
+into shared memory, a few pipeline stages ahead. `ldmatrix` loads a step's operands into registers one step early.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from distmm_kernels.tiles.fragment_tiles import EDGE, FragmentTiling, Multiplica
 
 __all__ = ["multiply", "source"]
 
-# Steps of k of one instruction, the operands' name in PTX, the type of its sums, and the type that operands lie in
-# memory as: their bits only.
+# Steps of k of one instruction, the operands' name in PTX, the type of its sums, and the type of operands in memory
+# (only their bits matter).
 _KINDS: dict[Multiplicand, tuple[int, str, str, str]] = {
     "bfloat16": (16, "bf16", "float32", "uint16"),
     "float16": (16, "f16", "float32", "uint16"),
@@ -31,10 +31,10 @@ _KINDS: dict[Multiplicand, tuple[int, str, str, str]] = {
 
 
 def multiply(operand: Multiplicand) -> Callable[[FragmentTiling, int, int], Callable[..., None]]:
-    """Return what makes, for a tiling, what `unrolled.multiply` makes; a step is one instruction's, 32 bytes of k.
+    """Return a function of a tiling that makes what `unrolled.multiply` makes. A step is 32 bytes of k.
 
-    Tensor cores truncate their sums. Of halves, the sum of a step's three products leaves them at once, and is added
-    rounded to nearest.
+    Tensor cores truncate their sums. So with halves, a step's three products are summed from zero, and that sum is
+    added to the accumulators outside of the tensor cores, rounded to nearest.
     """
     depth, name, sums, _ = _KINDS[operand]
     issue = _instruction(depth, name, sums)
@@ -59,7 +59,7 @@ def multiply(operand: Multiplicand) -> Callable[[FragmentTiling, int, int], Call
                     operands.put(first + 4 * ((of_a, of_b)[which] * part + number), [(word,) for word in words])
 
             def multiplied(product, now, of, c):
-                """Return C with the products of a part of A and one of B."""
+                """Return C plus the products of a part of A and a part of B."""
                 a, b = now + 4 * of_a * of[0], first_b + 4 * of_b * of[1]
                 registers = [*(a + x for x in product.a), *(b + x for x in product.b)]
                 return issue(builder, [*(operands.get(x, 1)[0][0] for x in registers), *c])
@@ -81,7 +81,7 @@ def multiply(operand: Multiplicand) -> Callable[[FragmentTiling, int, int], Call
                     for product, values in zip(products, new, strict=True):
                         for register, value in zip(product.c, values, strict=True):
                             acc.put(register, [(value,)])
-                    load(1, j, step, first_b)  # in place of what was multiplied just now
+                    load(1, j, step, first_b)  # overwrites registers that were just multiplied
 
         return intrinsic(write, (ANY, ANY, ANY, types.int32, ANY, types.int32))
 
@@ -96,7 +96,7 @@ def _read(transposed: bool) -> Callable[[Any, Any], list[Any]]:
 
 
 def _instruction(depth: int, name: str, sums: str) -> Callable[[Any, Any], list[Any]]:
-    """Return a function that writes one instruction, from values of A, B and C to those of D, which are where C is."""
+    """Return a function that writes one instruction. It takes values of A, B and C; D has the registers of C."""
     number, letter, short = (F32, "f", "f32") if sums == "float32" else (I32, "r", "s32")
     text = (
         f"mma.sync.aligned.m16n8k{depth}.row.col.{short}.{name}.{name}.{short} "
@@ -107,7 +107,7 @@ def _instruction(depth: int, name: str, sums: str) -> Callable[[Any, Any], list[
 
 
 def source(operand: Multiplicand, tiling: FragmentTiling, width: int) -> Source:
-    """Return what `distmm_kernels.launch.binary` compiles."""
+    """Return the source that `distmm_kernels.launch.binary` compiles."""
     _, _, sums, narrow = _KINDS[operand]
     makes: Any = simulated.multiply_fragments if SIMULATED else multiply(operand)
     kernel = register_tiled(np.dtype(sums), tiling, width, makes, np.dtype(narrow))

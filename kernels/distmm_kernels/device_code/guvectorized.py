@@ -33,7 +33,7 @@ def row_times_b(dtype: np.dtype[Any]) -> tuple[Callable[..., None], Any]:
 
 @functools.cache
 def compiled(dtype: np.dtype[Any], compute_capability: tuple[int, int]) -> Callable[..., Any]:
-    """Compile the ufunc for one type, once a process and architecture."""
+    """Compile the ufunc for one type, once for each process and architecture."""
     del compute_capability  # a key of the cache; Numba compiles for the current device
     function, signature = row_times_b(dtype)
     ufunc: Callable[..., Any] = guvectorize([signature], "(k),(k,n),(n)->(n)", target="cuda")(function)

@@ -1,6 +1,6 @@
-"""int32 and int64 into residues, and residues of a product into integers that are added to C.
+"""Conversion of int32 and int64 to residues, and of a product's residues to integers that are added to C.
 
-Both wrap around modulo 2^32 or 2^64 (`distmm_kernels.emulation.integers` says why that is exact).
+Both types wrap around modulo 2^32 or 2^64 (`distmm_kernels.emulation.integers` says why that is exact).
 `distmm_kernels.reference.integer_twin` does the same in NumPy.
 """
 
@@ -24,17 +24,21 @@ i32, i64, u32, u64 = types.int32, types.int64, types.uint32, types.uint64
 def split(bits: int, along_k: bool) -> Source:
     """Write the residues of each row, contiguous along k. Grid: tiles, 1, matrices.
 
-    A matrix is ``(rows, k)``: A as it is, B transposed. A block of threads reads `ROWS` rows and `STRETCH` of k. Where
-    k is the contiguous axis (``along_k``), the lanes of a warp are fours of neighbours along k, else they are rows.
+    A matrix is ``(rows, k)``: A as it is, B transposed. A thread block reads `ROWS` rows and `STRETCH` steps of k. If
+    the operand is k-major (``along_k``), each lane of a warp reads four neighbours along k. Otherwise each lane reads a
+    row.
 
-    Parameters of the kernel, unsigned and of 64 bits: the addresses of the operand and of the memory that receives its
-    residues; bytes from one matrix to the next, from one row to the next, and along k; rows, k; bytes from one
-    granule's residues to the next ones', and from one line to the next in the last granule; the matrix that the grid
-    begins with.
+    The kernel's parameters are unsigned integers of 64 bits, in this order:
+
+    - address of the operand, and of the memory that receives its residues;
+    - bytes from one matrix to the next, from one row to the next, and from one step of k to the next;
+    - rows, k;
+    - bytes from one granule's residues to those of the next, and from one line to the next in the last granule;
+    - the matrix that the grid begins with.
     """
     moduli = SYSTEMS[bits].moduli
     count, write = len(moduli), write_residues(moduli, 4)
-    # into 64 bits: a load of 32 extends the sign
+    # to 64 bits: a load of 32 bits extends the sign
     load = instruction(
         f"{{ .reg .pred p; setp.ne.s32 p, $2, 0; mov.s64 $0, 0; @p ld.global.nc.s{bits} $0, [$1]; }}",
         (u64, i32),
@@ -63,7 +67,7 @@ def split(bits: int, along_k: bool) -> Source:
             for i in range(STRETCH // WARPS):
                 at = warp * u32(STRETCH // WARPS) + u32(i)
                 there = i32(row < u32(rows) and i32(at) < steps)
-                # the j-th of each four lie together: a warp reads them without conflicts
+                # element j of all groups of four is contiguous: a warp reads without bank conflicts
                 column = (at & u32(3)) * u32(FOURS) + (at >> u32(2))
                 tile[lane, column] = load(start + u64(row) * pitch + u64(at) * along, there)
             cuda.syncthreads()
@@ -90,7 +94,7 @@ def split(bits: int, along_k: bool) -> Source:
 
 
 def _integers(bits: int) -> Callable[..., Any]:
-    """Make ``(address, step)``: integers of four neighbours, whose residues lie ``step`` bytes apart."""
+    """Make ``(address, step)``: integers of four neighbours; ``step`` is the bytes from one modulus to the next."""
     system, wide = SYSTEMS[bits], I32 if bits == 32 else I64
     load = assembly("ld.global.b32 $0, [$1];", [I32], [I64], ["=r", "l"])
 
@@ -119,9 +123,12 @@ def _integers(bits: int) -> Callable[..., Any]:
 def reconstruct(bits: int, adds: bool) -> Source:
     """Return the kernel ``D = C + x``; D may be C. Grid: enough threads, 1, 1.
 
-    Its parameters, unsigned and of 64 bits: the address of residues ``(moduli, rows, columns)``, and bytes from one
-    modulus to the next and from one row to the next; the address of D, on 16 bytes, and bytes from one row to the next,
-    a multiple of that; the address of C, and bytes from one row and one column to the next; rows, columns.
+    Its parameters are unsigned integers of 64 bits, in this order:
+
+    - residues ``(moduli, rows, columns)``: address; bytes from one modulus to the next and from one row to the next;
+    - D: address; bytes from one row to the next; both are multiples of 16;
+    - C: address; bytes from one row to the next and from one column to the next;
+    - rows, columns.
     """
     kind, size = (i32, 4) if bits == 32 else (i64, 8)
     integers = _integers(bits)

@@ -1,15 +1,15 @@
-"""The kernels that find the k largest elements of each line of a matrix, a row or a column, in one read of it.
+"""The kernels that find the k largest elements of each line of a matrix, in one pass over memory.
 
-A warp owns a line, and walks along it. It keeps the best elements so far, sorted: element ``32 r + lane`` in register
-r of a lane. It compares a stretch of the line with the k-th best. Few elements come before that, as the k-th best is
-soon good: some ``k log(n / k)`` of a line of n random elements. Each one that does is inserted; what comes after it
-moves on by one place.
+A line is a row or a column. A warp handles one line, stretch by stretch. It keeps the largest elements so far, sorted:
+register r of a lane has element ``32 r + lane``. It compares each stretch with the k-th largest element so far. Few
+elements are larger: about ``k log(n / k)`` in a line of n random elements. Each of these is inserted at its position,
+and the smaller elements are shifted by one position.
 
-Elements are inserted in the order of the line. So a later one never comes before an equal one, and columns are not
-compared. NaN is larger than any number. The result depends on the elements alone.
+Elements are inserted in the order of the line. So of equal elements, the earlier one comes first, and the kernel does
+not compare their columns. NaN is larger than any number. The result depends only on the elements.
 
-Lines that are rows are read from memory. For lines that are columns, a block reads a tile, row by row, and each of its
-warps reads one column of the tile in shared memory.
+If lines are rows, a warp reads them from global memory. If lines are columns, a block loads a tile into shared memory,
+row by row, and each warp reads one column of the tile.
 """
 
 from __future__ import annotations
@@ -25,28 +25,40 @@ Weighing = Literal["", "plain", "times", "minus"]
 
 i32, i64, u32, u64 = types.int32, types.int64, types.uint32, types.uint64
 
-NOWHERE = i32(-1)  # the place of an element that is not there yet
+NOWHERE = i32(-1)  # the position of an element that is not set yet
 
 
 def of_rows(dtype: str, weighing: Weighing, registers: int, held: int, lanes: int, warps: int) -> Source:
-    """Make the kernel for lines that are rows. Its grid: a warp for each row, `warps` in a block.
-
-    The parameters of the kernel: elements, in memory from the first to the last one; ``weights (n,)``; the results
-    ``values`` and ``places``, ``(rows, k)``, as vectors; elements from a row to the next; rows; n; k.
+    """Make the kernel for lines that are rows. The grid has a warp for each row, `warps` in a block.
 
     Parameters
     ----------
     dtype
         Name of a Numba number: float32, float64, int32 or int64.
     weighing
-        What is compared: ``x`` ("" and "plain"), ``x * weights[column]`` or ``x - weights[column]``. But for "", NaN
-        counts as minus infinity.
+        What is compared: ``x`` ("" and "plain"), ``x * weights[column]`` or ``x - weights[column]``. With "" NaN
+        is larger than any number; otherwise NaN counts as minus infinity.
     registers
-        Those in which a lane keeps best elements: k over the lanes of a warp, rounded up.
+        Registers in which a lane keeps the largest elements: k divided by the lanes of a warp, rounded up.
     held
         Elements of a stretch that a lane compares at a time.
     lanes, warps
         Lanes of a warp; warps of a block.
+
+    Notes
+    -----
+    The kernel has these parameters:
+
+    elements
+        A vector of all elements in memory, from the matrix's first to its last.
+    weights
+        ``(n,)``.
+    values, places
+        The results ``(rows, k)``, as vectors: the elements, and their positions in the line.
+    pitch
+        Elements from one row to the next.
+    rows, n, k
+        Number of lines; elements of a line; number of largest elements.
     """
     number = getattr(types, dtype)
     weighed, beyond, begin, insert, write = _parts(dtype, weighing, registers, lanes)
@@ -84,16 +96,17 @@ def of_rows(dtype: str, weighing: Weighing, registers: int, held: int, lanes: in
 
 
 def of_columns(dtype: str, weighing: Weighing, registers: int, held: int, lanes: int, warps: int) -> Source:
-    """Make the kernel for lines that are columns of what lies in memory. Its grid: a block for `warps` of them.
+    """Make the kernel for lines that are columns in memory. The grid has a block for each `warps` lines.
 
-    Parameters and those of the kernel are as for `of_rows`: a "row" is a line, and `pitch` is from an element of a
-    line to its next one. Lines are neighbours in memory. `warps` divides `lanes`.
+    The parameters, and those of the kernel, are the same as for `of_rows`. `rows` is the number of lines, and `pitch`
+    the distance from one element of a line to the next. Adjacent lines are contiguous in memory. `warps` divides
+    `lanes`.
     """
     number = getattr(types, dtype)
     weighed, beyond, begin, insert, write = _parts(dtype, weighing, registers, lanes)
     every = u32((1 << lanes) - 1)
     stretch = held * lanes
-    width = stretch + lanes // warps  # what a warp stores at a time lies in different banks
+    width = stretch + lanes // warps  # so that a warp's stores use different banks
     room = warps * width
 
     def kernel(elements, weights, values, places, pitch, rows, n, k):
@@ -102,7 +115,7 @@ def of_columns(dtype: str, weighing: Weighing, registers: int, held: int, lanes:
         best, at = cuda.local.array(registers, number), cuda.local.array(registers, i32)
         thread, block = i32(cuda.threadIdx.x), u64(cuda.blockIdx.x) * u64(warps)
         lane, line = thread % i32(lanes), thread // i32(lanes)
-        place, step = thread % i32(warps), thread // i32(warps)  # of what this thread loads: its line, and where in it
+        place, step = thread % i32(warps), thread // i32(warps)  # this thread loads from this line, at this step
         row, loaded = block + u64(line), block + u64(place)
         mine = line * i32(width) + lane
         bound, full = begin(best, at)
@@ -162,21 +175,21 @@ def _parts(dtype: str, weighing: Weighing, registers: int, lanes: int):  # type:
 
     @inlined
     def beyond(x, y):
-        """Whether x comes before y, which is to the left of it."""
+        """Whether x is before y in the results, if y is to the left of x in the line."""
         if real and weighing == "":
             return not x <= y and y == y
         return x > y
 
     @inlined
     def begin(best, at):
-        """Return the k-th best, and whether there is one: no element is there."""
+        """Clear the results. Return the k-th largest element, and whether there is one: there is none yet."""
         for r in range(registers):
             best[r], at[r] = number(0), NOWHERE
         return number(0), False
 
     @inlined
     def insert(best, at, x, first, votes, bound, full, lane, k):
-        """Insert the x of lanes that vote for it, in their order; return the k-th best, and whether there is one."""
+        """Insert the x of lanes with a vote, in order. Return the k-th largest element, and whether there is one."""
         left = max(lane - i32(1), i32(0))
         while votes != u32(0):
             source = i32(cuda.ffs(votes)) - i32(1)

@@ -1,7 +1,7 @@
-"""Float64 on tensor cores: a warp's `mma.sync` in place of its threads' multiply-adds.
+"""Float64 on tensor cores: a warp's `mma.sync` replaces its threads' multiply-adds.
 
 The instruction adds its products one by one in ascending k, each by a fused multiply-add that rounds to nearest. So the
-chain, and its bits, are those of `register_tiled` without it. The rest of the kernel is the same code.
+result has the same bits as that of `register_tiled` without tensor cores. The rest of the kernel is the same code.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["multiply", "source"]
 
 
 def multiply(tiling: MmaTiling, first: int, last: int) -> Callable[..., None]:
-    """Make what `unrolled.multiply` makes; here a step is one instruction's, 4 steps of k."""
+    """Make what `unrolled.multiply` makes. Here a step is one instruction: 4 steps of k."""
     loads, along = (tiling.loads(0), tiling.loads(1)), (tiling.steps(0)[1], tiling.steps(1)[1])
     counts, first_b = tiling.operands // 2, tiling.thread_rows
     steps, products = tiling.depth // tiling.step, tiling.products()
@@ -48,16 +48,16 @@ def multiply(tiling: MmaTiling, first: int, last: int) -> Callable[..., None]:
 
 
 def _instruction(rows: int) -> Callable[[Any, Any], list[Any]]:
-    """Return a function that writes one instruction, from values of A, B and C to those of D."""
+    """Return a function that writes one instruction. It takes values of A, B and C, and returns those of D."""
     a, c = rows // 8, rows // 4
     ends = itertools.accumulate((0, c, a, 1, c))
     sets = ["{" + ", ".join(f"${i}" for i in range(*ends_of)) + "}" for ends_of in itertools.pairwise(ends)]
     text = f"mma.sync.aligned.m{rows}n8k4.row.col.f64.f64.f64.f64 {', '.join(sets)};"
-    letters = ["=d"] * c + ["d"] * (a + 1) + [str(i) for i in range(c)]  # D is where C is
+    letters = ["=d"] * c + ["d"] * (a + 1) + [str(i) for i in range(c)]  # D has the registers of C
     return assembly(text, [F64] * c, [F64] * (a + 1 + c), letters, pure=True)
 
 
 def source(dtype: str, tiling: MmaTiling, width: int) -> Source:
-    """Return what `distmm_kernels.launch.binary` compiles."""
+    """Return the source that `distmm_kernels.launch.binary` compiles."""
     makes = simulated.multiply_by_warp if SIMULATED else multiply
     return source_of(register_tiled(np.dtype(dtype), tiling, width, makes), dtype, tiling)

@@ -1,6 +1,6 @@
-"""One thread per element of C, every operand from global memory: 2k loads for each element.
+"""One thread computes one element of C, with all operands from global memory: 2k loads for each element.
 
-The baseline of the ladder. Neighbouring threads of a warp read neighbouring columns of B in one transaction and the
+This is the baseline. Neighbouring threads of a warp read neighbouring columns of B in one transaction and the
 same element of A by broadcast, so the caches hide much of what the count of loads suggests.
 """
 

@@ -1,7 +1,7 @@
 """Compute float64 numbers from their residues, and add them to C.
 
 Weights are split into three parts of 42 bits. The sums of residues times each part are exact in float64, and stay exact
-when a multiple of P is subtracted. So a number is rounded once, where its parts are added, and once where C is added.
+when a multiple of P is subtracted. So a number is rounded twice: when its parts are added, and when C is added.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ store_pair = instruction("st.global.v2.f64 [$0], {$1, $2};", (u64, f64, f64))
 
 
 def _sums(builder, address, step):
-    """Write three exact sums for each of four columns, whose residues lie in one word."""
+    """Write three exact sums for each of four columns. The residues of the four are in one word."""
     load = assembly("ld.global.b32 $0, [$1];", [I32], [I64], ["=r", "l"])
     words = []
     for _ in WEIGHTS:
@@ -67,7 +67,7 @@ _high, _middle, _low = (f64(math.ldexp(d, unit)) for d, unit in zip(digits(PRODU
 
 @inlined
 def integer(first, second, third):
-    """Return the integer between -P/2 and P/2 that three sums make, rounded."""
+    """Return the integer between -P/2 and P/2 that three sums represent, rounded to float64."""
     quotient = to_nearest(first * _inverse)
     return (first - _high * quotient) + ((second - _middle * quotient) + (third - _low * quotient))
 
@@ -75,10 +75,19 @@ def integer(first, second, third):
 def reconstruct(adds: bool) -> Source:
     """Return the kernel ``D = C + x * row factor * column factor``; D may be C. Grid: enough threads, 1, 1.
 
-    Its parameters, unsigned and of 64 bits: the address of residues ``(moduli, rows, columns)``, and bytes from one
-    modulus to the next and from one row to the next; the addresses of both factors; the address of D, on 16 bytes, and
-    bytes from one row to the next, a multiple of that; the address of C, and bytes from one row and one column to the
-    next; rows, columns.
+    Its parameters are unsigned integers of 64 bits:
+
+    residues, step, pitch
+        Address of the residues ``(moduli, rows, columns)``; bytes from one modulus to the next, and from one row to the
+        next.
+    row_factors, column_factors
+        Addresses of the factors.
+    d, d_pitch
+        Address of D; bytes from one row to the next. Both are multiples of 16.
+    c, c_pitch, c_along
+        Address of C; bytes from one row to the next, and from one column to the next.
+    rows, columns
+        Sizes of D.
     """
 
     def added(x, c):

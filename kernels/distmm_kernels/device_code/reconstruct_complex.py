@@ -1,7 +1,7 @@
-"""Make complex128 numbers of the residues of three products, and add them to C.
+"""Compute complex128 numbers from the residues of three products, and add them to C.
 
-With A = X + iY and B = U + iV, the products are XU, YV and (X + Y)(U + V): the real part is the first less the second,
-the imaginary part the third less both. Residues may be subtracted modulo their modulus, exactly.
+With A = X + iY and B = U + iV, the products are XU, YV and (X + Y)(U + V): the real part is the first minus the second.
+The imaginary part is the third minus both. Residues are subtracted modulo their modulus, which is exact.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ words_of_four = intrinsic(_load, (u64, u64), (u32,) * WORDS)
 
 
 def _sums_of(column: int) -> Callable[..., Any]:
-    """Make ``(words)``: three exact sums for the real part of one of the four neighbours, and three for the other."""
+    """Make ``(words)``: three exact sums for the real part of one column, and three for the imaginary part."""
 
     def write(builder, words):
         def byte(index):
@@ -62,8 +62,8 @@ def _sums_of(column: int) -> Callable[..., Any]:
         sums = [constant(F64, 0.0)] * (2 * len(UNITS))
         for index, (modulus, weight) in enumerate(zip(MODULI, WEIGHTS, strict=True)):
             first, second, third = (byte(form * len(MODULI) + index) for form in range(FORMS[2]))
-            # each byte has OFFSET more than its residue, and so shall have what comes of them; multiples of the modulus
-            # keep it positive
+            # each byte is its residue plus OFFSET, and so must be the results; multiples of the modulus keep them
+            # positive
             real = builder.add(builder.sub(first, second), I32(OFFSET + modulus))
             both = builder.add(first, second)
             imaginary = builder.add(builder.sub(third, both), I32(2 * OFFSET + 2 * modulus))
@@ -78,7 +78,8 @@ def _sums_of(column: int) -> Callable[..., Any]:
 def reconstruct(adds: bool) -> Source:
     """Return the kernel ``D = C + z * row factor * column factor``; D may be C.
 
-    Grid and parameters are those of the kernel for real numbers; residues are ``(products, moduli, rows, columns)``.
+    Grid and parameters are those of `distmm_kernels.device_code.reconstruct.reconstruct`, but residues have the shape
+    ``(products, moduli, rows, columns)``.
     """
 
     def added(x, c):
@@ -113,5 +114,5 @@ def reconstruct(adds: bool) -> Source:
             if left > i32(3):
                 store(fourth(words), mine * load_factor(theirs + u64(24)), from_c + u64(3) * c_along, to + u64(48))
 
-    # with three blocks a multiprocessor 40 bytes of a thread would not fit into its registers
+    # with three blocks on a multiprocessor, each thread would spill 40 bytes of registers
     return Source(kernel, types.void(*[u64] * 12), THREADS, blocks=2)

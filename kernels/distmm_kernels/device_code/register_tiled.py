@@ -2,9 +2,9 @@
 
 `tiled` needs two loads from shared memory for one multiply-add, and waits for them. Here a step of k is an outer
 product: six vector loads bring 8 elements of A and 16 of B, which give 128 multiply-adds. The loads of the next step
-overlap with them. Tiles lie in shared memory with k first. Asynchronous copies of 16 bytes, which bypass registers,
-bring them a few stages ahead, so that threads execute little else than multiply-adds. `prepare` brings operands into
-memory with k first for that. `distmm_kernels.tiles.tiling` computes which thread does what.
+overlap with them. In shared memory, k is the first axis of a tile. Asynchronous copies of 16 bytes, which bypass
+registers, load tiles a few pipeline stages ahead, so that threads execute little else than multiply-adds. For these
+copies, `prepare` makes operands whose first axis is k. `distmm_kernels.tiles.tiling` assigns the work to threads.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from distmm_kernels.tiles.tiling import Tiling
 
 __all__ = ["register_tiled", "source", "source_of"]
 
-# Blocks that run at the same time should share rows of A and columns of B in the second-level cache: they are numbered
-# down this many rows of tiles before they go on to the next column of tiles. 4 to 64 differ by under 3 % on an H200.
+# Blocks that run at the same time should share rows of A and columns of B in the L2 cache. So blocks are numbered down
+# this many rows of tiles, then continue in the next column of tiles. 4 to 64 differ by under 3 % on an H200.
 GROUP = uint32(16)
 
 int32, int64 = types.int32, types.int64
@@ -33,7 +33,7 @@ ALIGNMENT = None if SIMULATED else 16  # of shared memory, for vectors; the simu
 plain: Any = (lambda function: function) if SIMULATED else inlined
 
 
-# Static shared memory of a block ends here; more must be asked for at the launch.
+# The largest static shared memory of a block. A launch must request more explicitly.
 MOST_STATIC = 48 * 1024
 
 
@@ -47,22 +47,22 @@ def register_tiled(
     """Make the kernel ``(a, b, c, d)`` for a dtype, or ``(a, a_low, b, b_low, c, d, of_rows, of_columns)`` for halves.
 
     A is given as ``(batch, k, m)``, B as ``(batch, k, n)``. Rows have unit stride, or columns where the tiling has the
-    operand along k, and begin at multiples of 16 bytes. A stack ``c`` of no matrices stands for zero. Steps of k are
-    added one by one in ascending order to the elements of C that a thread starts from, so the result does not depend on
-    how k is cut into calls.
+    operand along k, and begin at multiples of 16 bytes. If ``c`` is a stack of no matrices, C is zero. A thread
+    starts from elements of C, and adds the steps of k one by one in ascending order. So the result does not depend on
+    how k is split into calls.
 
-    Halves are two matrices for each operand, which lie alike. ``of_rows`` and ``of_columns`` are what each element of
-    their product is multiplied by, one after the other; stacks of no matrices stand for one.
+    Halves are two matrices for each operand, with the same strides. Each element of their product is multiplied by its
+    element of ``of_rows``, then by that of ``of_columns``. Stacks of no matrices mean a factor of one.
 
     Parameters
     ----------
     width
-        Elements of the vectors that D is stored in.
+        Elements of the vectors that store D.
     multiply
-        Makes the steps of a tile, as `unrolled.multiply` does.
+        Makes the function that multiplies the steps of a tile, as `unrolled.multiply` does.
     narrow
-        Type of A and B, if it is not ``dtype``. Then a thread holds operands in registers of 32 bits, and C, which lies
-        as D does, is added after all products.
+        Type of A and B, if it is not ``dtype``. Then a thread holds operands in registers of 32 bits. C has the
+        strides of D, and is added after all products.
     """
     number, c_last = from_dtype(dtype), narrow is not None
     element, register = (number, number) if narrow is None else (from_dtype(narrow), types.uint32)
@@ -79,7 +79,7 @@ def register_tiled(
 
     size_a, size_b = (int32(tiling.stage_elements(i)) for i in (0, 1))
     all_a, all_b, first_b = int(stages * size_a), int(stages * size_b), int32(0)
-    if dynamic_bytes(tiling):  # then both arrays are the launch's dynamic shared memory, and B's tiles lie behind A's
+    if dynamic_bytes(tiling):  # then both arrays are the dynamic shared memory, and B's tiles follow A's
         all_a, all_b, first_b = 0, 0, int32(all_a)
     low_a, low_b = (int32(tiling.part_elements(i)) for i in (0, 1))
     outputs, operands = tiling.thread_rows * tiling.thread_columns, tiling.operands
@@ -102,7 +102,7 @@ def register_tiled(
         held = cuda.local.array(operands, register)
         thread, batch = uint32(cuda.threadIdx.x), cuda.blockIdx.y
 
-        # the block's tile of C: groups of GROUP rows of tiles, the last one as high as is left
+        # the block's tile of C, in groups of GROUP rows of tiles; the last group may have fewer rows
         high, wide = uint32((m + rows - 1) // rows), uint32((n + columns - 1) // columns)
         block = uint32(cuda.blockIdx.x)
         above = uint32(block // uint32(GROUP * wide) * GROUP)
@@ -118,7 +118,7 @@ def register_tiled(
         i = int32(warp_i + uint32(lane_row) * run_rows)
         j = int32(warp_j + uint32(lane_column) * run_columns)
 
-        # where it reads operands
+        # where the thread reads operands in a tile
         read_a = begin_a(warp_i, uint32(lane_row), uint32(lane_column))
         read_b = begin_b(warp_j, uint32(lane_row), uint32(lane_column)) + first_b
 
@@ -187,11 +187,12 @@ def register_tiled(
 
 
 def _operand(tiling: Tiling, operand: int) -> tuple[Callable[..., Any], ...]:
-    """Make the four functions that bring A (0) or B (1) into shared memory.
+    """Make the four functions that load A (0) or B (1) into shared memory.
 
-    ``share(thread)`` gives the step of k and the row of A, or column of B, that the thread's first vector begins at,
-    and its place in the tile. ``beside(i, size)`` gives the row or column to read in place of one that may lie beyond
-    the last. The other two are those of `unrolled.address` and `unrolled.copy`.
+    ``share(thread)`` returns where the thread's first vector begins: the step of k, the row of A or column of B, and
+    the position in the tile. ``beside(i, size)`` returns the row or column to read for ``i``. It is ``i``
+    for k-major operands; otherwise it is at most the first element of the last vector. The other two functions are
+    those of `unrolled.address` and `unrolled.copy`.
     """
     lanes, vector, place = uint32(tiling.lanes(operand)), uint32(tiling.vector), plain(tiling.vector_place(operand))
 
@@ -218,12 +219,12 @@ def _operand(tiling: Tiling, operand: int) -> tuple[Callable[..., Any], ...]:
 
 
 def dynamic_bytes(tiling: Tiling) -> int:
-    """Return the shared memory that a launch must ask for."""
+    """Return the bytes of dynamic shared memory that a launch must request."""
     return tiling.shared_bytes if tiling.shared_bytes > MOST_STATIC else 0
 
 
 def source(dtype: str, tiling: Tiling, width: int) -> Source:
-    """Return what `distmm_kernels.launch.binary` compiles."""
+    """Return the source that `distmm_kernels.launch.binary` compiles."""
     return source_of(register_tiled(np.dtype(dtype), tiling, width), dtype, tiling)
 
 

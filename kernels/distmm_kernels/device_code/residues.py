@@ -1,20 +1,38 @@
 """Kernels that split float64 operands into residues: two passes over the operand, one over the result.
 
-A matrix is ``(rows, k)``: A as it is, B transposed. A block of threads reads `ROWS` rows and `STRETCH` of k. Where k
-is the contiguous axis (``along_k``), the lanes of a warp are fours of neighbours along k, else they are rows.
+A matrix is ``(rows, k)``: A as it is, B transposed. A thread block reads `ROWS` rows and `STRETCH` steps of k. If
+the operand is k-major (``along_k``), each lane of a warp reads four neighbours along k. Otherwise each lane reads a
+row.
 
-All have the same parameters, unsigned and of 64 bits: the addresses of the operand, of the memory that receives its
-residues, of the flags and of the partial sums ``(matrices, stretches, rows)``; bytes from one matrix to the next, from
-one row to the next, and along k; rows, k; offsets in memory of factors and words, ``(matrices, granules, rows)``
-each; bytes from one granule's residues to the next ones', and from one line to the next in the last granule; exponents
-of the least integer that is not small, in the last granule too; the matrix that the grid begins with.
+All kernels have the same parameters, unsigned integers of 64 bits:
+
+source
+    Address of the operand.
+memory
+    Address of the memory that receives the residues, factors and words.
+flags
+    Address of the flags.
+sums
+    Address of the partial sums ``(matrices, stretches, rows)``.
+between, pitch, along
+    Bytes from one matrix to the next, from one row to the next, and from one step of k to the next.
+rows, k
+    Sizes of a matrix.
+factors, words
+    Offsets in memory of the tables of factors and of words, ``(matrices, granules, rows)`` each.
+granule_step, last_ld
+    Bytes from one granule's residues to those of the next, and from one line to the next in the last granule.
+least, last_least
+    Exponents of the smallest integer that does not count as small: in all granules but the last, and in the last.
+first_matrix
+    The matrix that the grid begins with.
 
 A matrix of complex numbers is ``(rows, k)`` real ones, with k twice as large: re, im, re, im (``parts`` is 2). A
 granule has as many complex numbers as real ones. Residues of re, of im and of re + im are written, as three matrices.
 Products of these make a complex product, since sums of residues lose nothing.
 
-Squares are added in the same order for each layout of the operand, since the scale, and with it every bit of a product,
-depends on their sum. `distmm_kernels.reference.residue_twin` does the same in NumPy.
+Squares are added in the same order for each layout of the operand. The scale depends on their sum, and all bits of a
+product depend on the scale. `distmm_kernels.reference.residue_twin` does the same in NumPy.
 """
 
 from __future__ import annotations
@@ -45,17 +63,17 @@ __all__ = [
 f64, i32, i64, u32, u64 = types.float64, types.int32, types.int64, types.uint32, types.uint64
 
 SIGNATURE = types.void(*[u64] * 16)
-# Stores of residues, which give the address of the next modulus'. The compiler must not see that it is a sum: it would
-# keep all multiples of the step for the next row, for which there are too few registers.
+# Stores of residues. They return the address of the next modulus' residues. The compiler must not see that this is a
+# sum: it would keep all multiples of the step for the next row, and there are too few registers for them.
 PUT = {
     4: "st.global.b32 [$1], $2; add.s64 $0, $1, $3;",
     2: "{ .reg .b16 low, high; mov.b32 {low, high}, $2; st.global.b16 [$1], low; add.s64 $0, $1, $3; }",
 }
 WARPS = THREADS // 32
-ROWS_EACH = ROWS // WARPS  # of a warp, where its lanes lie along k
-FOURS = STRETCH // 4  # of neighbours along k in a stretch: one for each lane
-FOURS_EACH = FOURS // WARPS  # of a warp, where its lanes are rows
-PITCH = STRETCH + 1  # of float64 in shared memory: the same element of 16 rows lies in 16 pairs of banks
+ROWS_EACH = ROWS // WARPS  # of a warp, if its lanes read along k
+FOURS = STRETCH // 4  # groups of four neighbours along k in a stretch: one for each lane
+FOURS_EACH = FOURS // WARPS  # of a warp, if its lanes read rows
+PITCH = STRETCH + 1  # float64 in shared memory: one element of 16 rows is in 16 different pairs of banks
 
 load_double = instruction(
     "{ .reg .pred p; setp.ne.s32 p, $2, 0; mov.f64 $0, 0d0000000000000000; @p ld.global.nc.f64 $0, [$1]; }",
@@ -63,7 +81,7 @@ load_double = instruction(
     f64,
     pure=True,
 )
-"""load_double(address, there): zero if it is not there."""
+"""load_double(address, there): returns zero, and reads nothing, if ``there`` is 0."""
 
 read_double = instruction("ld.global.f64 $0, [$1];", (u64,), f64)
 store_double = instruction("st.global.f64 [$0], $1;", (u64, f64))
@@ -120,7 +138,7 @@ def _packed(weights: tuple[int, ...]) -> int:
 
 
 def _placed(parts: int) -> Any:
-    """Make ``(at, along)``: bytes from the first number along k to another one."""
+    """Make ``(at, along)``: bytes from the first number along k to number ``at``."""
 
     def of_numbers(at, along):
         return u64(at) * along
@@ -132,7 +150,7 @@ def _placed(parts: int) -> Any:
 
 
 def _fours(parts: int) -> Any:
-    """Make ``(address, along, left)``: load four neighbours along k, of which so many are there."""
+    """Make ``(address, along, left)``: load four neighbours along k; from the ``left``-th on they are zero."""
     place = _placed(parts)
 
     def four(address, along, left):
@@ -272,7 +290,7 @@ def split(along_k: bool, parts: int = 1) -> Source:
             for i in range(STRETCH // WARPS):
                 at = warp * u32(STRETCH // WARPS) + u32(i)
                 there = i32(row < u32(rows) and i32(at) < steps)
-                # the j-th of each four lie together: a warp reads them without conflicts
+                # element j of all groups of four is contiguous: a warp reads without bank conflicts
                 column = (at & u32(3)) * u32(FOURS) + (at >> u32(2))
                 tile[lane, column] = load_double(start + u64(row) * pitch + place(at, along), there)
             cuda.syncthreads()
@@ -303,7 +321,7 @@ def split(along_k: bool, parts: int = 1) -> Source:
                 word += count(x[2], y[2], bound, left > i32(2)) + count(x[3], y[3], bound, left > i32(3))
                 word = warp_sum(word)
                 if lane == u32(0) and word != u32(0):
-                    # the word only grows: the block that brings it over a limit raises the guard, once for a row
+                    # the word only grows: the block whose count exceeds a limit raises the guard, once for each row
                     before = add_global(memory + words + own * u64(4), word)
                     guard = guards_of_counts(before + word, length, RANGE, SPARSE)
                     raise_guards(flags, granule, guard ^ guards_of_counts(before, length, RANGE, SPARSE))

@@ -1,8 +1,8 @@
 """The functions of `unrolled` and `mma` as loops in Python, for Numba's simulator, which runs no machine instructions.
 
-They use the same offsets, so the simulator finds wrong ones, and they check the kernels' promises. The simulator runs
-one thread at a time. Where an instruction belongs to a whole warp, a thread reads from shared memory what the other
-lanes would hold.
+They use the same offsets, so the simulator finds wrong ones. They also check the kernels' assumptions. The simulator
+runs one thread at a time. If an instruction uses registers of the whole warp, a thread reads the other lanes' elements
+from shared memory.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def store(offsets: Offsets, width: int) -> Callable[..., None]:
 
 
 def address(unit: int = 1) -> Callable[..., int]:
-    """Make what `unrolled.address` makes; there are no addresses, and `copy` does without."""
+    """Make what `unrolled.address` makes. The simulator has no addresses, and `copy` needs none."""
 
     def run(matrices, batch, row, column):
         return 0
@@ -97,7 +97,7 @@ def address(unit: int = 1) -> Callable[..., int]:
 
 
 def copy(steps: Sequence[int], width: int, vector: int) -> Callable[..., None]:
-    """Make what `unrolled.copy` makes; the data is there at once."""
+    """Make what `unrolled.copy` makes. The copy is complete at once."""
 
     def run(tile, base, matrices, batch, k, column, first):
         matrix = matrices[batch]
@@ -109,7 +109,7 @@ def copy(steps: Sequence[int], width: int, vector: int) -> Callable[..., None]:
 
 
 def copy_along_k(steps: Sequence[int], width: int) -> Callable[..., None]:
-    """Make what `unrolled.copy_along_k` makes; the data is there at once."""
+    """Make what `unrolled.copy_along_k` makes. The copy is complete at once."""
 
     def run(tile, base, matrices, batch, k, column, first):
         matrix, vector = matrices[batch], VECTOR_BYTES // matrices.dtype.itemsize
@@ -150,8 +150,8 @@ def multiply(tiling: Tiling, first: int, last: int) -> Callable[..., None]:
 def multiply_by_warp(tiling: MmaTiling, first: int, last: int) -> Callable[..., None]:
     """Make what `mma.multiply` makes.
 
-    A thread computes its part of C from what the lanes of its warp would load for each instruction, and adds a step
-    when it would load it.
+    A thread reads the elements that the lanes of its warp would load for each instruction, and computes its part of C.
+    It adds a step at the time when the kernel would load it.
     """
     loads, along = (tiling.loads(0), tiling.loads(1)), (tiling.steps(0), tiling.steps(1))
     steps, products = tiling.depth // tiling.step, tiling.products()
@@ -176,14 +176,14 @@ def multiply_by_warp(tiling: MmaTiling, first: int, last: int) -> Callable[..., 
 
 
 def _lane(start: int, tiling: MmaTiling) -> tuple[int, int]:
-    """Return which of the ``LANES`` begins to read A at such an element of a tile."""
+    """Return the lane of ``LANES`` whose first read of A is at this element of a tile."""
     row, column = divmod(start, tiling.pitch(0))
     i, k = (row, column) if tiling.along_k[0] else (column, row)
     return i % (2 * LANES[0]) // 2, k
 
 
 def multiply_fragments(tiling: FragmentTiling, first: int, last: int) -> Callable[..., None]:
-    """Make what `fragments.multiply` makes, as `multiply_by_warp` does: lanes' registers are read when needed."""
+    """Make what `fragments.multiply` makes. As in `multiply_by_warp`, lanes' registers are read when needed."""
     steps, each = tiling.depth // tiling.step, 4 // tiling.itemsize  # elements of a register
     shape = tiling.thread_rows, tiling.thread_columns
     products = [product for number in range(tiling.part[1] // EDGE) for product in tiling.products(number)]
@@ -191,7 +191,7 @@ def multiply_fragments(tiling: FragmentTiling, first: int, last: int) -> Callabl
     whose = [{places[lane]: (edge, lane) for edge, places in each.items() for lane in range(32)} for each in begins]
 
     def held(operand, step, edge, lane, register):
-        """Return where the elements lie that ldmatrix gives a lane in a register, from the start of a stage."""
+        """Return positions in a stage of the elements that ldmatrix puts into a lane's register."""
         number, matrix = divmod(register, 4)
         _, flipped, offset = tiling.fragments(operand, step)[number]
         row, column = divmod(lane, 4)
@@ -200,7 +200,7 @@ def multiply_fragments(tiling: FragmentTiling, first: int, last: int) -> Callabl
 
     @functools.cache
     def read(operand, step, edge, lane):
-        """Return where the numbers lie that a lane's elements of C are made of: rows of A, or columns of B."""
+        """Return positions of the operands of a lane's elements of C: rows of A, or columns of B."""
         group, quarter = lane_place(lane)
         lines: dict[int, dict[tuple[int, int], list[int]]] = {}
         for (a, b, c), two, half, q in itertools.product(products, (0, 1), (0, 1), range(4)):
@@ -226,7 +226,7 @@ def multiply_fragments(tiling: FragmentTiling, first: int, last: int) -> Callabl
 
 
 def _first_reads(tiling: FragmentTiling, operand: int) -> dict[int, list[int]]:
-    """Return where each lane begins to read, by the first row or column of its warp."""
+    """Return each lane's first read, for each first row or column of its warp."""
     begin, whole = tiling.first_read(operand), (tiling.rows, tiling.columns)[operand]
     edges = range(0, whole, tiling.part[operand])
     return {edge: [int(begin(edge, *lane_place(lane))) for lane in range(32)] for edge in edges}

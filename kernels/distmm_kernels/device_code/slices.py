@@ -1,4 +1,4 @@
-"""Add the sums of slices of k to C, in ascending k, as one multiprocessor would have done."""
+"""The split-K reduction: add the sums of slices of k to C, in ascending k, as one multiprocessor would."""
 
 from __future__ import annotations
 
@@ -31,11 +31,19 @@ def add_slices(accumulator: str, output: str, adds: bool) -> Source:
     output
         Type of D. A narrower one is rounded to nearest even at the end.
     adds
-        Whether there is a C. Otherwise the total begins at the first sum, not at +0: it is -0 where all sums are.
+        Whether there is a C. Otherwise the total begins with the first sum, not with +0: if all sums are -0, it is -0.
 
-    The kernel's parameters, unsigned and of 64 bits: the address of the sums, bytes from one sum to the next, from one
-    matrix to the next and from one row to the next, and how many sums a matrix has; the address of C, bytes from one
-    matrix and one row to the next; the same of D; rows, columns. All addresses and distances are multiples of 16.
+    Notes
+    -----
+    The kernel's parameters are unsigned integers of 64 bits, in this order:
+
+    - the sums: their address; bytes from one sum to the next, from one matrix to the next and from one row to the
+      next; number of sums of a matrix;
+    - C: its address; bytes from one matrix to the next and from one row to the next;
+    - D: the same as for C;
+    - rows and columns of D.
+
+    All addresses and distances are multiples of 16.
     """
     four, one = (_added(accumulator, output, adds, width) for width in (COLUMNS, 1))
     itemsize = u64(2 if output in _NARROW else 4)
@@ -96,7 +104,7 @@ def _operands(count: int, first: int = 0) -> str:
 
 
 def _loads(accumulator: str, width: int, sums: int | None) -> Callable[..., None]:
-    """Make ``(total, at, step)``: add so many sums, one after the other; None: begin with what is there."""
+    """Make ``(total, at, step)``: add ``sums`` sums in order. If ``sums`` is None, load the first value."""
     number, letter = (I32, "r") if accumulator == "int32" else (F32, "f")
     text = f"{_vector('ld.global', width)}.b32 {_operands(width)}, [${width}];"
     load = assembly(text, [number] * width, [I64], [f"={letter}"] * width + ["l"], clobbers_memory=False)
@@ -119,7 +127,7 @@ def _loads(accumulator: str, width: int, sums: int | None) -> Callable[..., None
 
 
 def _store(accumulator: str, output: str, width: int) -> Callable[..., None]:
-    """Make ``(total, d)``: store it, rounded to D's type."""
+    """Make ``(total, d)``: store the total, rounded to D's type."""
     number, letter = (I32, "r") if accumulator == "int32" else (F32, "f")
     name = _NARROW.get(output)
     if name is None:

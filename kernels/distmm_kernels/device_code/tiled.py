@@ -1,7 +1,7 @@
-"""A thread block owns a tile of C and walks along k; each step, its threads share one tile of A and one of B.
+"""A thread block computes a tile of C. In each step along k, its threads share one tile of A and one of B.
 
-Each thread loads one element of either, so an element of C costs 2k / 32 global loads instead of 2k. The zero frame
-that completes a ragged edge is a guarded load. Each tile has its own condition, and no condition contains a barrier.
+Each thread loads one element of both tiles, so an element of C costs 2k / 32 global loads instead of 2k. Loads are
+guarded: outside of the matrix they give zero. Each tile has its own condition, and no condition contains a barrier.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def tiled(dtype: np.dtype[Any], tile: int) -> Callable[..., None]:
     """Make the kernel for a dtype; tiles of A, B and C are ``tile`` x ``tile``.
 
     Steps of k are added one by one in ascending order to the element of C that the thread starts from, so the
-    result does not depend on how k is cut into calls, as long as the cuts are multiples of ``tile``.
+    result does not depend on how k is split into calls, if each split is at a multiple of ``tile``.
     """
     fma = multiply_add(dtype)
     number = from_dtype(dtype)

@@ -1,10 +1,10 @@
 """Loops over the registers of a thread, unrolled when the kernel is built.
 
-An array stays in registers only if every index into it is a constant: if the compiler leaves one loop rolled, the array
-goes to local memory. So these loops are written out as instructions, with vectors as wide as a thread can load.
+An array stays in registers only if every index into it is a constant. If the compiler does not unroll a loop, the array
+is placed in local memory. So these loops are unrolled here, with vectors as wide as a thread can load.
 `simulated` has the same functions as loops in Python.
 
-``registers`` is a ``cuda.local.array``; shared memory is one flat array; a matrix is ``matrices[batch]``, of a stack.
+``registers`` is a ``cuda.local.array``. Shared memory is one flat array. A matrix is ``matrices[batch]`` in a stack.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def load(offsets: Offsets) -> Callable[..., None]:
     Parameters
     ----------
     offsets
-        ``(row, column)`` of each element, added to the thread's own.
+        ``(row, column)`` of each element, relative to the thread's first element.
 
-    The kernel's ``inside`` promises that no element of the thread's block lies outside, which saves the tests.
+    If ``inside`` is true, all elements of the thread's block are in the matrix, and they are not tested one by one.
     """
 
     def write(builder, array, stack, batch, row, column, inside):
@@ -56,7 +56,7 @@ def load(offsets: Offsets) -> Callable[..., None]:
 def add(offsets: Offsets, width: int) -> Callable[..., None]:
     """Make ``(registers, matrices, batch, row, column, inside)``: add vectors along rows, where inside, to registers.
 
-    Rows have unit stride; a vector wider than one element is aligned, and lies within the matrix.
+    Rows have unit stride. A vector wider than one element is aligned, and completely inside or outside of the matrix.
     """
 
     def write(builder, array, stack, batch, row, column, inside):
@@ -86,7 +86,7 @@ def scale(offsets: Offsets) -> Callable[..., None]:
 def store(offsets: Offsets, width: int) -> Callable[..., None]:
     """Make ``(registers, matrices, batch, row, column, inside)``: store vectors along rows, where inside.
 
-    A vector wider than one element has unit stride, is aligned, and lies within the matrix.
+    A vector wider than one element has unit stride, is aligned, and is completely inside or outside of the matrix.
     """
 
     def write(builder, array, stack, batch, row, column, inside):
@@ -102,7 +102,7 @@ def store(offsets: Offsets, width: int) -> Callable[..., None]:
 
 
 def address(unit: int = 1) -> Callable[..., Any]:
-    """Make ``(matrices, batch, row, column)``: where an element lies, for `copy`.
+    """Make ``(matrices, batch, row, column)``: the address of an element, for `copy`.
 
     ``unit`` is the axis of unit stride.
     """
@@ -114,20 +114,20 @@ def address(unit: int = 1) -> Callable[..., Any]:
 
 
 def copy(steps: Sequence[int], width: int, vector: int) -> Callable[..., None]:
-    """Make ``(tile, base, matrices, batch, k, column, first)``: start copies to shared memory, past the registers.
+    """Make ``(tile, base, matrices, batch, k, column, first)``: start asynchronous copies to shared memory.
 
     Parameters
     ----------
     steps
-        Rows of the matrix, from row ``k`` on, of which the thread copies the 16 bytes that begin at ``column``.
+        Rows of the matrix, relative to row ``k``. The thread copies the 16 bytes that begin at ``column`` of each.
     width
-        Elements of the tile from one row to the next.
+        Leading dimension of the tile, in elements.
     vector
         Elements in 16 bytes.
 
-    Rows beyond the last become zeros; elements of a vector beyond the last column are undefined. ``first`` is the
-    address of element ``(k, column)``: to add to it is cheaper than to compute it again. The data has arrived after
-    `wait_for_stages` and a barrier.
+    The copies bypass registers. Rows beyond the last become zeros. Elements of a vector beyond the last column are
+    undefined. ``first`` is the address of element ``(k, column)``: the caller adds to it, which is cheaper than to
+    compute it again. The data has arrived after `wait_for_stages` and a barrier.
     """
 
     def write(builder, array, base, stack, batch, k, column, first):
@@ -142,9 +142,9 @@ def copy(steps: Sequence[int], width: int, vector: int) -> Callable[..., None]:
 
 
 def copy_along_k(steps: Sequence[int], width: int) -> Callable[..., None]:
-    """Make what `copy` makes, for matrices whose columns have unit stride, and tiles whose rows are such columns.
+    """Make what `copy` makes, for k-major operands: columns have unit stride, and are rows of the tile.
 
-    ``steps`` are columns then. Elements beyond the last row, and columns beyond the last, become zeros.
+    ``steps`` are columns in this case. Elements beyond the last row, and columns beyond the last, become zeros.
     """
 
     def write(builder, array, base, stack, batch, k, column, first):
@@ -176,8 +176,8 @@ def multiply(tiling: Tiling, first: int, last: int) -> Callable[..., None]:
     """Make ``(acc, operands, tile_a, base_a, tile_b, base_b)``: multiply-add steps ``first <= k < last`` of a tile.
 
     One step adds an outer product, ``thread_rows`` elements of A times ``thread_columns`` of B. Its operands are in
-    registers already, and it loads those of the next step. After a tile's last step that is step 0 of the next tile,
-    whose place the caller gives. Step -1 adds nothing and loads the operands of step 0.
+    registers already, and it loads those of the next step. After a tile's last step that is step 0 of the next tile;
+    the caller gives its position. Step -1 adds nothing and loads the operands of step 0.
     """
     rows, columns = tiling.thread_rows, tiling.thread_columns
 
@@ -192,7 +192,7 @@ def multiply(tiling: Tiling, first: int, last: int) -> Callable[..., None]:
                 first_a, first_b = tiling.step_registers(k)
                 a, b = operands.get(first_a, rows), operands.get(first_b, columns)
                 for j in range(columns):
-                    # down and up again: successive multiply-adds share an operand, which the operand cache then holds
+                    # alternately down and up: successive multiply-adds share an operand, which the reuse cache holds
                     for i in range(rows) if j % 2 == 0 else reversed(range(rows)):
                         (old,) = acc.get(i * columns + j, 1)
                         acc.put(i * columns + j, [acc.multiply_add(old, a[i], b[j])])

@@ -64,7 +64,7 @@ def round_tf32(x):
 
 @inlined
 def exponent_of(top):
-    """Return the exponent that a row of this maximum (bits) is scaled by: within the limits, 0 for a row of zeros."""
+    """Return the exponent of the scale of a row with this maximum (bits), within the limits; 0 for a row of zeros."""
     exponent = i32(top >> u32(23)) - i32(127)
     exponent = min(max(exponent, i32(-LARGEST_EXPONENT)), i32(LARGEST_EXPONENT))
     return exponent if top != u32(0) else i32(0)
@@ -72,7 +72,7 @@ def exponent_of(top):
 
 @inlined
 def guard_of(top):
-    """Return the guards that a maximum (bits) raises against being scaled."""
+    """Return the guards for a maximum (bits) that cannot be scaled."""
     if top >= u32((LARGEST_EXPONENT + 128) << 23):
         return OVERFLOW
     if u32(0) < top and top < u32((127 - LARGEST_EXPONENT) << 23):
@@ -101,7 +101,7 @@ def guards_of_counts(word, length, too_small, sparse):
 
 @inlined
 def raise_guards(flags, granule, guard):
-    """Set a granule's flags, one word for each guard: they lie in host memory, where updates are not atomic."""
+    """Set a granule's flags in host memory: one word for each guard, since updates there are not atomic."""
     for i in range(GUARDS):
         if guard & u32(1 << i) != u32(0):
             store_word(flags + (granule * u64(GUARDS) + u64(i)) * u64(4), u32(1))
@@ -109,7 +109,7 @@ def raise_guards(flags, granule, guard):
 
 @inlined
 def line_of(matrix, row, granule, lines, k, granule_step, ld, last_ld):
-    """Return the element that a row's granule begins at, where k is contiguous."""
+    """Return the first element of a row's granule in a k-major operand."""
     pitch = ld if (granule + u64(1)) * u64(GRANULE) < k else last_ld
     return granule * granule_step + (matrix * lines + row) * pitch
 
@@ -125,7 +125,7 @@ def far_below(form: Format) -> Any:
 
 
 def writer4(form: Format) -> Callable[..., None]:
-    """Make ``(hi, lo, x0, x1, x2, x3)``: write the parts of four neighbours; lo is how far behind hi its part lies."""
+    """Make ``(hi, lo, x0, x1, x2, x3)``: write the parts of four neighbours; ``lo`` is the offset from hi to lo."""
 
     def halves(hi, lo, x0, x1, x2, x3):
         part = split_half(x0, x1, x2, x3)

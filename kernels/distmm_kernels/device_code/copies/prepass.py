@@ -1,7 +1,7 @@
 """Kernels that convert float32 operands to tensor cores' formats. They read an operand once or twice and write it once.
 
-Here a matrix is ``(rows, k)``: A as it is, B transposed. Each row has a scale and a guard, whichever axis is contiguous
-in memory:
+A matrix is ``(rows, k)``: A as it is, B transposed. Each row has a scale and a guard. The contiguous axis and the
+format decide which kernel is used:
 
 ========== ========= =========================================================================================
 contiguous format    kernel
@@ -12,13 +12,29 @@ rows       float16   `find_maxima`, then `split_columns` backwards, since the ca
 rows       TF32      `split_transposed`, through a tile in shared memory: tensor cores take it along k only
 ========== ========= =========================================================================================
 
-All have the same parameters: the addresses of the operand, of the memory that receives its parts, and of the flags;
-bytes from one matrix to the next, and along the axis that is not contiguous; rows, k; offsets in memory of lo and of
-the tables, ``(matrices, granules, table_pitch)`` words each; elements from a granule to the next and from a row of
-parts to the next, in the last granule too; the matrix that the grid begins with.
+All kernels have the same parameters:
 
-A row's word counts its small and its far numbers (`distmm_kernels.emulation.sparsity`), and decides on its guards. It
-only grows, so any block that adds to it may raise them.
+source, memory, flags
+    Addresses of the operand, of the memory that receives its parts, and of the flags.
+between, pitch
+    Bytes from one matrix to the next, and from one element to the next along the axis that is not contiguous.
+rows, k
+    Sizes of a matrix.
+lo
+    Offset in memory of the low part.
+scales, maxima, words
+    Offsets in memory of these tables, ``(matrices, granules, table_pitch)`` words each.
+table_pitch
+    Words from one granule's part of a table to the next.
+granule_step
+    Elements from one granule to the next.
+ld, last_ld
+    Elements from one row of parts to the next: in all granules but the last, and in the last.
+first_matrix
+    The matrix that the grid begins with.
+
+A row's word counts its small and its far numbers (`distmm_kernels.emulation.sparsity`), and determines its guards. The
+word only grows, so any block that adds to it may raise a guard.
 """
 
 from __future__ import annotations
@@ -69,16 +85,16 @@ f32, i32, u32, u64 = types.float32, types.int32, types.uint32, types.uint64
 SIGNATURE = types.void(*[u64] * 16)
 THREADS = 256
 HELD = GRANULE // THREADS  # numbers of a row in the registers of a thread
-STRETCH = 128  # k of one block where rows are contiguous; divides the granule
+STRETCH = 128  # k of one block, if rows are contiguous; divides the granule
 TILE_ROWS, TILE_K = 32, 128  # of a transposed tile
 TILE_HELD = TILE_K // 8  # numbers of a tile that a thread loads
-TILE_PITCH = TILE_ROWS + 1  # neighbours along k lie in different banks of shared memory
+TILE_PITCH = TILE_ROWS + 1  # neighbours along k are in different banks of shared memory
 
 
 def split_rows(form: Format, aligned: bool, warps: int) -> Source:
-    """Split rows whose k is contiguous; ``warps`` (1, 2, 4, 8) share a granule of one, `HELD` numbers a thread.
+    """Split rows whose k is contiguous; ``warps`` (1, 2, 4, 8) share a row's granule, with `HELD` numbers per thread.
 
-    Grid: blocks of rows, as many as there are words in a table; granules; matrices.
+    Grid: blocks that cover ``table_pitch`` rows; granules; matrices.
     """
     load = load4 if aligned else load4_unaligned
     write = writer4(form)
@@ -132,12 +148,12 @@ def split_rows(form: Format, aligned: bool, warps: int) -> Source:
                     word = u32(0)
                     for i in range(warps):
                         word += counted[home + u32(i)]
-                    word -= u32(HELD * together) - u32(length)  # numbers past the end, counted as zeros
+                    word -= u32(HELD * together) - u32(length)  # numbers beyond the end, which were counted as zeros
                     guard |= guards_of_counts(word, u32(length), too_small, sparse)
                     raise_guards(flags, granule, guard)
                     if scaled:
                         store_word(memory + words + own * u64(4), word)
-                if scaled and row < table_pitch:  # beyond the last row too, where tiles of the product read
+                if scaled and row < table_pitch:  # also beyond the last row: tiles of the product read scales there
                     store_word(memory + scales + own * u64(4), bits(power_of_two(exponent_of(top) - i32(TOP))))
         to = memory + line_of(matrix, row, granule, rows, k, granule_step, ld, last_ld) * u64(itemsize)
         for i in range(HELD // 4):
@@ -151,7 +167,7 @@ def split_rows(form: Format, aligned: bool, warps: int) -> Source:
 
 
 def find_maxima(aligned: bool) -> Source:
-    """Find the largest magnitude (bits) of each row and granule where rows are contiguous; the table is zero before.
+    """Find the largest magnitude (bits) of each row and granule, if rows are contiguous. The table must be zero.
 
     Grid: 128 rows by `STRETCH` of k, 1, matrices.
     """
@@ -197,9 +213,9 @@ def find_maxima(aligned: bool) -> Source:
 
 
 def split_columns(form: Format, aligned: bool) -> Source:
-    """Split where rows are contiguous and stay so: parts are ``(matrices, k, ld)``. Grid: as for `find_maxima`.
+    """Split operands whose rows are contiguous, into parts ``(matrices, k, ld)`` whose rows are, too.
 
-    The table of words is zero before.
+    The table of words must be zero. Grid: as for `find_maxima`.
     """
     load = load4 if aligned else load4_unaligned
     write = writer4(form)
@@ -262,7 +278,7 @@ def split_columns(form: Format, aligned: bool) -> Source:
                 length = u32(min(k - granule * u64(GRANULE), u64(GRANULE)))
                 before = add_global(own + words, word)
                 guard = guards_of_counts(before + word, length, RANGE, SPARSE)
-                guard ^= guards_of_counts(before, length, RANGE, SPARSE)  # once for a row
+                guard ^= guards_of_counts(before, length, RANGE, SPARSE)  # once for each row
             if first == granule * u64(GRANULE):  # one block of each granule
                 top = load_word(own + maxima)
                 guard |= guard_of(top)
@@ -273,9 +289,9 @@ def split_columns(form: Format, aligned: bool) -> Source:
 
 
 def split_transposed(form: Format) -> Source:
-    """Split where rows are contiguous, into parts without scales whose k is. Any alignment.
+    """Split operands whose rows are contiguous, into k-major parts without scales. Any alignment.
 
-    The table of words is zero before. Grid: `TILE_ROWS` rows by `TILE_K` of k, 1, matrices.
+    The table of words must be zero. Grid: `TILE_ROWS` rows by `TILE_K` of k, 1, matrices.
     """
     itemsize, guarded, small = form.dtype.itemsize, form.guarded, small_below(form)
     write = writer1(form)
@@ -343,5 +359,5 @@ def split_transposed(form: Format) -> Source:
 
 
 def _source(kernel: Callable[..., None]) -> Source:
-    # four blocks a multiprocessor: threads can hold their share of a row in registers, and enough loads are in flight
+    # four blocks per multiprocessor: a thread's part of a row fits into registers, and enough loads are in flight
     return Source(kernel, SIGNATURE, THREADS, blocks=4)

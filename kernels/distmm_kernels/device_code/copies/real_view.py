@@ -1,6 +1,6 @@
-"""Make the real matrix of a complex B: each line becomes two, with real and imaginary parts exchanged in the second.
+"""Make the real matrix of a complex B: each line becomes two; the second has real and imaginary parts exchanged.
 
-A thread moves single real numbers: a warp reads and writes whole lines of memory, in whichever order within them.
+A thread copies single real numbers. A warp reads and writes whole cache lines, in any order within them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def source(dtype: str, turned: bool) -> Source:
     """Return the kernel ``(a, out)`` on stacks of real lines ``(batch, lines, 2n)`` and ``(batch, 2 lines, width)``.
 
     Line ``x, y`` becomes ``x, y`` and ``-y, x``; if `turned`, for lines that are columns of B, ``x, -y`` and ``y, x``.
-    What lies behind them in ``out``, of even width, becomes 0. Grid: parts of so many threads of a line, times `LINES`
+    The remaining elements of ``out``, whose width is even, become 0. Grid: parts of a line, times groups of `LINES`
     lines; matrices.
     """
     number, zero = from_dtype(np.dtype(dtype)), np.dtype(dtype).type(0)
@@ -33,7 +33,7 @@ def source(dtype: str, turned: bool) -> Source:
         place = int64(uint32(cuda.blockIdx.x) % wide) * THREADS + int64(cuda.threadIdx.x)
         if place < out.shape[2]:
             held = cuda.local.array(LINES, number)
-            for i in range(LINES):  # all loads under way before the first is waited for
+            for i in range(LINES):  # issue all loads before waiting for the first
                 inside = first + i < a.shape[1] and place < a.shape[2]
                 held[i] = a[batch, first + i, place] if inside else zero
             imaginary = place & 1 == 1

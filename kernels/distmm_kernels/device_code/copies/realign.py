@@ -1,9 +1,9 @@
 """Copy rows that begin at any byte to rows that begin at whole words, and complete these with zeros.
 
-Memory is read in words of 4 bytes, whatever the type of the elements: a thread reads the two words that contain its
-bytes, and shifts them. So a warp reads and writes 128 bytes at a time; element by element it would be 32 for int8 and
-64 for 16-bit types. Words that are partly outside the source are never read, since another array, or the end of the
-allocation, may be there. Their bytes are read one by one.
+Memory is read in words of 4 bytes for all types of elements: a thread reads the two words that contain its bytes, and
+shifts them. So a warp reads and writes 128 bytes at a time. Element by element it would be 32 bytes for int8 and 64 for
+16-bit types. A word that is partly outside of the source is never read, since it may belong to another array, or exceed
+the allocation. Its bytes are read one by one.
 """
 
 from __future__ import annotations
@@ -22,10 +22,11 @@ int64, uint64 = types.int64, types.uint64
 def source() -> Source:
     """Return the kernel ``(single, whole, lead, start, pitch, step, length, out, rows, words, out_pitch, out_step)``.
 
-    `single` is all bytes from the source's first to its last, `whole` the words that lie wholly among them, the first
-    one after `lead` bytes. Row i of matrix b has `length` bytes, from ``single[start + b * step + i * pitch]`` on, and
-    `words` words of the result, from ``out[b * out_step + i * out_pitch]`` on. Each warp has a row, or of a long one a
-    part: `CHUNK` words in each ``gridDim.z * CHUNK``.
+    `single` has all bytes from the source's first to its last. `whole` has the aligned words that are completely in
+    `single`; the first one begins after `lead` bytes. Row i of matrix b has `length` bytes in the source, from
+    ``single[start + b * step + i * pitch]`` on. It has `words` words in the result, from
+    ``out[b * out_step + i * out_pitch]`` on. A warp copies a row. Several warps share a long row: each copies `CHUNK`
+    words of each ``gridDim.z * CHUNK``.
     """
     ahead = CHUNK // 32  # words that a thread loads before it waits for the first
 
@@ -40,7 +41,7 @@ def source() -> Source:
             for chunk in range(int64(cuda.blockIdx.z) * CHUNK, words, int64(cuda.gridDim.z) * CHUNK):
                 inside = word + chunk >= 0 and word + chunk + CHUNK < whole.size
                 if inside and 4 * (chunk + CHUNK) <= length:
-                    at, to_at = uint64(word + chunk + lane), uint64(to + chunk + lane)  # never negative: no test for it
+                    at, to_at = uint64(word + chunk + lane), uint64(to + chunk + lane)  # unsigned: never negative
                     for u in range(ahead):
                         low[u], high[u] = whole[at + uint64(32 * u)], whole[at + uint64(32 * u + 1)]
                     for u in range(ahead):

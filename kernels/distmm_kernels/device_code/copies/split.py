@@ -39,7 +39,7 @@ load4 = instruction(
     (f32,) * 4,
     pure=True,
 )
-"""load4(address, left): four neighbours on 16 bytes, zero from the ``left``-th on; nothing is read there."""
+"""load4(address, left): four neighbours on 16 bytes, zero from the ``left``-th on, which are not read."""
 
 load4_unaligned = instruction(
     "{ .reg .pred p<4>; setp.gt.s32 p0, $5, 0; setp.gt.s32 p1, $5, 1; setp.gt.s32 p2, $5, 2; setp.gt.s32 p3, $5, 3; "
@@ -58,7 +58,7 @@ load_float = instruction(
     f32,
     pure=True,
 )
-"""load_float(address, there): zero if it is not there."""
+"""load_float(address, there): returns zero, and reads nothing, if ``there`` is 0."""
 
 load_word = instruction("ld.global.u32 $0, [$1];", (u64,), u32)
 store_word = instruction("st.global.b32 [$0], $1;", (u64, u32))
@@ -67,14 +67,14 @@ store4 = instruction("st.global.v4.b32 [$0], {$1, $2, $3, $4};", (u64, u32, u32,
 
 max_global = instruction("red.global.max.u32 [$0], $1;", (u64, u32))
 add_global = instruction("atom.global.add.u32 $0, [$1], $2;", (u64, u32), u32)
-"""add_global(address, x): returns what was there before."""
+"""add_global(address, x): returns the old value."""
 
 warp_max = instruction("redux.sync.max.u32 $0, $1, 0xffffffff;", (u32,), u32)
 warp_or = instruction("redux.sync.or.b32 $0, $1, 0xffffffff;", (u32,), u32)
 warp_sum = instruction("redux.sync.add.u32 $0, $1, 0xffffffff;", (u32,), u32)
 
 magnitude = instruction("{ .reg .f32 t; abs.f32 t, $1; mov.b32 $0, t; }", (f32,), u32, pure=True)
-"""Bits of \\|x\\|: they compare as the numbers do, and infinity and NaN are above all numbers."""
+"""Bits of \\|x\\|: they have the order of the numbers; infinity and NaN are larger than all numbers."""
 
 bits = instruction("mov.b32 $0, $1;", (f32,), u32, pure=True)
 number = instruction("mov.b32 $0, $1;", (u32,), f32, pure=True)

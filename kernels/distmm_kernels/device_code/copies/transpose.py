@@ -1,6 +1,6 @@
 """Copy a matrix whose columns are contiguous to one whose rows are.
 
-It goes through a tile in shared memory, so that a warp reads neighbours and writes neighbours.
+A tile in shared memory is transposed, so that a warp reads contiguous elements and writes contiguous elements.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ __all__ = ["source"]
 
 int64 = types.int64
 
-ROWS = TILE // 4  # of a tile that a block of threads reads at once
+ROWS = TILE // 4  # rows of a tile that a thread block reads at a time
 
 
 def source(dtype: str) -> Source:
     """Return the kernel ``(a, out)`` on stacks ``(batch, m, n)``; columns of ``out`` beyond those of ``a`` become 0."""
     number, zero = from_dtype(np.dtype(dtype)), np.dtype(dtype).type(0)
-    tile, pitch = uint32(TILE), TILE + 1  # one more, or a column of the tile would lie in one bank of shared memory
+    tile, pitch = uint32(TILE), TILE + 1  # one more: otherwise a column of the tile would be in one bank
 
     def transpose(a, out):
         held = cuda.shared.array((TILE, pitch), number)

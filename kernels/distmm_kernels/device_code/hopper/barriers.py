@@ -1,4 +1,4 @@
-"""Instructions: barriers in shared memory, named barriers, fences, and registers moved between warpgroups."""
+"""Instructions: mbarriers in shared memory, named barriers, fences, and the number of registers of a warpgroup."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ initialise = instruction("mbarrier.init.shared::cta.b64 [$0], $1;", (u32, u32))
 """initialise(barrier, arrivals): barrier is an address in shared memory."""
 
 fence_barrier_init = instruction("fence.mbarrier_init.release.cluster;")
-"""Makes initialised barriers known to the TMA."""
+"""Makes initialised barriers visible to the TMA."""
 
 expect_bytes = instruction("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [$0], $1;", (u32, u32))
 """expect_bytes(barrier, bytes): arrive, and complete the phase only when this number of bytes has arrived too."""
@@ -40,7 +40,7 @@ take_turn = instruction(f"bar.sync $0, {32 * CONSUMERS};", (u32,))
 """take_turn(number): wait until the other warpgroup has given the turn of this number, 1 to 15."""
 
 give_turn = instruction(f"bar.arrive $0, {32 * CONSUMERS};", (u32,))
-"""give_turn(number): let the other warpgroup go on, without waiting."""
+"""give_turn(number): let the other warpgroup continue; does not wait."""
 
 wait = instruction(
     "{ .reg .pred p; .reg .u32 tries; mov.u32 tries, 0; "

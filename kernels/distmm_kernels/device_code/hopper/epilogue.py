@@ -1,4 +1,4 @@
-"""The epilogue of a tile in registers: C read from shared memory, sums scaled or reduced, D stored by TMA.
+"""The epilogue of a tile in registers: read C from shared memory, scale or reduce sums, store D by TMA.
 
 Each warp handles its own 16 rows, so no warp waits for another. The layout of registers is that of
 `distmm_kernels.device_code.hopper.wgmma`.
@@ -21,16 +21,16 @@ i32, u32, u64 = types.int32, types.uint32, types.uint64
 _together = assembly("bar.warp.sync 0xffffffff;", [], [], [])  # all threads of a warp
 _fence = assembly(
     "fence.proxy.async.shared::cta;", [], [], []
-)  # the thread's accesses of shared memory before the TMA's
+)  # orders the thread's accesses of shared memory before the TMA's
 
 
 def read_c(first: int, boxes: int, accumulator: Output, added: bool) -> Callable[..., None]:
-    """Make ``read_c(acc, row, permuted, factors)``: boxes of 32-bit C, from a tile's ``first`` on, into accumulators.
+    """Make ``read_c(acc, row, permuted, factors)``: read boxes of 32-bit C, from a tile's ``first`` on.
 
-    They replace what is there, or, if ``added``, are added to it, rounded to nearest.
-    ``row`` is where the thread reads the first box in shared memory, and ``permuted`` its place in that row, as
-    `distmm_kernels.tiles.hopper_tiles.box_place` says. After it the TMA may overwrite what the warp has read. The
-    factors are those of `finish_d`, and not used.
+    They replace the accumulators, or, if ``added``, are added to them, rounded to nearest. ``row`` is the address of
+    the thread's row of the first box in shared memory. ``permuted`` is its position in that row, from
+    `distmm_kernels.tiles.hopper_tiles.box_place`. When the function returns, the TMA may overwrite the boxes that the
+    warp has read. ``factors`` are not used; `finish_d` has the same signature.
     """
     quads = _quads(accumulator)
 
@@ -47,9 +47,9 @@ def read_c(first: int, boxes: int, accumulator: Output, added: bool) -> Callable
 
 
 def finish_d(first: int, boxes: int, c0: Output | None) -> Callable[..., None]:
-    """Make ``finish_d(acc, row, permuted, factors)``: ``alpha * acc + beta * C0``, all else as `read_c`.
+    """Make ``finish_d(acc, row, permuted, factors)``: ``alpha * acc + beta * C0``, with the parameters of `read_c`.
 
-    ``factors`` are the bits of alpha and of beta. Each operation is rounded, as those of `Kernel.finish` are: none is
+    ``factors`` are the bits of alpha and of beta. Each operation is rounded, as in `Kernel.finish`: none is
     fused with another. Without a C0 nothing is read or added.
     """
     times = assembly("mul.rn.f32 $0, $1, $2;", [F32], [F32] * 2, ["=f", "f", "f"], pure=True)
@@ -73,16 +73,16 @@ def finish_d(first: int, boxes: int, c0: Output | None) -> Callable[..., None]:
 
 
 def _nothing(builder: Any, first: int, boxes: int, row: Any, permuted: Any) -> Iterator[tuple[int, list[Any]]]:
-    """Give the numbers of the accumulators that `_quads` would give what it reads for."""
+    """Yield the accumulator numbers that `_quads` yields, and read nothing."""
     for box in range(first, first + boxes):
         for j in range(4):
             yield 4 * (4 * box + j), []
 
 
 def _quads(kind: Output) -> Callable[..., Iterator[tuple[int, list[Any]]]]:
-    """Make ``(builder, first, boxes, row, permuted)``: read boxes; give four elements and their accumulators' number.
+    """Make ``(builder, first, boxes, row, permuted)``: read boxes; yield four elements and their accumulators' number.
 
-    Elements of 16 bits are made float32.
+    Elements of 16 bits are converted to float32.
     """
     number, letter = (I32, "r") if kind == "int32" else (F32, "f")
     text = {
@@ -109,9 +109,9 @@ def _quads(kind: Output) -> Callable[..., Iterator[tuple[int, list[Any]]]]:
 def scale(columns: int) -> Callable[..., None]:
     """Make ``scale(acc, rows, columns)``: multiply by a factor of the row, then by one of the column.
 
-    In two steps, since the product of both factors may exceed float32's range where the result does not. ``rows`` and
-    ``columns`` are the addresses of the factors of the thread's first element; both lists are padded so that a tile may
-    be read whole.
+    There are two steps, since the product of both factors may exceed float32's range although the result does not.
+    ``rows`` and ``columns`` are the addresses of the factors of the thread's first element. Both lists are padded to
+    whole tiles.
     """
     one = assembly("ld.global.nc.f32 $0, [$1];", [F32], [I64], ["=f", "l"], pure=True)
     two = assembly("ld.global.nc.v2.f32 {$0, $1}, [$2];", [F32, F32], [I64], ["=f", "=f", "l"], pure=True)
@@ -131,10 +131,10 @@ def scale(columns: int) -> Callable[..., None]:
 
 
 def residue(columns: int) -> Callable[..., None]:
-    """Make ``residue(acc, modulus)``: replace int32 sums below 2^27 by their residues, `OFFSET` more than they are.
+    """Make ``residue(acc, modulus)``: replace int32 sums below 2^27 by their residues plus `OFFSET`.
 
-    ``modulus`` is the address of a number from 129 to 256, and of what quotients by it are multiplications with
-    (`distmm_kernels.emulation.moduli.epilogue_multiplier`).
+    ``modulus`` is an address in memory. It has the modulus, from 129 to 256, followed by the multiplier that replaces
+    division by the modulus (`distmm_kernels.emulation.moduli.epilogue_multiplier`).
     """
     numbers = assembly("ld.global.nc.v2.u32 {$0, $1}, [$2];", [I32, I32], [I64], ["=r", "=r", "l"], pure=True)
     high = assembly("mul.hi.u32 $0, $1, $2;", [I32], [I32] * 2, ["=r", "r", "r"], pure=True)
@@ -153,7 +153,7 @@ def residue(columns: int) -> Callable[..., None]:
 
 
 def not_zero(columns: int) -> Callable[[Any], None]:
-    """Make a function that replaces int32 sums by 1, and those that are 0 by 0."""
+    """Make a function that replaces int32 sums by 1 if they are not 0."""
     truth = assembly("{ .reg .pred p; setp.ne.s32 p, $1, 0; selp.b32 $0, 1, 0, p; }", [I32], [I32], ["=r", "r"], True)
 
     def write(builder, array):
@@ -167,10 +167,10 @@ def not_zero(columns: int) -> Callable[[Any], None]:
 def store_d(tile: HopperTile) -> Callable[..., None]:
     """Make ``store_d(acc, buffers, row, permuted, lane, map, x, y, z, left)``: a warp stores its 16 rows of D by TMA.
 
-    Box after box of 128 bytes a row goes through the warp's buffers in shared memory, whose address is ``buffers``;
-    where a lane writes there, `distmm_kernels.tiles.hopper_tiles.box_place` says. The first box's first element in D is
-    ``x, y, z``, and ``left`` columns exist from ``x`` on. Returns before stores are complete; the next call waits where
-    it would overwrite what they read.
+    Each row of a box has 128 bytes. The warp writes boxes to its buffers in shared memory, at address ``buffers``.
+    `distmm_kernels.tiles.hopper_tiles.box_place` returns the positions to which a lane writes. The first element of the
+    first box is element ``x, y, z`` of D, and D has ``left`` columns from ``x`` on. The function returns before the
+    stores are complete. The next call waits before it overwrites a buffer that a store still reads.
     """
     slots, put = tile.slots, {32: _put_words, 64: _put_halves, 128: _put_bytes}[tile.box_columns]
     first_lane = "{ .reg .pred p; setp.eq.u32 p, $0, 0; @p %s }"
@@ -223,7 +223,7 @@ def _put_halves(builder: Any, acc: Registers, box: int, output: Output, row: Any
 
 
 def _put_bytes(builder: Any, acc: Registers, box: int, output: Output, row: Any, permuted: Any) -> None:
-    """Pairs of bytes: 16 columns are a unit, of which 8 lie in four threads. Residues are stored less `OFFSET`."""
+    """Pairs of bytes: 16 columns are a unit; four threads hold 8 of them. `OFFSET` is subtracted from residues."""
     put = assembly("{ .reg .b16 pair; cvt.u16.u32 pair, $1; st.shared.b16 [$0], pair; }", [], [I32] * 2, ["r", "r"])
     last_bytes = assembly("prmt.b32 $0, $1, $2, 0x0040;", [I32], [I32] * 2, ["=r", "r", "r"], pure=True)
     for j in range(16):

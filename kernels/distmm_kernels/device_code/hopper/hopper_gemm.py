@@ -1,8 +1,8 @@
 """The Hopper kernel: a persistent, warp-specialised GEMM.
 
-One block runs on each multiprocessor and takes tile after tile of C. Its first thread keeps a ring of stages of A and B
-filled (`loads`). Two warpgroups multiply the stages and store D (`multiplies`). Barriers tell which stages are full and
-which are empty (`ring`). While one tile is stored, the stages of the next one arrive.
+One block runs on each multiprocessor, and computes tiles of C in a loop. Its first thread, the producer, loads pipeline
+stages of A and B (`loads`). Two warpgroups, the consumers, multiply the stages and store D (`multiplies`). mbarriers
+signal which stages are full and which are empty (`ring`). While D is stored, the stages of the next tile are loaded.
 """
 
 from __future__ import annotations
@@ -27,34 +27,36 @@ __all__ = ["hopper_gemm"]
 
 int32, uint32 = types.int32, types.uint32
 
-shared_memory = dynamic_shared_memory(alignment=1024)  # which the 128-byte swizzle demands
+shared_memory = dynamic_shared_memory(alignment=1024)  # as the 128-byte swizzle requires
 
 
 def hopper_gemm(tile: HopperTile) -> Source:
     """Make the kernel of a tile.
 
-    Its parameters are six tensor maps: A, A's low part, B, B's low part (the maps of the only parts again, where there
-    is one product), C (that of D again, where there is none) and D; then, all unsigned and of 64 bits:
+    The kernel's first parameters are six tensor maps: A, A's low part, B, B's low part, C and D. If operands have one
+    part, the maps of the low parts are those of A and B again. If there is no C, its map is that of D. The other
+    parameters are unsigned integers of 64 bits:
 
     row_scales, row_step, column_scales, column_step
-        Addresses of float32 factors, and bytes from one matrix's to the next one's. Where D is int8, the first two
-        say where the modulus of each matrix stands.
+        Addresses of float32 factors, and bytes from the factors of one matrix to those of the next. If D is int8, the
+        first two give the address of the modulus of each matrix.
     m, n, k
         Sizes of one matrix.
     batch, a_step, b_step, c_step
-        Matrices in the batch; 1 where A (B, C) has as many, 0 where all of them use one.
+        Number of matrices in the batch. A step is 1 if A (B, C) has a matrix for each, and 0 if it has one for all.
     high, wide
         Rows and columns of tiles of one C.
 
-    Where the tile is ``extended``, a seventh map is that of C0 (of D again, where there is none), and there are more
-    numbers. Where it has panels, the maps of A and of B are arrays of `MOST_PANELS`, and k is that of all but the last.
+    If the tile is ``extended``, a seventh map is that of C0 (that of D, if there is no C0), and there are more
+    parameters. If it has panels, the maps of A and of B are arrays of `MOST_PANELS`, and k is that of each panel but
+    the last.
 
     alpha, beta
         The bits of float32 factors.
     c0_step
-        As c_step.
+        The same as c_step, for C0.
     panels, last_k
-        How many there are, and the steps of k of the last.
+        Number of panels, and the k of the last panel.
     """
     addresses_of, ring_barriers, set_up = tensor_map_addresses(6), barriers_of(tile), initialise(tile)
     addresses_of_seven = tensor_map_addresses(7)
@@ -65,7 +67,7 @@ def hopper_gemm(tile: HopperTile) -> Source:
         shared = shared_memory()
         full, empty = ring_barriers(shared)
         thread = uint32(cuda.threadIdx.x)
-        # the same in all threads of a warp, and known to be: descriptors and barriers then stay in uniform registers
+        # the compiler knows that it is the same in all threads of a warp, and keeps descriptors in uniform registers
         warpgroup = uint32(cuda.shfl_sync(0xFFFFFFFF, int32(thread >> uint32(7)), 0))
         set_up(thread, full, empty)
 
@@ -78,8 +80,8 @@ def hopper_gemm(tile: HopperTile) -> Source:
             fewer()
             if thread == uint32(0):
                 load(ring, grid, t, k, maps, steps)
-            # nothing may follow here, nor a barrier after the branch: ptxas would take the loop's TMA instructions off
-            # the uniform datapath, and spill
+            # add no code here, and no barrier after the branch: with it, ptxas does not use the uniform datapath for
+            # the loop's TMA instructions, and spills registers
         else:
             more()
             multiply(ring, grid, t, k, n, thread, warpgroup, d, scales, finish)

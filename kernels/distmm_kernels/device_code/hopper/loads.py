@@ -1,6 +1,6 @@
 """The producer of the Hopper kernel: one thread keeps the ring's stages filled with A, B and C, by TMA.
 
-C comes as A and B do, in stages of its own. If the warps read it from global memory, tensor cores wait 5.6 us a tile.
+The TMA also loads C, in separate stages. If warps read C from global memory, tensor cores wait 5.6 us for each tile.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ def load_tiles(tile: HopperTile) -> Callable[..., None]:
     """Make ``(ring, grid, t, k, maps, steps)``: load the operands of every tile of this block.
 
     ``maps`` are the addresses of the tensor maps of A, A's low part, B, B's low part, C and C0; ``steps`` say whether
-    A, B, C and C0 have a matrix for each matrix of the batch (1) or one for all (0). ``k`` is what the consumers are
-    given too: for panels that of all but the last, how many there are, and that of the last.
+    A, B, C and C0 have a matrix for each matrix of the batch (1) or one for all (0). ``k`` is the same as for
+    the consumers. For panels it is a triple: the k of each panel but the last, the number of panels, the k of the last.
     """
     # plain names: Numba's closures take numbers and functions, not the fields of a dataclass
     start_from_c, add_c = tile.starts_from_c, tile.adds and not tile.starts_from_c
@@ -52,7 +52,7 @@ def load_tiles(tile: HopperTile) -> Callable[..., None]:
 
 
 def _load_k(tile: HopperTile) -> Callable[..., Any]:
-    """Make ``(ring, stage, parity, maps, m0, n0, first, count, matrix, steps)``: load so many steps of k of a tile.
+    """Make ``(ring, stage, parity, maps, m0, n0, first, count, matrix, steps)``: load ``count`` steps of k of a tile.
 
     Returns the next stage and its parity.
     """
@@ -71,7 +71,7 @@ def _load_k(tile: HopperTile) -> Callable[..., Any]:
 
 
 def _load_panels(tile: HopperTile) -> Callable[..., Any]:
-    """Make the same function as `_load_k`, for panels that are loaded one after the other."""
+    """Make the same function as `_load_k`, for panels, which are loaded in order."""
     load_k, map_bytes = _load_k(tile), uint64(128)
 
     def load(ring, stage, parity, maps, m0, n0, first, count, matrix, steps):
@@ -112,7 +112,7 @@ def _load_operand(tile: HopperTile, along_k: bool, lines: int) -> Callable[..., 
 
     ``lines`` are its rows of A, or columns of B, in a tile.
 
-    Along k that is one box. Otherwise it is a box for each 64 of the lines, whose rows in shared memory are 128 bytes.
+    A k-major operand is one box. Otherwise there is a box for each 64 lines; its rows in shared memory have 128 bytes.
     """
     if along_k:
         return inlined(lambda at, matrix, full, i, k, z: tma.load_box(at, matrix, full, k, i, z))
@@ -127,7 +127,10 @@ def _load_operand(tile: HopperTile, along_k: bool, lines: int) -> Callable[..., 
 
 
 def _load_boxes(tile: HopperTile, count: int, each: int, box_columns: int) -> Callable[..., Any]:
-    """Make ``(ring, stage, parity, c, x, y, z)``: load a tile of C, some boxes a stage; returns stage and parity."""
+    """Make ``(ring, stage, parity, c, x, y, z)``: load a tile of C, ``each`` boxes per stage.
+
+    Returns the next stage and parity.
+    """
     boxes, together = uint32(count), uint32(each)
     stage_bytes, after = uint32(tile.stage_bytes), following(tile)
     box_bytes, columns = uint32(C_BOX_BYTES), uint32(box_columns)

@@ -1,8 +1,8 @@
-"""The consumers of the Hopper kernel: two warpgroups multiply the ring's stages by wgmma, and store tiles of D.
+"""The consumers of the Hopper kernel: two warpgroups multiply pipeline stages with wgmma, and store tiles of D.
 
-A tile of C is read from stages of its own. Threads read it, while wgmma reads A and B, and the TMA may overwrite a
-stage before a thread's reads are done unless the thread fences them, as `read_c` does: without the fence, one element
-in 10,000 was wrong.
+A tile of C has separate pipeline stages. wgmma reads A and B, but threads read C. The TMA may overwrite a stage before
+a thread's reads are complete, unless the thread executes a fence, as `read_c` does. Without the fence, one element in
+10,000 was wrong.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ float32, int32, uint32, uint64 = types.float32, types.int32, types.uint32, types
 def multiply_tiles(tile: HopperTile) -> Callable[..., None]:
     """Make ``(ring, grid, t, k, n, thread, warpgroup, d, scales, factors)``: multiply, finish and store tiles.
 
-    ``d`` is the address of D's tensor map; ``scales`` are the kernel's parameters of that name, and ``factors`` alpha
-    and beta, if it finishes.
+    ``d`` is the address of D's tensor map; ``scales`` are the kernel's four parameters for scales. ``factors`` are
+    alpha and beta, if the tile has them.
     """
     # plain names: Numba's closures take numbers and functions, not the fields of a dataclass
     three, two_sets, start_from_c = tile.products == 3, tile.two_sets, tile.starts_from_c
@@ -61,7 +61,7 @@ def multiply_tiles(tile: HopperTile) -> Callable[..., None]:
         c_at += warp_row * uint32(SPAN)
         c0_at, c0_permuted = c0_place(lane)
         c0_at += warp_row * uint32(SPAN)
-        mine, other = uint32(1) + half, uint32(2) - half  # turns, of which the warpgroups start with the first one's
+        mine, other = uint32(1) + half, uint32(2) - half  # numbers of turns; warpgroup 1 begins
         if three and half == uint32(1):
             barriers.give_turn(other)
         while t < grid.total:
@@ -84,7 +84,7 @@ def multiply_tiles(tile: HopperTile) -> Callable[..., None]:
 
 
 def _descriptors(tile: HopperTile) -> Callable[..., Any]:
-    """Make ``(here, half)``: descriptors of the warpgroup's rows of A, and of B, in the stage at an address."""
+    """Make ``(here, half)``: descriptors of the warpgroup's rows of A, and of B, in the stage at address ``here``."""
     a_along_k, b_along_k = tile.a_major == "k", tile.b_major == "k"
     a_constant, b_constant = (uint64(wgmma.descriptor(along, tile.depth)) for along in (a_along_k, b_along_k))
     a_half = uint32(64 * SPAN if a_along_k else tile.depth * SPAN)  # from one warpgroup's rows of A to the other's
@@ -157,9 +157,9 @@ def _stretches(tile: HopperTile) -> Callable[..., Any]:
 def _panels(tile: HopperTile) -> Callable[..., Any]:
     """Make the same function as `_one_product`, for panels. ``k`` is a triple.
 
-    It has the k of all panels but the last, their number, and the k of the last one. The float sum of each panel is
-    added to ``totals``, as if each panel had a launch of its own. Integer sums stay in the accumulators from panel to
-    panel, so only the loads treat panels of integers differently.
+    It has the k of each panel but the last, the number of panels, and the k of the last. The float sum of each panel is
+    added to ``totals``, as if each panel had a separate launch. Integer sums remain in the accumulators for all panels,
+    so only the loads differ for panels of integers.
     """
     multiply, clear, add = _one_product(tile), wgmma.clear(tile.columns // 2), wgmma.add(tile.columns // 2)
     below = uint32(tile.depth - 1)
@@ -187,9 +187,9 @@ def _panels(tile: HopperTile) -> Callable[..., Any]:
 def _three_products(tile: HopperTile) -> Callable[..., Any]:
     """Make the same function as `_one_product`, for operands in two parts: three products a stage, added to ``totals``.
 
-    The tensor cores truncate their sum, so it is taken out after each stage. The warpgroups take turns: one multiplies
-    while the other adds. Without turns both add at the same time now and then, and the tensor cores idle: 191 TFLOP/s
-    instead of 229 (fp16x3, n = 16384).
+    The tensor cores truncate their sum, so it is added to ``totals`` after each stage. The warpgroups take turns: one
+    multiplies while the other adds. Without turns both sometimes add at the same time, and the tensor cores idle: 191
+    TFLOP/s instead of 229 (fp16x3, n = 16384).
     """
     steps, depth, stage_bytes = tile.depth // tile.instruction_depth, uint32(tile.depth), uint32(tile.stage_bytes)
     a_low, b_low = uint64(tile.a_bytes // 16), uint64(tile.b_bytes // 16)
@@ -224,9 +224,10 @@ def _three_products(tile: HopperTile) -> Callable[..., Any]:
 
 
 def _finish(tile: HopperTile) -> Callable[..., Any]:
-    """Make ``(totals, ring, stage, parity, scales, z, row, column, c_at, c_permuted, lane)``: what D takes beside A B.
+    """Make ``(totals, ring, stage, parity, scales, z, row, column, c_at, c_permuted, lane)``: scale, add C, convert.
 
-    ``row`` and ``column`` are those of the warp's first element. Returns stage and parity, since C may come after A B.
+    ``row`` and ``column`` are those of the warp's first element. C is read from the ring after A and B, so the function
+    returns the next stage and parity.
     """
     scaled, add_c = tile.scaled, tile.adds and not tile.starts_from_c
     reduced, compared = tile.output == "int8", tile.output == "bool"
@@ -236,7 +237,7 @@ def _finish(tile: HopperTile) -> Callable[..., Any]:
     def finish(totals, ring, stage, parity, scales, z, row, column, c_at, c_permuted, lane):
         row_scales, row_step, column_scales, column_step = scales
         if scaled:
-            # of the thread's first element
+            # row and column of the thread's first element
             my_row, my_column = uint32(row + lane // uint32(4)), uint32(column + lane % uint32(4) * uint32(2))
             rescale(
                 totals,
@@ -257,7 +258,7 @@ def _finish(tile: HopperTile) -> Callable[..., Any]:
 def _finish_d(tile: HopperTile) -> Callable[..., Any]:
     """Make ``(totals, ring, stage, parity, at, permuted, lane, factors)``: ``alpha * totals + beta * C0``.
 
-    Returns stage and parity, since C0 comes after all else.
+    C0 is the last operand in the ring, so the function returns the next stage and parity.
     """
     if tile.c0 is not None:
         return _take(tile, tile.c0_boxes, tile.c0_stage_boxes, lambda first, count: finish_d(first, count, tile.c0))
@@ -272,7 +273,7 @@ def _finish_d(tile: HopperTile) -> Callable[..., Any]:
 
 
 def _take_c(tile: HopperTile, added: bool) -> Callable[..., Any]:
-    """Make ``(acc, ring, stage, parity, at, permuted, lane)``: read a tile of C into accumulators, or add it there."""
+    """Make ``(acc, ring, stage, parity, at, permuted, lane)``: read a tile of C to accumulators, or add it."""
 
     def reader(first, count):
         return read_c(first, count, tile.accumulator, added)
@@ -286,13 +287,13 @@ def _take_c(tile: HopperTile, added: bool) -> Callable[..., Any]:
 def _take(tile: HopperTile, boxes: int, together: int, reader: Callable[[int, int], Any]) -> Callable[..., Any]:
     """Make ``(acc, ring, stage, parity, at, permuted, lane, factors)``: read a tile's boxes, several from each stage.
 
-    ``at`` is where the thread reads in a box, ``permuted`` its place in that row. ``reader`` makes what reads so many
-    boxes, from the first one's number on. Returns the next stage and parity.
+    ``at`` is the thread's address in a box, and ``permuted`` its position in that row. ``reader(first, count)`` makes
+    the function that reads ``count`` boxes, from number ``first`` on. Returns the next stage and parity.
     """
     stage_bytes, after = uint32(tile.stage_bytes), following(tile)
 
     def taker(first):
-        """Take the stage whose first box has this number: nothing, where the tile has no more boxes."""
+        """Make the function that reads the stage with box ``first``. Without such a box, it does nothing."""
         count = max(0, min(together, boxes - first))
         read = reader(first, count)
 
@@ -307,7 +308,7 @@ def _take(tile: HopperTile, boxes: int, together: int, reader: Callable[[int, in
 
         return inlined(take)
 
-    # registers have constant numbers, so each stage has a function of its own
+    # register numbers are constants, so each stage has a separate function
     take_0, take_1, take_2 = (taker(number * together) for number in range(MOST_C_STAGES))
 
     def take_all(acc, ring, stage, parity, at, permuted, lane, factors):

@@ -1,8 +1,8 @@
-"""The ring of stages in shared memory, through which one thread hands operands to the warps that multiply.
+"""The ring of pipeline stages in shared memory: one thread loads operands, and the consumer warps read them.
 
-A stage holds one step of A and B. Its *full* barrier completes a phase when the stage has arrived, its *empty* barrier
-when all consumer warps have read it. The parity of a barrier's phase flips each time the ring comes round, so producer
-and consumers each carry the number of their stage and the parity that they wait for.
+A stage holds one step of A and B. Its *full* mbarrier completes a phase when the loads have arrived. Its *empty*
+mbarrier completes a phase when all consumer warps have read the stage. The parity of the phase changes with each pass
+over the ring. So producer and consumers both keep the number of their stage and the parity that they wait for.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ uint32 = types.uint32
 
 
 class Ring(NamedTuple):
-    """Addresses in shared memory: of the first stage, the first full barrier and the first empty barrier."""
+    """Addresses in shared memory: the first stage, the first full barrier and the first empty barrier."""
 
     stages: Any
     full: Any
@@ -29,7 +29,7 @@ class Ring(NamedTuple):
 
 
 class TileGrid(NamedTuple):
-    """Tiles of the whole product: how many rows and columns of them one C has, how many tiles one C and all C have."""
+    """Tiles of the product: rows and columns of tiles in one C, number of tiles in one C, and in all C."""
 
     high: Any
     wide: Any
@@ -38,7 +38,7 @@ class TileGrid(NamedTuple):
 
 
 def barriers_of(tile: HopperTile) -> Callable[[Any], tuple[Any, Any]]:
-    """Make ``(shared)``: the addresses of the first full and the first empty barrier, behind the stages and D."""
+    """Make ``(shared)``: the addresses of the first full and the first empty barrier, after the stages and D."""
     offset, full_bytes = uint32(tile.stages * tile.stage_bytes + tile.staging_bytes), uint32(8 * tile.stages)
 
     def addresses(shared):
@@ -85,10 +85,10 @@ def locate(grid, t):
 
 
 def slice_of(tile: HopperTile) -> Callable[[Any, Any], tuple[Any, Any, Any]]:
-    """Make ``(z, k)``: of matrix ``z`` of D, the matrix of A and B, the first step of k, and how many steps it has.
+    """Make ``(z, k)``: for matrix ``z`` of D, the matrix of A and B, the first step of k, and the number of steps.
 
-    The last slice has as many steps as the others: beyond k there are zeros, and a number that is not known to be the
-    same in all threads would take the TMA's loop off the uniform datapath.
+    The last slice has as many steps as the others: beyond k, operands are zero. If the number of steps were not known
+    to be the same in all threads, the TMA's loop could not use the uniform datapath.
     """
     if not tile.sliced:
         return inlined(lambda z, k: (z, uint32(0), k))

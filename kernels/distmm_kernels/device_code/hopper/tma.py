@@ -16,7 +16,7 @@ load_box = instruction(
     "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [$0], [$1, {$3, $4, $5}], [$2];",
     (u32, u64, u32, i32, i32, i32),
 )
-"""load_box(to, map, barrier, x, y, z): start a load; what lies outside the matrix arrives as zero."""
+"""load_box(to, map, barrier, x, y, z): start a load; elements outside of the matrix become zero."""
 
 wait_stores = instruction("cp.async.bulk.wait_group 0;")
 """Waits until all of this thread's stores are done."""

@@ -1,6 +1,6 @@
-"""Warpgroup matrix multiply-add: 64 rows of A times a tile of B, both in shared memory, into registers.
+"""Warpgroup matrix multiply-add: 64 rows of A times a tile of B, both in shared memory; the sums are in registers.
 
-Accumulators are a ``cuda.local.array`` that lives in registers, since every index into it is a constant. Thread ``t``
+Accumulators are a ``cuda.local.array`` in registers, since every index into it is a constant. Thread ``t``
 of a warpgroup holds parts of row ``16 (t // 32) + t % 32 // 4`` and of the row 8 further down: of every 8 columns,
 column ``2 (t % 4)`` and the next. Elements ``4 j`` and ``4 j + 1`` are in the ``j``-th 8 columns of the first row, the
 next two in the second row.
@@ -19,7 +19,7 @@ __all__ = ["add", "clear", "commit", "descriptor", "fence", "multiply", "step", 
 
 i32, u64 = types.int32, types.uint64
 
-# name in PTX of the operand, of the accumulator, and whether it takes the bits that say which operand is transposed
+# name in PTX of the operand and of the accumulator; whether the instruction has bits for transposed operands
 _NAMES = {
     "bfloat16": ("bf16", "f32", True),
     "float16": ("f16", "f32", True),
@@ -32,7 +32,7 @@ fence = instruction("wgmma.fence.sync.aligned;")
 """Orders accesses to accumulators before the wgmma that follow."""
 
 commit = instruction("wgmma.commit_group.sync.aligned;")
-"""Makes one group of the wgmma issued since the last."""
+"""Commits the wgmma issued since the last commit as one group."""
 
 
 def wait_for(pending: int) -> Callable[[], None]:
@@ -41,10 +41,11 @@ def wait_for(pending: int) -> Callable[[], None]:
 
 
 def descriptor(along_k: bool, depth: int) -> int:
-    """Return the constant part of the 64 bits that describe a tile in shared memory; ``address // 16`` is added to it.
+    """Return the constant part of a tile's 64-bit descriptor in shared memory; the caller adds ``address // 16``.
 
-    Rows are 128 bytes long and swizzled over 128 bytes, in groups of 8 rows, 1024 bytes apart. Along k such a row is
-    one of the matrix; otherwise it is 64 columns at one k, and the next 64 columns lie ``depth`` rows further on.
+    Rows are 128 bytes long and swizzled over 128 bytes, in groups of 8 rows, 1024 bytes apart. For a k-major
+    operand, such a row is a row of the matrix. Otherwise it is 64 columns at one k, and the next 64 columns begin
+    ``depth`` rows later.
     """
     swizzle_128_bytes = 1
     chunk = 16 if along_k else depth * SPAN
