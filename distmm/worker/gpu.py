@@ -26,8 +26,8 @@ from distmm.worker.dask_internals import in_task
 from distmm.worker.gpu_room import Turns, empty_pools, figures, is_full
 
 __all__ = [
-    "HEALED_TOPIC", "Prepared", "device_name", "from_dlpack", "merge_lock", "namespace", "prepared", "product_lock",
-    "retrying", "working",
+    "HEALED_TOPIC", "Prepared", "device_name", "from_dlpack", "merge_lock", "multiplying", "namespace", "prepared",
+    "product_lock", "retrying", "working",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
@@ -93,6 +93,13 @@ def working(work: Work) -> Iterator[Any]:
         finally:  # also after an error: memory that is then freed must not be in use
             done.record(stream)
             done.synchronize()
+
+
+@contextmanager
+def multiplying() -> Iterator[None]:
+    """Do as `working` for a product, and enqueue all kernels of the ``with`` block without those of other products."""
+    with working("product"), product_lock:
+        yield
 
 
 class Prepared:

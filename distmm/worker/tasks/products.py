@@ -81,7 +81,7 @@ def multiply(
             return _step(kernel, c, list(zip(lefts, rights, strict=True)), epilogue, c0, reduction, norms)
 
     def on_gpu() -> Block | tuple[Part, ...]:
-        with gpu.working("product"), gpu.product_lock:
+        with gpu.multiplying():
             a_form, b_form = ("A", kernel.name, kernel.dtype), ("B", kernel.name, kernel.dtype, symmetry)
             operands = [
                 (
@@ -133,10 +133,7 @@ def combine(
     """Add two partial blocks ``(*batch, m, n)`` of C, of accumulators, into a new one; the rest is as in `multiply`."""
 
     def summed() -> Block | tuple[Part, ...]:
-        with contextlib.ExitStack() as stack:
-            if choice.device == "cuda":
-                stack.enter_context(gpu.working("product"))
-                stack.enter_context(gpu.product_lock)
+        with gpu.multiplying() if choice.device == "cuda" else contextlib.nullcontext():
             c = left + right
             if epilogue is None:
                 return c

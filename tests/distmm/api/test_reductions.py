@@ -69,6 +69,15 @@ def test_topk_computes_both_arrays_at_once(client: Client, where: str, monkeypat
     assert len(persisted) == 1  # of both
 
 
+def test_compute_of_topk_raises_the_error_of_a_failed_operand(client: Client) -> None:
+    def load(block_info: Any = None) -> Any:
+        raise OSError("the disk is lost")
+
+    a = da.map_blocks(load, chunks=((20, 14), (20,)), dtype="f4", meta=np.empty((0, 0), "f4"))
+    with client.as_current(), pytest.raises(OSError, match="the disk is lost"):
+        distmm.topk(a, operands()[1], 6, client=client).compute()
+
+
 @pytest.mark.parametrize("k", [1, 17, 40])
 def test_k_may_be_as_large_as_rows_are(k: int) -> None:
     a, b = operands()
