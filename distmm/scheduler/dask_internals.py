@@ -134,9 +134,12 @@ def makers(ts: TaskState, new: set[object]) -> Iterator[TaskState]:
 
 
 def copy_blocks(scheduler: Scheduler, address: str, keys: list[object]) -> None:
-    """Ask a worker to fetch blocks that are in memory elsewhere."""
+    """Ask a worker to fetch blocks that are in memory elsewhere: from each of their holders in the order of `keys`.
+
+    All blocks of one message have the same priority, and a worker takes the last one of them first.
+    """
     if address in scheduler.workers:
-        scheduler.request_acquire_replicas(address, keys, stimulus_id="distmm-copy")
+        scheduler.request_acquire_replicas(address, keys[::-1], stimulus_id="distmm-copy")
 
 
 def drop_blocks(scheduler: Scheduler, address: str, keys: list[object]) -> None:

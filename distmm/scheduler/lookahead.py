@@ -32,13 +32,13 @@ class HeldStep:
         Product tasks, with the ranks that run them.
     loads : dict
         Blocks of A and B that this step is the first to read, each with the tasks that make it and their rank.
-    replicas : set
-        Blocks with the ranks that need a replica.
+    replicas : dict
+        Blocks with the ranks that need a replica, in the order of the tasks that read them.
     """
 
     tasks: dict[Key, int] = field(default_factory=dict)
     loads: dict[Key, tuple[tuple[Key, ...], int]] = field(default_factory=dict)
-    replicas: set[tuple[Key, int]] = field(default_factory=set)
+    replicas: dict[tuple[Key, int], None] = field(default_factory=dict)
 
 
 class Lookahead:

@@ -120,7 +120,7 @@ class Products:
                 product.slots.expect(task.key, where)
             for block in task.operands:
                 if planned or replicas.use(block, rank):
-                    held.replicas.add((block, rank))
+                    held.replicas[block, rank] = None
                 if block in seen:
                     continue
                 seen.add(block)

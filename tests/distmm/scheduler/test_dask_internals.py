@@ -216,6 +216,22 @@ def test_blocks_are_copied_and_dropped(two: Client) -> None:
     until(lambda: two.who_has(future)["copied"] == [first])
 
 
+def test_a_worker_fetches_blocks_in_the_order_in_which_they_are_asked_for(two: Client) -> None:
+    first, second = sorted(two.scheduler_info()["workers"])
+    names = [f"fetched-{i}" for i in (3, 0, 2, 5, 1, 4)]
+    blocks = [two.submit(bytes, 100, key=name, workers=[first]) for name in names]
+    two.gather(blocks)
+    (worker,) = (each for each in two.cluster.workers.values() if each.address == second)
+    before, worker.state.transfer_message_bytes_limit = worker.state.transfer_message_bytes_limit, 1  # one block each
+    try:
+        on_scheduler(two, lambda scheduler: dask_internals.copy_blocks(scheduler, second, names))
+        until(lambda: all(len(two.who_has(block)[block.key]) == 2 for block in blocks))
+    finally:
+        worker.state.transfer_message_bytes_limit = before
+    fetched = [key for log in worker.transfer_incoming_log for key in log["keys"] if key in names]
+    assert fetched == names
+
+
 def test_a_result_that_is_let_go_has_no_waiters_and_one_that_is_lost_has(two: Client, holding: Holding) -> None:
     scheduler = two.cluster.scheduler
     future = two.submit(lambda: 1, key="let-go")

@@ -52,6 +52,15 @@ def test_a_load_that_a_cancelled_product_held_starts_for_the_product_that_shares
         products.finished(task.key, task.where)
 
 
+def test_replicas_are_asked_for_in_the_order_of_the_steps_that_read_them() -> None:
+    products, tasks = machine(2), [task for j in (1, 3) for task in chain("c", Grid(1, 2), j)]  # both on rank 1
+    held = {block: OperandBlock((), "c", (0,)) for task in tasks for block in task.operands}
+    products.arrived(tasks, (), held, (), {"c": Limits(lookahead=DEPTH)})
+    copied = products.decide(lambda block: {0}).copy
+    of_step = [[(block, 1) for j in (1, 3) for block in (("A", 0, step), ("B", step, j))] for step in range(DEPTH)]
+    assert copied == [replica for step in of_step for replica in dict.fromkeys(step)]
+
+
 def test_a_worker_that_joins_changes_no_home_and_no_placement_of_a_product() -> None:
     def ranks(joins: bool) -> list[tuple[object, int]]:
         products, tasks = machine(2), chain("c", Grid(1, 3), 2)  # planned for three workers, and there are two
