@@ -92,6 +92,14 @@ def fragments(operand, along_k, architecture, size, wide):
     return compiler.build(source(operand, tiling, tiling.widest if wide else 1), architecture)
 
 
+def fragments_of_residues(architecture, size, wide):
+    from distmm_kernels.device_code.fragments import source
+    from distmm_kernels.launch import compiler
+
+    tiling = fragment_tilings("int8", architecture, (True, True))[size]
+    return compiler.build(source("int8", tiling, tiling.widest if wide else 1, True), architecture)
+
+
 def fragments_of_halves(operand, along_k, architecture, size):
     from distmm_kernels.device_code.fragments import source
     from distmm_kernels.launch import compiler
