@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from distmm_kernels.candidate import Candidate
+from distmm_kernels.candidate import FAST_FLOAT64, Candidate
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import GRANULE
@@ -76,7 +76,9 @@ class ResidueKernel(GuardedKernel):
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
         self._split = splitter(device, self.parts)
-        self._products = ResidueProducts(device, MODULI * FORMS[self.parts], self.reconstruction, (), self.instruction)
+        by_integers = (device.compute_capability not in FAST_FLOAT64,)
+        moduli = MODULI * FORMS[self.parts]
+        self._products = ResidueProducts(device, moduli, self.reconstruction, by_integers, self.instruction)
 
     def _format(self, block: Array, operand: str) -> ResidueOperand:
         matrices = self._matrices(block, operand)

@@ -129,6 +129,12 @@ def copies(copy, architecture):
     return compiler.build(source, architecture)
 
 
+def reconstruction(module, by_integers, architecture):
+    """The kernel that computes float64 or complex128 numbers from residues, as PTX."""
+    made = importlib.import_module(f"distmm_kernels.device_code.{module}").reconstruct(by_integers, True)
+    return compiled(made.function, None, architecture, signature=made.signature)[0]
+
+
 def hopper(tile):
     from distmm_kernels.device_code.hopper.hopper_gemm import hopper_gemm
     from distmm_kernels.launch import compiler
