@@ -100,6 +100,7 @@ class Hardware:
         if model is not None:
             for kernel_facts in facts["kernels"].values():
                 share = share_of_measured(model, kernel_facts["unit"], accumulator_dtype(dtype).str[1:])
+                share /= kernel_facts["relative"]
                 kernel_facts["rate"] *= share
                 kernel_facts["cost"] /= share
         spec = replace(cluster.spec(device, [facts], dtype), workers=self.workers)

@@ -19,9 +19,10 @@ from distmm_kernels.candidate import Candidate
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 
-__all__ = ["SIZES", "ModelRates", "rate", "rates_of", "seconds", "shipped"]
+__all__ = ["SIZES", "ModelRates", "rate", "rates_of", "relative", "seconds", "shipped"]
 
 CPU = "CPU"  # the name of any CPU in the file
+SCALED = frozenset({"float64", "complex128", "int32", "int64"})  # types to whose rates `relative` of the file applies
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,9 @@ class ModelRates:
     kernels: Mapping[str, Mapping[str, tuple[float, ...]]]
 
 
-def _read() -> tuple[tuple[int, ...], dict[str, ModelRates]]:
+def _read() -> tuple[tuple[int, ...], dict[str, Mapping[str, float]], dict[str, ModelRates]]:
     content = tomllib.loads(Path(__file__).with_name("rates.toml").read_text(encoding="utf-8"))
-    sizes = tuple(content.pop("sizes"))
+    sizes, factors = tuple(content.pop("sizes")), content.pop("relative")
 
     def at_all_sizes(tflops: float | list[float]) -> tuple[float, ...]:
         each = tflops if isinstance(tflops, list) else [tflops] * len(sizes)
@@ -66,10 +67,10 @@ def _read() -> tuple[tuple[int, ...], dict[str, ModelRates]]:
         capability = tuple(facts["capability"]) if "capability" in facts else None
         copy = 1e12 * facts.get("copy", math.inf)
         models[model] = ModelRates(model, capability, facts["date"], copy, MappingProxyType(kernels))
-    return sizes, models
+    return sizes, factors, models
 
 
-SIZES, _MODELS = _read()
+SIZES, _RELATIVE, _MODELS = _read()
 
 
 def shipped(device: Device) -> ModelRates | None:
@@ -112,7 +113,9 @@ def rate(candidate: Candidate, problem: Problem, device: Device, edge: float) ->
         Below the smallest size the time is constant, and above the largest size the rate is constant.
     """
     of_kernel = rates_of(device).kernels[candidate.name]
-    measured = next(of_kernel[x] for x in (problem.dtype.name, problem.accumulator.name, "any") if x in of_kernel)
+    kept = next(of_kernel[x] for x in (problem.dtype.name, problem.accumulator.name, "any") if x in of_kernel)
+    factor = relative(candidate, problem, device)
+    measured = [factor * each for each in kept]
     if edge <= SIZES[0]:
         return measured[0] * (edge / SIZES[0]) ** 3
     for (low, below), (high, above) in itertools.pairwise(zip(SIZES, measured, strict=True)):
@@ -120,3 +123,13 @@ def rate(candidate: Candidate, problem: Problem, device: Device, edge: float) ->
             share = math.log(edge / low) / math.log(high / low)
             return below * math.exp(share * math.log(above / below))
     return measured[-1]
+
+
+def relative(candidate: Candidate, problem: Problem, device: Device) -> float:
+    """Return the factor by which `rate` multiplies the rates of a model of another compute capability; 1 otherwise."""
+    capability, dtype = device.compute_capability, problem.dtype
+    if capability is None or capability == rates_of(device).capability or dtype.name not in SCALED:
+        return 1.0
+    of_units = _RELATIVE.get("{}.{}".format(*capability), _RELATIVE["others"])
+    unit: str = candidate.unit_of(dtype.name)
+    return of_units.get("float64" if unit == "plain" and dtype.kind in "fc" else unit, 1.0)

@@ -14,7 +14,7 @@ from distmm_kernels.candidates import CANDIDATES, Candidate
 from distmm_kernels.config import PRECISIONS, Problem
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Kernel
-from distmm_kernels.rates import SIZES, rate, seconds
+from distmm_kernels.rates import SIZES, rate, relative, seconds
 
 __all__ = [
     "CANDIDATES", "Candidate", "choose", "explain", "facts", "names", "promises_bits", "ranked",
@@ -184,8 +184,8 @@ def facts(
     -------
     dict
         For each kernel ``"rate"``, the operations per second of this product; ``"cost"``, the seconds by which it is
-        ranked; ``"granule"``, None if its bits are not reproducible; ``"prepared"``, ``"workspace"`` and ``"unit"`` as
-        in `Candidate`.
+        ranked; ``"relative"``, the factor that these have from `distmm_kernels.rates.relative`; ``"granule"``, None if
+        its bits are not reproducible; ``"prepared"``, ``"workspace"`` and ``"unit"`` as in `Candidate`.
 
     Raises
     ------
@@ -210,6 +210,7 @@ def facts(
         candidate.name: {
             "rate": rates[candidate.name],
             "cost": _cost(candidate, expected, problem),
+            "relative": relative(candidate, problem, device) if measured is None else 1.0,
             "granule": 1 if problem.accumulator.kind == "i" else candidate.granule,
             "prepared": candidate.prepared,
             "workspace": candidate.workspace,

@@ -16,6 +16,14 @@ def gpu():
 
 
 @pytest.fixture
+def ampere(gpu):
+    """The same, of compute capability 8.0 or more."""
+    if gpu.compute_capability < (8, 0):
+        pytest.skip(f"{gpu} has no asynchronous copies to shared memory")
+    return gpu
+
+
+@pytest.fixture
 def live_memory(gpu):
     """A context in which CuPy's allocations are counted: bytes that are live ``now``, and the ``peak`` of them."""
     import cupy

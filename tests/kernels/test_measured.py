@@ -65,6 +65,23 @@ def test_kernels_that_are_thought_not_worth_it_on_a_gpu_are_measured_there():
     assert told["mma_sync_fp16x3"]["rate"] == 9e13
 
 
+@pytest.mark.parametrize("device", [A100, RTX])
+@pytest.mark.parametrize(
+    ("dtype", "name"),
+    [
+        ("float64", "mma_sync_residues"),
+        ("complex128", "mma_sync_complex_residues"),
+        ("int32", "mma_sync_integer_residues"),
+        ("int64", "mma_sync_integer_residues"),
+    ],
+)
+def test_residues_are_measured_and_decided_upon_where_no_model_is_known(device, dtype, name):
+    problem = Problem(8192, 8192, 8192, np.dtype(dtype))
+    assert name in [each.name for each in measured.worth_measuring(problem, device, "highest")]
+    assert next(iter(facts(problem, device, "highest", measured={name: 3e13, "register_tiled": 2e13}))) == name
+    assert next(iter(facts(problem, device, "highest", measured={name: 1e12, "register_tiled": 2e13}))) != name
+
+
 def test_measured_rates_decide_and_a_promise_of_bits_is_worth_a_little():
     ours, theirs = 6e13, 6.2e13
     told = facts(FLOAT32, A100, "highest", measured={"register_tiled": ours, "cublas": theirs})

@@ -106,9 +106,9 @@ def _instruction(depth: int, name: str, sums: str) -> Callable[[Any, Any], list[
     return assembly(text, [number] * 4, [I32] * 6 + [number] * 4, letters, pure=True)
 
 
-def source(operand: Multiplicand, tiling: FragmentTiling, width: int) -> Source:
-    """Return the source that `distmm_kernels.launch.binary` compiles."""
+def source(operand: Multiplicand, tiling: FragmentTiling, width: int, modulo: bool = False) -> Source:
+    """Return the source that `distmm_kernels.launch.binary` compiles; ``modulo`` is for residues in int8."""
     _, _, sums, narrow = _KINDS[operand]
     makes: Any = simulated.multiply_fragments if SIMULATED else multiply(operand)
-    kernel = register_tiled(np.dtype(sums), tiling, width, makes, np.dtype(narrow))
-    return source_of(kernel, sums, tiling, narrow)
+    kernel = register_tiled(np.dtype(sums), tiling, width, makes, np.dtype(narrow), modulo)
+    return source_of(kernel, sums, tiling, narrow, modulo)

@@ -2,11 +2,16 @@
 
 Weights are split into three parts of 42 bits. The sums of residues times each part are exact in float64, and stay exact
 when a multiple of P is subtracted. So a number is rounded twice: when its parts are added, and when C is added.
+
+Where a GPU has few float64 units, the sums are added as integers of 64 bits, which are then converted. This too is
+exact, so the bits of the result are the same.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 from distmm_kernels.device_code.emit import (
     F64,
@@ -25,7 +30,7 @@ from distmm_kernels.emulation.moduli import OFFSET, PRODUCT, UNITS, WEIGHTS, dig
 from distmm_kernels.emulation.residues import COLUMNS, THREADS
 from distmm_kernels.launch.compiler import Source
 
-__all__ = ["integer", "load_factor", "reconstruct", "store_pair"]
+__all__ = ["add_weighted", "converted", "first_sums", "integer", "load_factor", "reconstruct", "store_pair"]
 
 f64, i32, u32, u64 = types.float64, types.int32, types.uint32, types.uint64
 
@@ -33,31 +38,61 @@ load_factor = instruction("ld.global.nc.f64 $0, [$1];", (u64,), f64, pure=True)
 store_pair = instruction("st.global.v2.f64 [$0], {$1, $2};", (u64, f64, f64))
 
 
-def _sums(builder, address, step):
-    """Write three exact sums for each of four columns. The residues of the four are in one word."""
+_to_float64 = assembly("cvt.rn.f64.s64 $0, $1;", [F64], [I64], ["=d", "l"], pure=True)
+
+
+def first_sums(by_integers: bool) -> list[Any]:
+    """Return three sums of no residues. As integers they cancel the `OFFSET` of the bytes to come."""
+    if by_integers:
+        return [I64(-OFFSET * sum(each)) for each in zip(*map(digits, WEIGHTS), strict=True)]
+    return [constant(F64, 0.0)] * len(UNITS)
+
+
+def add_weighted(builder: Any, sums: list[Any], byte: Any, weight: int, by_integers: bool) -> list[Any]:
+    """Write the addition of a residue times the three parts of its weight. ``byte`` is the residue plus `OFFSET`."""
+    wide = builder.zext(byte, I64)
+    if by_integers:
+        products = [builder.mul(wide, I64(digit)) for digit in digits(weight)]
+        return [builder.add(total, product) for total, product in zip(sums, products, strict=True)]
+    # the bits of 2^52 + byte; a conversion would take four times as long
+    bits = builder.or_(wide, I64((1023 + 52) << 52))
+    residue = builder.fsub(builder.bitcast(bits, F64), constant(F64, 2.0**52 + OFFSET))
+    parts = [constant(F64, math.ldexp(digit, unit)) for digit, unit in zip(digits(weight), UNITS, strict=True)]
+    return [builder.fma(residue, part, total) for part, total in zip(parts, sums, strict=True)]
+
+
+def converted(builder: Any, sums: list[Any], by_integers: bool) -> list[Any]:
+    """Write the conversion of three sums to float64, which is exact: the integers are below 2^53."""
+    if not by_integers:
+        return sums
+    units = (constant(F64, 2.0**unit) for unit in UNITS)
+    return [builder.fmul(_to_float64(builder, [total])[0], unit) for total, unit in zip(sums, units, strict=True)]
+
+
+def _sums_of_four(by_integers: bool) -> Callable[..., Any]:
+    """Make ``(address, step)``: three exact sums for each of four neighbours, modulus by modulus ``step`` bytes apart.
+
+    The residues of the four are in one word.
+    """
     load = assembly("ld.global.b32 $0, [$1];", [I32], [I64], ["=r", "l"])
-    words = []
-    for _ in WEIGHTS:
-        # OFFSET more than the residue, so that no byte is negative
-        words.append(builder.xor(load(builder, [address])[0], I32(0x80808080)))
-        address = builder.add(address, step)
-    zero = constant(F64, 0.0)
-    results = []
-    for column in range(COLUMNS):
-        sums = [zero] * len(UNITS)
-        for word, weight in zip(words, WEIGHTS, strict=True):
-            byte = builder.and_(builder.lshr(word, I32(8 * column)), I32(0xFF))
-            # the bits of 2^52 + byte; a conversion would take four times as long
-            bits = builder.or_(builder.zext(byte, I64), I64((1023 + 52) << 52))
-            residue = builder.fsub(builder.bitcast(bits, F64), constant(F64, 2.0**52 + OFFSET))
-            parts = [constant(F64, math.ldexp(d, unit)) for d, unit in zip(digits(weight), UNITS, strict=True)]
-            sums = [builder.fma(residue, part, total) for part, total in zip(parts, sums, strict=True)]
-        results += sums
-    return results
 
+    def write(builder, address, step):
+        words = []
+        for _ in WEIGHTS:
+            # OFFSET more than the residue, so that no byte is negative
+            words.append(builder.xor(load(builder, [address])[0], I32(0x80808080)))
+            address = builder.add(address, step)
+        results = []
+        for column in range(COLUMNS):
+            sums = first_sums(by_integers)
+            for word, weight in zip(words, WEIGHTS, strict=True):
+                byte = builder.and_(builder.lshr(word, I32(8 * column)), I32(0xFF))
+                sums = add_weighted(builder, sums, byte, weight, by_integers)
+            results += converted(builder, sums, by_integers)
+        return results
 
-sums_of_four = intrinsic(_sums, (u64, u64), (f64,) * (len(UNITS) * COLUMNS))
-"""sums_of_four(address, step): of the residues of four neighbours, modulus by modulus ``step`` bytes apart."""
+    return intrinsic(write, (u64, u64), (f64,) * (len(UNITS) * COLUMNS))
+
 
 to_nearest = instruction("cvt.rni.f64.f64 $0, $1;", (f64,), f64, pure=True)
 
@@ -72,10 +107,11 @@ def integer(first, second, third):
     return (first - _high * quotient) + ((second - _middle * quotient) + (third - _low * quotient))
 
 
-def reconstruct(adds: bool) -> Source:
+def reconstruct(by_integers: bool, adds: bool) -> Source:
     """Return the kernel ``D = C + x * row factor * column factor``; D may be C. Grid: enough threads, 1, 1.
 
-    Its parameters are unsigned integers of 64 bits:
+    ``by_integers`` is for GPUs with few float64 units; bits are the same. The kernel's parameters are unsigned integers
+    of 64 bits:
 
     residues, step, pitch
         Address of the residues ``(moduli, rows, columns)``; bytes from one modulus to the next, and from one row to the
@@ -93,7 +129,7 @@ def reconstruct(adds: bool) -> Source:
     def added(x, c):
         return read_double(c) + x if adds else x
 
-    number, plus = integer, inlined(added)
+    number, plus, sums_of_four = integer, inlined(added), _sums_of_four(by_integers)
 
     def kernel(
         residues, step, pitch, row_factors, column_factors, d, d_pitch, c, c_pitch, c_along, rows, columns,

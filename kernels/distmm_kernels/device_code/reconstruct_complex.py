@@ -6,14 +6,20 @@ The imaginary part is the third minus both. Residues are subtracted modulo their
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
-from distmm_kernels.device_code.emit import F64, I32, I64, assembly, constant, cuda, inlined, intrinsic, types
-from distmm_kernels.device_code.reconstruct import integer, load_factor, store_pair
+from distmm_kernels.device_code.emit import I32, I64, assembly, cuda, inlined, intrinsic, types
+from distmm_kernels.device_code.reconstruct import (
+    add_weighted,
+    converted,
+    first_sums,
+    integer,
+    load_factor,
+    store_pair,
+)
 from distmm_kernels.device_code.residues import read_double
-from distmm_kernels.emulation.moduli import MODULI, OFFSET, UNITS, WEIGHTS, digits
+from distmm_kernels.emulation.moduli import MODULI, OFFSET, UNITS, WEIGHTS
 from distmm_kernels.emulation.residues import COLUMNS, FORMS, THREADS
 from distmm_kernels.launch.compiler import Source
 
@@ -44,7 +50,7 @@ words_of_four = intrinsic(_load, (u64, u64), (u32,) * WORDS)
 """words_of_four(address, step): residues of four neighbours, product by product and modulus by modulus."""
 
 
-def _sums_of(column: int) -> Callable[..., Any]:
+def _sums_of(column: int, by_integers: bool) -> Callable[..., Any]:
     """Make ``(words)``: three exact sums for the real part of one column, and three for the imaginary part."""
 
     def write(builder, words):
@@ -52,14 +58,11 @@ def _sums_of(column: int) -> Callable[..., Any]:
             word = builder.extract_value(words, index)
             return builder.and_(builder.lshr(word, I32(8 * column)), I32(0xFF))
 
-        def residue(value, modulus):
+        def rest(value, modulus):
             quotient = builder.lshr(builder.mul(value, I32(remainder_multiplier(modulus))), I32(SHIFT))
-            rest = builder.sub(value, builder.mul(quotient, I32(modulus)))
-            # the bits of 2^52 + rest; a conversion would take four times as long
-            bits = builder.or_(builder.zext(rest, I64), I64((1023 + 52) << 52))
-            return builder.fsub(builder.bitcast(bits, F64), constant(F64, 2.0**52 + OFFSET))
+            return builder.sub(value, builder.mul(quotient, I32(modulus)))
 
-        sums = [constant(F64, 0.0)] * (2 * len(UNITS))
+        sums = [first_sums(by_integers)] * 2
         for index, (modulus, weight) in enumerate(zip(MODULI, WEIGHTS, strict=True)):
             first, second, third = (byte(form * len(MODULI) + index) for form in range(FORMS[2]))
             # each byte is its residue plus OFFSET, and so must be the results; multiples of the modulus keep them
@@ -67,26 +70,27 @@ def _sums_of(column: int) -> Callable[..., Any]:
             real = builder.add(builder.sub(first, second), I32(OFFSET + modulus))
             both = builder.add(first, second)
             imaginary = builder.add(builder.sub(third, both), I32(2 * OFFSET + 2 * modulus))
-            parts = [constant(F64, math.ldexp(d, unit)) for d, unit in zip(digits(weight), UNITS, strict=True)]
-            factors = [residue(real, modulus)] * len(UNITS) + [residue(imaginary, modulus)] * len(UNITS)
-            sums = [builder.fma(*each) for each in zip(factors, parts * 2, sums, strict=True)]
-        return sums
+            sums = [
+                add_weighted(builder, part, rest(value, modulus), weight, by_integers)
+                for part, value in zip(sums, (real, imaginary), strict=True)
+            ]
+        return [total for part in sums for total in converted(builder, part, by_integers)]
 
     return intrinsic(write, (types.UniTuple(u32, WORDS),), (f64,) * (2 * len(UNITS)))
 
 
-def reconstruct(adds: bool) -> Source:
+def reconstruct(by_integers: bool, adds: bool) -> Source:
     """Return the kernel ``D = C + z * row factor * column factor``; D may be C.
 
-    Grid and parameters are those of `distmm_kernels.device_code.reconstruct.reconstruct`, but residues have the shape
-    ``(products, moduli, rows, columns)``.
+    ``by_integers``, grid and parameters are those of `distmm_kernels.device_code.reconstruct.reconstruct`, but residues
+    have the shape ``(products, moduli, rows, columns)``.
     """
 
     def added(x, c):
         return read_double(c) + x if adds else x
 
     plus = inlined(added)
-    first, second, third, fourth = (_sums_of(column) for column in range(COLUMNS))
+    first, second, third, fourth = (_sums_of(column, by_integers) for column in range(COLUMNS))
 
     def stored(s, factor, c, d):
         real, imaginary = integer(s[0], s[1], s[2]) * factor, integer(s[3], s[4], s[5]) * factor

@@ -43,6 +43,7 @@ def register_tiled(
     width: int,
     multiply: Callable[..., Any] = operations.multiply,
     narrow: np.dtype[Any] | None = None,
+    modulo: bool = False,
 ) -> Callable[..., None]:
     """Make the kernel ``(a, b, c, d)`` for a dtype, or ``(a, a_low, b, b_low, c, d, of_rows, of_columns)`` for halves.
 
@@ -63,6 +64,9 @@ def register_tiled(
     narrow
         Type of A and B, if it is not ``dtype``. Then a thread holds operands in registers of 32 bits. C has the
         strides of D, and is added after all products.
+    modulo
+        Whether sums are reduced after all products: D has the bytes of their residues. ``c`` then has the moduli, as
+        `unrolled.reduce` reads them.
     """
     number, c_last = from_dtype(dtype), narrow is not None
     element, register = (number, number) if narrow is None else (from_dtype(narrow), types.uint32)
@@ -74,7 +78,7 @@ def register_tiled(
     parts = (-1, 0), (0, last_step), (last_step, last_step + 1)
     begin, multiply_most, multiply_last = (multiply(tiling, *part) for part in parts)
     load_c, store_d = operations.load(tiling.outputs(1)), operations.store(tiling.outputs(width), width)
-    add_c, halves = operations.add(tiling.outputs(width), width), tiling.parts == 2
+    halves = tiling.parts == 2
     scale = operations.scale(tiling.outputs(1))
 
     size_a, size_b = (int32(tiling.stage_elements(i)) for i in (0, 1))
@@ -83,6 +87,7 @@ def register_tiled(
         all_a, all_b, first_b = 0, 0, int32(all_a)
     low_a, low_b = (int32(tiling.part_elements(i)) for i in (0, 1))
     outputs, operands = tiling.thread_rows * tiling.thread_columns, tiling.operands
+    finish_with_c = operations.reduce(outputs) if modulo else operations.add(tiling.outputs(width), width)
     # unsigned: Numba rounds signed divisions as Python does, and converts int64 with uint64 to floats
     warp_size, warp_rows = uint32(32), uint32(tiling.warp_rows)
     warp_height, warp_width = (
@@ -173,7 +178,7 @@ def register_tiled(
             scale(acc, of_rows, batch, i0 + i, j0 + j, inside)
             scale(acc, of_columns, batch, i0 + i, j0 + j, inside)
         if c_last and c.shape[0] > 0:
-            add_c(acc, c, batch, i0 + i, j0 + j, inside)
+            finish_with_c(acc, c, batch, i0 + i, j0 + j, inside)
         store_d(acc, d, batch, i0 + i, j0 + j, inside)
 
     if halves:
@@ -228,10 +233,12 @@ def source(dtype: str, tiling: Tiling, width: int) -> Source:
     return source_of(register_tiled(np.dtype(dtype), tiling, width), dtype, tiling)
 
 
-def source_of(kernel: Callable[..., None], dtype: str, tiling: Tiling, narrow: str | None = None) -> Source:
+def source_of(
+    kernel: Callable[..., None], dtype: str, tiling: Tiling, narrow: str | None = None, modulo: bool = False
+) -> Source:
     """Return the source of a kernel that `register_tiled` made."""
     operand, result = (types.Array(from_dtype(np.dtype(name)), 3, "A") for name in (narrow or dtype, dtype))
     more = tiling.parts - 1
     operands, scales = [operand] * 2 * tiling.parts, [result] * 2 * more
-    signature = types.void(*operands, result, result, *scales)
+    signature = types.void(*operands, result, operand if modulo else result, *scales)
     return Source(kernel, signature, tiling.threads, tiling.blocks, dynamic_bytes(tiling))

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from distmm_kernels.emulation.moduli import OFFSET
 from distmm_kernels.tiles.fragment_tiles import EDGE, FragmentTiling
 from distmm_kernels.tiles.mma_tiles import LANES, MmaTiling, lane_place
 from distmm_kernels.tiles.tiling import VECTOR_BYTES, Offsets, Tiling
@@ -27,6 +28,7 @@ __all__ = [
     "multiply",
     "multiply_by_warp",
     "multiply_fragments",
+    "reduce",
     "scale",
     "store",
     "wait_for_stages",
@@ -55,6 +57,18 @@ def add(offsets: Offsets, width: int) -> Callable[..., None]:
             for e in range(width):
                 if row + i < matrix.shape[0] and column + j + e < matrix.shape[1]:
                     registers[p * width + e] += matrix[row + i, column + j + e]
+
+    return run
+
+
+def reduce(count: int) -> Callable[..., None]:
+    """Make what `unrolled.reduce` makes."""
+
+    def run(registers, moduli, batch, row, column, inside):
+        modulus, multiplier = (int(number) & 0xFFFFFFFF for number in moduli[batch][0])
+        for i in range(count):
+            value = int(registers[i]) + (modulus << 20) + OFFSET
+            registers[i] = value - (value * multiplier >> 39) * modulus ^ 0x80
 
     return run
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from distmm_kernels.device_code.elements import Matrix, Registers, Shared, copy_part, copy_vector
 from distmm_kernels.device_code.emit import ANY, I32, I64, instruction, intrinsic, is_integer, types
+from distmm_kernels.device_code.modulo import reduced
 from distmm_kernels.tiles.tiling import VECTOR_BYTES, Offsets, Tiling
 
 __all__ = [
@@ -24,6 +25,7 @@ __all__ = [
     "copy_along_k",
     "load",
     "multiply",
+    "reduce",
     "scale",
     "store",
     "wait_for_stages",
@@ -70,6 +72,24 @@ def add(offsets: Offsets, width: int) -> Callable[..., None]:
     return intrinsic(write, (ANY, ANY, i64, i64, i64, boolean))
 
 
+def reduce(count: int) -> Callable[..., None]:
+    """Make ``(registers, moduli, batch, row, column, inside)``: replace ``count`` sums by residues, as int8 in a word.
+
+    ``moduli[batch, 0]`` has the modulus of the batch and the multiplier for `distmm_kernels.device_code.modulo`. The
+    other arguments are not used; `add` has the same signature.
+    """
+
+    def write(builder, array, stack, batch, row, column, inside):
+        registers = Registers(builder, array)
+        modulus = Matrix(builder, stack, (batch, I64(0), I64(0)), None).address()
+        sums = [element for (element,) in registers.get(0, count)]
+        # the lowest byte of residue + 128, with its highest bit inverted, is that of the residue
+        values = [(builder.xor(value, I32(0x80)),) for value in reduced(builder, sums, modulus)]
+        registers.put(0, values)
+
+    return intrinsic(write, (ANY, ANY, i64, i64, i64, boolean))
+
+
 def scale(offsets: Offsets) -> Callable[..., None]:
     """Make ``(registers, matrices, batch, row, column, inside)``: multiply by elements of a matrix, where inside."""
 
@@ -87,6 +107,7 @@ def store(offsets: Offsets, width: int) -> Callable[..., None]:
     """Make ``(registers, matrices, batch, row, column, inside)``: store vectors along rows, where inside.
 
     A vector wider than one element has unit stride, is aligned, and is completely inside or outside of the matrix.
+    Of integers that are wider than those of the matrix, the lowest bits are stored.
     """
 
     def write(builder, array, stack, batch, row, column, inside):
@@ -96,7 +117,10 @@ def store(offsets: Offsets, width: int) -> Callable[..., None]:
             with builder.if_then(builder.or_(inside, matrix.contains(offset))):
                 # A vector store needs neighbouring registers. If these were the accumulators of the loop before, their
                 # order would put operands of a multiply-add into one register bank, which gives one operand a cycle.
-                matrix.store(offset, [registers.disguised(element) for element in registers.get(p * width, width)])
+                elements = [registers.disguised(element) for element in registers.get(p * width, width)]
+                if matrix.itemsize < registers.itemsize:
+                    elements = [(builder.trunc(element, matrix.real),) for (element,) in elements]
+                matrix.store(offset, elements)
 
     return intrinsic(write, (ANY, ANY, i64, i64, i64, boolean))
 

@@ -8,9 +8,10 @@ passes over C most of the time. The k from which residues are faster has not bee
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar
 
-from distmm_kernels.candidate import HOPPER, Candidate
+from distmm_kernels.candidate import Candidate
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import granules
@@ -20,12 +21,12 @@ from distmm_kernels.emulation.splits import as_stack
 from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.gemm.guarded import WORKSPACE
 from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
-from distmm_kernels.gemm.residue_products import ResidueProducts, matrices_of
+from distmm_kernels.gemm.residue_products import OF_HOPPER, Instruction, ResidueProducts, matrices_of
 from distmm_kernels.kernel import Array
 from distmm_kernels.layout.stack import distinct
 from distmm_kernels.tiles.hopper_tiles import COORDINATES
 
-__all__ = ["IntegerOperand", "IntegerResidueKernel"]
+__all__ = ["INTEGERS_IDEA", "IntegerOperand", "IntegerResidueKernel", "Integers"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,13 +61,15 @@ class IntegerResidueKernel(AlignedKernel):
 
     name = "integer_residues"
     granule = 1  # exact
+    instruction: ClassVar[Instruction] = "wgmma"
 
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
         self.bits = 8 * self.accumulator.itemsize
         self._split = integer_splitter(device, self.bits)
         reconstruction = "distmm_kernels.device_code.integer_residues:reconstruct"
-        self._products = ResidueProducts(device, SYSTEMS[self.bits].moduli, reconstruction, (self.bits,))
+        moduli = SYSTEMS[self.bits].moduli
+        self._products = ResidueProducts(device, moduli, reconstruction, (self.bits,), self.instruction)
         self._short = RegisterTiledKernel(problem, device)
 
     def _format(self, block: Array, operand: str) -> Any:
@@ -95,19 +98,17 @@ class IntegerResidueKernel(AlignedKernel):
             c = d
 
 
-TABLE = (
-    Candidate(
-        IntegerResidueKernel,
-        "ten or eighteen products of int8 residues, on tensor cores",
-        frozenset({"int32", "int64"}),
-        "ieee",
-        tile=(128, 128),
-        capabilities=HOPPER,
-        unit="tensor",
-        prepared=2.5,  # 10 bytes for each of 4, or 18 for each of 8
-        workspace=WORKSPACE,  # residues of a part of C
-        passes=(26, 44),  # of int64: 8 in, 18 out; 18 out, 18 in, 8 out
-        side_by_side=False,
-        sizes_below=COORDINATES,
-    ),
+Integers = partial(
+    Candidate,
+    dtypes=frozenset({"int32", "int64"}),
+    precision="ieee",
+    tile=(128, 128),
+    prepared=2.5,  # 10 bytes for each of 4, or 18 for each of 8
+    workspace=WORKSPACE,  # residues of a part of C
+    passes=(26, 44),  # of int64: 8 in, 18 out; 18 out, 18 in, 8 out
+    side_by_side=False,
+    sizes_below=COORDINATES,
 )
+INTEGERS_IDEA = "ten or eighteen products of int8 residues"
+
+TABLE = (Integers(IntegerResidueKernel, f"{INTEGERS_IDEA}, on tensor cores", **OF_HOPPER),)

@@ -1,7 +1,8 @@
 """Products of residues on int8 tensor cores, and the elements of C that follow from them.
 
-The Hopper kernel multiplies the residues of all moduli as one batch. Its epilogue reduces the sums, and stores a byte
-for each modulus and element of C. Another kernel computes elements from these bytes, and adds them to C.
+The Hopper kernel or the `mma.sync` kernel multiplies the residues of all moduli as one batch. Its epilogue reduces the
+sums, and stores a byte for each modulus and element of C. Another kernel computes elements from these bytes, and adds
+them to C.
 
 C is computed in parts, which bounds the memory of its residues. `WORKSPACE` holds the residues of 100 tiles for each
 multiprocessor.
@@ -12,9 +13,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from distmm_kernels.candidate import HOPPER
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.moduli import MODULI, epilogue_multiplier
 from distmm_kernels.emulation.residues import COLUMNS, THREADS
@@ -22,12 +25,18 @@ from distmm_kernels.gemm.guarded import WORKSPACE, parts
 from distmm_kernels.kernel import Array
 from distmm_kernels.launch.binary import Recipe
 from distmm_kernels.launch.driver import loaded
+from distmm_kernels.launch.fragment_launch import FragmentGemm, residues_gemm
 from distmm_kernels.launch.hopper_launch import HopperGemm, Scales, hopper_gemm
 from distmm_kernels.layout.stack import Stack, address
 from distmm_kernels.layout.vectors import row_pitch
 from distmm_kernels.tiles.hopper_tiles import ROWS, HopperTile, best_columns
 
-__all__ = ["ResidueProducts", "matrices_of", "strip"]
+__all__ = ["OF_HOPPER", "Instruction", "ResidueProducts", "matrices_of", "strip"]
+
+Instruction: TypeAlias = Literal["wgmma", "mma.sync"]
+
+# what the rows of kernels by `wgmma` have in common
+OF_HOPPER: dict[str, Any] = {"capabilities": HOPPER, "unit": "tensor"}
 
 
 class ResidueProducts:
@@ -40,13 +49,21 @@ class ResidueProducts:
     reconstruction, parameters
         The kernel that computes elements of C from the residues of products: its maker, and the maker's parameters.
         One more parameter says whether C is added.
+    instruction
+        The one that multiplies: that of Hopper GPUs, or that of any GPU since Ampere. Results are the same.
     """
 
     def __init__(
-        self, device: Device, moduli: tuple[int, ...], reconstruction: str, parameters: tuple[object, ...] = ()
+        self,
+        device: Device,
+        moduli: tuple[int, ...],
+        reconstruction: str,
+        parameters: tuple[object, ...] = (),
+        instruction: Instruction = "wgmma",
     ) -> None:
         self.device, self.moduli = device, moduli
         self._reconstruction, self._parameters = reconstruction, parameters
+        self._instruction = instruction
         self._gemms: dict[tuple[int, int], HopperGemm] = {}
 
     def add(self, left: Stack, right: Stack, c: Array | None, d: Array, factors: tuple[int, ...] = ()) -> None:
@@ -84,7 +101,9 @@ class ResidueProducts:
             )
             kernel.launch((-(-high * -(-wide // COLUMNS) // THREADS), 1, 1), (), values)
 
-    def _gemm(self, m: int, n: int) -> HopperGemm:
+    def _gemm(self, m: int, n: int) -> HopperGemm | FragmentGemm:
+        if self._instruction == "mma.sync":
+            return residues_gemm(self.device)
         if (m, n) not in self._gemms:
             best = best_columns(m, n, len(self.moduli), 1, self.device.multiprocessors)
             columns = 128 if best <= 128 else 256  # a multiple of a TMA box of bytes

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from distmm_kernels.candidate import HOPPER, Candidate
+from distmm_kernels.candidate import FAST_FLOAT64, Candidate
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import GRANULE
@@ -21,11 +21,20 @@ from distmm_kernels.emulation.residues import FORMS, SHORTEST, Residues, splitte
 from distmm_kernels.emulation.sparsity import Counts
 from distmm_kernels.emulation.splits import as_stack
 from distmm_kernels.gemm.guarded import WORKSPACE, GuardedKernel, GuardedOperand, Way
-from distmm_kernels.gemm.residue_products import ResidueProducts, matrices_of
+from distmm_kernels.gemm.residue_products import OF_HOPPER, Instruction, ResidueProducts, matrices_of
 from distmm_kernels.kernel import Array
 from distmm_kernels.tiles.hopper_tiles import COORDINATES
 
-__all__ = ["ComplexResidueKernel", "ResidueKernel", "ResidueOperand", "split_steps"]
+__all__ = [
+    "COMPLEX128_IDEA",
+    "FLOAT64_IDEA",
+    "Complex128",
+    "ComplexResidueKernel",
+    "Float64",
+    "ResidueKernel",
+    "ResidueOperand",
+    "split_steps",
+]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -54,17 +63,22 @@ class ResidueKernel(GuardedKernel):
         Real numbers of an element: 1, or 2 for complex numbers.
     reconstruction
         The kernel that computes elements of C from the residues of products.
+    instruction
+        The one that multiplies residues.
     """
 
     name = "residues"
     shortest = SHORTEST
     parts: ClassVar[int] = 1
     reconstruction: ClassVar[str] = "distmm_kernels.device_code.reconstruct:reconstruct"
+    instruction: ClassVar[Instruction] = "wgmma"
 
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
         self._split = splitter(device, self.parts)
-        self._products = ResidueProducts(device, MODULI * FORMS[self.parts], self.reconstruction)
+        by_integers = (device.compute_capability not in FAST_FLOAT64,)
+        moduli = MODULI * FORMS[self.parts]
+        self._products = ResidueProducts(device, moduli, self.reconstruction, by_integers, self.instruction)
 
     def _format(self, block: Array, operand: str) -> ResidueOperand:
         matrices = self._matrices(block, operand)
@@ -113,32 +127,26 @@ def split_steps(k: int) -> int:
 
 
 # The workspace holds the residues of a part of C, and after that the copies which a raised guard demands.
-_BY_RESIDUES = partial(
-    Candidate,
-    precision="highest",
-    tile=(128, 128),
-    capabilities=HOPPER,
-    unit="tensor",
-    workspace=WORKSPACE,
-    side_by_side=False,
+_BY_RESIDUES = partial(Candidate, precision="highest", tile=(128, 128), workspace=WORKSPACE, side_by_side=False)
+Float64 = partial(
+    _BY_RESIDUES,
+    dtypes=frozenset({"float64"}),
+    # 16 bytes for each of 8, 12 for each granule of a row, and while they are made 8 for 128 elements; a granule has
+    # 512 elements or more
+    prepared=2.011,
+    passes=(32, 40),  # two times 8 in, 16 out; 16 out, 16 in, 8 out
+    sizes_below=COORDINATES,
 )
+Complex128 = partial(
+    _BY_RESIDUES,
+    dtypes=frozenset({"complex128"}),
+    prepared=3.011,  # 48 bytes for each of 16, 12 for each granule, 8 for 64 elements
+    passes=(80, 112),  # two times 16 in, 48 out; 48 out, 48 in, 16 out
+    sizes_below=COORDINATES // 2,
+)
+FLOAT64_IDEA, COMPLEX128_IDEA = "sixteen products of int8 residues", "three times sixteen products of int8 residues"
+
 TABLE = (
-    _BY_RESIDUES(
-        ResidueKernel,
-        "sixteen products of int8 residues, on tensor cores",
-        frozenset({"float64"}),
-        # 16 bytes for each of 8, 12 for each granule of a row, and while they are made 8 for 128 elements; a granule
-        # has 512 elements or more
-        prepared=2.011,
-        passes=(32, 40),  # two times 8 in, 16 out; 16 out, 16 in, 8 out
-        sizes_below=COORDINATES,
-    ),
-    _BY_RESIDUES(
-        ComplexResidueKernel,
-        "three times sixteen products of int8 residues, on tensor cores",
-        frozenset({"complex128"}),
-        prepared=3.011,  # 48 bytes for each of 16, 12 for each granule, 8 for 64 elements
-        passes=(80, 112),  # two times 16 in, 48 out; 48 out, 48 in, 16 out
-        sizes_below=COORDINATES // 2,
-    ),
+    Float64(ResidueKernel, f"{FLOAT64_IDEA}, on tensor cores", **OF_HOPPER),
+    Complex128(ComplexResidueKernel, f"{COMPLEX128_IDEA}, on tensor cores", **OF_HOPPER),
 )

@@ -87,6 +87,17 @@ def test_the_measured_model_has_the_measured_rates() -> None:
     assert slower.link == slower.load == 2.5e10
 
 
+@pytest.mark.parametrize(("dtype", "kernel"), [("f8", "mma_sync_residues"), ("c16", "mma_sync_complex_residues")])
+def test_float64_on_absent_gpus_is_planned_with_the_rate_of_one_that_was_scaled_once(dtype: str, kernel: str) -> None:
+    rate = rates_of(gpu("H200")).kernels[kernel][{"f8": "float64", "c16": "complex128"}[dtype]][-1]
+    for model in ("A100", "A10", "L40S", "B200"):
+        planned = distmm.plan(shaped(10**5, 10**5, dtype=dtype), cluster=distmm.gpus(2, model)).cluster
+        assert planned.kernel == kernel
+        assert planned.rate == pytest.approx(
+            cluster.SUSTAINED * rate * share_of_measured(MODELS[model], "mma_sync", dtype)
+        )
+
+
 def test_a_slow_network_makes_the_plan_slower() -> None:
     a = shaped(10**5, 10**5)
     fast, slow = (distmm.plan(a, a, cluster=distmm.gpus(16, "H100", link=link)) for link in (None, "1GB"))

@@ -92,6 +92,14 @@ def fragments(operand, along_k, architecture, size, wide):
     return compiler.build(source(operand, tiling, tiling.widest if wide else 1), architecture)
 
 
+def fragments_of_residues(architecture, size, wide):
+    from distmm_kernels.device_code.fragments import source
+    from distmm_kernels.launch import compiler
+
+    tiling = fragment_tilings("int8", architecture, (True, True))[size]
+    return compiler.build(source("int8", tiling, tiling.widest if wide else 1, True), architecture)
+
+
 def fragments_of_halves(operand, along_k, architecture, size):
     from distmm_kernels.device_code.fragments import source
     from distmm_kernels.launch import compiler
@@ -119,6 +127,12 @@ def copies(copy, architecture):
     else:
         source = transpose.source(copy[12:])
     return compiler.build(source, architecture)
+
+
+def reconstruction(module, by_integers, architecture):
+    """The kernel that computes float64 or complex128 numbers from residues, as PTX."""
+    made = importlib.import_module(f"distmm_kernels.device_code.{module}").reconstruct(by_integers, True)
+    return compiled(made.function, None, architecture, signature=made.signature)[0]
 
 
 def hopper(tile):

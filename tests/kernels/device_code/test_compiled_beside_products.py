@@ -25,15 +25,17 @@ KERNELS = [
     ("residues", "find_factors", ()),
     ("residues", "split", (True,)),
     ("residues", "split", (False,)),
-    ("reconstruct", "reconstruct", (True,)),
-    ("reconstruct", "reconstruct", (False,)),
+    ("reconstruct", "reconstruct", (False, True)),
+    ("reconstruct", "reconstruct", (False, False)),
+    ("reconstruct", "reconstruct", (True, True)),
     ("residues", "sum_squares", (True, 2)),
     ("residues", "sum_squares", (False, 2)),
     ("residues", "find_factors", (2,)),
     ("residues", "split", (True, 2)),
     ("residues", "split", (False, 2)),
-    ("reconstruct_complex", "reconstruct", (True,)),
-    ("reconstruct_complex", "reconstruct", (False,)),
+    ("reconstruct_complex", "reconstruct", (False, True)),
+    ("reconstruct_complex", "reconstruct", (False, False)),
+    ("reconstruct_complex", "reconstruct", (True, True)),
     ("slices", "add_slices", ("float32", "float32", False)),
     ("slices", "add_slices", ("float32", "bfloat16", True)),
     ("slices", "add_slices", ("float32", "float16", False)),
@@ -55,6 +57,17 @@ CASES = [
     *((*kernel, (9, 0)) for kernel in KERNELS),
     *((*KERNELS[i], OTHERS[i % len(OTHERS)]) for i in range(len(KERNELS))),
 ]
+
+
+@pytest.mark.parametrize(("module", "reals"), [("reconstruct", 1), ("reconstruct_complex", 2)])
+def test_numbers_are_reconstructed_by_integers_where_float64_units_are_few(module, reals):
+    counts = [
+        len(re.findall(r"(fma|add|sub|mul|cvt)\.[a-z.]*f64", builds.reconstruction(module, by_integers, (8, 9))))
+        for by_integers in (False, True)
+    ]
+    # three sums of sixteen products, and sixteen residues, for each real of four elements
+    assert counts[0] >= 4 * reals * 64
+    assert 3 * counts[1] < counts[0]
 
 
 @pytest.mark.parametrize(("module", "name", "parameters", "architecture"), CASES)

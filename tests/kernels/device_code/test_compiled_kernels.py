@@ -128,6 +128,20 @@ def test_fragments_of_halves_stay_in_registers(operand, along_k, architecture, s
 
 
 @pytest.mark.parametrize(
+    ("architecture", "size", "wide"),
+    [((8, 0), 0, True), ((8, 6), 0, False), ((8, 9), 1, True), ((9, 0), 0, True), ((10, 0), 0, True),
+     ((12, 0), 0, True)],
+)  # fmt: skip
+def test_fragments_of_residues_stay_in_registers(architecture, size, wide):
+    made = builds.fragments_of_residues(architecture, size, wide)
+    tiling = fragment_tilings("int8", architecture, (True, True))[size]
+    assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in made.log
+    registers = max(map(int, re.findall(r"[Uu]sed (\d+) registers", made.log)))
+    assert registers * tiling.threads * tiling.blocks <= 65536, "registers of a multiprocessor"
+    assert made.shared_bytes in (0, tiling.shared_bytes)
+
+
+@pytest.mark.parametrize(
     ("operand", "instruction", "reads"),
     [
         ("bfloat16", "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32", [".trans", ""]),

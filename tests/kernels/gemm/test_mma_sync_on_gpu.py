@@ -26,13 +26,6 @@ SHAPES = [
 
 
 @pytest.fixture
-def ampere(gpu):
-    if gpu.compute_capability < (8, 0):
-        pytest.skip(f"{gpu} has no asynchronous copies to shared memory")
-    return gpu
-
-
-@pytest.fixture
 def kernel_for(ampere):
     from distmm_kernels.gemm.mma_sync import MmaSyncBf16Kernel, MmaSyncKernel, MmaSyncTf32Kernel
 

@@ -43,8 +43,11 @@ def launched(monkeypatch):
         return SimpleNamespace(data=SimpleNamespace(ptr=table.ctypes.data))
 
     def hopper_gemm(tile, device):
+        return gemm((tile.operand, tile.output, tile.b_major))
+
+    def gemm(what):
         def multiply(a, b, c, to, scales):
-            launches.append((tile.operand, tile.output, tile.b_major, to.shape[1:]))
+            launches.append((*what, to.shape[1:]))
             assert c is None
             assert scales[1:] == (8, 0, 0)
             table = seen(scales.rows, (to.matrices, 2), (8, 4), np.uint32)
@@ -76,6 +79,7 @@ def launched(monkeypatch):
     cuda = SimpleNamespace(alloc=alloc, get_current_stream=lambda: stream)
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda, asarray=asarray))
     monkeypatch.setattr(residue_products, "hopper_gemm", hopper_gemm)
+    monkeypatch.setattr(residue_products, "residues_gemm", lambda device: gemm(("mma.sync",)))
     monkeypatch.setattr(residue_products, "loaded", loaded)
     monkeypatch.setattr(residue_products, "address", lambda array: array.ctypes.data)
     return launches
@@ -111,3 +115,13 @@ def test_each_part_of_c_comes_of_its_rows_columns_and_factors(launched, monkeypa
     assert [each[0] for each in launched] == ["int8", "maker:name"] * parts
     assert all(each[:3] == ("int8", "int8", "k") for each in launched[::2])
     assert {each[1] for each in launched[1::2]} == {(32, c is not None)}
+
+
+def test_with_another_instruction_another_kernel_multiplies_the_same(launched):
+    rng, (m, k, n) = np.random.default_rng(0), (30, 20, 40)
+    a, b = (rng.integers(-1000, 1000, (rows, k), "i4") for rows in (m, n))
+    (left, _held), (right, _kept) = residues_of(a), residues_of(b)
+    d = np.full((m, n), 7, "i4")
+    ResidueProducts(NOWHERE, MODULI, "maker:name", (32,), "mma.sync").add(left, right, None, d)
+    np.testing.assert_array_equal(d, a @ b.T)
+    assert launched == ["table", ("mma.sync", (m, n)), ("maker:name", (32, False))]

@@ -11,7 +11,7 @@ from typing import Any
 
 from distmm_kernels.device_code.elements import Registers
 from distmm_kernels.device_code.emit import ANY, F32, I32, I64, assembly, intrinsic, types
-from distmm_kernels.emulation.moduli import OFFSET
+from distmm_kernels.device_code.modulo import reduced
 from distmm_kernels.tiles.hopper_tiles import C_BOX_BYTES, SPAN, WARP_ROWS, HopperTile, Output
 
 __all__ = ["finish_d", "not_zero", "read_c", "residue", "scale", "store_d"]
@@ -131,23 +131,15 @@ def scale(columns: int) -> Callable[..., None]:
 
 
 def residue(columns: int) -> Callable[..., None]:
-    """Make ``residue(acc, modulus)``: replace int32 sums below 2^27 by their residues plus `OFFSET`.
+    """Make ``residue(acc, modulus)``: replace int32 sums below 2^27 by their residues plus 128.
 
-    ``modulus`` is an address in memory. It has the modulus, from 129 to 256, followed by the multiplier that replaces
-    division by the modulus (`distmm_kernels.emulation.moduli.epilogue_multiplier`).
+    ``modulus`` is the address that `distmm_kernels.device_code.modulo.reduced` takes.
     """
-    numbers = assembly("ld.global.nc.v2.u32 {$0, $1}, [$2];", [I32, I32], [I64], ["=r", "=r", "l"], pure=True)
-    high = assembly("mul.hi.u32 $0, $1, $2;", [I32], [I32] * 2, ["=r", "r", "r"], pure=True)
 
     def write(builder, array, address):
         acc = Registers(builder, array)
-        modulus, multiplier = numbers(builder, [address])
-        # a multiple of the modulus that exceeds 2^27, so that no sum is negative
-        start = builder.add(builder.shl(modulus, I32(20)), I32(OFFSET))
-        for i, (element,) in enumerate(acc.get(0, columns // 2)):
-            value = builder.add(element, start)
-            quotient = builder.lshr(high(builder, [value, multiplier])[0], I32(7))
-            acc.put(i, [(builder.sub(value, builder.mul(quotient, modulus)),)])
+        sums = [element for (element,) in acc.get(0, columns // 2)]
+        acc.put(0, [(value,) for value in reduced(builder, sums, address)])
 
     return intrinsic(write, (ANY, u64))
 
@@ -223,7 +215,7 @@ def _put_halves(builder: Any, acc: Registers, box: int, output: Output, row: Any
 
 
 def _put_bytes(builder: Any, acc: Registers, box: int, output: Output, row: Any, permuted: Any) -> None:
-    """Pairs of bytes: 16 columns are a unit; four threads hold 8 of them. `OFFSET` is subtracted from residues."""
+    """Pairs of bytes: 16 columns are a unit; four threads hold 8 of them. 128 is subtracted from residues."""
     put = assembly("{ .reg .b16 pair; cvt.u16.u32 pair, $1; st.shared.b16 [$0], pair; }", [], [I32] * 2, ["r", "r"])
     last_bytes = assembly("prmt.b32 $0, $1, $2, 0x0040;", [I32], [I32] * 2, ["=r", "r", "r"], pure=True)
     for j in range(16):

@@ -11,6 +11,7 @@ from numba import cuda
 from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
 
 from distmm_kernels.device_code.fragments import source
+from distmm_kernels.emulation.moduli import OFFSET, epilogue_multiplier
 from distmm_kernels.tiles.fragment_tiles import ITEMSIZE, FragmentTiling
 
 # two or four warps of 16 x 16 or more, 64 or 128 bytes of k in a stage
@@ -58,6 +59,24 @@ def test_products_are_right_however_operands_lie(operand, along_k, shape, starts
     cuda.jit(made.function)[grid, made.threads](*map(FakeCUDAArray, given))
     want = a.astype(int) @ b.astype(int) + (c[0] if starts else 0)
     np.testing.assert_array_equal(whole[0, 1:-1, 1:-1], want)
+    whole[:, 1:-1, 1:-1] = 77
+    assert (whole == 77).all(), "wrote outside C"
+
+
+@pytest.mark.parametrize("shape", [(32, 64, 32), (33, 129, 65), (1, 1, 2)])
+def test_of_residues_each_product_is_stored_as_a_byte_modulo_its_own_number(shape):
+    (m, k, n), moduli = shape, (256, 255, 193)
+    tiling, rng = SMALL["int8"], np.random.default_rng(0)
+    a, b = (rng.integers(0, 100, (3, *size), "uint8") for size in ((m, k), (k, n)))
+    table = np.array([[(modulus, epilogue_multiplier(modulus))] for modulus in moduli], np.uint32).view(np.int32)
+    whole = np.full((3, m + 2, n + 2), 77, "uint8")
+    d = whole[:, 1:-1, 1:-1]
+    made = source("int8", tiling, 2 if n % 2 == 0 else 1, True)
+    grid = -(-m // tiling.rows) * -(-n // tiling.columns), 3
+    given = a.swapaxes(1, 2), b, table, d
+    cuda.jit(made.function)[grid, made.threads](*map(FakeCUDAArray, given))
+    want = (a.astype(int) @ b.astype(int) + OFFSET) % np.reshape(moduli, (3, 1, 1)) - OFFSET
+    np.testing.assert_array_equal(d.view("int8"), want)
     whole[:, 1:-1, 1:-1] = 77
     assert (whole == 77).all(), "wrote outside C"
 
