@@ -12,16 +12,18 @@ import math
 import re
 from dataclasses import asdict, dataclass
 from datetime import date
+from functools import partial
 from pathlib import Path
 
 from distmm_kernels.candidate import Candidate
+from distmm_kernels.candidates import CANDIDATES
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.launch import cache
-from distmm_kernels.rates import shipped
+from distmm_kernels.rates import rate, shipped
 from distmm_kernels.select import promises_bits, ranked
 
-__all__ = ["EDGE", "Measurement", "all_kept", "is_shipped", "kept", "measure", "worth_measuring"]
+__all__ = ["EDGE", "Measurement", "all_kept", "is_shipped", "kept", "measure", "rates_for", "worth_measuring"]
 
 EDGE = 4096  # edge of the cubes that are measured: enough work for any GPU of today; a second at 0.14 TFLOP/s
 SECONDS = 0.1  # that each kernel multiplies
@@ -104,6 +106,26 @@ def measure(problem: Problem, device: Device, precision: str) -> Measurement:
     _of_this_process[path] = found
     cache.write(path, json.dumps(asdict(found)).encode(), "measured rates")
     return found
+
+
+def rates_for(problem: Problem, device: Device, precision: str) -> dict[str, float] | None:
+    """Return the operations per second of each measured kernel for a product of this size; None without a measurement.
+
+    The measured rate is that of a cube of edge `EDGE`. For another size it is multiplied by the ratio of the rates for
+    these two sizes on the model whose rates the device has. The ratio is taken at sizes whose products take as long
+    there: if this GPU is slower by a factor f, the edges are larger by the cube root of f.
+    """
+    found = kept(problem, device, precision)
+    if found is None:
+        return None
+    edge = (problem.m * problem.k * problem.n) ** (1 / 3)
+    rates = {}
+    for candidate in CANDIDATES:
+        if (measured := found.rates.get(candidate.name)) is not None:
+            expected = partial(rate, candidate, problem, device)
+            longer = (expected(EDGE) / measured) ** (1 / 3)
+            rates[candidate.name] = measured * expected(edge * longer) / expected(EDGE * longer)
+    return rates
 
 
 def is_shipped(device: Device) -> bool:

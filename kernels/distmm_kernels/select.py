@@ -178,7 +178,8 @@ def facts(
     Parameters
     ----------
     measured
-        Operations per second by kernel, measured on this GPU. Only these kernels may be chosen then.
+        Operations per second by kernel for a product of this size, from rates measured on this GPU. Only these
+        kernels may be chosen then.
 
     Returns
     -------

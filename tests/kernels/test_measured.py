@@ -94,6 +94,26 @@ def test_measured_rates_decide_and_a_promise_of_bits_is_worth_a_little():
     assert told["register_tiled"]["cost"] == pytest.approx(expected)
 
 
+def test_rates_grow_with_the_size_as_on_the_model_that_is_known_and_less_on_a_slower_gpu():
+    h100 = dataclasses.replace(H200, name="NVIDIA H100 80GB HBM3")
+    assert measured.rates_for(FLOAT32, h100, "highest") is None
+    known = dict(zip(rates.SIZES, rates.rates_of(H200).kernels["fp16x3"]["float32"], strict=True))
+    found = []
+    for slower in (1, 1.1, 2, 64):
+        keep(h100, fp16x3=known[4096] / slower, naive=known[4096] / slower)
+        measured._of_this_process.clear()
+        told = measured.rates_for(FLOAT32, h100, "highest")
+        assert told.keys() == {"fp16x3", "naive"}
+        found.append(slower * told["fp16x3"] / known[4096])
+    assert found[0] == pytest.approx(known[8192] / known[4096])
+    assert found[-1] == pytest.approx(1)  # products of 4096 take as long there as those of 16384 on an H200
+    assert found[0] > found[1] > found[2] > 1
+    keep(h100, fp16x3=known[4096])
+    measured._of_this_process.clear()
+    small = measured.rates_for(dataclasses.replace(FLOAT32, m=512, k=512, n=512), h100, "highest")
+    assert small["fp16x3"] == pytest.approx(known[512])
+
+
 def test_what_was_measured_is_found_again_by_type_precision_and_model():
     _, found = keep(cublas=1e13)
     assert measured.kept(FLOAT32, A100, "highest") == found

@@ -92,18 +92,18 @@ def kernel_facts(
     try:
         here = _here(choice) if absent is None else device.Device("cuda", absent[0], 0, 0, absent[1], 0)
         needed = absent is None and choice.name is None and not measured.is_shipped(here)
-        found = measured.kept(problem, here, choice.precision) if needed else None
+        rates = measured.rates_for(problem, here, choice.precision) if needed else None
         kernels = select.facts(
             problem,
             here,
             choice.precision,
             reproducible=reproducible,
             name=choice.name,
-            measured=None if found is None else found.rates,
+            measured=rates,
         )
     except (ValueError, RuntimeError) as error:
         return {"no kernel": str(error)}
-    return {"kernels": kernels, "unmeasured": needed and found is None}
+    return {"kernels": kernels, "unmeasured": needed and rates is None}
 
 
 def measure(choice: KernelChoice) -> None:
