@@ -27,7 +27,7 @@ THREADS = 256  # of a block of the kernel that adds the sums of slices
 COLUMNS = 4  # that a thread adds: 16 bytes of each sum
 
 # Bytes of the sums of slices that are multiplied at the same time. The kernel that adds them reads them mostly from the
-# L2 cache, of 60 MB.
+# L2 cache, of 50 MB.
 WORKSPACE = 1 << 26
 
 # Split-K is used if the estimated time without it is at least 1.25 times as long. Split-K writes and reads 8 bytes for
