@@ -64,7 +64,7 @@ def smaller_plan(
     peak = f"{full.peak.worker / 1e9:.3g} GB a worker"
     made = plan_within(most=int(full.peak.worker * SHARE)) if before < MOST else None
     if made is None or made.peak.worker >= full.peak.worker:
-        why = "no plan with these blocks has a lower peak"
+        why = "no other plan has a lower peak"
         if before == MOST:
             why = f"{before} smaller plans have been tried"
         raise DeviceMemoryError(

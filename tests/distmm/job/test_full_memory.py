@@ -77,7 +77,7 @@ def test_a_job_whose_k_is_split_keeps_its_plan(cluster: Cluster, room: Callable[
     """The bits of C depend on the whole plan then."""
     a, b = operands()
     waves = room(0, DeviceMemoryError("the GPU's memory is full: a block of C found no room"))
-    with pytest.raises(DeviceMemoryError, match=r"b60x30x60.* no plan with these blocks has a lower peak: start over"):
+    with pytest.raises(DeviceMemoryError, match=r"b60x30x60.* no other plan has a lower peak: start over"):
         job.multiply(a, b, "C.npy", client=cluster(2), plan="g1x1x2 b60x30x60 p1 w1 l2")
     assert len(waves) == 1
 

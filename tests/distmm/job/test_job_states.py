@@ -46,6 +46,8 @@ ENDS = st.tuples(st.sampled_from(["end", "stop", "full", *EVENTS]), st.integers(
 
 End = tuple[str, int, bool]
 
+AT_REST = {"memory", "released", "error", "forgotten"}  # states of Dask's tasks on a worker
+
 
 @contextmanager
 def full_disk(writes: int) -> Iterator[None]:
@@ -111,11 +113,14 @@ class JobStates(RuleBasedStateMachine):
             self.held.release()
         self.held = held if held is not None and held.held else None
         (worker,) = self.cluster.workers.values()
-        most = int(self.held is not None)
-        until(
-            lambda: not any(self.client.processing().values()) and len(worker.active_threads) <= most,
-            lambda: f"the worker still works on {[*worker.active_threads.values()]}, {self.client.processing()}",
-        )
+        # The worker takes messages in their order: after this task it knows which tasks of a dead client are cancelled.
+        self.client.submit(int, pure=False).result()
+
+        def unfinished() -> list[str]:
+            tasks = list(worker.state.tasks.values())
+            return [f"{each.key}: {each.state}" for each in tasks if each.state not in AT_REST]
+
+        until(lambda: len(unfinished()) <= int(self.held is not None), unfinished)
 
     # Runs
 
