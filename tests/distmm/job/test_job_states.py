@@ -336,8 +336,11 @@ def _one_worker() -> Iterator[None]:
 @pytest.mark.usefixtures("_one_worker")
 @pytest.mark.parametrize(
     ("examples", "steps"),
-    [(EXAMPLES, 6 if EXAMPLES < 100 else 30), pytest.param(20, 30, marks=pytest.mark.minutes)],
-    ids=["some", "twenty"],
+    [
+        (EXAMPLES, 6 if EXAMPLES < 100 else 30),
+        pytest.param(10, 30, marks=[pytest.mark.minutes, pytest.mark.timeout(1200)]),
+    ],
+    ids=["some", "ten"],
 )
 def test_a_job_ends_right_through_any_history(examples: int, steps: int) -> None:
     run_state_machine_as_test(
