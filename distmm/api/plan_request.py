@@ -203,12 +203,12 @@ def _cluster(request: PlanRequest, client: Client | None) -> ClusterSpec:
         everywhere(client, job.prepare, KernelChoice(spec.device, problem.dtype, wishes.precision, wishes.kernel))
         spec = described()
         load = job.loads[spec.device] * (spec.threads if spec.device == "cpu" else 1)
-        memory = int(spec.memory * (1 - job.spare))
-        spec = replace(spec, memory=memory if request.most is None else min(memory, request.most), load=load)
-        return spec if request.kept is None else _with_room_for_parts(spec, request.kept)
+        spec = replace(spec, memory=int(spec.memory * (1 - job.spare)), load=load)
+    if request.most is not None:
+        spec = replace(spec, memory=min(spec.memory, request.most))
     if request.kept is not None:
         spec = _with_room_for_parts(spec, request.kept)
-    if wishes.absent is None and spec.device == "cuda" and (a.pageable or b.pageable):
+    if job is None and wishes.absent is None and spec.device == "cuda" and (a.pageable or b.pageable):
         return replace(spec, load=cluster.LOADS["cuda, pageable"])
     return spec
 

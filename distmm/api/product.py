@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -22,6 +23,7 @@ from distmm.api.operands import Operand, as_matrix
 from distmm.api.plan_request import PlanRequest, plan_for
 from distmm.api.product_array import ProductArray
 from distmm.api.scalars import check_held, common_type
+from distmm.api.smaller_plan import memory_full, smaller_plan
 from distmm.api.users_blocks import Chunks, batch_chunks
 from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
@@ -87,19 +89,19 @@ class Gemm:
         return (*batch, *(() if vector_a else (m,)), *(() if vector_b else (n,)))
 
     def plan(
-        self, wishes: Wishes, out: Any, client: Client | None, c_chunks: Chunks | None = None, **reduced: Any
+        self, wishes: Wishes, out: Any, client: Client | None, c_chunks: Chunks | None = None, **more: Any
     ) -> Plan:
         """Plan the product.
 
         Blocks that are written to `out` do not stay in the workers' memory. C gets the chunks of `out` if that is a
-        Dask array, or else `c_chunks`, along the dimensions that the operands' chunks do not cut. `reduced` may have
-        `kept` and `shared` of `PlanRequest`, if blocks of C are reduced.
+        Dask array, or else `c_chunks`, along the dimensions that the operands' chunks do not cut. `more` may have
+        `kept` and `shared` of `PlanRequest`, if blocks of C are reduced, and `most`, to plan with less memory.
         """
         written = _is_written(out)
         unit = unit_of(out) if written else None
         c_chunks = self._as_matrix(out.chunks, (1,)) if isinstance(out, da.Array) else c_chunks
         unit = None if unit is None else self._as_matrix(unit, 1)
-        request = PlanRequest(self.problem, self.a, self.b, wishes, written, c_chunks, unit, **reduced)
+        request = PlanRequest(self.problem, self.a, self.b, wishes, written, c_chunks, unit, **more)
         return plan_for(request, client)
 
     def _as_matrix(self, by_dimension: tuple[Any, ...], one: Any) -> tuple[Any, ...]:
@@ -137,16 +139,30 @@ class Gemm:
         if in_place and self.c is not None and client is not None:
             # After a failure a task may run again. It must then read the old C, and not a block that it has written.
             product = replace(self, c=replace(self.c, source=self.c.source.copy()))
-        lazy = product._lazy(plan, to, client)
-        if out is None:
-            return product._computable(lazy(None), wishes, plan, client)
         if not written:
-            return out_array.become(out, lazy(None))
+            lazy = product._lazy(plan, None, client)(None)
+            return product._computable(lazy, wishes, plan, client) if out is None else out_array.become(out, lazy)
+        for attempt in itertools.count():
+            try:
+                product._store(plan, out, to, client)
+                break
+            except MemoryError as error:
+                if client is None:
+                    raise
+                # The same blocks, if the caller chose them by a plan. All blocks of `out` are written again.
+                less = wishes if wishes.plan is None else replace(wishes, plan=None, blocks=plan.block_shape)
+                within = partial(self.plan, less, out, client, c_chunks)
+                what, remedy = "the product starts again", "use smaller blocks (blocks=)"
+                plan, _ = smaller_plan(plan, memory_full(error), attempt, within, what, remedy)
+        return out
+
+    def _store(self, plan: Plan, out: Any, to: Any, client: Client | None) -> None:
+        """Compute the product, and write its blocks to `out`."""
+        lazy = self._lazy(plan, to, client)
         if client is None or any(self.vectors) or len(plan.waves) == 1:
             out_array.store([(lazy(None), [None])], out, to, client)
         else:
             out_array.store(((lazy(wave), plan.blocking.regions(wave)) for wave in plan.waves), out, to, client)
-        return out
 
     def _held(self) -> Gemm:
         """Return the product of the operands as they are at the call (`Operand.held`)."""

@@ -18,8 +18,9 @@ import dask.array as da
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, Future, Scheduler
 
+from distmm.api.smaller_plan import memory_full
 from distmm.api.waves import Graph, Waves
-from distmm.errors import DeviceMemoryError, DistmmError, Stopped, WrongResultError
+from distmm.errors import DistmmError, Stopped, WrongResultError
 from distmm.graph import product_graph
 from distmm.job.block_writer import Writer
 from distmm.job.entries import Entries
@@ -149,7 +150,7 @@ class Computation:
             tell_failure(self.client, self.job, error)
             raise
         except MemoryError as error:  # raised by NumPy, or by Dask when it receives blocks
-            full = DeviceMemoryError(f"the memory of a worker is full: {str(error) or type(error).__name__}")
+            full = memory_full(error)
             tell_failure(self.client, self.job, full)
             raise full from error
         finally:

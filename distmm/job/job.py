@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NoReturn
 
 from distributed import Client
 
 from distmm import clusters
+from distmm.api.smaller_plan import smaller_plan
 from distmm.api.threshold import bytes_of_entry
 from distmm.api.verify import verify
 from distmm.checking.tolerance import Tolerance
@@ -45,7 +47,6 @@ from distmm.job.lock import Lock, locked
 from distmm.job.manifest import new_manifest, read_manifest, refuse_changes, run_of, write_manifest
 from distmm.job.reduction import Threshold
 from distmm.job.sampled_rows import check_sample
-from distmm.job.smaller_plan import smaller_plan
 from distmm.job.spec import Spec, differences
 from distmm.job.stop import Stop
 from distmm.job.summary import Made, Summary
@@ -111,7 +112,9 @@ class Job:
                 try:
                     return job._run(client, plan, begun, stop, announce, progress, anew)
                 except DeviceMemoryError as error:
-                    plan, note = smaller_plan(client, self.spec, read_manifest(folder), device, plan, error, attempt)
+                    within = partial(planning.within, self.spec, device, read_manifest(folder), client)
+                    remedy = "start over with smaller blocks (--overwrite, --blocks)"
+                    plan, note = smaller_plan(plan, error, attempt, within, "the job continues", remedy)
                 job, anew = replace(self, note=note), False
         raise AssertionError("an error ends the loop")
 

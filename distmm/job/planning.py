@@ -22,7 +22,7 @@ from distmm.storage.matrix import Matrix
 from distmm.worker.tasks import KernelChoice, kernel_facts
 from distmm.worker.tasks.kernel_choice import LARGE, kernel_for
 
-__all__ = ["bytes_of_parts", "plan", "planned", "request"]
+__all__ = ["bytes_of_parts", "plan", "planned", "request", "within"]
 
 # Share of the free memory that the plan does not use. It is for blocks that are being sent or written, which the plan
 # does not count. 0.13 was measured on CPU workers with large blocks.
@@ -83,6 +83,17 @@ def plan(spec: Spec, asked: PlanRequest, client: Client) -> Plan:
     if asked.run_seconds is not None or made.shortfall or made.cost.seconds < LONG_SECONDS:
         return made
     return planned(spec, replace(asked, run_seconds=made.cost.seconds), client)
+
+
+def within(spec: Spec, device: cluster.Device, manifest: Json, client: Client, most: int) -> Plan | None:
+    """Plan the rest of a job with at most so many bytes for blocks on a worker, after a worker's memory was full.
+
+    The block edges stay the same, so that finished blocks can be kept. The plan has smaller waves, less lookahead, or
+    fewer panels in a task. None if k is split: the bits of C depend on how it is split, so the plan cannot change.
+    """
+    if manifest["layers"] > 1:
+        return None
+    return planned(spec, replace(request(spec, device, None, manifest, None), most=most), client)
 
 
 def planned(spec: Spec, asked: PlanRequest, client: Client) -> Plan:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -15,6 +16,10 @@ from distmm.storage.output import Output
 from distmm.storage.regular_files import check_regular
 
 __all__ = ["NpyMatrix", "create", "reopen"]
+
+# One thread at a time parses a header. NumPy uses `ast`, which fails in CPython before 3.11.8 if several threads parse
+# at the same time: "SystemError: AST constructor recursion depth mismatch".
+_parsing = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,8 @@ class NpyMatrix(FlatMatrix):
 def _map(path: str) -> np.memmap[Any, Any]:
     check_regular(path)
     # Unlike numpy.load, this neither unpickles objects nor opens zip archives of arrays.
-    return np.lib.format.open_memmap(path, mode="r")
+    with _parsing:
+        return np.lib.format.open_memmap(path, mode="r")
 
 
 def create(output: Output, shape: tuple[int, int], dtype: np.dtype[Any]) -> FlatTarget:
@@ -77,7 +83,7 @@ def reopen(output: Output) -> FlatTarget:
 
 def _offset(path: str) -> int:
     """Return the first byte after the header."""
-    with open(path, "rb") as file:
+    with _parsing, open(path, "rb") as file:
         np.lib.format.read_magic(file)
         np.lib.format.read_array_header_1_0(file)
         return file.tell()

@@ -5,13 +5,11 @@ from __future__ import annotations
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import dask
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client
 
 from tests.distmm.job.object_server import served
 
@@ -29,23 +27,6 @@ def tmp_path(tmp_path: Path) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix="distmm-job-", dir=MEMORY, ignore_cleanup_errors=True) as folder:
         yield Path(folder)
-
-
-@pytest.fixture
-def cluster() -> Iterator[Callable[[int], Client]]:
-    """Clusters of workers in this process."""
-    opened: list[Any] = []
-
-    def start(workers: int) -> Client:
-        with dask.config.set({"distributed.scheduler.work-stealing": False}):
-            local = LocalCluster(n_workers=workers, threads_per_worker=1, processes=False, dashboard_address=":0")
-        client = Client(local, set_as_default=False)
-        opened.extend((local, client))
-        return client
-
-    yield start
-    for one in reversed(opened):
-        one.close()
 
 
 @pytest.fixture(scope="session")

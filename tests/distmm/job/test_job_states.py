@@ -1,4 +1,4 @@
-"""A job through any order of starts, stops, faults and damage: what is certified is right, and what is whole is kept.
+"""A job through any order of starts, stops, kills and damage: what is certified is right, and what is whole is kept.
 
 `DISTMM_EXAMPLES=500` plays 500 histories of 30 steps. Each failure prints its steps.
 """
@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -20,19 +22,14 @@ import pytest
 from distributed import Client, LocalCluster
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
 from distmm import job
 from distmm.errors import InputError, Stopped
-from distmm.storage import open_matrix
+from distmm.storage import flat, open_matrix, reopen_output
 from distmm.storage.output import Target
+from tests import forked
+from tests.distmm.job.killed_runs import ENDING_SECONDS, EVENTS, Enough, KilledRun, markers
 from tests.until import until
 
 EXAMPLES = int(os.environ.get("DISTMM_EXAMPLES", "2"))
@@ -40,31 +37,16 @@ EDGE, ACROSS = 8, 3
 BLOCKS = ACROSS**2
 # Of the same blocks: three waves of three, one wave, nine waves.
 PLANS = [f"g1x1x1 b{EDGE}x{EDGE}x{EDGE} p1 {waves}" for waves in ("w1x3 l1", "w1 l2", "w3x3 l1")]
+OUTPUTS = ["C.zarr", "C.npy", "C.h5"]
+DAMAGES = ["flip", "cut", "delete", "unmark", "mark"]
 
+# How a run ends, after how many blocks (or changes of files), and whether a kill takes the whole cluster. No rule has a
+# precondition: what a worker does after a kill is a race, and Hypothesis repeats a history by its choices.
+ENDS = st.tuples(st.sampled_from(["end", "stop", "full", *EVENTS]), st.integers(0, 119), st.booleans())
 
-class Killed(BaseException):
-    """Ends the client's loop as an interrupt does."""
+End = tuple[str, int, bool]
 
-
-class After(job.Stop):
-    """Ends a run once so many blocks more have their markers: asks it to stop, or kills its client."""
-
-    def __init__(self, end: str, blocks: int) -> None:
-        super().__init__()
-        self.end, self.enough = end, blocks + len(markers())
-
-    @property
-    def reason(self) -> str | None:
-        if self.end in ("stop", "kill") and len(markers()) >= self.enough:
-            if self.end == "kill":
-                raise Killed
-            self.ask("enough")
-        return super().reason
-
-
-def markers() -> dict[str, int]:
-    """Markers by name, and when they were written."""
-    return {path.name: path.stat().st_mtime_ns for path in Path().glob("C.zarr.job/*/*/done/*.json")}
+AT_REST = {"memory", "released", "error", "forgotten"}  # states of Dask's tasks on a worker
 
 
 @contextmanager
@@ -83,13 +65,11 @@ def full_disk(writes: int) -> Iterator[None]:
         yield
 
 
-ENDS = st.tuples(st.sampled_from(["end", "stop", "kill", "full"]), st.integers(0, 5))
-
-
 class JobStates(RuleBasedStateMachine):
     """One output, and all that is done to its job."""
 
     client: Client
+    cluster: LocalCluster
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,126 +81,295 @@ class JobStates(RuleBasedStateMachine):
         np.save("A.npy", a)
         np.save("B.npy", b)
         self.product, self.alpha = a @ b, 1
+        self.named: int | None = None  # alpha of the C that has its name
         self.whole: dict[str, int] = {}  # markers of blocks that nothing has happened to
+        self.damaged: dict[str, int] = {}  # markers of blocks that have changed since
         self.state: str | None = None
+        self.held: KilledRun | None = None  # a worker is in the middle of a write of this run
 
     def teardown(self) -> None:
+        self.at_rest(None)
         os.chdir(self.before)
         shutil.rmtree(self.folder)
 
-    def run(self, end: tuple[str, int], resume: bool = False, **options: Any) -> None:
+    # What is found on the disk
+
+    @property
+    def work(self) -> Path:
+        """The folder of the unfinished job."""
+        return next(Path(f"{self.out}.job").rglob("done")).parent
+
+    def unfinished(self) -> tuple[str | None, int | None]:
+        """Id and alpha of the unfinished job."""
+        manifest = Path(f"{self.out}.job/manifest.json")
+        if not manifest.exists():
+            return None, None
+        content = json.loads(manifest.read_text())
+        return content["id"], content["spec"]["alpha"]
+
+    def at_rest(self, held: KilledRun | None) -> None:
+        """Wait until the worker has ended all tasks, but for a write that is held. Let the one held before go on."""
+        if self.held is not None:
+            self.held.release()
+        self.held = held if held is not None and held.held else None
+        (worker,) = self.cluster.workers.values()
+        # The worker takes messages in their order: after this task it knows which tasks of a dead client are cancelled.
+        self.client.submit(int, pure=False).result()
+
+        def unfinished() -> list[str]:
+            tasks = list(worker.state.tasks.values())
+            return [f"{each.key}: {each.state}" for each in tasks if each.state not in AT_REST]
+
+        until(lambda: len(unfinished()) <= int(self.held is not None), unfinished)
+
+    # Runs
+
+    def run(self, end: End, resume: bool = False, **options: Any) -> None:
         """Make a run that ends in some way; check what it keeps, and what it says."""
-        how, blocks = end
-        stop = After(how, blocks)
-        kept, raised = self.whole, None
-        try:
-            with full_disk(blocks if how == "full" else BLOCKS):
-                if resume:
-                    summary = job.resume("C.zarr", client=self.client, stop=stop)
-                else:
-                    call = {"alpha": self.alpha, "plan": PLANS[0], **options}
-                    summary = job.multiply("A.npy", "B.npy", "C.zarr", client=self.client, stop=stop, **call)
-        except (Stopped, Killed, InputError) as error:
-            raised = error
-        now = markers()
-        if raised is None:
-            assert summary.blocks == BLOCKS
-            assert summary.kept == len(kept), "not all whole blocks were kept, or damaged ones were"
-            self.whole, self.state = {}, "complete"
+        how, count, alone = end
+        if self.state == "complete" and "overwrite" not in options and not os.path.exists(f"{self.out}.job"):
+            how = "end"  # nothing is left to do
+        call = None if resume else {"alpha": self.alpha, "plan": PLANS[0], **options}
+        anew = bool(options.get("overwrite"))
+        before, kept, killed = self.unfinished(), self.whole, None
+        done: tuple[int, int] | None
+        if how in EVENTS:
+            killed = KilledRun(how, count if how == "changes" else count % 6, None if alone else self.cluster)
+            done = killed.play(self.out, call)
         else:
-            assert how == {Stopped: "stop", Killed: "kill"}.get(type(raised), "full"), raised
-            assert how != "full" or "No space left on device" in str(raised), raised
-            again = [name for name, at in kept.items() if now.get(name) != at]
-            assert not again, f"{again} were whole, and made again"
-            self.whole, self.state = now, "stopped" if Path("C.zarr.job/manifest.json").exists() else None
+            done = self.undisturbed(how, count % 6, call)
+        self.at_rest(killed)
+        now = self.unfinished()
+        again = [name for name, at in kept.items() if now[0] == before[0] and markers(self.out).get(name) != at]
+        assert not again or done, f"{again} were whole, and made again"
+        if done is not None:
+            complete = self.state == "complete" and not anew
+            assert done == (BLOCKS, BLOCKS if complete else 0 if anew else len(kept)), "blocks kept: all that are whole"
+            allowed = {self.alpha if call is None else call["alpha"]}
+            assert now[0] is None
+            left = set(os.listdir()) - {f"{self.out}.report.html"}
+            assert left == {"A.npy", "B.npy", self.out, f"{self.out}.certificate.json"}
+        else:
+            allowed = {self.named, before[1]} | (set() if call is None else {call["alpha"]})
+        self.look(now, allowed, same=now[0] == before[0])
 
-    @initialize(plan=st.sampled_from(PLANS), end=ENDS)
-    def start(self, plan: str, end: tuple[str, int]) -> None:
+    def undisturbed(self, how: str, count: int, call: dict[str, Any] | None) -> tuple[int, int] | None:
+        """Make a run in this process; return its blocks and those kept. None if it has stopped, or the disk is full."""
+        stop = Enough(self.out, count, lambda stop: stop.ask("enough")) if how == "stop" else job.Stop()
+        try:
+            with full_disk(count if how == "full" else BLOCKS):
+                if call is None:
+                    summary = job.resume(self.out, client=self.client, stop=stop)
+                else:
+                    summary = job.multiply("A.npy", "B.npy", self.out, client=self.client, stop=stop, **call)
+        except Stopped:
+            assert how == "stop"
+            return None
+        except InputError as error:
+            if how == "full" and "No space left on device" in str(error):
+                return None
+            raise
+        return summary.blocks, summary.kept
+
+    def look(self, now: tuple[str | None, int | None], allowed: set[int | None], same: bool) -> None:
+        """See which job a run has left, and which C: the one from before, or that of a job which has ended."""
+        if os.path.exists(self.out):
+            c = open_matrix(self.out)[...]
+            alpha = int(c[0, 0] / self.product[0, 0])
+            np.testing.assert_array_equal(c, alpha * self.product)
+            assert alpha in allowed
+            self.named = alpha
+        assert (self.named is not None) == os.path.exists(self.out), "a C has lost its name"
+        self.damaged = self.damaged if same else {}
+        self.whole = {}
+        if now[0] is not None:
+            self.state, self.alpha = "stopped", now[1]
+            assert now[1] is not None
+            found = markers(self.out)
+            self.whole = {name: at for name, at in found.items() if self.damaged.get(name) != at}
+        elif self.named is not None:
+            self.state, self.alpha = "complete", self.named
+            certificate = json.loads(Path(f"{self.out}.certificate.json").read_text())
+            assert certificate["spec"]["alpha"] == self.named
+        else:
+            self.state = None
+
+    @initialize(out=st.sampled_from(OUTPUTS), plan=st.sampled_from(PLANS), end=ENDS)
+    def start(self, out: str, plan: str, end: End) -> None:
+        self.out = out
         self.run(end, plan=plan)
 
-    @precondition(lambda self: self.state == "stopped")
     @rule(end=ENDS)
-    def resume(self, end: tuple[str, int]) -> None:
-        self.run(end, resume=True)
+    def resume(self, end: End) -> None:
+        if self.state is None:
+            with pytest.raises(InputError, match="there is no unfinished job"):
+                job.resume(self.out, client=self.client)
+        else:
+            self.run(end, resume=True)
 
-    @precondition(lambda self: self.state != "complete")
     @rule(plan=st.sampled_from(PLANS), end=ENDS)
-    def call_again_with_any_plan_of_these_blocks(self, plan: str, end: tuple[str, int]) -> None:
+    def call_again_with_any_plan_of_these_blocks(self, plan: str, end: End) -> None:
         self.run(end, plan=plan)
 
-    @precondition(lambda self: self.state is not None)
     @rule()
     def ask_for_something_else(self) -> None:
-        with pytest.raises(InputError, match="--overwrite"):
-            job.multiply("A.npy", "B.npy", "C.zarr", client=self.client, alpha=self.alpha + 1, plan=PLANS[0])
+        if self.state is not None:
+            with pytest.raises(InputError, match="--overwrite"):
+                job.multiply("A.npy", "B.npy", self.out, client=self.client, alpha=self.alpha + 1, plan=PLANS[0])
 
-    @precondition(lambda self: self.state == "stopped")
     @rule()
     def change_the_blocks(self) -> None:
-        with pytest.raises(InputError, match="blocks were"):
-            job.multiply("A.npy", "B.npy", "C.zarr", client=self.client, alpha=self.alpha, blocks=(24, 24, 24))
+        if self.state == "stopped":
+            with pytest.raises(InputError, match="blocks were"):
+                job.multiply("A.npy", "B.npy", self.out, client=self.client, alpha=self.alpha, blocks=(24, 24, 24))
 
     @rule(end=ENDS)
-    def overwrite(self, end: tuple[str, int]) -> None:
-        complete = self.state == "complete"
-        self.whole, before = {}, (self.alpha, self.state)
-        self.alpha += 1
-        self.run(end, overwrite=True)
-        if complete and self.state != "complete" and Path("C.zarr").exists():
-            # The C that was there stays until the new one is complete.
-            np.testing.assert_array_equal(open_matrix("C.zarr")[...], before[0] * self.product)
+    def overwrite(self, end: End) -> None:
+        self.run(end, overwrite=True, alpha=self.alpha + 1)
 
-    @precondition(lambda self: self.whole)
-    @rule(seed=st.integers(0, 99), how=st.sampled_from(["flip", "truncate", "delete", "unmark", "mark"]), end=ENDS)
-    def damage_a_block_and_resume(self, seed: int, how: str, end: tuple[str, int]) -> None:
+    # Damage
+
+    @rule(seed=st.integers(0, 99), how=st.sampled_from(DAMAGES), end=ENDS)
+    def damage_a_block_and_resume(self, seed: int, how: str, end: End) -> None:
+        if not self.whole or not (self.work / self.out).exists():
+            return
         rng = random.Random(seed)
         name = rng.choice(sorted(self.whole))
-        del self.whole[name]
-        (marker,) = Path().glob(f"C.zarr.job/*/*/done/{name}")
-        i, j = (int(part) for part in name.removesuffix(".json").split("."))
-        (chunk,) = (path for path in Path().glob(f"C.zarr.job/**/c/{i}/{j}") if path.is_file())
-        if how == "flip":
-            content = bytearray(chunk.read_bytes())
-            content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
-            chunk.write_bytes(content)
-        elif how == "truncate":
-            os.truncate(chunk, rng.randrange(chunk.stat().st_size))
-        elif how == "delete":
-            chunk.unlink()
-        elif how == "unmark":
+        marker = self.work / "done" / name
+        if how == "unmark":
             marker.unlink()
-        else:
+            del self.whole[name]
+        elif how == "mark":
             marker.write_bytes(b"{}")
+            self.spoil(name)
+        else:
+            i, j = (int(part) for part in name.removesuffix(".json").split("."))
+            (self.damage_chunk if self.out.endswith(".zarr") else self.damage_file)(how, i, j, rng)
         self.run(end, resume=True)
 
-    @invariant()
-    def what_is_certified_is_right_and_the_status_is_true(self) -> None:
-        if self.state is None:
+    def spoil(self, name: str) -> None:
+        """Note that a block, or its marker, is not what the job has written."""
+        if self.whole.pop(name, None) is not None:
+            self.damaged[name] = markers(self.out)[name]
+
+    def damage_chunk(self, how: str, i: int, j: int, rng: random.Random) -> None:
+        chunk = self.work / self.out / "c" / str(i) / str(j)
+        if how == "flip":
+            flip(chunk, rng.randrange(chunk.stat().st_size), rng)
+        elif how == "cut":
+            os.truncate(chunk, rng.randrange(chunk.stat().st_size))
+        else:
+            chunk.unlink()
+        self.spoil(f"{i}.{j}.json")
+
+    def damage_file(self, how: str, i: int, j: int, rng: random.Random) -> None:
+        """Damage a file with all blocks. Without its end, or if it is lost, it is refused until it is whole again."""
+        draft = self.work / self.out
+        target = reopen_output(os.path.abspath(self.out), os.path.abspath(draft), False)
+        first, width = target.offset, EDGE * ACROSS * 8
+        if how == "flip":
+            row, byte = EDGE * i + rng.randrange(EDGE), rng.randrange(EDGE * 8)
+            flip(draft, first + row * width + EDGE * j * 8 + byte, rng)
+            self.spoil(f"{i}.{j}.json")
             return
-        found = job.status("C.zarr")
+        content, cut = draft.read_bytes(), first + rng.randrange(target.nbytes)
+        if how == "cut":
+            os.truncate(draft, cut)
+        else:
+            os.rename(draft, "aside")
+        with pytest.raises(InputError, match=re.escape(f"/{self.out}: ")):
+            job.resume(self.out, client=self.client)
+        self.at_rest(None)
+        draft = self.work / self.out
+        if how == "delete":
+            os.rename("aside", draft)
+            return
+        last = first + target.nbytes
+        with open(draft, "r+b") as file:  # the lost elements are zeros
+            file.seek(cut)
+            file.write(bytes(last - cut) + content[last:])
+        for row, column in np.ndindex(ACROSS, ACROSS):
+            end = first + (EDGE * row + EDGE - 1) * width + EDGE * (column + 1) * 8
+            if end > cut:
+                self.spoil(f"{row}.{column}.json")
+
+    @invariant()
+    def the_status_is_true(self) -> None:
+        if self.state is None:
+            with pytest.raises(InputError, match="there is no unfinished job"):
+                job.status(self.out)
+            return
+        found = job.status(self.out)
         assert found.state == self.state
         assert found.total == BLOCKS
         if self.state == "complete":
             assert found.done == BLOCKS
-            np.testing.assert_array_equal(open_matrix("C.zarr")[...], self.alpha * self.product)
         else:
-            assert len(self.whole) <= found.done <= len(markers())
-            until(lambda: not any(self.client.processing().values()))
+            assert len(self.whole) <= found.done <= len(markers(self.out))
 
 
-def test_a_job_ends_right_through_any_history() -> None:
+def flip(path: Path, at: int, rng: random.Random) -> None:
+    """Flip a bit of a byte of a file."""
+    with open(path, "r+b") as file:
+        file.seek(at)
+        (byte,) = file.read(1)
+        file.seek(at)
+        file.write(bytes([byte ^ 1 << rng.randrange(8)]))
+
+
+@pytest.fixture(scope="module")
+def _one_worker() -> Iterator[None]:
+    """A worker in this process, whose writes the tests can hold, for clients in any process."""
     with (
-        LocalCluster(n_workers=1, threads_per_worker=2, processes=False, dashboard_address=":0") as cluster,
+        pytest.MonkeyPatch.context() as patch,
+        forked.workers(),
+        LocalCluster(
+            n_workers=1, threads_per_worker=2, processes=False, protocol="tcp", dashboard_address=":0"
+        ) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
-        JobStates.client = client
-        run_state_machine_as_test(
-            JobStates,
-            settings=settings(
-                max_examples=EXAMPLES,
-                stateful_step_count=6 if EXAMPLES < 100 else 30,
-                deadline=None,
-                derandomize=True,
-                suppress_health_check=list(HealthCheck),
-            ),
-        )
+        patch.setattr(flat, "ENDING_SECONDS", ENDING_SECONDS)
+        JobStates.client, JobStates.cluster = client, cluster
+        yield
+
+
+@pytest.mark.usefixtures("_one_worker")
+@pytest.mark.parametrize(
+    ("examples", "steps"),
+    [
+        (EXAMPLES, 6 if EXAMPLES < 100 else 30),
+        pytest.param(10, 30, marks=[pytest.mark.minutes, pytest.mark.timeout(1200)]),
+    ],
+    ids=["some", "ten"],
+)
+def test_a_job_ends_right_through_any_history(examples: int, steps: int) -> None:
+    run_state_machine_as_test(
+        JobStates,
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            deadline=None,
+            derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+@pytest.mark.usefixtures("_one_worker")
+@pytest.mark.parametrize("out", OUTPUTS)
+def test_a_job_ends_right_after_each_kind_of_kill(out: str) -> None:
+    """One history with what the few random ones of a run of all tests may leave out."""
+    machine = JobStates()
+    try:
+        machine.start(out, PLANS[0], ("write", 2, True))
+        machine.damage_a_block_and_resume(1, "flip", ("held", 1, False))
+        machine.damage_a_block_and_resume(2, "cut", ("markers", 2, False))
+        machine.resume(("end", 0, False))
+        machine.overwrite(("changes", 25, True))
+        assert machine.named == 1, "the C from before is gone"
+        machine.the_status_is_true()
+        machine.resume(("end", 0, False))
+        machine.the_status_is_true()
+        assert (machine.state, machine.named) == ("complete", 2)
+    finally:
+        machine.teardown()

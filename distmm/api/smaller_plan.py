@@ -1,0 +1,81 @@
+"""Plans with less memory, for a job, or a product that is written, that starts again after a worker's memory was full.
+
+The task that ran out of memory was retried alone before it failed (`distmm.worker.gpu.retrying`). So the plan's figure
+was too low, or another program has taken memory.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from distmm.errors import DeviceMemoryError
+from distmm.planning.plan import Plan
+
+__all__ = ["MOST", "SHARE", "memory_full", "smaller_plan"]
+
+# Number of smaller plans that a call tries.
+MOST = 2
+
+# The peak of the next plan, as a share of the peak of the plan for which memory was full.
+SHARE = 0.7
+
+logger = logging.getLogger(__name__)
+
+
+def memory_full(error: MemoryError) -> DeviceMemoryError:
+    """Return the error of a task that found no memory. NumPy, and Dask when it receives blocks, raise other types."""
+    if isinstance(error, DeviceMemoryError):
+        return error
+    return DeviceMemoryError(f"the memory of a worker is full: {str(error) or type(error).__name__}")
+
+
+def smaller_plan(
+    full: Plan, error: DeviceMemoryError, before: int, plan_within: Callable[..., Plan | None], what: str, remedy: str
+) -> tuple[Plan, str]:
+    """Return a plan with a lower memory peak, and a note on it, which is also logged.
+
+    Parameters
+    ----------
+    full : Plan
+        The plan for which memory was full.
+    error : DeviceMemoryError
+        The error of the task that ran out of memory.
+    before : int
+        Number of smaller plans that this call has already tried.
+    plan_within : callable
+        Takes `most`: the bytes that blocks may take on a worker. Returns a plan, or None if the plan cannot change.
+    what : str
+        What continues with the plan, such as "the job continues", for the note.
+    remedy : str
+        What the user can do if there is no such plan, for the error.
+
+    Returns
+    -------
+    plan : Plan
+    note : str
+
+    Raises
+    ------
+    DeviceMemoryError
+        If there is no such plan, or `before` is `MOST`.
+    """
+    peak = f"{full.peak.worker / 1e9:.3g} GB a worker"
+    made = plan_within(most=int(full.peak.worker * SHARE)) if before < MOST else None
+    if made is None or made.peak.worker >= full.peak.worker:
+        why = "no other plan has a lower peak"
+        if before == MOST:
+            why = f"{before} smaller plans have been tried"
+        raise DeviceMemoryError(
+            f"{error}. The plan was {full}, with a peak of {peak}, and {why}: {remedy}, use more workers, or "
+            f"free memory of other programs there"
+        ) from error
+    # If no plan has so low a peak, the plan with the lowest peak is used.
+    made = replace(made, cluster=replace(made.cluster, memory=max(made.cluster.memory, made.peak.worker)))
+    note = (
+        f"the memory of a worker was full with plan {full} (peak {peak}): {what} with plan {made} (peak "
+        f"{made.peak.worker / 1e9:.3g} GB)"
+    )
+    logger.warning("%s. %s", error, note)
+    return made, note

@@ -1,0 +1,79 @@
+"""A product that is written starts again with a smaller plan when the memory of a worker is full, and says so."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import dask
+import numpy as np
+import pytest
+from distributed import Client
+
+import distmm
+from distmm.api import out_array, product_array, smaller_plan
+from distmm.errors import DeviceMemoryError
+
+Cluster = Callable[[int], Client]
+Room = Callable[..., list[int]]
+
+PLAN = "g2x1x1 b20x30x20 p1 w1 l2"  # 36 blocks of C in one wave
+FULL = DeviceMemoryError("the GPU's memory is full: a block of C found no room")
+
+
+def operands() -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(3)
+    return rng.integers(-8, 9, (120, 60)).astype("f4"), rng.integers(-8, 9, (60, 120)).astype("f4")
+
+
+def not_in_a_task() -> None:
+    raise ValueError("No worker found")
+
+
+@pytest.mark.parametrize("error", [FULL, MemoryError("std::bad_alloc: 8 GB")])
+@pytest.mark.parametrize("how", ["out", "compute", "in place"])
+def test_the_product_starts_again_with_a_smaller_plan_and_says_so(
+    how: str,
+    error: Exception,
+    cluster: Cluster,
+    room: Room,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    a, b = operands()
+    client, waves = cluster(2), room(20, error)
+    if how == "compute":
+        monkeypatch.setattr(product_array, "get_worker", not_in_a_task)  # although this process has workers
+        monkeypatch.setattr(out_array, "target", lambda out, _: out)  # which write into its arrays
+        with client.as_current(), dask.config.set(scheduler=client):
+            c = distmm.matmul(a, b, plan=PLAN).compute()
+    elif how == "out":
+        c = distmm.matmul(a, b, plan=PLAN, client=client, out=np.full((120, 120), np.nan, "f4"))
+    else:  # blocks that were written before the error are not added again
+        c = np.ones((120, 120), "f4")
+        distmm.gemm(1, a, b, 3, c, plan=PLAN, client=client, out=c)
+    np.testing.assert_array_equal(c, a @ b + 3 * (how == "in place"))
+    assert waves[0] == 36
+    assert max(waves[1:]) <= 20
+    assert str(error) in caplog.text
+    assert "the memory of a worker was full with plan g2x1x1 b20x30x20 p1 w1 l2" in caplog.text
+    assert "the product starts again with plan" in caplog.text
+
+
+def test_memory_that_stays_full_ends_the_product_with_the_figures_and_the_remedy(cluster: Cluster, room: Room) -> None:
+    a, b = operands()
+    waves = room(0, FULL)
+    remedy = r"found no room\. The plan was g2x1x1.*peak of .* GB a worker, and .*: use smaller blocks \(blocks=\)"
+    with pytest.raises(DeviceMemoryError, match=remedy):
+        distmm.matmul(a, b, plan=PLAN, client=cluster(2), out=np.zeros((120, 120), "f4"))
+    assert 1 < len(waves) <= 1 + smaller_plan.MOST
+
+
+def test_without_a_cluster_there_is_no_smaller_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any) -> None:
+        raise MemoryError("of this process")
+
+    monkeypatch.setattr("distmm.api.out_array.store", full)
+    a, b = operands()
+    with pytest.raises(MemoryError, match="of this process"):
+        distmm.matmul(a, b, out=np.zeros((120, 120), "f4"))
