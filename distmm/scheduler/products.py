@@ -15,6 +15,7 @@ from types import MappingProxyType
 from weakref import WeakValueDictionary
 
 from distmm.graph.placement import Key, Placement
+from distmm.scheduler import held_loads
 from distmm.scheduler.consumers import MadeBlock, Neighbours, most_at_a_time
 from distmm.scheduler.output_slots import OutputSlots
 from distmm.scheduler.product_state import Limits, OperandBlock, PlannedTask, ProductState
@@ -103,6 +104,7 @@ class Products:
         arranged = Arrangement()
         replicas = self.replicas
         seen: set[Key] = set()
+        late: dict[Key, tuple[str, int]] | None = None
         # By order: a block that several steps read waits for the first of them.
         for task in sorted(tasks, key=_order):
             where, order = task.where, task.where.order
@@ -130,6 +132,10 @@ class Products:
                 waits = operand.reader == where.product
                 earlier = order - product.limits.loads_first
                 if not operand.makers:
+                    if not operand.holders:
+                        late = held_loads.find(self.products) if late is None else late
+                        if block in late:
+                            self.orphans.update(held_loads.advance(self.products, block, where, *late[block]))
                     continue
                 if waits:
                     for maker in operand.makers if self.orphans else ():
@@ -241,7 +247,8 @@ class Products:
         if not product.tasks:
             del self.products[where.product]
             steps = product.lookahead.held.values()
-            self._pass_on({block: load for held in steps for block, load in held.loads.items()})
+            loads = {block: load for held in steps for block, load in held.loads.items()}
+            self.orphans.update(held_loads.pass_on(self.products, loads))
 
     def block_loaded(self, block: Key) -> None:
         """Copy a block that has come into memory to the ranks whose open steps need it."""
@@ -320,24 +327,6 @@ class Products:
     def _is_wanted(self, name: str, key: Key) -> bool:
         product = self.products.get(name)
         return product is not None and key in product.tasks
-
-    def _pass_on(self, loads: dict[Key, tuple[tuple[Key, ...], int]]) -> None:
-        """Have loads that a forgotten product held wait for another product that reads the same blocks."""
-        if not loads:
-            return
-        first: dict[Key, PlannedTask] = {}
-        for product in self.products.values():
-            for task in product.tasks.values():
-                if task.key not in product.done:
-                    for block in loads.keys() & set(task.operands):
-                        first[block] = min(first.get(block, task), task, key=_order)
-        for block, (makers, rank) in loads.items():
-            reader = first.get(block)
-            held = self.products[reader.where.product].lookahead.held if reader is not None else {}
-            if reader is not None and reader.where.order in held:
-                held[reader.where.order].loads[block] = makers, rank
-            else:
-                self.orphans.update(dict.fromkeys(makers, rank))
 
     def _count(self, product: ProductState, task: PlannedTask) -> None:
         """Count a task as done, once: it does not need its operands any more."""

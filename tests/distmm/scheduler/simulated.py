@@ -191,9 +191,11 @@ class Model:
         task.begun = True
         task.on.measure()
 
-    def fetch(self, worker: Worker, key: Key) -> None:
-        """Let a worker fetch a replica, if it has none."""
-        self.fetched[key, worker.address] += worker.fetch(key, self.all_workers)
+    def fetch(self, worker: Worker, key: Key) -> bool:
+        """Let a worker fetch a replica, if it has none and somebody else has one; return whether it did."""
+        travels = worker.fetch(key, self.all_workers)
+        self.fetched[key, worker.address] += travels
+        return travels
 
     def end(self, task: Task, fails: bool) -> None:
         """Let a worker end a task; the scheduler hears of it later."""

@@ -75,6 +75,8 @@ class Play:
             self._give,
             self._give,
             self._fetch,
+            self._fetch_early,
+            self._fetch_early,
             self._begin,
             self._begin,
             self._end,
@@ -180,6 +182,15 @@ class Play:
                 task = self.model.tasks.get(key)
                 if task is not None and task.state == "memory":
                     self.model.fetch(worker, key)
+                return True
+        return False
+
+    def _fetch_early(self) -> bool:
+        """Let a worker fetch a block that a task given to it reads, before the task begins."""
+        for worker in self._living():
+            read = [need.key for task in worker.running if not task.begun for need in task.needs]
+            missing = [key for key in read if key not in worker.data and key not in worker.asked]
+            if missing and self.model.fetch(worker, self.random.choice(missing)):
                 return True
         return False
 

@@ -52,6 +52,33 @@ def test_a_load_that_a_cancelled_product_held_starts_for_the_product_that_shares
         products.finished(task.key, task.where)
 
 
+def test_a_load_that_a_late_step_holds_comes_in_time_for_an_early_task_that_arrives_later() -> None:
+    products, (first, _, last) = machine(1), chain("c", Grid(1, 1))
+    early = PlannedTask(("c", 0, 1, 0), Placement("c", Grid(1, 1), (), 0, 1, 0, 0), 0, True, last.operands)
+    limits = {"c": Limits(lookahead=1)}
+    products.arrived([first, last], (), operands([first, last], "c"), (), limits)
+    assert not set(last.operands) & {key for key, _ in decide(products).start}
+    # A client asks for another block of C. The loads are held, so that nobody has to make them for this task.
+    products.arrived([early], (), {block: OperandBlock() for block in early.operands}, (), limits)
+    assert {*early.operands, early.key} <= {key for key, _ in decide(products).start}
+
+
+def test_two_products_do_not_wait_for_each_others_late_steps() -> None:
+    products, X, Y = machine(1), ("X", 0, 0), ("Y", 0, 0)
+    limits = {name: Limits(lookahead=1) for name in ("one", "two")}
+    for name, block in (("one", X), ("two", Y)):
+        first, _, last = chain(name, Grid(1, 1))
+        tasks = [first, last._replace(operands=(block,))]
+        products.arrived(tasks, (), operands(tasks, name), (), limits)
+    decide(products)
+    # Clients ask for another block of each. Its first task reads what the other product's late step loads.
+    for name, block in (("one", Y), ("two", X)):
+        task = PlannedTask((name, 0, 1, 0), Placement(name, Grid(1, 1), (), 0, 1, 0, 0), 0, True, (block,))
+        products.arrived([task], (), {block: OperandBlock()}, (), limits)
+    started = [key for key, _ in decide(products).start]
+    assert (X in started) != (Y in started), "one of them waits for the other one, which then must not wait"
+
+
 def test_replicas_are_asked_for_in_the_order_of_the_steps_that_read_them() -> None:
     products, tasks = machine(2), [task for j in (1, 3) for task in chain("c", Grid(1, 2), j)]  # both on rank 1
     held = {block: OperandBlock((), "c", (0,)) for task in tasks for block in task.operands}
