@@ -1,106 +1,126 @@
 """Loads of blocks of A and B that wait for a step of a product to open, while other tasks want the blocks, too. Pure.
 
 A load waits for the first step that reads its block. Tasks that arrive later may read the block in an earlier step, or
-in another product. They must not wait for a step that cannot open before they have run.
+in another product. They must not wait for a step that opens only after they have run.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 
 from distmm.graph.placement import Key, Placement
-from distmm.scheduler.product_state import PlannedTask, ProductState
+from distmm.scheduler.product_state import ProductState
 
-__all__ = ["advance", "find", "pass_on"]
+__all__ = ["HeldLoads"]
 
-
-def find(products: Mapping[str, ProductState]) -> dict[Key, tuple[str, int]]:
-    """Return the blocks whose loads wait for a step: the step's product, and its order."""
-    return {
-        block: (name, order)
-        for name, product in products.items()
-        for order, held in product.lookahead.held.items()
-        for block in held.loads
-    }
+Step = tuple[str, int]  # a product, and the order of a step
 
 
-def advance(
-    products: Mapping[str, ProductState], block: Key, where: Placement, holder: str, order: int
-) -> dict[Key, int]:
-    """Let the load of a block come in time for a new task.
+class HeldLoads:
+    """The loads that wait for steps of products, when new tasks arrive or a product is forgotten.
 
-    It waits for the task's own step if that is an earlier one of the same product. It goes on waiting for a step of
-    another product, unless that product may wait for the task's: then the load starts.
-
-    Parameters
+    Attributes
     ----------
-    products : mapping
-        All products by name, the one of the new task among them.
-    where : Placement
-        That of the task.
-    holder, order : str, int
-        The step for which the load waits, as `find` returns it.
-
-    Returns
-    -------
-    dict
-        Tasks to start, with their ranks.
+    steps : dict
+        By block the step for which its load waits.
+    waits : dict
+        By product and by order of its steps: the steps of other products that must open before this one can end.
     """
-    held = products[holder].lookahead.held
-    if holder == where.product:
-        if order > where.order:
-            held[where.order].loads[block] = held[order].loads.pop(block)
-        return {}
-    if not _waits_for(products, holder, where.product):
-        return {}
-    makers, rank = held[order].loads.pop(block)
-    return dict.fromkeys(makers, rank)
 
+    def __init__(self, products: Mapping[str, ProductState]) -> None:
+        self.products = products
+        self.steps: dict[Key, Step] = {
+            block: (name, order)
+            for name, product in products.items()
+            for order, held in product.lookahead.held.items()
+            for block in held.loads
+        }
+        self.waits: defaultdict[str, defaultdict[int, set[Step]]] = defaultdict(lambda: defaultdict(set))
+        if self.steps:
+            for product in products.values():
+                for key, task in product.tasks.items():
+                    if key not in product.done:
+                        for block in task.operands:
+                            if (step := self.steps.get(block)) is not None:
+                                self._wait(task.where, step)
 
-def pass_on(products: Mapping[str, ProductState], loads: Mapping[Key, tuple[tuple[Key, ...], int]]) -> dict[Key, int]:
-    """Have loads that a forgotten product held wait for the only other product that reads the same block.
+    def advance(self, block: Key, where: Placement) -> dict[Key, int]:
+        """Let the load of a block come in time for a new task.
 
-    Without one they start, and also if several products read a block: none of them waits for another one's step.
+        It waits for the task's own step if that is an earlier one of the same product. It goes on waiting for a step of
+        another product, unless that opens only after the task's step: then the load starts.
 
-    Returns
-    -------
-    dict
-        Tasks to start, with their ranks.
-    """
-    if not loads:
-        return {}
-    first: dict[Key, PlannedTask] = {}
-    several: set[Key] = set()
-    for product in products.values():
-        for task in product.tasks.values():
-            if task.key not in product.done:
-                for block in loads.keys() & set(task.operands):
-                    before = first.setdefault(block, task)
-                    first[block] = min(before, task, key=lambda one: one.where.order)
-                    if before.where.product != task.where.product:
-                        several.add(block)
-    start: dict[Key, int] = {}
-    for block, (makers, rank) in loads.items():
-        reader = None if block in several else first.get(block)
-        held = products[reader.where.product].lookahead.held if reader is not None else {}
-        if reader is not None and reader.where.order in held:
-            held[reader.where.order].loads[block] = makers, rank
+        Parameters
+        ----------
+        block : tuple
+        where : Placement
+            That of the task.
+
+        Returns
+        -------
+        dict
+            Tasks to start, with their ranks.
+        """
+        if (step := self.steps.get(block)) is None:
+            return {}
+        holder, order = step
+        held = self.products[holder].lookahead.held
+        if holder == where.product:
+            if order > where.order:
+                held[where.order].loads[block] = held[order].loads.pop(block)
+                self.steps[block] = holder, where.order
+        elif self._opens_after(step, where):
+            makers, rank = held[order].loads.pop(block)
+            del self.steps[block]
+            return dict.fromkeys(makers, rank)
         else:
-            start.update(dict.fromkeys(makers, rank))
-    return start
+            self._wait(where, step)
+        return {}
 
+    def pass_on(self, loads: Mapping[Key, tuple[tuple[Key, ...], int]]) -> dict[Key, int]:
+        """Have loads that a forgotten product held wait for the first step of any other product that reads the block.
 
-def _waits_for(products: Mapping[str, ProductState], name: str, other: str) -> bool:
-    """Whether a product may wait for a step of `other` to open, directly or because another product does."""
-    stack, seen = [name], {name}
-    while stack:
-        product = products[stack.pop()]
-        reads = {block for key, task in product.tasks.items() if key not in product.done for block in task.operands}
-        for each, holder in products.items():
-            if each in seen or all(reads.isdisjoint(held.loads) for held in holder.lookahead.held.values()):
-                continue
-            if each == other:
+        They start if there is none, or if that step opens only after a step of another product that reads the block.
+
+        Returns
+        -------
+        dict
+            Tasks to start, with their ranks.
+        """
+        readers: defaultdict[Key, dict[str, Placement]] = defaultdict(dict)  # the first one of each product
+        for name, product in self.products.items() if loads else ():
+            for key, task in product.tasks.items():
+                if key not in product.done:
+                    for block in loads.keys() & set(task.operands):
+                        first = readers[block].get(name, task.where)
+                        readers[block][name] = min(first, task.where, key=lambda where: where.order)
+        start: dict[Key, int] = {}
+        for block, load in loads.items():
+            each = sorted(readers[block].values(), key=lambda where: where.order)
+            step = (each[0].product, each[0].order) if each else ("", 0)
+            held = self.products[step[0]].lookahead.held if each else {}
+            if step[1] in held and not any(self._opens_after(step, where) for where in each[1:]):
+                held[step[1]].loads[block] = load
+                for where in each[1:]:
+                    self._wait(where, step)
+            else:
+                start.update(dict.fromkeys(*load))
+        return start
+
+    def _wait(self, where: Placement, step: Step) -> None:
+        if step[0] != where.product:
+            self.waits[where.product][where.order].add(step)
+
+    def _opens_after(self, step: Step, where: Placement) -> bool:
+        """Whether a step opens only after the step of a task has ended, directly or by way of other products."""
+        stack, seen = [step], {step}
+        while stack:
+            name, order = stack.pop()
+            last = order - self.products[name].lookahead.steps  # all steps up to this one end before
+            if name == where.product and last >= where.order:
                 return True
-            seen.add(each)
-            stack.append(each)
-    return False
+            needed = {each for own, steps in self.waits[name].items() if own <= last for each in steps} - seen
+            seen |= needed
+            stack += needed
+        return False

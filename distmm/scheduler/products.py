@@ -15,8 +15,8 @@ from types import MappingProxyType
 from weakref import WeakValueDictionary
 
 from distmm.graph.placement import Key, Placement
-from distmm.scheduler import held_loads
 from distmm.scheduler.consumers import MadeBlock, Neighbours, most_at_a_time
+from distmm.scheduler.held_loads import HeldLoads
 from distmm.scheduler.output_slots import OutputSlots
 from distmm.scheduler.product_state import Limits, OperandBlock, PlannedTask, ProductState
 from distmm.scheduler.ranks import Ranks
@@ -104,7 +104,7 @@ class Products:
         arranged = Arrangement()
         replicas = self.replicas
         seen: set[Key] = set()
-        late: dict[Key, tuple[str, int]] | None = None
+        late: HeldLoads | None = None
         # By order: a block that several steps read waits for the first of them.
         for task in sorted(tasks, key=_order):
             where, order = task.where, task.where.order
@@ -133,9 +133,8 @@ class Products:
                 earlier = order - product.limits.loads_first
                 if not operand.makers:
                     if not operand.holders:
-                        late = held_loads.find(self.products) if late is None else late
-                        if block in late:
-                            self.orphans.update(held_loads.advance(self.products, block, where, *late[block]))
+                        late = HeldLoads(self.products) if late is None else late
+                        self.orphans.update(late.advance(block, where))
                     continue
                 if waits:
                     for maker in operand.makers if self.orphans else ():
@@ -248,7 +247,7 @@ class Products:
             del self.products[where.product]
             steps = product.lookahead.held.values()
             loads = {block: load for held in steps for block, load in held.loads.items()}
-            self.orphans.update(held_loads.pass_on(self.products, loads))
+            self.orphans.update(HeldLoads(self.products).pass_on(loads))
 
     def block_loaded(self, block: Key) -> None:
         """Copy a block that has come into memory to the ranks whose open steps need it."""
