@@ -91,7 +91,7 @@ def test_the_measured_model_has_the_measured_rates() -> None:
 def test_float64_on_absent_gpus_is_planned_with_the_rate_of_one_that_was_scaled_once(dtype: str, kernel: str) -> None:
     rate = rates_of(gpu("H200")).kernels[kernel][{"f8": "float64", "c16": "complex128"}[dtype]][-1]
     for model in ("A100", "A10", "L40S", "B200"):
-        planned = distmm.plan(shaped(10**5, 10**5, dtype=dtype), cluster=distmm.gpus(2, model)).cluster
+        planned = distmm.plan(shaped(20_000, 20_000, dtype=dtype), cluster=distmm.gpus(2, model)).cluster
         assert planned.kernel == kernel
         assert planned.rate == pytest.approx(
             cluster.SUSTAINED * rate * share_of_measured(MODELS[model], "mma_sync", dtype)
