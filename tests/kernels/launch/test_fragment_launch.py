@@ -14,7 +14,7 @@ from distmm_kernels.layout.stack import Stack
 from distmm_kernels.tiles.fragment_tiles import tilings
 from tests.kernels.gemm.test_residue_products import seen
 
-A100 = Device("cuda", "a small NVIDIA A100", 0, 0, (8, 0), 8)  # large tiles pay for a small C already
+A100 = Device("cuda", "part of an NVIDIA A100", 0, 0, (8, 0), 64)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def launched(monkeypatch):
 
 
 @pytest.mark.parametrize("most", [65535, 5])
-@pytest.mark.parametrize(("m", "n", "size"), [(3, 5, 1), (100, 130, 1), (400, 384, 0)])
+@pytest.mark.parametrize(("m", "n", "size"), [(3, 5, 1), (100, 130, 1), (1000, 960, 0)])
 def test_each_modulus_has_its_own_matrices_and_its_own_number(launched, monkeypatch, m, n, size, most):
     monkeypatch.setattr(fragment_launch, "MAX_GRID_Y", most)
     rng, k = np.random.default_rng(0), 16
