@@ -144,7 +144,9 @@ class HopperTile:
         if self.sliced and (self.two_sets or self.adds or self.output != self.accumulator):
             raise ValueError(f"{self}: slices are sums of the accumulator's type, added to C and to each other later")
         if self.promotes and (self.products == 3 or self.operand in _INTEGERS):
-            raise ValueError(f"{self}: three products are taken out each stage, and sums of integers are exact")
+            raise ValueError(
+                f"{self}: three products are added to the totals each stage anyway, and sums of integers are exact"
+            )
         outputs = {"int8": ("int32", "uint8", "int8"), "uint8": ("int32", "uint8", "bool")}.get(
             self.operand, ("float32", "float16", "bfloat16")
         )
@@ -155,7 +157,9 @@ class HopperTile:
         if self.columns % self.box_columns:
             raise ValueError(f"{self}: bytes are stored in boxes of {self.box_columns} columns")
         if self.panels and (self.products == 3 or self.sliced or self.promotes != (self.accumulator == "float32")):
-            raise ValueError(f"{self}: panels are of one product, and sums of floats are taken out after each")
+            raise ValueError(
+                f"{self}: panels are of one product, and sums of floats are added to the totals after each"
+            )
         if (self.finishes and (self.accumulator != "float32" or self.sliced)) or (self.c0 and not self.finishes):
             raise ValueError(f"{self}: sums of floats are multiplied by alpha, and beta C0 is added after that")
         if (self.a_major, self.b_major) != ("k", "k") and _BITS[self.operand] != 16:
