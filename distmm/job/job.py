@@ -11,13 +11,11 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import NoReturn
 
 from distributed import Client
 
 from distmm import clusters
-from distmm.api.smaller_plan import smaller_plan
 from distmm.api.threshold import bytes_of_entry
 from distmm.api.verify import verify
 from distmm.checking.tolerance import Tolerance
@@ -112,9 +110,8 @@ class Job:
                 try:
                     return job._run(client, plan, begun, stop, announce, progress, anew)
                 except DeviceMemoryError as error:
-                    within = partial(planning.within, self.spec, device, read_manifest(folder), client)
-                    remedy = "start over with smaller blocks (--overwrite, --blocks)"
-                    plan, note = smaller_plan(plan, error, attempt, within, "the job continues", remedy)
+                    manifest = read_manifest(folder)
+                    plan, note = planning.smaller(self.spec, device, manifest, client, plan, error, attempt)
                 job, anew = replace(self, note=note), False
         raise AssertionError("an error ends the loop")
 

@@ -10,8 +10,10 @@ from distributed import Client
 
 from distmm.api.operands import Operand
 from distmm.api.plan_request import FileJob, PlanRequest, plan_for
+from distmm.api.smaller_plan import smaller_plan
 from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
+from distmm.errors import DeviceMemoryError
 from distmm.job.folder import Json
 from distmm.job.read_rate import read_rate
 from distmm.job.reduction import Reduction
@@ -22,7 +24,7 @@ from distmm.storage.matrix import Matrix
 from distmm.worker.tasks import KernelChoice, kernel_facts
 from distmm.worker.tasks.kernel_choice import LARGE, kernel_for
 
-__all__ = ["bytes_of_parts", "plan", "planned", "request", "within"]
+__all__ = ["bytes_of_parts", "plan", "planned", "request", "smaller"]
 
 # Share of the free memory that the plan does not use. It is for blocks that are being sent or written, which the plan
 # does not count. 0.13 was measured on CPU workers with large blocks.
@@ -85,15 +87,23 @@ def plan(spec: Spec, asked: PlanRequest, client: Client) -> Plan:
     return planned(spec, replace(asked, run_seconds=made.cost.seconds), client)
 
 
-def within(spec: Spec, device: cluster.Device, manifest: Json, client: Client, most: int) -> Plan | None:
-    """Plan the rest of a job with at most so many bytes for blocks on a worker, after a worker's memory was full.
+def smaller(
+    spec: Spec, device: cluster.Device, manifest: Json, client: Client, full: Plan, error: DeviceMemoryError,
+    before: int,
+) -> tuple[Plan, str]:  # fmt: skip
+    """Plan the rest of a job with less memory (`distmm.api.smaller_plan.smaller_plan`).
 
     The block edges stay the same, so that finished blocks can be kept. The plan has smaller waves, less lookahead, or
-    fewer panels in a task. None if k is split: the bits of C depend on how it is split, so the plan cannot change.
+    fewer panels in a task. If k is split, there is no such plan: the bits of C depend on how it is split.
     """
-    if manifest["layers"] > 1:
-        return None
-    return planned(spec, replace(request(spec, device, None, manifest, None), most=most), client)
+
+    def within(most: int) -> Plan | None:
+        if manifest["layers"] > 1:
+            return None
+        return planned(spec, replace(request(spec, device, None, manifest, None), most=most), client)
+
+    remedy = "start over with smaller blocks (--overwrite, --blocks)"
+    return smaller_plan(full, error, before, within, "the job continues", remedy)
 
 
 def planned(spec: Spec, asked: PlanRequest, client: Client) -> Plan:

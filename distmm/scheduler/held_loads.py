@@ -1,4 +1,4 @@
-"""Loads of blocks of A and B that wait for a step of a product to open, while other tasks want the blocks, too. Pure.
+"""Loads of blocks of A and B that wait for a step of a product, although other tasks read the blocks, too. Pure.
 
 A load waits for the first step that reads its block. Tasks that arrive later may read the block in an earlier step, or
 in another product. They must not wait for a step that opens only after they have run.
@@ -46,10 +46,10 @@ class HeldLoads:
                                 self._wait(task.where, step)
 
     def advance(self, block: Key, where: Placement) -> dict[Key, int]:
-        """Let the load of a block come in time for a new task.
+        """See to it that the load of a block does not wait for a step that opens only after a new task has run.
 
-        It waits for the task's own step if that is an earlier one of the same product. It goes on waiting for a step of
-        another product, unless that opens only after the task's step: then the load starts.
+        If the load waits for a later step of the task's own product, it then waits for the task's step. If it waits for
+        a step of another product which opens only after the task's step, it starts. Otherwise nothing changes.
 
         Parameters
         ----------
@@ -89,7 +89,7 @@ class HeldLoads:
             Tasks to start, with their ranks.
         """
         readers: defaultdict[Key, dict[str, Placement]] = defaultdict(dict)  # the first one of each product
-        for name, product in self.products.items() if loads else ():
+        for name, product in self.products.items():
             for key, task in product.tasks.items():
                 if key not in product.done:
                     for block in loads.keys() & set(task.operands):
@@ -97,16 +97,20 @@ class HeldLoads:
                         readers[block][name] = min(first, task.where, key=lambda where: where.order)
         start: dict[Key, int] = {}
         for block, load in loads.items():
-            each = sorted(readers[block].values(), key=lambda where: where.order)
-            step = (each[0].product, each[0].order) if each else ("", 0)
-            held = self.products[step[0]].lookahead.held if each else {}
-            if step[1] in held and not any(self._opens_after(step, where) for where in each[1:]):
-                held[step[1]].loads[block] = load
-                for where in each[1:]:
-                    self._wait(where, step)
-            else:
+            in_order = sorted(readers[block].values(), key=lambda where: where.order)
+            if not in_order or not self._hold(block, load, *in_order):
                 start.update(dict.fromkeys(*load))
         return start
+
+    def _hold(self, block: Key, load: tuple[tuple[Key, ...], int], first: Placement, *others: Placement) -> bool:
+        """Have a load wait for the step of its first reader; return False if it must not."""
+        step, held = (first.product, first.order), self.products[first.product].lookahead.held
+        if first.order not in held or any(self._opens_after(step, where) for where in others):
+            return False
+        held[first.order].loads[block] = load
+        for where in others:
+            self._wait(where, step)
+        return True
 
     def _wait(self, where: Placement, step: Step) -> None:
         if step[0] != where.product:

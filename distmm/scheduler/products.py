@@ -104,7 +104,7 @@ class Products:
         arranged = Arrangement()
         replicas = self.replicas
         seen: set[Key] = set()
-        late: HeldLoads | None = None
+        held_loads: HeldLoads | None = None
         # By order: a block that several steps read waits for the first of them.
         for task in sorted(tasks, key=_order):
             where, order = task.where, task.where.order
@@ -133,8 +133,8 @@ class Products:
                 earlier = order - product.limits.loads_first
                 if not operand.makers:
                     if not operand.holders:
-                        late = HeldLoads(self.products) if late is None else late
-                        self.orphans.update(late.advance(block, where))
+                        held_loads = held_loads or HeldLoads(self.products)
+                        self.orphans.update(held_loads.advance(block, where))
                     continue
                 if waits:
                     for maker in operand.makers if self.orphans else ():
@@ -247,7 +247,8 @@ class Products:
             del self.products[where.product]
             steps = product.lookahead.held.values()
             loads = {block: load for held in steps for block, load in held.loads.items()}
-            self.orphans.update(HeldLoads(self.products).pass_on(loads))
+            if loads:
+                self.orphans.update(HeldLoads(self.products).pass_on(loads))
 
     def block_loaded(self, block: Key) -> None:
         """Copy a block that has come into memory to the ranks whose open steps need it."""

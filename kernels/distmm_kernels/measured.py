@@ -20,7 +20,7 @@ from distmm_kernels.candidates import CANDIDATES
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.launch import cache
-from distmm_kernels.rates import rate, shipped
+from distmm_kernels.rates import edge_of, rate, shipped
 from distmm_kernels.select import promises_bits, ranked
 
 __all__ = ["EDGE", "Measurement", "all_kept", "is_shipped", "kept", "measure", "rates_for", "worth_measuring"]
@@ -118,8 +118,7 @@ def rates_for(problem: Problem, device: Device, precision: str) -> dict[str, flo
     found = kept(problem, device, precision)
     if found is None:
         return None
-    edge = (problem.m * problem.k * problem.n) ** (1 / 3)
-    rates = {}
+    edge, rates = edge_of(problem), {}
     for candidate in CANDIDATES:
         if (measured := found.rates.get(candidate.name)) is not None:
             expected = partial(rate, candidate, problem, device)

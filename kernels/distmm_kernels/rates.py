@@ -19,7 +19,7 @@ from distmm_kernels.candidate import Candidate
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 
-__all__ = ["SIZES", "ModelRates", "rate", "rates_of", "relative", "seconds", "shipped"]
+__all__ = ["SIZES", "ModelRates", "edge_of", "rate", "rates_of", "relative", "seconds", "shipped"]
 
 CPU = "CPU"  # the name of any CPU in the file
 SCALED = frozenset({"float64", "complex128", "int32", "int64"})  # types to whose rates `relative` of the file applies
@@ -123,6 +123,12 @@ def rate(candidate: Candidate, problem: Problem, device: Device, edge: float) ->
             share = math.log(edge / low) / math.log(high / low)
             return below * math.exp(share * math.log(above / below))
     return measured[-1]
+
+
+def edge_of(problem: Problem) -> float:
+    """Return the edge of a cube with as many multiply-adds as one matrix of a batch."""
+    edge: float = (problem.m * problem.k * problem.n) ** (1 / 3)
+    return edge
 
 
 def relative(candidate: Candidate, problem: Problem, device: Device) -> float:

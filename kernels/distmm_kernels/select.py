@@ -14,7 +14,7 @@ from distmm_kernels.candidates import CANDIDATES, Candidate
 from distmm_kernels.config import PRECISIONS, Problem
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Kernel
-from distmm_kernels.rates import SIZES, rate, relative, seconds
+from distmm_kernels.rates import SIZES, edge_of, rate, relative, seconds
 
 __all__ = [
     "CANDIDATES", "Candidate", "choose", "explain", "facts", "names", "promises_bits", "ranked",
@@ -199,8 +199,7 @@ def facts(
     else:
         choose(problem, device, precision, reproducible=reproducible)  # raises if there is no kernel
         listed = ranked(problem, device, precision, reproducible=reproducible, everywhere=measured is not None)
-    edge = (problem.m * problem.k * problem.n) ** (1 / 3)
-    rates = {candidate.name: rate(candidate, problem, device, edge) for candidate, _ in listed}
+    rates = {candidate.name: rate(candidate, problem, device, edge_of(problem)) for candidate, _ in listed}
     if measured is not None:
         listed = [
             (each, time * rates[each.name] / measured[each.name]) for each, time in listed if each.name in measured

@@ -42,7 +42,10 @@ _to_float64 = assembly("cvt.rn.f64.s64 $0, $1;", [F64], [I64], ["=d", "l"], pure
 
 
 def first_sums(by_integers: bool) -> list[Any]:
-    """Return three sums of no residues. As integers they cancel the `OFFSET` of the bytes to come."""
+    """Return the values with which the three sums begin.
+
+    Each byte that is added later is its residue plus `OFFSET`. Integer sums begin at minus what these offsets add.
+    """
     if by_integers:
         return [I64(-OFFSET * sum(each)) for each in zip(*map(digits, WEIGHTS), strict=True)]
     return [constant(F64, 0.0)] * len(UNITS)

@@ -58,7 +58,7 @@ def _sums_of(column: int, by_integers: bool) -> Callable[..., Any]:
             word = builder.extract_value(words, index)
             return builder.and_(builder.lshr(word, I32(8 * column)), I32(0xFF))
 
-        def rest(value, modulus):
+        def remainder(value, modulus):
             quotient = builder.lshr(builder.mul(value, I32(remainder_multiplier(modulus))), I32(SHIFT))
             return builder.sub(value, builder.mul(quotient, I32(modulus)))
 
@@ -71,7 +71,7 @@ def _sums_of(column: int, by_integers: bool) -> Callable[..., Any]:
             both = builder.add(first, second)
             imaginary = builder.add(builder.sub(third, both), I32(2 * OFFSET + 2 * modulus))
             sums = [
-                add_weighted(builder, part, rest(value, modulus), weight, by_integers)
+                add_weighted(builder, part, remainder(value, modulus), weight, by_integers)
                 for part, value in zip(sums, (real, imaginary), strict=True)
             ]
         return [total for part in sums for total in converted(builder, part, by_integers)]
