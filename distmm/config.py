@@ -56,7 +56,7 @@ def chosen(name: str, given: Any = None) -> Any:
         what = f"which is not one of {', '.join(ALLOWED[name])}"
     elif name == "kernel" and not isinstance(value, (str, type(None))):
         what = "which is not the name of a kernel: use one that distmm info lists, or null"
-    elif name == "reproducible" and not isinstance(value, bool):
+    elif name in ("reproducible", "gpu-checksums") and not isinstance(value, bool):
         what = "which is neither true nor false"
     elif name == "accelerate.min-flops" and not _is_count(value):
         what = "which is not a number of operations: use one such as 1e8, or 0 for all products"

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from distmm.transfer.crc32c import crc32c
+from distmm.transfer.row_sums import pieces, row_sums
 from distmm.worker import gpu
 
-__all__ = ["checksum", "checksum_of_input", "row_sums"]
+__all__ = ["checksum", "checksum_of_input"]
 
-# Bytes of rows that are copied at a time, from blocks that are not in C order. On a GPU a piece takes three times as
-# much memory, for the products of its integers.
-CPU_PIECE, GPU_PIECE = 2**20, 2**26
+# Bytes of rows that are copied at a time, from blocks that are not in C order.
+PIECE = 2**20
 
 
 def checksum(block: np.ndarray) -> int:
@@ -47,29 +46,6 @@ def checksum_of_input(block: Any, by_rows: bool = False, columns_first: bool = F
     if by_rows:
         return checksum(row_sums(block))
     crc = 0
-    for _, rows in _pieces(block, block.nbytes if block.flags.c_contiguous else CPU_PIECE):
+    for _, rows in pieces(block, block.nbytes if block.flags.c_contiguous else PIECE):
         crc = crc32c(rows.reshape(-1).view(np.uint8), crc)
     return crc
-
-
-def row_sums(block: Any) -> Any:
-    """Sum the words of each row times fixed odd numbers, modulo 2**64, on the device of the block.
-
-    Any change of a single word changes the sum of its row. A change of several words is missed with probability 2**-63.
-    Integers have no rounding, so the sums do not depend on the order of the additions.
-    """
-    xp = gpu.namespace(block)
-    width = block.shape[1] * block.itemsize
-    size = next(size for size in (8, 4, 2, 1) if width % size == 0)
-    odd = xp.asarray(np.random.default_rng(0).integers(0, 2**64, width // size, dtype=np.uint64) | np.uint64(1))
-    sums = xp.empty(len(block), np.uint64)
-    for first, rows in _pieces(block, CPU_PIECE if xp is np else GPU_PIECE):
-        sums[first : first + len(rows)] = (rows.view(f"u{size}") * odd).sum(axis=1, dtype=np.uint64)
-    return sums
-
-
-def _pieces(block: Any, most: int) -> Iterator[tuple[int, Any]]:
-    """Yield the rows of a block in C order, `most` bytes at a time, with the number of the first row of each piece."""
-    height = max(1, most // (block.shape[1] * block.itemsize))
-    for first in range(0, len(block), height):
-        yield first, gpu.namespace(block).ascontiguousarray(block[first : first + height])

@@ -13,6 +13,7 @@ from distributed.protocol.pickle import dumps
 
 from distmm.all_workers import everywhere
 from distmm.clusters.measured import measured_once
+from distmm.config import chosen
 from distmm.errors import InputError
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.precision import Precision
@@ -120,9 +121,10 @@ def install(client: Client) -> None:
 
     The client keeps no record of earlier calls: the scheduler may be a new one, or may have lost its plugins.
     """
-    serialization.register()  # in this process, for blocks that the client receives
+    plugin = DevicePlugin(gpu_checksums=chosen("gpu-checksums"))
+    serialization.register(plugin.gpu_checksums)  # in this process, for blocks that the client receives
     if not client.run_on_scheduler(_install_on_scheduler):
-        client.sync(_register_on_workers, client)
+        client.sync(_register_on_workers, client, plugin)
 
 
 async def _install_on_scheduler(dask_scheduler: Scheduler) -> bool:
@@ -133,7 +135,7 @@ async def _install_on_scheduler(dask_scheduler: Scheduler) -> bool:
     return DevicePlugin.name in dask_scheduler.worker_plugins
 
 
-async def _register_on_workers(client: Client) -> None:
+async def _register_on_workers(client: Client, plugin: DevicePlugin) -> None:
     """Register the workers' plugin like `Client.register_plugin`, but ignore workers that die during the call.
 
     The loss of a worker raises an OSError of the connection, which is ignored. An error of the plugin itself is part of
@@ -141,9 +143,7 @@ async def _register_on_workers(client: Client) -> None:
     """
     answers: dict[str, Any] = {}
     with suppress(OSError):  # the scheduler has sent the plugin to the other workers, and sends it to new ones
-        answers = await client.scheduler.register_worker_plugin(
-            plugin=dumps(DevicePlugin()), name=DevicePlugin.name, idempotent=True
-        )
+        answers = await client.scheduler.register_worker_plugin(plugin=dumps(plugin), name=plugin.name, idempotent=True)
     for answer in answers.values():
         if answer["status"] == "error":
             _, error, trace = clean_exception(answer["exception"], answer["traceback"])

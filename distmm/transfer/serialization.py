@@ -1,9 +1,12 @@
-"""Additions to Dask's serialization: checksums for blocks in host memory, and the type of bfloat16 blocks on GPUs.
+"""Additions to Dask's serialization: checksums of blocks, and the type of bfloat16 blocks on GPUs.
 
 *Checksums.* TCP's checksum has only 16 bits, and host memory without ECC has none. So a block that is sent from host
-memory has a CRC-32C in its header, and the receiver compares it. If it differs, the receiver treats the message as
+memory has a checksum in its header, and the receiver compares it. If it differs, the receiver treats the message as
 truncated: it closes the connection and requests the block again. Blocks that Dask has spilled to disk have the checksum
-too, and a task that needs a damaged one fails. Blocks that GPUs send to each other have no checksum.
+too, and a task that needs a damaged one fails.
+
+NVLink, PCIe and InfiniBand check and repeat their packets themselves, and the memory of data-centre GPUs corrects its
+errors. So blocks that GPUs send to each other have a checksum only if the setting ``distmm.gpu-checksums`` is true.
 
 *Types.* Dask describes a CuPy block by CUDA's array interface, which supports only NumPy's own types. So a bfloat16
 block would arrive as untyped elements of two bytes (``|V2``).
@@ -27,9 +30,9 @@ import numpy as np
 from dask.utils import Dispatch
 from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
 from distributed.protocol.serialize import dask_deserialize, dask_serialize
+from distributed.utils import nbytes
 
-from distmm.transfer import loaded_blocks
-from distmm.transfer.crc32c import crc32c
+from distmm.transfer import loaded_blocks, sent_sums
 
 __all__ = ["ChangedOnTheWayError", "register"]
 
@@ -37,9 +40,6 @@ logger = logging.getLogger(__name__)
 
 # Keys that are added to the headers of messages.
 KEY, SUM, NOTED = "distmm-element", "distmm-crc32c", "distmm-crc32c-loaded"
-
-# Messages of fewer bytes get no checksum; blocks of large products are larger.
-SMALLEST = 256
 
 Send = Callable[..., tuple[dict[str, Any], list[Any]]]
 Receive = Callable[[dict[str, Any], list[Any]], Any]
@@ -49,22 +49,30 @@ class ChangedOnTheWayError(EOFError):
     """A block changed between sender and receiver. Dask treats an EOFError as a truncated message and sends again."""
 
 
-def register() -> None:
-    """Make Dask send checksums of blocks in host memory and, from the first CuPy block on, the type of elements."""
+def register(gpu_checksums: bool = False) -> None:
+    """Make Dask send checksums of blocks in host memory and, from the first CuPy block on, the type of elements.
+
+    Parameters
+    ----------
+    gpu_checksums : bool
+        Whether blocks that this process sends from GPU to GPU have checksums, too. Checksums that arrive are always
+        compared.
+    """
     _replace(dask_serialize, dask_deserialize, np.ndarray, _with_sums, "NumPy blocks are sent without checksums")
+    wrap = functools.partial(_wrap, gpu_checksums)
     if "distributed.protocol.cupy" in sys.modules:
-        _wrap()
+        wrap()
         return
     for dispatch in (cuda_serialize, cuda_deserialize, dask_serialize, dask_deserialize):
-        dispatch.register_lazy("cupy", _wrap)
+        dispatch.register_lazy("cupy", wrap)
 
 
-def _wrap() -> None:
+def _wrap(gpu_checksums: bool) -> None:
     import cupy
     import distributed.protocol.cupy  # noqa: F401  registers the functions that are wrapped here
 
     unknown = "bfloat16 blocks lose their type"
-    _replace(cuda_serialize, cuda_deserialize, cupy.ndarray, _with_types, unknown)
+    _replace(cuda_serialize, cuda_deserialize, cupy.ndarray, functools.partial(_on_gpu, gpu_checksums), unknown)
     _replace(dask_serialize, dask_deserialize, cupy.ndarray, lambda *both: _with_sums(*_with_types(*both)), unknown)
 
 
@@ -102,19 +110,28 @@ def _with_types(send: Send, receive: Receive) -> tuple[Send, Receive]:
     return named, typed
 
 
-def _with_sums(send: Send, receive: Receive) -> tuple[Send, Receive]:
-    """Wrap both functions to send a checksum of each block in host memory and to compare it at the receiver."""
+def _on_gpu(gpu_checksums: bool, send: Send, receive: Receive) -> tuple[Send, Receive]:
+    """Wrap the functions for blocks that stay in GPU memory: with types, and with checksums if they are wanted."""
+    typed = _with_types(send, receive)
+    summed, compared = _with_sums(*typed, sent_sums.on_gpu)
+    return summed if gpu_checksums else typed[0], compared
+
+
+def _with_sums(
+    send: Send, receive: Receive, checksum: Callable[[list[Any]], int | None] = sent_sums.on_host
+) -> tuple[Send, Receive]:
+    """Wrap both functions to send a checksum of each block and to compare it at the receiver."""
 
     @functools.wraps(send, assigned=())  # Dask inspects whether the function takes a context
     def summed(x: Any, **how: Any) -> tuple[dict[str, Any], list[Any]]:
         header, frames = send(x, **how)
-        sums = {SUM: _sum(frames), NOTED: loaded_blocks.noted(x)}
+        sums = {SUM: checksum(frames), NOTED: loaded_blocks.noted(x)}
         return header | {key: crc for key, crc in sums.items() if crc is not None}, frames
 
     def compared(header: dict[str, Any], frames: list[Any]) -> Any:
-        if SUM in header and header[SUM] != (found := _sum(frames)):
+        if SUM in header and header[SUM] != (found := checksum(frames)):
             raise ChangedOnTheWayError(
-                f"a block of {sum(map(_nbytes, frames))} bytes was changed on its way between two workers, or on the "
+                f"a block of {sum(map(nbytes, frames))} bytes was changed on its way between two workers, or on the "
                 f"disk to which Dask has written it: its CRC-32C was {header[SUM]:08x}, and is {found or 0:08x}"
             )
         block = receive(header, frames)
@@ -123,17 +140,3 @@ def _with_sums(send: Send, receive: Receive) -> tuple[Send, Receive]:
         return block
 
     return summed, compared
-
-
-def _sum(frames: list[Any]) -> int | None:
-    """Return the CRC-32C of frames; None for small ones."""
-    if sum(map(_nbytes, frames)) < SMALLEST:
-        return None
-    crc = 0
-    for frame in filter(_nbytes, frames):
-        crc = crc32c(np.frombuffer(frame, np.uint8), crc)
-    return crc
-
-
-def _nbytes(frame: Any) -> int:
-    return memoryview(frame).nbytes

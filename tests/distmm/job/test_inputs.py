@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distmm import job
-from distmm.checking.checksum import checksum, checksum_of_input, row_sums
+from distmm.checking.checksum import checksum, checksum_of_input
 from distmm.errors import InputError, Stopped
 from distmm.job.folded_checksums import fold
 from distmm.storage import open_matrix
@@ -300,15 +300,6 @@ def test_a_checksum_depends_on_the_elements_and_not_on_their_order_in_memory(
     changed = np.frombuffer(bytes(other), "u1").reshape(m, -1).view(block.dtype)
     assert checksum_of_input(changed, False) != checksum(block)
     assert checksum_of_input(changed, True) != by_rows
-
-
-def test_row_sums_are_sums_of_words_times_odd_numbers() -> None:
-    block = np.random.default_rng(0).integers(0, 2**16, (700, 1004), dtype="u2")  # more than one piece
-    odd = [int(x) | 1 for x in np.random.default_rng(0).integers(0, 2**64, 251, dtype=np.uint64)]
-    for row in (0, 699):
-        words = map(int, block[row].view("u8"))
-        assert int(row_sums(block)[row]) == sum(w * x for w, x in zip(words, odd, strict=True)) % 2**64
-    assert row_sums(np.zeros((3, 5), "i1")).tolist() == [0, 0, 0]
 
 
 def test_empty_blocks_have_checksums() -> None:

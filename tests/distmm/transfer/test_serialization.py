@@ -66,7 +66,8 @@ def test_serialization_is_otherwise_changed_when_the_first_block_is_sent(monkeyp
     monkeypatch.delitem(sys.modules, "distributed.protocol.cupy", raising=False)
     found = tables(monkeypatch)
     serialization.register()
-    assert [dispatch._lazy for dispatch in found] == [{"cupy": serialization._wrap}] * 4
+    lazy = [dispatch._lazy["cupy"] for dispatch in found]
+    assert [one.func for one in lazy] == [serialization._wrap] * 4
 
 
 def test_a_dask_that_registers_in_another_way_sends_blocks_unchanged(
@@ -147,3 +148,62 @@ def test_gpu_blocks_keep_their_type(how: str) -> None:
     there = deserialize(*serialize(block, serializers=[how]))
     assert there.dtype == ml_dtypes.bfloat16
     np.testing.assert_array_equal(there.get(), block.get())
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["i1", "f2", "bfloat16", "f4", "c16"])
+@pytest.mark.parametrize("shape", [(3, 4), (129, 1000), (1001, 4096)])
+def test_gpu_blocks_arrive_with_their_checksum_and_a_changed_word_is_found(dtype: str, shape: tuple[int, int]) -> None:
+    import cupy
+
+    send, receive = on_gpu(gpu_checksums=True)
+    block = cupy.random.default_rng(0).integers(0, 100, shape).astype(np.dtype(dtype))
+    for one in (block, block.T, block[:, ::2], block[1:]):
+        header, (frame,) = send(one)
+        assert receive(header, [frame.copy()]).get().tolist() == one.get().tolist()
+        assert (serialization.SUM in header) == (frame.nbytes >= 256 and frame.data.ptr % 8 == 0)
+        if serialization.SUM not in header:
+            continue
+        for at in (0, frame.size // 2, frame.size - 1):
+            changed = frame.copy()
+            changed[at] ^= 4
+            with pytest.raises(EOFError, match="was changed on its way between two workers"):
+                receive(header, [changed])
+
+
+@pytest.mark.gpu
+def test_gpu_blocks_have_no_checksum_unless_it_is_asked_for_and_one_that_arrives_is_compared() -> None:
+    import cupy
+
+    block = cupy.arange(1000.0)
+    header, frames = on_gpu(gpu_checksums=False)[0](block)
+    assert serialization.SUM not in header
+    asked, _ = on_gpu(gpu_checksums=True)[0](block)
+    with pytest.raises(EOFError):
+        on_gpu(gpu_checksums=False)[1](asked, [frames[0] + 1])
+
+
+def on_gpu(gpu_checksums: bool) -> tuple[Any, Any]:
+    """The functions that send and receive CuPy blocks by UCX, with and without checksums."""
+    from distributed.protocol import cupy
+
+    plain = cupy.cuda_serialize_cupy_ndarray, cupy.cuda_deserialize_cupy_ndarray
+    return serialization._on_gpu(gpu_checksums, *plain)
+
+
+@pytest.mark.gpu
+def test_the_checksum_on_a_gpu_does_not_wait_for_products_that_are_queued() -> None:
+    """It runs between two kernels of another stream, and not behind them all."""
+    import cupy
+
+    from distmm.transfer import sent_sums
+
+    block, a = cupy.ones((4096, 4096), "f4"), cupy.ones((4096, 4096), "f4")
+    expected = sent_sums.on_gpu([block.reshape(-1).view("u1")])
+    with cupy.cuda.Stream(non_blocking=True) as busy:
+        for _ in range(500):
+            a @ a
+        last = busy.record()
+    assert sent_sums.on_gpu([block.reshape(-1).view("u1")]) == expected
+    assert not last.done
+    last.synchronize()
