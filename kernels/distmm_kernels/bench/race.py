@@ -40,7 +40,7 @@ from distmm_kernels.rates import rate
 from distmm_kernels.reference import complex_twin, residue_twin
 from distmm_kernels.select import CANDIDATES, select, why_not
 
-__all__ = ["HEATS", "SIZES", "Heat", "race"]
+__all__ = ["HEATS", "SIZES", "Heat", "copy_rate", "normal", "race", "seconds_of", "turn"]
 
 Size = tuple[int, int, int]
 
@@ -149,7 +149,7 @@ def race(
 
     results = Results.of(device, seed, rounds)
     with cupy.cuda.Device(device.index):
-        results.copy_rate = _copy_rate()
+        results.copy_rate = copy_rate()
         for heat in heats:
             for size in sizes:
                 try:
@@ -182,7 +182,7 @@ def _heat(heat: Heat, size: Size, device: Device, rounds: int, seed: int) -> lis
     kernels = [select(problem, device, name=name) for name in names]
     bytes_of_one = (m * k + k * n) * dtype.itemsize
     copies = rotation(bytes_of_one, device_l2(device))
-    pairs = [(_normal((m, k), dtype, seed + 2 * i), _normal((k, n), dtype, seed + 2 * i + 1)) for i in range(copies)]
+    pairs = [(normal((m, k), dtype, seed + 2 * i), normal((k, n), dtype, seed + 2 * i + 1)) for i in range(copies)]
     adopted = [(adopt(a, "A"), adopt(b, "B")) for a, b in pairs]
     contestants = [_Contestant(peer_name, True, lambda i: multiply(*adopted[i % copies]))]
     for kernel in kernels:
@@ -198,12 +198,12 @@ def _heat(heat: Heat, size: Size, device: Device, rounds: int, seed: int) -> lis
 
         contestants += [_Contestant(kernel.name, True, whole), _Contestant(kernel.name, False, alone)]
     errors = [_errors(contestant.call(0), *pairs[0]) for contestant in contestants]
-    seconds = {contestant: _seconds(contestant.call, 3) for contestant in contestants}
+    seconds = {contestant: seconds_of(contestant.call, 3) for contestant in contestants}
     taken: dict[_Contestant, list[tuple[float, float]]] = {contestant: [] for contestant in contestants}
     order = random.Random(seed)
     for _ in range(rounds):
         for contestant in order.sample(contestants, len(contestants)):
-            taken[contestant].append(_turn(contestant.call, seconds[contestant]))
+            taken[contestant].append(turn(contestant.call, seconds[contestant]))
     operations = (8 if dtype.kind == "c" else 2) * m * k * n
     medians = {c: [statistics.median(turn[part] for turn in turns) for part in (0, 1)] for c, turns in taken.items()}
     first = medians[contestants[0]]
@@ -220,7 +220,7 @@ def _heat(heat: Heat, size: Size, device: Device, rounds: int, seed: int) -> lis
     ]  # fmt: skip
 
 
-def _turn(call: Callable[[int], Any], seconds: float) -> tuple[float, float]:
+def turn(call: Callable[[int], Any], seconds: float) -> tuple[float, float]:
     """Return the seconds of one product in the burst after a pause, and in the sustained part after the burst."""
     import cupy
 
@@ -239,8 +239,8 @@ def _turn(call: Callable[[int], Any], seconds: float) -> tuple[float, float]:
     return elapsed(start, middle) / 1e3 / first, elapsed(middle, stop) / 1e3 / then
 
 
-def _seconds(call: Callable[[int], Any], number: int) -> float:
-    """Return rough seconds of one product, from which `_turn` computes the number of products in a turn."""
+def seconds_of(call: Callable[[int], Any], number: int) -> float:
+    """Return rough seconds of one product, from which `turn` computes the number of products in a turn."""
     import cupy
 
     start, stop = cupy.cuda.Event(), cupy.cuda.Event()
@@ -253,11 +253,12 @@ def _seconds(call: Callable[[int], Any], number: int) -> float:
     return max(1e-6, float(cupy.cuda.get_elapsed_time(start, stop)) / 1e3 / number)
 
 
-def _normal(shape: tuple[int, int], dtype: np.dtype[Any], seed: int) -> Any:
+def normal(shape: tuple[int, int], dtype: np.dtype[Any], seed: int) -> Any:
+    """Return a matrix on the current GPU: N(0, 1), or integers from -9 to 9 uniformly."""
     import cupy
 
     rng = cupy.random.default_rng(seed)
-    if dtype.kind == "i":
+    if dtype.kind in "iub":
         return rng.integers(-9, 10, shape).astype(dtype)
     if dtype.kind == "c":
         return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(dtype)
@@ -296,10 +297,10 @@ def device_l2(device: Device) -> int:
     return int(cupy.cuda.Device(device.index).attributes["L2CacheSize"])
 
 
-def _copy_rate() -> float:
+def copy_rate() -> float:
     """Return the bytes per second that a large copy reads and writes."""
     import cupy
 
     source = cupy.ones(1 << 28, np.float32)
     target = cupy.empty_like(source)
-    return float(2 * source.nbytes / _seconds(lambda _: cupy.copyto(target, source), 10))
+    return float(2 * source.nbytes / seconds_of(lambda _: cupy.copyto(target, source), 10))
