@@ -1,7 +1,7 @@
 """Small products by every CUDA kernel, for compute-sanitizer; `test_sanitizer` runs this file under it.
 
-Names of kernels to leave out may be given. Each array is an allocation of its own, without CuPy's pool, so that a read
-or write past its end is seen.
+The arguments are names of kernels; without any, all take part. Each array is an allocation of its own, without CuPy's
+pool, so that a read or write past its end is seen.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def placed(values: np.ndarray[Any, Any], order: str) -> Any:
 
 def main() -> None:
     cupy.cuda.set_allocator(None)
-    without = sys.argv[1:]
+    wanted = sys.argv[1:] or [candidate.name for candidate in CANDIDATES]
     device, done = current(), 0
     for candidate, dtype in itertools.product(CANDIDATES, TYPES):
-        left_out = candidate.name.startswith("cublas") or candidate.name in without
+        left_out = candidate.name.startswith("cublas") or candidate.name not in wanted
         left_out |= candidate.name in TEACHING and dtype != np.float32
         if left_out or why_not(candidate, Problem(1, 1, 1, dtype), device) is not None:
             continue
