@@ -37,7 +37,7 @@ KERNEL = "kernel"
 # Edge of the product of the kernel alone, unless blocks are smaller. Larger products are not faster.
 KERNEL_EDGE = 16384
 
-TYPES = ("float32", "float64", "bfloat16")
+TYPES = ("float32", "float64", "bfloat16", "complex64")
 
 # Places of A, B and C that are measured by default. The other place is "streamed": A and B are resident, C is made a
 # quarter at a time, and each block of C is freed once ``C.sum()`` has read it. So a C that does not fit is computed.
@@ -132,7 +132,7 @@ class Case:
     @property
     def flops(self) -> int:
         """Additions and multiplications."""
-        return 2 * self.n**3
+        return (8 if element(self.dtype).kind == "c" else 2) * self.n**3
 
     @property
     def bound(self) -> int:

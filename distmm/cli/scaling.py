@@ -59,7 +59,7 @@ def scaling(
         list[str] | None,
         typer.Option(
             metavar="TYPE",
-            help="float32, float64, bfloat16; may be given several times. By default float32 and bfloat16, on CPUs "
+            help="float32, float64, bfloat16, complex64; may be given several times. By default float32 and bfloat16, on CPUs "
             "float32.",
             show_default=False,
         ),

@@ -95,7 +95,7 @@ def test_measured_rates_decide_and_a_promise_of_bits_is_worth_a_little():
 
 
 def test_rates_grow_with_the_size_as_on_the_model_that_is_known_and_less_on_a_slower_gpu():
-    h100 = dataclasses.replace(H200, name="NVIDIA H100 80GB HBM3")
+    h100 = dataclasses.replace(H200, name="NVIDIA H100 PCIe")
     assert measured.rates_for(FLOAT32, h100, "highest") is None
     known = dict(zip(rates.SIZES, rates.rates_of(H200).kernels["fp16x3"]["float32"], strict=True))
     found = []

@@ -68,7 +68,7 @@ def section(device: Device, measure: Measure, names: Iterable[str] = (), copy: f
             operations = (8 if cube.accumulator.kind == "c" else 2) * size**3
             slow = operations / rate(candidate, cube, device, size) > LONGEST
             found.append(found[-1] if slow and found else measure(candidate, cube, device))
-        yield f"{candidate.name}.{dtype} = [{', '.join(f'{each:.3g}' for each in found)}]"
+        yield f"{candidate.name}.{dtype} = [{', '.join(map(_three_digits, found))}]"
 
 
 def _tflops(candidate: Candidate, cube: Problem, device: Device, rounds: int = 3) -> float:
@@ -95,6 +95,10 @@ def of_this_gpu(device: Device, names: Iterable[str] = ()) -> Iterator[str]:
 
     with cupy.cuda.Device(device.index):
         yield from section(device, _tflops, names, copy_rate())
+
+
+def _three_digits(number: float) -> str:
+    return f"{float(f'{number:.3g}'):g}"  # no exponent
 
 
 def _cube(size: int, dtype: str) -> Problem:
