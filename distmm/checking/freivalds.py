@@ -28,7 +28,7 @@ from distmm.checking import row_slices, sampled_elements, sampled_sums
 from distmm.checking.scaling import EMPTY, SPOILT, exponents, extreme, graded, scaled, weights
 from distmm.checking.tolerance import Tolerance, in_type, mantissa, stands_out
 from distmm.checking.verdict import Verdict
-from distmm.worker.gpu import namespace
+from distmm.worker.gpu import namespace, retrying
 from distmm.worker.tasks import to_device, to_host
 
 __all__ = ["OVERFLOW", "Freivalds", "fetch", "values"]
@@ -315,7 +315,17 @@ def _by_block(function: Any, indices: str, matrix: da.Array, *others: Any, dtype
     """Apply a function to each block of a matrix ``ij``. Each result has length 1 along the first of `indices`."""
     meta = namespace(meta_from_array(matrix)).empty((0,) * len(indices), dtype)
     once = {indices[0]: 1}
-    return da.blockwise(function, indices, matrix, "ij", *others, adjust_chunks=once, dtype=dtype, meta=meta)
+    return da.blockwise(
+        partial(_retried, function), indices, matrix, "ij", *others, adjust_chunks=once, dtype=dtype, meta=meta
+    )
+
+
+def _retried(function: Any, block: Any, *others: Any) -> Any:
+    """Apply a function to a block. On a GPU whose memory is full, try again (`distmm.worker.gpu.retrying`)."""
+    work = partial(function, block, *others)
+    if namespace(block) is np:
+        return work()
+    return retrying(work, f"the check of a block, {block.shape[0]} x {block.shape[1]} {block.dtype},")
 
 
 def _summed(function: Any, indices: str, matrix: da.Array, *others: Any, dtype: np.dtype) -> da.Array:

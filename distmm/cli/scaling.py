@@ -59,8 +59,8 @@ def scaling(
         list[str] | None,
         typer.Option(
             metavar="TYPE",
-            help="float32, float64, bfloat16, complex64; may be given several times. By default float32 and bfloat16, on "
-            "CPUs float32.",
+            help="float32, float64, bfloat16, complex64; may be given several times. By default float32 and "
+            "bfloat16, on CPUs float32.",
             show_default=False,
         ),
     ] = None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 
 import dask
 import dask.array as da
@@ -16,8 +17,10 @@ from hypothesis import strategies as st
 
 import distmm
 from distmm import verify
-from distmm.checking import row_slices
+from distmm.checking import freivalds, row_slices
 from distmm.checking.scaling import SPOILT
+from distmm.errors import DeviceMemoryError
+from distmm.worker import gpu
 
 MIB = 1 << 20
 
@@ -106,3 +109,43 @@ def test_numpy_arrays_are_checked_where_they_lie(client: Client) -> None:
         verdict = verify(a, b, c)
     assert not verdict.ok
     assert "[650, 3]" in verdict.message
+
+
+class CUBLASError(RuntimeError):
+    """As CuPy raises it."""
+
+
+@pytest.fixture
+def on_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NumPy blocks count as blocks in GPU memory."""
+    monkeypatch.setattr(freivalds, "namespace", lambda _: object())
+    monkeypatch.setattr(gpu, "PAUSES", (0.0, 0.0))
+
+
+def test_a_block_for_which_the_gpu_has_no_room_is_checked_again(on_gpu: None) -> None:
+    tries = []
+
+    def across(block: np.ndarray, panel: np.ndarray) -> np.ndarray:
+        tries.append(block.shape)
+        if len(tries) < 3:
+            raise CUBLASError("CUBLAS_STATUS_ALLOC_FAILED")
+        return block @ panel
+
+    block, panel = np.arange(12.0).reshape(3, 4), np.ones((4, 2))
+    np.testing.assert_array_equal(freivalds._retried(across, block, panel), block @ panel)
+    assert tries == [(3, 4)] * 3
+
+
+def test_a_gpu_that_stays_full_ends_the_check_with_a_message_and_other_errors_end_it_at_once(on_gpu: None) -> None:
+    tries = []
+
+    def fails(error: Exception, block: np.ndarray) -> None:
+        tries.append(error)
+        raise error
+
+    with pytest.raises(DeviceMemoryError, match=r"the check of a block, 3 x 4 float64, found no room \(CUBLAS_STATUS"):
+        freivalds._retried(partial(fails, CUBLASError("CUBLAS_STATUS_ALLOC_FAILED")), np.ones((3, 4)))
+    assert len(tries) == 3
+    with pytest.raises(CUBLASError, match="EXECUTION_FAILED"):
+        freivalds._retried(partial(fails, CUBLASError("CUBLAS_STATUS_EXECUTION_FAILED")), np.ones((3, 4)))
+    assert len(tries) == 4
