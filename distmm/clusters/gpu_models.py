@@ -1,7 +1,7 @@
 """GPU models by name: the figures that plans need for GPUs of another machine.
 
-The planned rate is that of the H200 (`distmm_kernels/rates.toml`) times the ratio of the two models' peaks, for the unit
-that the kernel uses. The peaks are those of NVIDIA's data sheets, without sparsity.
+The planned rate is that of the H200 (`distmm_kernels/rates.toml`) times the ratio of the two models' peaks, for the
+unit that the kernel uses. The peaks are those of NVIDIA's data sheets, without sparsity.
 """
 
 from __future__ import annotations

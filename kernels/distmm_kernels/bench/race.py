@@ -254,11 +254,13 @@ def seconds_of(call: Callable[[int], Any], number: int) -> float:
 
 
 def normal(shape: tuple[int, int], dtype: np.dtype[Any], seed: int) -> Any:
-    """Return a matrix on the current GPU: N(0, 1), or integers from -9 to 9 uniformly."""
+    """Return a matrix on the current GPU: N(0, 1), integers from -9 to 9, or truth values, of which half are true."""
     import cupy
 
     rng = cupy.random.default_rng(seed)
-    if dtype.kind in "iub":
+    if dtype.kind == "b":
+        return rng.integers(0, 2, shape).astype(dtype)
+    if dtype.kind in "iu":
         return rng.integers(-9, 10, shape).astype(dtype)
     if dtype.kind == "c":
         return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(dtype)

@@ -36,8 +36,8 @@ def test_a_kernel_touches_no_memory_that_is_not_its_own_or_was_never_written(can
     if before.stdout.startswith("0 products"):
         pytest.skip(f"{candidate.name} does not run on {gpu}")
     # initcheck misreads some asynchronous copies. It does not see what the tensor memory accelerator writes. A cp.async
-    # that reads the first bytes of a vector (its src-size) counts as a read of all 16 bytes: seen on an H100 with a kernel
-    # of three lines that copies 8 bytes (CUDA 13.0). The kernels that use mma.sync have such copies.
+    # that reads the first bytes of a vector (its src-size) counts as a read of all 16 bytes: seen on an H100 with a
+    # kernel of three lines that copies 8 bytes (CUDA 13.0). The kernels that use mma.sync have such copies.
     initcheck = candidate.capabilities != HOPPER and candidate.unit != "mma_sync"
     for tool in ("memcheck", "initcheck") if initcheck else ("memcheck",):
         # the driver's own probes for entry points of other versions are no errors of ours
