@@ -33,7 +33,7 @@ def row_sums(block: Any) -> Any:
     width = block.shape[1] * block.itemsize
     size = next(size for size in (8, 4, 2, 1) if width % size == 0)
     odd = np.random.default_rng(0).integers(0, 2**64, width // size, dtype=np.uint64) | np.uint64(1)
-    if not isinstance(block, np.ndarray):
+    if hasattr(block, "__cuda_array_interface__"):
         return _on_gpu(block, odd, size)
     sums = np.empty(len(block), np.uint64)
     for first, rows in pieces(block, PIECE):
