@@ -35,6 +35,7 @@ from distributed import Client, Future, futures_of
 from distmm.api.aliasing import overlap, repeats
 from distmm.api.array_types import package_of
 from distmm.api.operands import kind_of
+from distmm.api.smaller_plan import memory_full
 from distmm.api.waves import Graph, Waves
 from distmm.errors import DoesNotFitError, InputError
 from distmm.planning.cluster_spec import ClusterSpec
@@ -242,7 +243,17 @@ def _send(
 def _raise_error(write: Future) -> None:
     """Raise the error of a failed write. The result of a finished one is None, and is not fetched."""
     if write.status != "finished":
-        write.result()
+        _result(write)
+
+
+def _result(future: Future) -> Any:
+    """Return a future's result. If a worker's memory was full, raise `DeviceMemoryError`, whatever the task raised.
+
+    A MemoryError of this process, which may have no room for a block that it fetches, keeps its type.
+    """
+    if future.status == "error" and isinstance(error := future.exception(), MemoryError):
+        raise memory_full(error) from error
+    return future.result()
 
 
 def _write_by_threads(waves: Iterable[WaveRegions], out: Any, to: Any) -> None:
@@ -274,7 +285,7 @@ def _write_here(waves: Iterable[WaveRegions], out: Any, client: Client) -> None:
     coming: deque[tuple[Region, concurrent.futures.Future[Any]]] = deque()
 
     def take(future: Future) -> None:
-        coming.append((regions_of.pop(future.key), receiving.submit(future.result)))
+        coming.append((regions_of.pop(future.key), receiving.submit(_result, future)))
         if len(coming) > 1:
             write()
 

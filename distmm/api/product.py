@@ -23,11 +23,11 @@ from distmm.api.operands import Operand, as_matrix
 from distmm.api.plan_request import PlanRequest, plan_for
 from distmm.api.product_array import ProductArray
 from distmm.api.scalars import check_held, common_type
-from distmm.api.smaller_plan import memory_full, smaller_plan
+from distmm.api.smaller_plan import smaller_plan
 from distmm.api.users_blocks import Chunks, batch_chunks
 from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
-from distmm.errors import InputError
+from distmm.errors import DeviceMemoryError, InputError
 from distmm.graph import product_graph
 from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
@@ -146,14 +146,14 @@ class Gemm:
             try:
                 product._store(plan, out, to, client)
                 break
-            except MemoryError as error:
+            except DeviceMemoryError as error:
                 if client is None:
                     raise
                 # The same blocks, if the caller chose them by a plan. All blocks of `out` are written again.
                 less = wishes if wishes.plan is None else replace(wishes, plan=None, blocks=plan.block_shape)
                 within = partial(self.plan, less, out, client, c_chunks)
                 what, remedy = "the product starts again", "use smaller blocks (blocks=)"
-                plan, _ = smaller_plan(plan, memory_full(error), attempt, within, what, remedy)
+                plan, _ = smaller_plan(plan, error, attempt, within, what, remedy)
         return out
 
     def _store(self, plan: Plan, out: Any, to: Any, client: Client | None) -> None:

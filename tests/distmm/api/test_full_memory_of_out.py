@@ -69,6 +69,24 @@ def test_memory_that_stays_full_ends_the_product_with_the_figures_and_the_remedy
     assert 1 < len(waves) <= 1 + smaller_plan.MOST
 
 
+def test_full_memory_of_the_client_is_no_reason_for_another_plan(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(np.ndarray):
+        tries = 0
+
+        def __setitem__(self, *_: Any) -> None:
+            type(self).tries += 1
+            raise MemoryError("no room for a block in this process")
+
+    monkeypatch.setattr(out_array, "target", lambda *_: None)  # this process writes the blocks that it fetches
+    a, b = operands()
+    with pytest.raises(MemoryError, match="no room for a block in this process") as caught:
+        distmm.matmul(a, b, plan=PLAN, client=cluster(2), out=np.zeros((120, 120), "f4").view(Full))
+    assert not isinstance(caught.value, DeviceMemoryError)
+    assert Full.tries == 1
+
+
 def test_without_a_cluster_there_is_no_smaller_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:
         raise MemoryError("of this process")
