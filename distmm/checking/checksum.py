@@ -7,13 +7,10 @@ from typing import Any
 import numpy as np
 
 from distmm.transfer.crc32c import crc32c
-from distmm.transfer.row_sums import pieces, row_sums
+from distmm.transfer.row_sums import PIECE, pieces, row_sums
 from distmm.worker import gpu
 
 __all__ = ["checksum", "checksum_of_input"]
-
-# Bytes of rows that are copied at a time, from blocks that are not in C order.
-PIECE = 2**20
 
 
 def checksum(block: np.ndarray) -> int:

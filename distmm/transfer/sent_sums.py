@@ -19,7 +19,7 @@ SMALLEST = 256
 # Bytes of a row whose words are summed on a GPU. The CRC-32C of these sums is computed on the host.
 ROW = 2**15
 
-# Priority of a stream; lower numbers come first. CUDA takes the highest one that the GPU has for this one.
+# Priority of a stream; a lower number is a higher priority. CUDA replaces it by the highest priority that the GPU has.
 HIGHEST = -100
 
 

@@ -140,6 +140,11 @@ class Problem:
         """Type of c and d: float32 for 16-bit floats, int32 for 8-bit integers, int64 for bool, else the operands'."""
         return compute_dtype(self.dtype)
 
+    @property
+    def operations(self) -> int:
+        """Operations of one matrix of the batch: 2 for each multiply-add, 8 of complex numbers."""
+        return (8 if self.dtype.kind == "c" else 2) * self.m * self.k * self.n
+
     def __str__(self) -> str:
         batch = f"{'x'.join(map(str, self.batch))} x " if self.batch else ""
         return f"{batch}({self.m}, {self.k}) @ ({self.k}, {self.n}) {self.dtype}"

@@ -154,7 +154,7 @@ def _rate(candidate: Candidate, cube: Problem, device: Device) -> float:
     seconds(1)  # the first product compiles and loads the kernel
     once = seconds(1)
     least = once if once > SECONDS else seconds(min(MOST_PRODUCTS, math.ceil(SECONDS / once)))
-    return (8 if cube.accumulator.kind == "c" else 2) * EDGE**3 / least
+    return cube.operations / least
 
 
 def _operand(cube: Problem, seed: int):  # type: ignore[no-untyped-def]  # CuPy ships no types

@@ -105,7 +105,13 @@ def job_until(trial: Trial, seconds: float | None) -> bool:
     with trial.device.mounted():
         trial._prepare()
     with trial.device.lazy() as process:
-        timer = threading.Timer(seconds or 1e6, process.kill)
+        lost = threading.Event()
+
+        def lose() -> None:
+            lost.set()
+            process.kill()
+
+        timer = threading.Timer(seconds or 1e6, lose)
         timer.start()
         room = shutil.disk_usage(trial.device.folder)  # LazyFS says that it has none
         try:
@@ -113,7 +119,7 @@ def job_until(trial: Trial, seconds: float | None) -> bool:
                 trial.multiply()
             ended = True
         except Exception:  # whatever a job raises whose disk is gone
-            if process.poll() is None and seconds is None:
+            if not lost.is_set():
                 raise
             ended = False
         finally:

@@ -49,7 +49,7 @@ def section(device: Device, measure: Measure, names: Iterable[str] = (), copy: f
     ----------
     device : Device
     measure : callable
-        By `of_this_gpu` the rate under load.
+        `of_this_gpu` gives one that measures the rate under load.
     names : iterable of str
         Only these kernels; all if empty.
     copy : float
@@ -65,8 +65,7 @@ def section(device: Device, measure: Measure, names: Iterable[str] = (), copy: f
         found: list[float] = []
         for size in SIZES:
             cube = _cube(size, dtype)
-            operations = (8 if cube.accumulator.kind == "c" else 2) * size**3
-            slow = operations / rate(candidate, cube, device, size) > LONGEST
+            slow = cube.operations / rate(candidate, cube, device, size) > LONGEST
             found.append(found[-1] if slow and found else measure(candidate, cube, device))
         yield f"{candidate.name}.{dtype} = [{', '.join(map(_three_digits, found))}]"
 
@@ -86,7 +85,7 @@ def _tflops(candidate: Candidate, cube: Problem, device: Device, rounds: int = 3
 
     once = seconds_of(call, 3)
     taken = statistics.median(turn(call, once)[1] for _ in range(rounds))
-    return (8 if cube.accumulator.kind == "c" else 2) * cube.m * cube.k * cube.n / taken / 1e12
+    return cube.operations / taken / 1e12
 
 
 def of_this_gpu(device: Device, names: Iterable[str] = ()) -> Iterator[str]:

@@ -204,17 +204,16 @@ def _heat(heat: Heat, size: Size, device: Device, rounds: int, seed: int) -> lis
     for _ in range(rounds):
         for contestant in order.sample(contestants, len(contestants)):
             taken[contestant].append(turn(contestant.call, seconds[contestant]))
-    operations = (8 if dtype.kind == "c" else 2) * m * k * n
-    medians = {c: [statistics.median(turn[part] for turn in turns) for part in (0, 1)] for c, turns in taken.items()}
+    medians = {c: [statistics.median(each[part] for each in turns) for part in (0, 1)] for c, turns in taken.items()}
     first = medians[contestants[0]]
     moved = bytes_of_one + m * n * out.itemsize
     cupy.cuda.Device().synchronize()
     return [
         Run(
             m, k, n, heat.dtype, heat.precision, heat.out, c.name, c.whole, peer_name,
-            tflops=operations / sustained / 1e12, burst=operations / burst / 1e12,
+            tflops=problem.operations / sustained / 1e12, burst=problem.operations / burst / 1e12,
             ratio=first[1] / sustained, burst_ratio=first[0] / burst,
-            error=error, worst=worst, intensity=operations / moved,
+            error=error, worst=worst, intensity=problem.operations / moved,
         )
         for (c, (burst, sustained)), (error, worst) in zip(medians.items(), errors, strict=True)
     ]  # fmt: skip

@@ -59,9 +59,8 @@ class Row:
     @classmethod
     def of(cls, problem: Problem, order: str, method: str, seconds: float, **facts: Any) -> Row:
         """Make a row. Its rate is computed from the problem's size."""
-        flops = (8 if problem.dtype.kind == "c" else 2) * problem.m * problem.k * problem.n
         m, k, n = problem.m, problem.k, problem.n
-        return cls(method, m, k, n, problem.dtype.name, order, seconds, flops / seconds / 1e9, **facts)
+        return cls(method, m, k, n, problem.dtype.name, order, seconds, problem.operations / seconds / 1e9, **facts)
 
     @property
     def size(self) -> str:
