@@ -34,7 +34,7 @@ class Watched:
 
     def __init__(self, folder: Path | str, shape: tuple[int, int], chunks: tuple[int, int]) -> None:
         self.folder, self.shape, self.chunks = os.fspath(folder), shape, chunks
-        np.lib.format.open_memmap(f"{self.folder}/c.npy", "w+", self.dtype, shape)
+        np.memmap(f"{self.folder}/c", self.dtype, "w+", shape=shape)
 
     def __setitem__(self, index: tuple[slice, slice], block: np.ndarray) -> None:
         rows, columns = index
@@ -50,7 +50,7 @@ class Watched:
 
     @property
     def values(self) -> np.ndarray:
-        return np.lib.format.open_memmap(f"{self.folder}/c.npy", "r+")
+        return np.memmap(f"{self.folder}/c", self.dtype, "r+", shape=self.shape)
 
     def writers(self) -> dict[tuple[int, int], int]:
         """Tasks that wrote to each unit, none of them while another one did."""

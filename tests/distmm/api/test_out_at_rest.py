@@ -33,7 +33,7 @@ class Slow:
 
     def __init__(self, folder: Path, fails: bool = False) -> None:
         self.folder, self.fails, self.shape = folder, fails, SHAPE
-        np.lib.format.open_memmap(folder / "c.npy", "w+", self.dtype, SHAPE)
+        np.memmap(folder / "c", self.dtype, "w+", shape=SHAPE)
 
     def __setitem__(self, index: tuple[slice, ...], block: np.ndarray) -> None:
         if self.fails and (index[0].start, index[1].start) != (0, 0):
@@ -45,7 +45,7 @@ class Slow:
 
     @property
     def values(self) -> np.ndarray:
-        return np.lib.format.open_memmap(self.folder / "c.npy", "r+")
+        return np.memmap(self.folder / "c", self.dtype, "r+", shape=SHAPE)
 
 
 class SlowMemory(WorkerPlugin):
