@@ -92,7 +92,7 @@ def read(client: Client, product: str) -> Record | None:
         if record is not None:
             record.transfers.clear()  # each worker's statement repeats all of its transfers
             for address, said in statements.items():
-                telemetry.take(address, said)
+                telemetry.heartbeats.take(address, said)
         return record
 
     return client.run_on_scheduler(ask)  # type: ignore[no-any-return]

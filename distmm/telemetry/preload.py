@@ -9,6 +9,6 @@ from distmm.telemetry.scheduler import Telemetry
 __all__ = ["dask_setup"]
 
 
-async def dask_setup(scheduler: Scheduler) -> None:
-    """Start the telemetry of a scheduler. Dask calls this function of a preload module."""
-    await scheduler.register_scheduler_plugin(Telemetry(), idempotent=True)
+def dask_setup(scheduler: Scheduler) -> None:
+    """Add the telemetry of a scheduler, which starts its plugins after its preload modules."""
+    scheduler.add_plugin(Telemetry(), idempotent=True)

@@ -11,36 +11,31 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Iterator
 from typing import Any
 
-from dask.utils import key_split
 from distributed import SchedulerPlugin
-from distributed.protocol.pickle import dumps, loads
+from distributed.protocol.pickle import dumps
 from distributed.scheduler import Scheduler, TaskState
-from tornado.ioloop import PeriodicCallback
 
 from distmm.graph.dask_tasks import PlacedTask, ProductTask, stores
 from distmm.planning.plan import Plan
 from distmm.scheduler.plugin import PlacementPlugin
-from distmm.telemetry import dashboard, metrics, prometheus_targets
+from distmm.telemetry import dashboard, failed_tasks, metrics, prometheus_targets
 from distmm.telemetry.events import (
     JOB_TOPIC,
     Access,
     Again,
     Checked,
-    Device,
     Dropped,
     Failed,
-    Heard,
     Noted,
     Retried,
-    Sample,
     StepRun,
-    Transfer,
     Unwritten,
     WorkerLeft,
 )
 from distmm.telemetry.faults import tolerated
+from distmm.telemetry.heartbeats import Heartbeats
 from distmm.telemetry.record import Figures, Record
-from distmm.telemetry.worker import METRIC, WorkerTelemetry
+from distmm.telemetry.worker import WorkerTelemetry
 from distmm.worker.gpu import HEALED_TOPIC
 
 __all__ = ["Telemetry"]
@@ -49,15 +44,6 @@ logger = logging.getLogger(__name__)
 
 # Number of records that are kept: page and report also show products that have ended.
 KEPT = 8
-
-# Milliseconds between two reads of the workers' heartbeats, which come at most every half second.
-SAMPLE_MILLISECONDS = 500
-
-# Seconds for which an ended product is still sampled: heartbeats of 256 workers come every 2.3 s.
-LINGER_SECONDS = 10.0
-
-# Letters of an error that are kept: enough for a path and its fault.
-LONGEST_ERROR = 400
 
 # States of a task that has still to run.
 TO_DO = ("waiting", "no-worker", "queued", "processing")
@@ -89,7 +75,6 @@ class Telemetry(SchedulerPlugin):
         self.unwritten: defaultdict[str, set[Hashable]] = defaultdict(set)
         self.causes: defaultdict[Hashable, set[str]] = defaultdict(set)  # failed task -> products that failed with it
         self.repeating: set[object] = set()  # keys whose run ended without a result
-        self.received: dict[tuple[str, str], int] = {}  # (worker, array) -> bytes at the last heartbeat
 
     async def start(self, scheduler: Scheduler) -> None:
         """Start listening; add the page, the series and the plugin of the workers."""
@@ -98,8 +83,8 @@ class Telemetry(SchedulerPlugin):
         self.scheduler = scheduler
         for worker in scheduler.workers.values():
             self.add_worker(scheduler, worker.address)
-        self._sampling = PeriodicCallback(self._sample, SAMPLE_MILLISECONDS)
-        self._sampling.start()
+        self.heartbeats = Heartbeats(scheduler, self.records, self.arrays, self._name)
+        self.heartbeats.start()
         with tolerated("/metrics of the scheduler"):
             metrics.expose(self)
         with tolerated("the page of the dashboard"):
@@ -112,7 +97,7 @@ class Telemetry(SchedulerPlugin):
 
     async def close(self) -> None:
         """Stop listening."""
-        self._sampling.stop()
+        self.heartbeats.stop()
         metrics.withdraw(self)
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
@@ -128,8 +113,8 @@ class Telemetry(SchedulerPlugin):
     def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any) -> None:
         """Record the loss in the running products."""
         name = self.names.pop(worker, worker)
-        self.received = {key: total for key, total in self.received.items() if key[0] != worker}
-        for record in self.active(time.time()):
+        self.heartbeats.forget(worker)
+        for record in self.heartbeats.active(time.time()):
             if name in record.lanes:
                 record.add(WorkerLeft(time.time(), name))
 
@@ -221,7 +206,7 @@ class Telemetry(SchedulerPlugin):
         for product in self._products(ts) & self.records.keys():
             record = self.records[product]
             if cause.key not in record.failures:
-                record.add(Failed(now, cause.key, _described(record, cause), _error(cause)))
+                record.add(Failed(now, cause.key, failed_tasks.name(record, cause), failed_tasks.error(cause)))
                 if len(record.failures) == 1:  # log one only: a lost mount fails every load
                     logger.error("product %s has failed: %s", record.title, record.failures[cause.key])
                 self.causes[cause.key].add(product)
@@ -306,40 +291,6 @@ class Telemetry(SchedulerPlugin):
             text = f"the GPU's memory was full on worker {self._name(address)}: {what} ran again, alone"
             self.records[product].add(Noted(time.time(), text))
 
-    def take(self, address: str, heartbeat: dict[str, Any]) -> None:
-        """Add a worker's heartbeat to the records of the running products.
-
-        The heartbeat has the bytes of each array that the worker received since it started. The bytes since the last
-        heartbeat count for the newest running product that uses the array.
-
-        Parameters
-        ----------
-        address : str
-            Of the worker.
-        heartbeat : dict
-            Result of `distmm.telemetry.worker.heartbeat` or `distmm.telemetry.worker.statement`.
-        """
-        ws, now = self.scheduler.workers.get(address), time.time()
-        if ws is None or not heartbeat:
-            return
-        received: Counter[str] = Counter()
-        active = list(self.active(now))
-        for array, total in heartbeat["received"].items():
-            before = self.received.get((address, array), 0)
-            self.received[address, array] = total
-            user = next((r.product for r in reversed(active) if array in self.arrays[r.product]), "")
-            received[user] += total - before if total >= before else total
-        device = Device(*heartbeat["device"]) if heartbeat["device"] else None
-        name, process = self._name(address), ws.metrics.get("memory", 0)
-        for record in active:
-            if name in record.lanes or received[record.product]:
-                blocks = max(0, ws.nbytes - record.before.get(name, 0))
-                record.add(Sample(now, name, blocks, process, received[record.product], device))
-        for array, start, stop in heartbeat.get("transfers", ()):
-            for record in active:
-                if array in self.arrays[record.product] and start >= record.submitted:
-                    record.add(Transfer(name, start, stop))
-
     def figures(self, product: str) -> Figures | None:
         """Return the progress of a product; None if it has no record."""
         record = self.records.get(product)
@@ -349,19 +300,6 @@ class Telemetry(SchedulerPlugin):
         """Return the scheduler's Prometheus series."""
         return metrics.of_records(list(self.records.values()), self.past)
 
-    def active(self, now: float) -> Iterator[Record]:
-        """Return the records of running products, and of just ended ones, whose last heartbeats are still to come."""
-        for record in self.records.values():
-            if not record.over or now - (record.stopped or record.submitted) < LINGER_SECONDS:
-                yield record
-
-    def _sample(self) -> None:
-        for ws in list(self.scheduler.workers.values()):
-            self.take(ws.address, ws.metrics.get(METRIC, {}))
-        heard = Heard({self._name(ws.address): ws.last_seen for ws in self.scheduler.workers.values()})
-        for record in self.active(time.time()):
-            record.add(heard)
-
     def _store_record(self, record: Record) -> Record:
         # The plan does not count blocks from before the product, such as resident operands.
         record.before = {self._name(ws.address): ws.nbytes for ws in self.scheduler.workers.values()}
@@ -369,7 +307,7 @@ class Telemetry(SchedulerPlugin):
         outdated = [product for product in self.records if product == record.product] or list(self.records)[: 1 - KEPT]
         for product in outdated:
             self.past.update(metrics.counts(self.records.pop(product)))
-            self.arrays.pop(product)
+            self.arrays.pop(product, None)
             self.known.pop(product, None)
             self.jobs = {wave: job for wave, job in self.jobs.items() if job != product}
             self.readers = {array: reader for array, reader in self.readers.items() if reader != product}
@@ -385,21 +323,3 @@ def _place(record: Record, task: ProductTask) -> tuple[int, int]:
     """Return chain and step of a task."""
     where = task.placement
     return record.chain(where.batch, where.i, where.j), where.step
-
-
-def _described(record: Record, cause: TaskState) -> str:
-    """Return the name of a failed task, as in ``C[0, 3], step 2`` or ``distmm-load[1, 0]``."""
-    if isinstance(cause.run_spec, ProductTask):
-        chain, step = _place(record, cause.run_spec)
-        return f"{record.block(chain)}, step {step}"
-    index = list(cause.key[1:]) if isinstance(cause.key, tuple) else ""
-    return f"{key_split(cause.key)}{index}"
-
-
-def _error(cause: TaskState) -> str:
-    """Return a task's error in one line. For errors of the scheduler, such as lost workers, Dask has no text."""
-    text = cause.exception_text
-    if not text and isinstance(cause.exception, bytes):
-        error = loads(cause.exception)
-        text = f"{type(error).__name__}: {error}"
-    return (text or "error").partition("\n")[0][:LONGEST_ERROR]

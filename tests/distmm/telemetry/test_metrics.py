@@ -36,9 +36,9 @@ GPU = lambda worker: Device(60 * 10**9, 80 * 10**9, 0.5)  # noqa: E731
 
 
 def wait_for_late_heartbeats() -> None:
-    from distmm.telemetry import scheduler
+    from distmm.telemetry import heartbeats
 
-    scheduler.LINGER_SECONDS = 600
+    heartbeats.LINGER_SECONDS = 600
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm.telemetry import client as telemetry
-from distmm.telemetry import scheduler
+from distmm.telemetry import heartbeats
 from distmm.telemetry.events import (
     JOB_TOPIC,
     Again,
@@ -198,7 +198,7 @@ def test_a_record_of_thousands_of_tasks_travels_in_a_few_megabytes() -> None:
 
 
 def test_figures_of_a_real_product_are_exact(current: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scheduler, "LINGER_SECONDS", 600)  # heartbeats that come late are counted too
+    monkeypatch.setattr(heartbeats, "LINGER_SECONDS", 600)  # heartbeats that come late are counted too
     A, B = (da.random.default_rng(seed).random((8 * 48, 8 * 48), chunks=48) for seed in (1, 2))
     made = plan(A, B, client=current)
     C = matmul(A, B, client=current)
