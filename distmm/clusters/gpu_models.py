@@ -1,7 +1,8 @@
 """GPU models by name: the figures that plans need for GPUs of another machine.
 
-The planned rate is that of the H200 (`distmm_kernels/rates.toml`) times the ratio of the two models' peaks, for the
-unit that the kernel uses. The peaks are those of NVIDIA's data sheets, without sparsity.
+A model that is in `distmm_kernels/rates.toml` has its measured rates there. For the others the planned rate is that of
+the H200 times the ratio of the two models' peaks, for the unit that the kernel uses. The peaks are those of NVIDIA's
+data sheets, without sparsity.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ class GpuModel:
         Generation of PCI Express to the host, with 16 lanes.
     nvlink : bool
         Whether NVLink connects all GPUs of a host.
+    measured : str or None
+        Name of the driver for the model, if `rates.toml` has it.
     """
 
     capability: tuple[int, int]
@@ -39,6 +42,7 @@ class GpuModel:
     fp16_tensor: float
     pcie: int
     nvlink: bool
+    measured: str | None = None
 
 
 MODELS = {
@@ -50,9 +54,9 @@ MODELS = {
     "A40": GpuModel((8, 6), 48 * 10**9, 37.4, 0.58, 0.58, 150, 4, False),
     "L4": GpuModel((8, 9), 24 * 10**9, 30.3, 0.47, 0.47, 121, 4, False),
     "L40S": GpuModel((8, 9), 48 * 10**9, 91.6, 1.43, 1.43, 362, 4, False),
-    "H100": GpuModel((9, 0), 80 * 10**9, 67, 34, 67, 989, 5, True),
+    "H100": GpuModel((9, 0), 80 * 10**9, 67, 34, 67, 989, 5, True, "NVIDIA H100 80GB HBM3"),
     "H100-PCIe": GpuModel((9, 0), 80 * 10**9, 51, 26, 51, 756, 5, False),
-    "H200": GpuModel((9, 0), 141 * 10**9, 67, 34, 67, 989, 5, True),
+    "H200": GpuModel((9, 0), 141 * 10**9, 67, 34, 67, 989, 5, True, "NVIDIA H200"),
     "GH200": GpuModel((9, 0), 96 * 10**9, 67, 34, 67, 989, 5, True),
     "B200": GpuModel((10, 0), 180 * 10**9, 75, 37, 37, 2250, 5, True),
 }
@@ -84,7 +88,7 @@ def model_named(name: str) -> GpuModel:
 
 
 def share_of_measured(model: GpuModel, unit: str, accumulator: str) -> float:
-    """Return a kernel's rate on a model divided by its rate on the measured model.
+    """Return a kernel's rate on a model divided by its rate on the H200, by their peaks.
 
     Parameters
     ----------

@@ -93,11 +93,11 @@ class Hardware:
             "host_memory": self.host_memory,
         }
         facts["cores"] = max(self.threads, self.cores or 0)
-        absent = None if model is None else (self.model or "", model.capability)
+        absent = None if model is None else (model.measured or self.model or "", model.capability)
         facts |= tasks.kernel_facts(choice, reproducible, absent)
         if "no kernel" in facts:
             raise InputError(facts["no kernel"])
-        if model is not None:
+        if model is not None and model.measured is None:
             for kernel_facts in facts["kernels"].values():
                 share = share_of_measured(model, kernel_facts["unit"], accumulator_dtype(dtype).str[1:])
                 share /= kernel_facts["relative"]
@@ -130,8 +130,8 @@ def gpus(
 ) -> Hardware:
     """Describe GPUs, which may not exist, for ``distmm.plan(A, B, cluster=...)``.
 
-    Kernels were measured on the H200. For other models the planned rates are these rates times the ratio of the peaks
-    in NVIDIA's data sheets.
+    Kernels were measured on the H100 and the H200. For other models the planned rates are those of the H200 times the
+    ratio of the peaks in NVIDIA's data sheets.
 
     Parameters
     ----------

@@ -11,24 +11,19 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
-from typing import NoReturn
 
 from distributed import Client
 
 from distmm import clusters
 from distmm.api.threshold import bytes_of_entry
-from distmm.api.verify import verify
 from distmm.checking.tolerance import Tolerance
-from distmm.checking.verdict import Verdict
 from distmm.clusters import cluster
 from distmm.clusters.silence import unless_silent
 from distmm.errors import (
     DeviceMemoryError,
     DistmmError,
-    DoesNotFitError,
     InputError,
     Stopped,
-    UndecidedError,
     WrongResultError,
 )
 from distmm.job import job_report, planning, runs
@@ -38,19 +33,19 @@ from distmm.job.commit import finish
 from distmm.job.completeness import complete_markers, refuse_another_draft
 from distmm.job.computation import Computation, tell_failure
 from distmm.job.entries import MOST, Entries
+from distmm.job.final_checks import FinalChecks
 from distmm.job.finished_blocks import FinishedBlocks
 from distmm.job.folder import Folder, Json
 from distmm.job.input_checksums import orders
 from distmm.job.lock import Lock, locked
 from distmm.job.manifest import new_manifest, read_manifest, refuse_changes, run_of, write_manifest
 from distmm.job.reduction import Threshold
-from distmm.job.sampled_rows import check_sample
 from distmm.job.spec import Spec, differences
 from distmm.job.stop import Stop
 from distmm.job.summary import Made, Summary
+from distmm.job.unfinished import explained, no_progress, without_progress
 from distmm.planning.plan import Plan
-from distmm.storage import Target, is_url, open_matrix, reserve_output
-from distmm.storage.output import Output
+from distmm.storage import Target, is_url, reserve_output
 from distmm.telemetry import client as telemetry
 from distmm.telemetry.record import Figures
 from distmm.transfer.counted_writes import CountedRun
@@ -140,7 +135,7 @@ class Job:
                 if lock is not None:
                     lock.refuse_if_lost()  # another job may be the reason why files are missing or changed
                 if isinstance(error, OSError):
-                    raise job._explained(error, len(self._units(plan))) from error
+                    raise job._explained(error, plan) from error
                 raise
 
     def _refuse_changes_since(self, begun: Json | None, anew: bool) -> None:
@@ -258,9 +253,9 @@ class Job:
             computation.run(missing)
             finished.unchanged(manifest["stamps"])
         except DistmmError as error:
-            if isinstance(error, Stopped) and stop.deadline is not None and self._without_progress(manifest):
-                error = self._no_progress(error, plan)
-            raise self._explained(error, len(blocks)) from error
+            if isinstance(error, Stopped) and stop.deadline is not None and without_progress(folder, manifest):
+                error = no_progress(error, spec, plan)
+            raise self._explained(error, plan) from error
         except BaseException as error:
             if stop.at_once:
                 reason = f"{stop.reason}, twice"
@@ -269,7 +264,7 @@ class Job:
                 reason = f"the scheduler is lost ({type(error).__name__}: {error})"
             else:
                 raise
-            raise self._explained(Stopped(reason), len(blocks)) from None
+            raise self._explained(Stopped(reason), plan) from None
         finally:
             if computation.rejected:
                 manifest["rejected"] += len(computation.rejected)
@@ -280,22 +275,6 @@ class Job:
         seconds = time.perf_counter() - started
         moved = telemetry.bytes_moved(client) - moved
         return Made(len(done), len(computation.rejected), seconds, flops(computation.written), moved)
-
-    def _without_progress(self, manifest: Json) -> bool:
-        """Whether neither this run nor the one before it has finished a block of C."""
-        return [run.get("kept") for run in manifest["runs"][-2:]] == [len(self.folder.markers())] * 2
-
-    def _no_progress(self, stopped: Stopped, plan: Plan) -> InputError:
-        """Return the error for a second consecutive run that reached its deadline without a finished block of C.
-
-        A batch system would repeat such a run forever. The exit code 2 of this error prevents that.
-        """
-        return InputError(
-            f"{stopped}, and neither this run nor the one before it has finished any of the {self.spec.result.name} of "
-            f"C: a third run would not either. A wave was predicted to take {plan.wave_seconds:.3g} s: allow more time "
-            f"(--deadline, run.walltime), use more workers, or start over with smaller blocks (--overwrite, --blocks; "
-            f"now {'x'.join(map(str, plan.block_shape))})"
-        )
 
     def _make_room(self, target: Target | RowFolder, done: Collection[tuple[int, int]], lock: Lock) -> None:
         """Remove blocks without a marker from the output.
@@ -324,73 +303,28 @@ class Job:
         free = shutil.disk_usage(self.folder.path).free + used
         return int(free * MOST) // bytes_of_entry(reduction.dtype(self.spec.dtype))
 
-    def _explained(self, error: DistmmError | OSError, total: int) -> Exception:
-        """Return an error whose message also says what is kept, and how to continue."""
-        what = f"{self.spec.result.name} of C"
-        try:
-            done = f"{len(self.folder.markers())} of {total} {what} are finished and kept"
-        except (OSError, InputError):  # the mount with the markers is lost
-            done = f"the finished {what} are kept"
-        kept = f"{done} in {self.folder.path}; continue with: distmm resume {self.out}"
-        if isinstance(error, (Stopped, WrongResultError, DeviceMemoryError)):
-            return type(error)(f"{error}; {kept}")
-        if isinstance(error, DoesNotFitError) and isinstance(self.spec.reduction, Threshold):
-            return DoesNotFitError(f"{error}; {done} in {self.folder.path}")  # `error` has the remedy
-        if not isinstance(error, OSError):
-            return InputError(f"{error}; {kept}, after the cause is removed")
-        # Dask's errors of lost connections have no errno.
-        if error.errno is None or isinstance(error, ConnectionError):
-            return Stopped(f"the scheduler is lost ({type(error).__name__}: {error}); {kept}")
-        return InputError(f"{error.filename or self.folder.path}: {error.strerror}; {kept}, after the cause is removed")
+    def _explained(self, error: DistmmError | OSError, plan: Plan) -> Exception:
+        return explained(error, self.folder, self.spec, self.out, len(self._units(plan)))
 
     def _finish(
         self, client: Client, plan: Plan, manifest: Json, lock: Lock, target: Target | RowFolder, made: Made
     ) -> Summary:
         """Check that C is complete, write its certificate, and give C its final name."""
-        units, sample = self._units(plan), None
+        checks, sample = FinalChecks(self.folder, self.spec, self.overwrite, lock), None
         try:
-            markers = complete_markers(self.folder, manifest, target, units)
+            markers = complete_markers(self.folder, manifest, target, self._units(plan))
             if isinstance(target, RowFolder):
                 assemble(self.folder, target, markers, self._facts(manifest))
-                sample = self._check_sample(client, manifest, markers, lock)
+                sample = checks.sampled_rows(client, manifest, markers)
         except InputError as error:
-            raise self._explained(error, len(units)) from error
+            raise self._explained(error, plan) from error
         if self.spec.check == "full":
-            self._check_fully(lock)
+            checks.all_elements()
         manifest["runs"][-1]["ended"] = time.time()
         content = certificate(manifest, markers, self._tolerance, manifest["rejected"], made.seconds, sample)
         self.spec.result.refuse(self.out, self.overwrite)  # other files may have been created in the meantime
         finish(self.folder, content, lock)
         return Summary.of(self.folder, content, plan, made)
-
-    def _check_fully(self, lock: Lock) -> None:
-        """Compare all elements of C with a float64 product. A wrong C ends the job."""
-        spec, folder = self.spec, self.folder
-        verdict = verify(
-            spec.a.source, spec.b.source, open_matrix(folder.draft), check="full", transa=spec.a.transposed,
-            transb=spec.b.transposed, alpha=spec.alpha, precision=spec.precision,
-        )  # fmt: skip
-        if not verdict:
-            self._set_aside(verdict, lock)
-
-    def _check_sample(self, client: Client, manifest: Json, markers: list[Json], lock: Lock) -> Verdict | None:
-        """Compute sampled rows of a reduced product again. A wrong row ends the job without a result."""
-        if self.spec.check == "none":
-            return None
-        content = {"blocks": manifest["blocks"], "done": markers}
-        verdict = check_sample(client, self.spec, self.folder.draft, content, manifest["seed"])
-        if verdict.outcome == "wrong":
-            self._set_aside(verdict, lock)
-        return verdict
-
-    def _set_aside(self, verdict: Verdict, lock: Lock) -> NoReturn:
-        """End a job whose result is not right, and keep the result under another name."""
-        folder = self.folder
-        Lock.check(folder.path, lock.token)
-        kept = Output(folder.target, folder.draft, self.overwrite).set_aside()
-        folder.clear()
-        error = WrongResultError if verdict.outcome == "wrong" else UndecidedError
-        raise error(f"{verdict.message}; the result is kept as {kept}")
 
     def _facts(self, manifest: Json) -> Json:
         """Return the attribute ``distmm`` of the group of a reduced product."""

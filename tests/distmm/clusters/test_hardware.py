@@ -19,7 +19,7 @@ from distmm.errors import DoesNotFitError, InputError
 from distmm.planning.fewest import MOST_WORKERS, TOLERANCE, few_workers
 from distmm.worker import tasks
 from distmm_kernels.device import Device
-from distmm_kernels.rates import rates_of
+from distmm_kernels.rates import _MODELS, rates_of
 
 
 def shaped(*shape: int, dtype: str = "f4") -> np.ndarray:
@@ -73,15 +73,25 @@ def test_every_model_has_a_kernel_for_every_type(model: str, dtype: str) -> None
     assert plan.cost.seconds > 0
 
 
-def test_the_measured_model_has_the_measured_rates() -> None:
+def test_the_models_that_were_measured_are_those_of_the_rates_file() -> None:
+    by_driver = {model.measured: model for model in MODELS.values() if model.measured}
+    assert set(by_driver) == {model for model, rates in _MODELS.items() if rates.capability}
+    assert all(model.capability == _MODELS[name].capability for name, model in by_driver.items())
+
+
+@pytest.mark.parametrize("model", ["h100", "H200"])
+def test_a_measured_model_has_its_measured_rates(model: str) -> None:
+    spec = distmm.plan(shaped(10**5, 10**5), cluster=distmm.gpus(2, model)).cluster
+    rates = _MODELS[MODELS[model.upper()].measured or ""].kernels["fp16x3"]["float32"]
+    assert (spec.kernel, spec.link, spec.load) == ("fp16x3", 5e10, 5e10)
+    assert spec.rate == pytest.approx(cluster.SUSTAINED * rates[-1])
+
+
+def test_other_models_have_the_rates_of_the_h200_by_their_peaks() -> None:
     h200 = MODELS["H200"]
     units, sums = ("plain", "fp64_tensor", "tensor", "mma_sync"), ("f4", "f8", "c8", "c16", "i4", "i8")
     assert all(share_of_measured(h200, unit, of) == 1 for unit in units for of in sums)
-    plan = distmm.plan(shaped(10**5, 10**5), cluster=distmm.gpus(2, "h200"))
-    spec = plan.cluster
     rates = {name: rates_of(gpu("H200")).kernels[name]["float32"][-1] for name in ("fp16x3", "register_tiled")}
-    assert (spec.kernel, spec.link, spec.load) == ("fp16x3", 5e10, 5e10)
-    assert spec.rate == pytest.approx(cluster.SUSTAINED * rates["fp16x3"])
     slower = distmm.plan(shaped(10**5, 10**5), cluster=distmm.gpus(2, "L40S")).cluster
     assert slower.rate == pytest.approx(cluster.SUSTAINED * rates["register_tiled"] * 91.6 / 67)
     assert slower.link == slower.load == 2.5e10
