@@ -1,8 +1,8 @@
 """All uses of Zarr's private interface: wrapped codecs and stores, names of chunks, the data type bfloat16.
 
-Written for Zarr 3.1.6 and 3.4.2. If another version differs, `tests/distmm/storage/test_zarr_internals.py` fails first. distmm
-then warns, and continues without these features: Zarr decompresses chunks without a bound on memory, bfloat16 arrays
-are not supported, and a wrapped array is not recognised as the same array under another name.
+Written for Zarr 3.1.6 and 3.4.2. If another version differs, `tests/distmm/storage/test_zarr_internals.py` fails
+first. distmm then warns, and continues without these features: Zarr decompresses chunks without a bound on memory,
+bfloat16 arrays are not supported, and a wrapped array is not recognised as the same array under another name.
 """
 
 from __future__ import annotations
@@ -30,10 +30,8 @@ try:
     from zarr.core.dtype import data_type_registry
     from zarr.core.dtype.npy.float import BaseFloat
 
-    if hasattr(zarr.errors, "DataTypeValidationError"):
-        from zarr.errors import DataTypeValidationError
-    else:  # Zarr 3.1
-        from zarr.core.dtype import DataTypeValidationError
+    _home: Any = zarr.errors if hasattr(zarr.errors, "DataTypeValidationError") else zarr.core.dtype  # in Zarr 3.1
+    DataTypeValidationError = _home.DataTypeValidationError
 except ImportError as error:
     NO_TYPES, BaseFloat = str(error), object  # type: ignore[assignment, misc]
 
