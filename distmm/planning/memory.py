@@ -115,7 +115,8 @@ class MemoryModel:
         if cluster.device == "cuda":
             step = layout.operand_bytes(largest, layout.deepest_step)
             prepared = self._prepared_elements(step)
-            held += math.ceil(prepared * item * cluster.prepared * _padding(layout.blocking.k))
+            edges = layout.blocking.m, layout.blocking.k, layout.blocking.n
+            held += math.ceil(prepared * item * cluster.prepared * max(map(_padding, edges)))
             held += min(cluster.threads, max(1, layout.busiest)) * cluster.workspace
             if schedule.steps > 1:
                 held += self._loaded_early(step)
@@ -243,9 +244,10 @@ class MemoryModel:
 
 
 def _padding(edges: tuple[int, ...]) -> float:
-    """Ratio of the bytes of rows in a kernel's own format, with the gaps between them, to those of the rows alone.
+    """Ratio of the bytes of lines in a kernel's own format, with the gaps between them, to those of the lines alone.
 
-    Rows begin at multiples of 128 elements at most, and only if the gaps take no more than 6.2 %.
+    Lines have the lengths `edges`. They lie along k, or along the rows of A or the columns of B, as the kernel wants
+    them. They begin at multiples of 128 elements at most, and only if the gaps take no more than 6.2 %.
     """
     if all(edge % LINE == 0 for edge in edges):
         return 1.0

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from distmm.clusters.cluster import spec as spec_of
@@ -41,9 +41,11 @@ def of_halves(rows: int, k: int, by_rows: bool) -> int:
     return splits.Layout.of(FP16_PAIR, 1, 2 * rows, 2 * k, False).end + 8 * k * row_pitch(2 * rows, 4)
 
 
+@example(rows=513, k=40_000, by_rows=False)  # 1026 columns in rows of 1088
 @given(rows=st.integers(1, 5000), k=st.integers(1, 40_000), by_rows=st.booleans())
 def test_no_operand_of_complex64_takes_more_than_the_planner_counts(rows: int, k: int, by_rows: bool) -> None:
-    planned = 8 * rows * k * PREPARED["complex_fp16x3"] * memory._padding((k,))
+    gaps = max(memory._padding((rows,)), memory._padding((k,)))
+    planned = 8 * rows * k * PREPARED["complex_fp16x3"] * gaps
     # tables of each granule's rows, 256 words past them, and parts at multiples of 256 bytes: little for large blocks
     tables = 12 * (2 * rows + 260) * (-(-2 * k // 8192)) + 1024
     padding = 16 * 16 * max(rows, k)  # rows of halves and copies begin at vectors
