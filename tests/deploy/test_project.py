@@ -54,7 +54,7 @@ def test_every_package_that_is_imported_is_declared() -> None:
 
 
 def test_the_next_major_zarr_is_not_taken_unseen() -> None:
-    assert [line for line in PROJECT["dependencies"] if line.startswith("zarr")] == ["zarr>=3.1,<4"]
+    assert [line for line in PROJECT["dependencies"] if line.startswith("zarr")] == ["zarr>=3.1.6,<4"]
 
 
 def test_conda_recipe_has_the_packages_and_version_of_the_project() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 import subprocess
@@ -70,10 +71,12 @@ def test_a_worker_with_another_certificate_cannot_join(
         stderr=subprocess.DEVNULL,
     ) as worker:
         try:
+            logging.getLogger("distributed.comm.tcp").addHandler(caplog.handler)  # some versions do not propagate
             until(lambda: "TLS handshake failed" in caplog.text)
             assert _members(secure) <= {secure.id, "0"}
         finally:
             worker.kill()
+            logging.getLogger("distributed.comm.tcp").removeHandler(caplog.handler)
 
 
 def _members(client: Client) -> set[str]:
