@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import dask
 import numpy as np
 import pytest
-from distributed import Client
+from distributed import Client, Worker
 
 import distmm
+from distmm import clusters
 from distmm.api import out_array, product_array, smaller_plan
 from distmm.errors import DeviceMemoryError
 
@@ -95,3 +97,30 @@ def test_without_a_cluster_there_is_no_smaller_plan(monkeypatch: pytest.MonkeyPa
     a, b = operands()
     with pytest.raises(MemoryError, match="of this process"):
         distmm.matmul(a, b, out=np.zeros((120, 120), "f4"))
+
+
+def take_all_but(nbytes: int, dask_worker: Worker) -> None:
+    """Take the memory of the worker's GPU in pieces, as another program would, and leave some of it free."""
+    import cupy
+
+    piece, dask_worker.taken = 1 << 26, []
+    try:
+        while True:
+            dask_worker.taken.append(cupy.empty(piece, "u1"))
+    except MemoryError:
+        del dask_worker.taken[-(nbytes // piece) :]
+
+
+@pytest.mark.gpu
+def test_a_product_on_a_gpu_that_another_program_fills_starts_again(caplog: pytest.LogCaptureFixture) -> None:
+    n = 16384
+    rng = np.random.default_rng(3)
+    a, b = (rng.integers(-8, 9, (n, n)).astype("f4") for _ in range(2))
+    with clusters.local("gpu", workers=1, dashboard=None, quiet=True) as client, caplog.at_level(logging.WARNING):
+        free = distmm.matmul(a, b, out=np.full((n, n), np.nan, "f4"), client=client)
+        plan = distmm.plan(a, b, out=free, client=client)  # it counts the whole pool, as the next call does
+        client.run(take_all_but, int(0.6 * plan.peak.worker))
+        c = distmm.matmul(a, b, out=np.full((n, n), np.nan, "f4"), client=client)
+    assert "the product starts again with plan" in caplog.text
+    np.testing.assert_array_equal(c, free)
+    np.testing.assert_allclose(c[::1000], a[::1000] @ b, rtol=1e-5)
