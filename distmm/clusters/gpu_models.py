@@ -31,7 +31,7 @@ class GpuModel:
     nvlink : bool
         Whether NVLink connects all GPUs of a host.
     measured : str or None
-        Name of the driver for the model, if `rates.toml` has it.
+        The driver's name of the model, if `rates.toml` has rates of it.
     """
 
     capability: tuple[int, int]

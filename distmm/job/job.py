@@ -19,13 +19,7 @@ from distmm.api.threshold import bytes_of_entry
 from distmm.checking.tolerance import Tolerance
 from distmm.clusters import cluster
 from distmm.clusters.silence import unless_silent
-from distmm.errors import (
-    DeviceMemoryError,
-    DistmmError,
-    InputError,
-    Stopped,
-    WrongResultError,
-)
+from distmm.errors import DeviceMemoryError, DistmmError, InputError, Stopped, WrongResultError
 from distmm.job import job_report, planning, runs
 from distmm.job.block_rows import RowFolder, assemble
 from distmm.job.certificate import certificate

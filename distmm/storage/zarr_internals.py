@@ -32,7 +32,7 @@ try:
 
     _home: Any = zarr.errors if hasattr(zarr.errors, "DataTypeValidationError") else zarr.core.dtype  # in Zarr 3.1
     DataTypeValidationError = _home.DataTypeValidationError
-except ImportError as error:
+except (ImportError, AttributeError) as error:
     NO_TYPES, BaseFloat = str(error), object  # type: ignore[assignment, misc]
 
 __all__ = ["bounded", "chunk_names", "dictionary_of", "open_zarr", "register_bfloat16", "store_of"]

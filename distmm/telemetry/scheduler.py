@@ -321,5 +321,4 @@ class Telemetry(SchedulerPlugin):
 
 def _place(record: Record, task: ProductTask) -> tuple[int, int]:
     """Return chain and step of a task."""
-    where = task.placement
-    return record.chain(where.batch, where.i, where.j), where.step
+    return record.chain(*task.placement.chain), task.placement.step

@@ -5,9 +5,11 @@ If a test here fails with a new Zarr, compare `distmm/storage/zarr_internals.py`
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import pickle
 import re
+import sys
 from pathlib import Path
 
 import ml_dtypes
@@ -34,6 +36,21 @@ def test_zarr_has_the_parts_that_are_used() -> None:
     array = zarr.create_array(LoggingStore(memory), shape=(2,), dtype="f4")
     assert zarr_internals.store_of(array) is memory
     assert zarr_internals.dictionary_of(memory.with_read_only()) is zarr_internals.dictionary_of(memory) is not memory
+
+
+def test_a_zarr_that_has_moved_the_class_of_an_error_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (zarr.errors, zarr.core.dtype):
+        for name in ("__getattr__", "DataTypeValidationError"):
+            monkeypatch.delattr(module, name, raising=False)
+    spec = importlib.util.spec_from_file_location("imported_again", zarr_internals.__file__)
+    assert spec is not None
+    assert spec.loader is not None
+    again = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, again)
+    spec.loader.exec_module(again)
+    assert "DataTypeValidationError" in again.NO_TYPES
+    with pytest.warns(RuntimeWarning, match="bfloat16 arrays can be neither read nor written"):
+        again.register_bfloat16()
 
 
 @pytest.mark.parametrize("version", [2, 3])
