@@ -103,7 +103,7 @@ def take_all_but(nbytes: int, dask_worker: Worker) -> None:
     """Take the memory of the worker's GPU in pieces, as another program would, and leave some of it free."""
     import cupy
 
-    piece, dask_worker.taken = 1 << 26, []
+    piece, dask_worker.taken = 1 << 26, []  # first of all this frees what an earlier call has taken
     try:
         while True:
             dask_worker.taken.append(cupy.empty(piece, "u1"))
@@ -119,8 +119,12 @@ def test_a_product_on_a_gpu_that_another_program_fills_starts_again(caplog: pyte
     with clusters.local("gpu", workers=1, dashboard=None, quiet=True) as client, caplog.at_level(logging.WARNING):
         free = distmm.matmul(a, b, out=np.full((n, n), np.nan, "f4"), client=client)
         plan = distmm.plan(a, b, out=free, client=client)  # it counts the whole pool, as the next call does
-        client.run(take_all_but, int(0.6 * plan.peak.worker))
-        c = distmm.matmul(a, b, out=np.full((n, n), np.nan, "f4"), client=client)
+        # Tasks that find no room are retried alone first. How little memory makes that fail depends on the GPU.
+        for share in (0.6, 0.5, 0.4, 0.3):
+            client.run(take_all_but, int(share * plan.peak.worker))
+            c = distmm.matmul(a, b, out=np.full((n, n), np.nan, "f4"), client=client)
+            np.testing.assert_array_equal(c, free)
+            if "the product starts again with plan" in caplog.text:
+                break
     assert "the product starts again with plan" in caplog.text
-    np.testing.assert_array_equal(c, free)
     np.testing.assert_allclose(c[::1000], a[::1000] @ b, rtol=1e-5)
