@@ -229,7 +229,6 @@ class Fp16x3Kernel(GuardedKernel):
                 scaled=a.format.scaled,
                 finishes=finishes,
                 c0=c0,
-                buffers=3 if columns == 192 else 2,
             )
             self._gemms[key] = hopper_gemm(tile, self.device)
         return self._gemms[key]

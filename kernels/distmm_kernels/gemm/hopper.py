@@ -109,8 +109,12 @@ class HopperKernel(AlignedKernel):
             )
 
     def joined(self, operands: Sequence[tuple[HopperOperand, HopperOperand]]) -> list[tuple[Any, Any]]:
-        """Join consecutive panels of the same k, of `STRETCH` steps at most; the last one may have a smaller k."""
-        return joined(operands)
+        """Join consecutive panels of the same k; the last one may have a smaller k. Panels in slices stay apart."""
+
+        def sliced(a: HopperOperand, b: HopperOperand) -> bool:
+            return self._slices_at_once((a.shape[-2], b.shape[-1]), a.shape[-1]) > 1
+
+        return joined(operands, sliced)
 
     def _accumulate(self, a: Prepared, b: Prepared, c: Array | None, d: Array) -> None:
         if self._counts and (c is not None or d.dtype == self.accumulator):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from distmm_kernels.kernel import Array
 from distmm_kernels.layout.stack import Stack
 from distmm_kernels.tiles import hopper_tiles
-from distmm_kernels.tiles.hopper_tiles import MOST_PANELS, STRETCH
+from distmm_kernels.tiles.hopper_tiles import MOST_PANELS
 
 __all__ = ["HopperOperand", "HopperPanels", "Prepared", "joined"]
 
@@ -92,11 +92,16 @@ class HopperPanels:
 Prepared: TypeAlias = HopperOperand | HopperPanels
 
 
-def joined(operands: Sequence[tuple[HopperOperand, HopperOperand]]) -> list[tuple[Prepared, Prepared]]:
-    """Join consecutive panels of the same k, of `STRETCH` steps at most; the last one may have a smaller k."""
+def joined(
+    operands: Sequence[tuple[HopperOperand, HopperOperand]], sliced: Callable[[HopperOperand, HopperOperand], bool]
+) -> list[tuple[Prepared, Prepared]]:
+    """Join consecutive panels of the same k; the last one may have a smaller k.
+
+    ``sliced`` says whether a panel is multiplied in slices of k, at the same time. Such panels are not joined.
+    """
     runs: list[list[tuple[HopperOperand, HopperOperand]]] = []
     for pair in operands:
-        if runs and _goes_on(runs[-1], pair):
+        if runs and _goes_on(runs[-1], pair) and not sliced(*runs[-1][0]):
             runs[-1].append(pair)
         else:
             runs.append([pair])
@@ -113,7 +118,7 @@ def _goes_on(run: Sequence[tuple[HopperOperand, HopperOperand]], pair: tuple[Hop
     k, after = last[0].shape[-1], pair[0].shape[-1]
     return (
         len(run) < MOST_PANELS
-        and 0 < after <= k == first[0].shape[-1] <= STRETCH
+        and 0 < after <= k == first[0].shape[-1]
         and all(bool(new.stacks) and bool(old.stacks) for new, old in zip(pair, first, strict=True))
         and all(new.major == old.major for new, old in zip(pair, first, strict=True))
     )

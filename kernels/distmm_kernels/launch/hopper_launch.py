@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import struct
-from typing import NamedTuple
+import threading
+from typing import Any, NamedTuple
 
 from distmm_kernels.device import Device
 from distmm_kernels.launch.binary import Recipe
@@ -78,7 +79,7 @@ class HopperGemm:
     def __init__(self, tile: HopperTile, device: Device) -> None:
         self.tile = tile
         self._kernel = loaded(Recipe("distmm_kernels.device_code.hopper.hopper_gemm:hopper_gemm", (tile,)), device)
-        self._multiprocessors = device.multiprocessors
+        self._device = device
         self._a_box = (ROWS, tile.depth) if tile.a_major == "k" else (tile.depth, 64)
         self._b_box = (tile.columns, tile.depth) if tile.b_major == "k" else (tile.depth, 64)
         self._d_box = (WARP_ROWS, tile.box_columns)
@@ -113,7 +114,7 @@ class HopperGemm:
         ValueError
             If a size is too large for 32-bit coordinates: the kernel would not write all of D.
         """
-        kept = self._kept(a, b, c, d, scales, finish)
+        kept = self._kept(a, b, c, d, scales, finish, pace_counter(self._device))
         self._kernel.launch_with(kept.grid, kept.parameters)
 
     def _launch(
@@ -124,6 +125,7 @@ class HopperGemm:
         d: Stack,
         scales: Scales,
         finish: Finish,
+        counter: int,
     ) -> _Launch:
         tile, matrices, m, n = self.tile, d.matrices, d.rows, d.columns
         k, *others = (each.columns if tile.a_major == "k" else each.rows for each in a)
@@ -141,9 +143,9 @@ class HopperGemm:
         if tile.panels:
             maps = TensorMaps(a_maps, MOST_PANELS), d_map, TensorMaps(b_maps, MOST_PANELS), d_map, c_map, d_map
         high, wide = -(-m // ROWS), -(-n // tile.columns)
-        grid = (min(self._multiprocessors, high * wide * matrices), 1, 1)
+        grid = (min(self._device.multiprocessors, high * wide * matrices), 1, 1)
         steps = (int(operand is not None and operand.matrices > 1) for operand in (a[0], b[0], c))
-        values: tuple[int, ...] = *scales, m, n, k, matrices, *steps, high, wide
+        values: tuple[int, ...] = *scales, m, n, k, matrices, *steps, high, wide, counter
         if tile.extended:
             c0 = finish.c0
             c0_map = d_map if c0 is None or tile.c0 is None else tensor_map(c0, tile.c0, ROWS, tile.c0_columns)
@@ -152,6 +154,25 @@ class HopperGemm:
             values = *values, *factors, int(c0 is not None and c0.matrices > 1), len(a), others[-1] if others else k
         block = ParameterBlock(len(maps), len(values))
         return _Launch(grid, block.fill([each.address for each in maps], values), block, maps)
+
+
+def pace_counter(device: Device) -> int:
+    """Return the address of two numbers in the memory of the current device for launches on CuPy's current stream.
+
+    Launches of one stream run one after the other, so they share them. Each thread has a default stream of its own
+    under one address, so the thread is part of the key.
+    """
+    import cupy
+
+    stream = cupy.cuda.get_current_stream().ptr
+    key = device, stream, threading.get_ident() if stream == cupy.cuda.Stream.ptds.ptr else 0
+    numbers = _pace_counters.get(key)
+    if numbers is None:
+        numbers = _pace_counters[key] = cupy.zeros(2, "u4")
+    return int(numbers.data.ptr)
+
+
+_pace_counters: dict[tuple[Device, int, int], Any] = {}
 
 
 @functools.cache

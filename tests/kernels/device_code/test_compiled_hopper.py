@@ -38,10 +38,11 @@ TILES = [
     HopperTile("bfloat16", "bfloat16", finishes=True, c0="bfloat16"),
     HopperTile("bfloat16", "bfloat16", 192, promotes=True, adds=True, finishes=True, c0="float32"),
     HopperTile("bfloat16", "float32", finishes=True),
-    HopperTile("float16", "float32", 192, products=3, scaled=True, adds=True, finishes=True, c0="float32", buffers=3),
+    HopperTile("float16", "float32", 192, products=3, scaled=True, adds=True, finishes=True, c0="float32"),
     HopperTile(
         "float16", "float16", 192, a_major="m", promotes=True, adds=True, panels=True, finishes=True, c0="float16"
     ),
+    HopperTile("bfloat16", "float32", 192, promotes=True, adds=True, panels=True),
     HopperTile("int8", "int32", b_major="k", panels=True, adds=True),
     HopperTile("uint8", "bool", b_major="k", panels=True),
     HopperTile("bfloat16", "float32", sliced=True),

@@ -127,7 +127,7 @@ def panels(kernel, *ks, rows=128, columns=256):
         ((8, 64, 64), [8, 128]),
         ((16,) * (2 * MOST_PANELS + 1), [16 * MOST_PANELS, 16 * MOST_PANELS, 16]),
         ((STRETCH, STRETCH), [2 * STRETCH]),
-        ((STRETCH + 1, STRETCH + 1), [STRETCH + 1, STRETCH + 1]),
+        ((STRETCH + 1, STRETCH + 1, STRETCH), [3 * STRETCH + 2]),
         ((64, 0, 64), [64, 0, 64]),
     ],
 )
@@ -137,6 +137,17 @@ def test_panels_of_one_size_and_one_smaller_after_them_are_joined(tiles, ks, joi
     assert [(a.shape, b.shape) for a, b in made] == [((128, k), (k, 256)) for k in joined]
     kept = [stack for a, _ in made for stack in getattr(a, "stacks", ())]
     assert [stack.columns for stack in kept] == list(ks), "none is lost, in their order"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "int8"])
+def test_deep_panels_are_joined_unless_they_are_multiplied_in_slices(tiles, dtype):
+    kernel = HopperKernel(Problem(1, 1, 1, np.dtype(dtype)), Device("cuda", "none", 0, 0, (9, 0), 4))
+
+    def joined(n):
+        return [a.shape[-1] for a, _ in kernel.joined(panels(kernel, 2 * STRETCH, 2 * STRETCH, columns=n))]
+
+    assert joined(4 * 256) == [4 * STRETCH]
+    assert joined(64) == [2 * STRETCH] * 2
 
 
 def test_panels_that_lie_differently_or_are_batches_are_not_joined(monkeypatch):

@@ -126,6 +126,16 @@ def test_any_c_and_operands_in_any_order(kernel_for, name, dtype, shape, orders)
     agree(in_runs(kernel, panels), one_by_one(kernel, panels))
 
 
+@pytest.mark.parametrize(("name", "dtype"), [("hopper", "float16"), ("hopper", "int8"), ("hopper_tf32", "float32")])
+@pytest.mark.parametrize("adds", [False, True])
+def test_deep_panels_of_many_tiles_are_one_launch_with_the_same_bits(kernel_for, name, dtype, adds):
+    kernel, shape = kernel_for(name, dtype), (4100, 4500)
+    panels = drawn(kernel, (STRETCH + 72, STRETCH + 72, 520), *shape)
+    assert len(kernel.joined(panels)) == 1
+    c = on_gpu(np.random.default_rng(1).integers(0, 9, shape), dtype=kernel.accumulator) if adds else None
+    agree(in_runs(kernel, panels, c), one_by_one(kernel, panels, c))
+
+
 def test_what_is_joined(kernel_for):
     kernel = kernel_for("hopper", BFLOAT16)
 
@@ -136,7 +146,7 @@ def test_what_is_joined(kernel_for):
     assert sizes(64, 8, 64) == [72, 64]
     assert sizes(8, 64, 64) == [8, 128]
     assert sizes(*[16] * (MOST_PANELS + 1)) == [16 * MOST_PANELS, 16]
-    assert sizes(STRETCH + 8, STRETCH + 8) == [STRETCH + 8] * 2
+    assert sizes(STRETCH + 8, STRETCH + 8) == [STRETCH + 8] * 2, "few tiles are multiplied in slices of k"
 
 
 @pytest.mark.parametrize(("name", "dtype"), [("hopper", BFLOAT16), ("hopper", "int8")])

@@ -27,18 +27,18 @@ _fence = assembly(
 def read_c(first: int, boxes: int, accumulator: Output, added: bool) -> Callable[..., None]:
     """Make ``read_c(acc, row, permuted, factors)``: read boxes of 32-bit C, from a tile's ``first`` on.
 
-    They replace the accumulators, or, if ``added``, are added to them, rounded to nearest. ``row`` is the address of
-    the thread's row of the first box in shared memory. ``permuted`` is its position in that row, from
+    They replace the accumulators, or, if ``added``, are added to them; floats are rounded to nearest. ``row`` is the
+    address of the thread's row of the first box in shared memory. ``permuted`` is its position in that row, from
     `distmm_kernels.tiles.hopper_tiles.box_place`. When the function returns, the TMA may overwrite the boxes that the
     warp has read. ``factors`` are not used; `finish_d` has the same signature.
     """
     quads = _quads(accumulator)
 
     def write(builder, array, row, permuted, _):
-        acc = Registers(builder, array)
+        acc, plus = Registers(builder, array), builder.add if accumulator == "int32" else builder.fadd
         for at, quad in quads(builder, first, boxes, row, permuted):
             if added:
-                quad = [builder.fadd(x, y) for (x,), y in zip(acc.get(at, 4), quad, strict=True)]
+                quad = [plus(x, y) for (x,), y in zip(acc.get(at, 4), quad, strict=True)]
             acc.put(at, [(element,) for element in quad])
         _fence(builder, [])
         _together(builder, [])

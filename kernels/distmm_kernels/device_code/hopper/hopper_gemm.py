@@ -16,7 +16,7 @@ from distmm_kernels.device_code.emit import (
     tensor_maps,
     types,
 )
-from distmm_kernels.device_code.hopper import barriers
+from distmm_kernels.device_code.hopper import barriers, pace
 from distmm_kernels.device_code.hopper.loads import load_tiles
 from distmm_kernels.device_code.hopper.multiplies import multiply_tiles
 from distmm_kernels.device_code.hopper.ring import Ring, TileGrid, barriers_of, initialise
@@ -46,6 +46,8 @@ def hopper_gemm(tile: HopperTile) -> Source:
         Number of matrices in the batch. A step is 1 if A (B, C) has a matrix for each, and 0 if it has one for all.
     high, wide
         Rows and columns of tiles of one C.
+    counter
+        Address of two uint32 in global memory, which are 0 before and after the launch: for the blocks' pace.
 
     If the tile is ``extended``, a seventh map is that of C0 (that of D, if there is no C0), and there are more
     parameters. If it has panels, the maps of A and of B are arrays of `MOST_PANELS`, and k is that of each panel but
@@ -63,7 +65,7 @@ def hopper_gemm(tile: HopperTile) -> Source:
     fewer, more = (barriers.set_registers(count, i == 1) for i, count in enumerate(tile.registers))
     load, multiply, panelled = load_tiles(tile), multiply_tiles(tile), tile.panels
 
-    def run(maps, d, scales, finish, steps, n, k, batch, high_, wide_):
+    def run(maps, d, scales, finish, steps, n, k, batch, high_, wide_, counter):
         shared = shared_memory()
         full, empty = ring_barriers(shared)
         thread = uint32(cuda.threadIdx.x)
@@ -79,34 +81,36 @@ def hopper_gemm(tile: HopperTile) -> Source:
         if warpgroup == uint32(0):
             fewer()
             if thread == uint32(0):
-                load(ring, grid, t, k, maps, steps)
+                load(ring, grid, t, k, maps, steps, counter)
             # add no code here, and no barrier after the branch: with it, ptxas does not use the uniform datapath for
             # the loop's TMA instructions, and spills registers
         else:
             more()
             multiply(ring, grid, t, k, n, thread, warpgroup, d, scales, finish)
+            if thread == uint32(THREADS - 1):
+                pace.end(counter, uint32(cuda.gridDim.x) - uint32(1))
 
     run = inlined(run)
 
     def kernel(
         a, a_low, b, b_low, c, d, row_scales, row_step, column_scales, column_step,
-        m, n, k, batch, a_step, b_step, c_step, high, wide,
+        m, n, k, batch, a_step, b_step, c_step, high, wide, counter,
     ):  # fmt: skip
         a, a_low, b, b_low, c, d = addresses_of(a, a_low, b, b_low, c, d)
         scales, steps = (row_scales, row_step, column_scales, column_step), (a_step, b_step, c_step)
-        run((a, a_low, b, b_low, c), d, scales, (), steps, n, uint32(k), batch, high, wide)
+        run((a, a_low, b, b_low, c), d, scales, (), steps, n, uint32(k), batch, high, wide, counter)
 
     def extended(
         a, a_low, b, b_low, c, d, c0, row_scales, row_step, column_scales, column_step,
-        m, n, k, batch, a_step, b_step, c_step, high, wide, alpha, beta, c0_step, panels, last_k,
+        m, n, k, batch, a_step, b_step, c_step, high, wide, counter, alpha, beta, c0_step, panels, last_k,
     ):  # fmt: skip
         a, a_low, b, b_low, c, d, c0 = addresses_of_seven(a, a_low, b, b_low, c, d, c0)
         scales, steps = (row_scales, row_step, column_scales, column_step), (a_step, b_step, c_step, c0_step)
         of_k = (uint32(k), uint32(panels), uint32(last_k)) if panelled else uint32(k)
-        run((a, a_low, b, b_low, c, c0), d, scales, (alpha, beta), steps, n, of_k, batch, high, wide)
+        run((a, a_low, b, b_low, c, c0), d, scales, (alpha, beta), steps, n, of_k, batch, high, wide, counter)
 
     function, operand = extended if tile.extended else kernel, tensor_maps(MOST_PANELS) if tile.panels else TENSOR_MAP
     maps = [operand, TENSOR_MAP, operand, *[TENSOR_MAP] * (4 if tile.extended else 3)]
-    signature = types.void(*maps, *[types.uint64] * (18 if tile.extended else 13))
+    signature = types.void(*maps, *[types.uint64] * (19 if tile.extended else 14))
     function.__name__ = f"hopper_{tile.operand}_{tile.output}_{tile.columns}x{tile.products}"  # what a profiler shows
     return Source(function, signature, THREADS, 1, tile.shared_bytes, specific=True)

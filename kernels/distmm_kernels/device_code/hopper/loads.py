@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 from distmm_kernels.device_code.emit import cuda, inlined, types
-from distmm_kernels.device_code.hopper import barriers, tma
+from distmm_kernels.device_code.hopper import barriers, pace, tma
 from distmm_kernels.device_code.hopper.ring import following, locate, slice_of
-from distmm_kernels.tiles.hopper_tiles import C_BOX_BYTES, C_BOX_COLUMNS, ROWS, SPAN, HopperTile
+from distmm_kernels.tiles.hopper_tiles import C_BOX_BYTES, C_BOX_COLUMNS, ROWS, SPAN, STRETCH, HopperTile
 
 __all__ = ["load_tiles"]
 
@@ -19,29 +19,33 @@ int32, uint32, uint64 = types.int32, types.uint32, types.uint64
 
 
 def load_tiles(tile: HopperTile) -> Callable[..., None]:
-    """Make ``(ring, grid, t, k, maps, steps)``: load the operands of every tile of this block.
+    """Make ``(ring, grid, t, k, maps, steps, counter)``: load the operands of every tile of this block.
 
     ``maps`` are the addresses of the tensor maps of A, A's low part, B, B's low part, C and C0; ``steps`` say whether
     A, B, C and C0 have a matrix for each matrix of the batch (1) or one for all (0). ``k`` is the same as for
     the consumers. For panels it is a triple: the k of each panel but the last, the number of panels, the k of the last.
     """
     # plain names: Numba's closures take numbers and functions, not the fields of a dataclass
-    start_from_c, add_c = tile.starts_from_c, tile.adds and not tile.starts_from_c
-    rows, columns, add_c0 = uint32(ROWS), uint32(tile.columns), tile.c0 is not None
-    load_k, own = _load_panels(tile) if tile.panels else _load_k(tile), slice_of(tile)
-    load_c = _load_boxes(tile, tile.c_boxes, tile.c_stage_boxes, C_BOX_COLUMNS)
+    add_c, add_c0 = tile.adds and not tile.promotes, tile.c0 is not None
+    rows, columns = uint32(ROWS), uint32(tile.columns)
+    load_c, own = _load_boxes(tile, tile.c_boxes, tile.c_stage_boxes, C_BOX_COLUMNS), slice_of(tile)
+    to_end = _load_with_c(tile, load_c) if tile.adds and tile.promotes else _load_k(tile)
+    load_k = _load_panels(tile, to_end) if tile.panels else to_end
     load_c0 = _load_boxes(tile, tile.c0_boxes, tile.c0_stage_boxes, tile.c0_columns)
 
-    def load(ring, grid, t, last, maps, steps):
-        stage = uint32(0)
-        parity = uint32(1)
+    def load(ring, grid, t, last, maps, steps, counter):
+        stage, parity = uint32(0), uint32(1)
+        loaded, patience = uint32(0), uint32(pace.PATIENCE)
         while t < grid.total:
+            # the last wave may have fewer tiles than there are blocks, and is not paced
+            paced = grid.total - t >= uint32(cuda.gridDim.x) - uint32(cuda.blockIdx.x)
             z, i, j = locate(grid, t)
             m0, n0, c_matrix = int32(i * rows), int32(j * columns), int32(z * uint32(steps[2]))
-            if start_from_c:
-                stage, parity = load_c(ring, stage, parity, maps[4], n0, m0, c_matrix)
             matrix, first, steps_of_k = own(z, last)
-            stage, parity = load_k(ring, stage, parity, maps, m0, n0, first, steps_of_k, matrix, steps)
+            at, box = (stage, parity, loaded, patience), (m0, n0, c_matrix)
+            stage, parity, loaded, patience = load_k(
+                ring, at, maps, box, first, steps_of_k, matrix, steps, counter, paced
+            )
             if add_c:
                 stage, parity = load_c(ring, stage, parity, maps[4], n0, m0, c_matrix)
             if add_c0:
@@ -52,37 +56,61 @@ def load_tiles(tile: HopperTile) -> Callable[..., None]:
 
 
 def _load_k(tile: HopperTile) -> Callable[..., Any]:
-    """Make ``(ring, stage, parity, maps, m0, n0, first, count, matrix, steps)``: load ``count`` steps of k of a tile.
+    """Make ``(ring, at, maps, box, first, count, matrix, steps, counter, paced)``: load ``count`` steps of k of a tile.
 
-    Returns the next stage and its parity.
+    ``at`` is the next stage, its parity, the number of stages loaded, and the patience (`pace`); the function returns
+    the next ``at``. ``box`` is the first row and column of the tile, and the matrix of C. ``counter`` is for the pace,
+    which the block keeps if ``paced``.
     """
     depth, load_stage, after = uint32(tile.depth), _load_stage(tile), following(tile)
 
-    def load(ring, stage, parity, maps, m0, n0, first, count, matrix, steps):
+    def load(ring, at, maps, box, first, count, matrix, steps, counter, paced):
+        stage, parity, loaded, patience = at
+        m0, n0, _ = box
         k = uint32(0)
         while k < count:
             barriers.wait(ring.empty + stage * uint32(8), parity)
             load_stage(ring, stage, maps, m0, n0, int32(first + k), matrix, steps)
             k += depth
             stage, parity = after(stage, parity)
-        return stage, parity
+            loaded += uint32(1)
+            if paced:
+                patience = pace.keep(counter, loaded, patience)
+        return stage, parity, loaded, patience
 
     return inlined(load)
 
 
-def _load_panels(tile: HopperTile) -> Callable[..., Any]:
-    """Make the same function as `_load_k`, for panels, which are loaded in order."""
+def _load_with_c(tile: HopperTile, load_c: Callable[..., Any]) -> Callable[..., Any]:
+    """Make the same function as `_load_k`, which also loads the tile of C: after the first `STRETCH` steps of k."""
+    load_k, stretch = _load_k(tile), uint32(STRETCH)
+
+    def load(ring, at, maps, box, first, count, matrix, steps, counter, paced):
+        head = uint32(min(stretch, count))
+        stage, parity, loaded, patience = load_k(ring, at, maps, box, first, head, matrix, steps, counter, paced)
+        m0, n0, c_matrix = box
+        stage, parity = load_c(ring, stage, parity, maps[4], n0, m0, c_matrix)
+        at, rest = (stage, parity, loaded, patience), uint32(count - head)
+        return load_k(ring, at, maps, box, uint32(first + head), rest, matrix, steps, counter, paced)
+
+    return inlined(load)
+
+
+def _load_panels(tile: HopperTile, load_first: Callable[..., Any]) -> Callable[..., Any]:
+    """Make the same function as `_load_k`, for two or more panels, in order. ``load_first`` loads the first one."""
     load_k, map_bytes = _load_k(tile), uint64(128)
 
-    def load(ring, stage, parity, maps, m0, n0, first, count, matrix, steps):
+    def load(ring, at, maps, box, first, count, matrix, steps, counter, paced):
         k, panels, last_k = count
+        at = load_first(ring, at, maps, box, first, k, matrix, steps, counter, paced)
         a, b = maps[0], maps[2]
-        panel = uint32(1)
+        panel = uint32(2)
         while panel <= panels:
+            a, b = a + map_bytes, b + map_bytes
             here = last_k if panel == panels else k
-            stage, parity = load_k(ring, stage, parity, (a, a, b, b), m0, n0, first, here, matrix, steps)
-            a, b, panel = a + map_bytes, b + map_bytes, panel + uint32(1)
-        return stage, parity
+            at = load_k(ring, at, (a, a, b, b), box, first, here, matrix, steps, counter, paced)
+            panel += uint32(1)
+        return at
 
     return inlined(load)
 

@@ -37,12 +37,12 @@ def multiply_tiles(tile: HopperTile) -> Callable[..., None]:
     alpha and beta, if the tile has them.
     """
     # plain names: Numba's closures take numbers and functions, not the fields of a dataclass
-    three, two_sets, start_from_c = tile.products == 3, tile.two_sets, tile.starts_from_c
+    three, two_sets = tile.products == 3, tile.two_sets
     accumulators, number = tile.columns // 2, int32 if tile.accumulator == "int32" else float32
     rows, columns = uint32(ROWS), uint32(tile.columns)
     staging, warp_bytes = uint32(tile.stages * tile.stage_bytes), uint32(tile.slots * WARP_ROWS * SPAN)
     d_place, c_place = inlined(box_place(tile.output)), inlined(box_place("float32"))
-    clear, take_c = wgmma.clear(accumulators), _take_c(tile, added=False)
+    clear = wgmma.clear(accumulators)
     c0_place = inlined(pairs_place if tile.c0 in ("float16", "bfloat16") else box_place("float32"))
     finish, last_step, store, own = _finish(tile), _finish_d(tile), store_d(tile), slice_of(tile)
     deep = _panels if tile.panels else _stretches if tile.promotes else _one_product
@@ -67,12 +67,10 @@ def multiply_tiles(tile: HopperTile) -> Callable[..., None]:
         while t < grid.total:
             z, i, j = locate(grid, t)
             row, column = uint32(i * rows + warp_row), uint32(j * columns)
-            if start_from_c:
-                stage, parity = take_c(totals, ring, stage, parity, c_at, c_permuted, lane)
-            else:
-                clear(totals)
+            clear(totals)
             _, _, steps = own(z, last)
-            stage, parity = multiply(acc, totals, ring, stage, parity, steps, half, lane, mine, other)
+            place = lane, c_at, c_permuted
+            stage, parity = multiply(acc, totals, ring, stage, parity, steps, half, place, mine, other)
             stage, parity = finish(totals, ring, stage, parity, scales, z, row, column, c_at, c_permuted, lane)
             stage, parity = last_step(totals, ring, stage, parity, c0_at, c0_permuted, lane, factors)
             left = int32(n) - int32(column)
@@ -99,10 +97,10 @@ def _descriptors(tile: HopperTile) -> Callable[..., Any]:
 
 
 def _one_product(tile: HopperTile) -> Callable[..., Any]:
-    """Make ``(acc, totals, ring, stage, parity, k, half, lane, mine, other)``: add A B to ``acc``.
+    """Make ``(acc, totals, ring, stage, parity, k, half, place, mine, other)``: add A B to ``acc``.
 
-    ``mine`` and ``other`` are the numbers of the warpgroups' turns, which `_three_products` needs. Returns the next
-    stage and its parity.
+    ``place`` is the lane, and where it reads a box of C. ``mine`` and ``other`` are the numbers of the warpgroups'
+    turns, which `_three_products` needs. Returns the next stage and its parity.
 
     The next stage's products are issued before those of this stage are complete, so a stage is freed one step late.
     """
@@ -112,7 +110,8 @@ def _one_product(tile: HopperTile) -> Callable[..., Any]:
     describe, multiply, after = _descriptors(tile), wgmma.multiply(tile), following(tile)
     wait_all, wait_but_last = wgmma.wait_for(0), wgmma.wait_for(1)
 
-    def accumulate(acc, totals, ring, stage, parity, last, half, lane, mine, other):
+    def accumulate(acc, totals, ring, stage, parity, last, half, place, mine, other):
+        lane = place[0]
         before = none  # the stage whose products are still being added
         k = uint32(0)
         while k < last:
@@ -138,50 +137,62 @@ def _one_product(tile: HopperTile) -> Callable[..., Any]:
 
 def _stretches(tile: HopperTile) -> Callable[..., Any]:
     """Make the same function as `_one_product`, for deep k: it adds the sum of each `STRETCH` steps to ``totals``."""
-    multiply, clear, add = _one_product(tile), wgmma.clear(tile.columns // 2), wgmma.add(tile.columns // 2)
-    stretch = uint32(STRETCH)
-
-    def accumulate(acc, totals, ring, stage, parity, last, half, lane, mine, other):
-        k = uint32(0)
-        while k < last:
-            clear(acc)
-            steps = uint32(min(stretch, last - k))
-            stage, parity = multiply(acc, totals, ring, stage, parity, steps, half, lane, mine, other)
-            add(totals, acc)
-            k += steps
-        return stage, parity
-
-    return inlined(accumulate)
+    accumulate = _panels_of_floats(tile)
+    return inlined(
+        lambda acc, totals, ring, stage, parity, k, half, place, mine, other: accumulate(
+            acc, totals, ring, stage, parity, (k, uint32(1), k), half, place, mine, other
+        )
+    )
 
 
 def _panels(tile: HopperTile) -> Callable[..., Any]:
     """Make the same function as `_one_product`, for panels. ``k`` is a triple.
 
-    It has the k of each panel but the last, the number of panels, and the k of the last. The float sum of each panel is
-    added to ``totals``, as if each panel had a separate launch. Integer sums remain in the accumulators for all panels,
-    so only the loads differ for panels of integers.
+    It has the k of each panel but the last, the number of panels, and the k of the last. Each panel of floats is added
+    to ``totals`` as if it had a separate launch. Integer sums remain in the accumulators for all panels, so only the
+    loads differ for panels of integers.
     """
-    multiply, clear, add = _one_product(tile), wgmma.clear(tile.columns // 2), wgmma.add(tile.columns // 2)
-    below = uint32(tile.depth - 1)
+    if tile.promotes:
+        return _panels_of_floats(tile)
+    multiply, below = _one_product(tile), uint32(tile.depth - 1)
 
-    def floats(acc, totals, ring, stage, parity, last, half, lane, mine, other):
-        k, panels, last_k = last
-        panel = uint32(1)
-        while panel <= panels:
-            clear(acc)
-            steps = last_k if panel == panels else k
-            stage, parity = multiply(acc, totals, ring, stage, parity, steps, half, lane, mine, other)
-            add(totals, acc)
-            panel += uint32(1)
-        return stage, parity
-
-    def integers(acc, totals, ring, stage, parity, last, half, lane, mine, other):
+    def accumulate(acc, totals, ring, stage, parity, last, half, place, mine, other):
         k, panels, last_k = last
         whole = uint32((k + below) & ~below)  # whole stages
         steps = uint32((panels - uint32(1)) * whole + last_k)
-        return multiply(acc, totals, ring, stage, parity, steps, half, lane, mine, other)
+        return multiply(acc, totals, ring, stage, parity, steps, half, place, mine, other)
 
-    return inlined(floats if tile.promotes else integers)
+    return inlined(accumulate)
+
+
+def _panels_of_floats(tile: HopperTile) -> Callable[..., Any]:
+    """Make the same function as `_panels`: it adds the sum of each `STRETCH` steps of a panel to ``totals``.
+
+    If there is a C, it is read after the first `STRETCH` steps, and ``totals`` become its sum with C. The TMA loads C
+    while the tensor cores multiply. If ``totals`` started from C, the tensor cores would wait for C in each tile.
+    """
+    multiply, clear, add = _one_product(tile), wgmma.clear(tile.columns // 2), wgmma.add(tile.columns // 2)
+    stretch, adds, take_c = uint32(STRETCH), tile.adds, _take_c(tile, added=False)
+
+    def accumulate(acc, totals, ring, stage, parity, last, half, place, mine, other):
+        lane, c_at, c_permuted = place
+        k, panels, last_k = last
+        panel, left, first = uint32(1), k, True
+        while panel <= panels:
+            clear(acc)
+            steps = uint32(min(stretch, left))
+            stage, parity = multiply(acc, totals, ring, stage, parity, steps, half, place, mine, other)
+            if adds and first:
+                stage, parity = take_c(totals, ring, stage, parity, c_at, c_permuted, lane)
+            add(totals, acc)
+            first = False
+            left -= steps
+            if left == uint32(0):
+                panel += uint32(1)
+                left = last_k if panel == panels else k
+        return stage, parity
+
+    return inlined(accumulate)
 
 
 def _three_products(tile: HopperTile) -> Callable[..., Any]:
@@ -197,8 +208,8 @@ def _three_products(tile: HopperTile) -> Callable[..., Any]:
     describe, multiply, after = _descriptors(tile), wgmma.multiply(tile), following(tile)
     add, wait_all = wgmma.add(tile.columns // 2), wgmma.wait_for(0)
 
-    def accumulate(acc, totals, ring, stage, parity, last, half, lane, mine, other):
-        k = uint32(0)
+    def accumulate(acc, totals, ring, stage, parity, last, half, place, mine, other):
+        lane, k = place[0], uint32(0)
         while k < last:
             barriers.wait(ring.full + stage * uint32(8), parity)
             a_tile, b_tile = describe(ring.stages + stage * stage_bytes, half)
@@ -229,7 +240,7 @@ def _finish(tile: HopperTile) -> Callable[..., Any]:
     ``row`` and ``column`` are those of the warp's first element. C is read from the ring after A and B, so the function
     returns the next stage and parity.
     """
-    scaled, add_c = tile.scaled, tile.adds and not tile.starts_from_c
+    scaled, add_c = tile.scaled, tile.adds and not tile.promotes
     reduced, compared = tile.output == "int8", tile.output == "bool"
     rescale, reduce, compare = scale(tile.columns), residue(tile.columns), not_zero(tile.columns)
     take_c = _take_c(tile, added=True)
