@@ -57,6 +57,8 @@ class Finish(NamedTuple):
 
 NO_FINISH = Finish(1, 0, None)
 
+PER_THREAD = 2  # CUDA's handle of the default stream that each thread has for itself
+
 
 class _Launch(NamedTuple):
     """All parameters of a launch. The driver reads the block and the descriptors from memory that these objects own."""
@@ -159,20 +161,19 @@ class HopperGemm:
 def pace_counter(device: Device) -> int:
     """Return the address of two numbers in the memory of the current device for launches on CuPy's current stream.
 
-    Launches of one stream run one after the other, so they share them. Each thread has a default stream of its own
-    under one address, so the thread is part of the key.
+    Launches of one stream run one after the other, so they share them.
     """
     import cupy
 
     stream = cupy.cuda.get_current_stream().ptr
-    key = device, stream, threading.get_ident() if stream == cupy.cuda.Stream.ptds.ptr else 0
+    key = device.index, stream, threading.get_ident() if stream == PER_THREAD else 0
     numbers = _pace_counters.get(key)
-    if numbers is None:
-        numbers = _pace_counters[key] = cupy.zeros(2, "u4")
+    if numbers is None:  # another thread may set it meanwhile
+        numbers = _pace_counters.setdefault(key, cupy.zeros(2, "u4"))
     return int(numbers.data.ptr)
 
 
-_pace_counters: dict[tuple[Device, int, int], Any] = {}
+_pace_counters: dict[tuple[int, int, int], Any] = {}
 
 
 @functools.cache

@@ -2,13 +2,15 @@
 
 import ctypes
 import struct
+import sys
+import threading
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from distmm_kernels.launch import hopper_launch
-from distmm_kernels.launch.hopper_launch import Finish, HopperGemm, Scales
+from distmm_kernels.launch.hopper_launch import Finish, HopperGemm, Scales, pace_counter
 from distmm_kernels.layout.stack import Stack
 from distmm_kernels.tiles.hopper_tiles import MOST_PANELS, HopperTile
 
@@ -157,3 +159,28 @@ def test_panels_whose_steps_together_exceed_32_bits_are_refused(extended):
     a, b = (tuple(stack(i, rows, 2**30, itemsize=1) for i in range(2)) for rows in (8, 16))
     with pytest.raises(ValueError, match=r"2147483648\) @ .* count to 2\^31 along each axis"):
         gemm(a, b, None, stack(3, 8, 16, itemsize=4))
+
+
+def test_launches_share_a_counter_only_if_they_share_a_stream(monkeypatch):
+    """Even if two threads launch on a stream for the first time: a counter that is dropped would be freed memory."""
+    made, stream, gpu = [], SimpleNamespace(ptr=5), SimpleNamespace(index=0)
+
+    def zeros(size, dtype):
+        number = len(made)
+        made.append(SimpleNamespace(data=SimpleNamespace(ptr=100 + number)))
+        if number == 0:  # meanwhile, in another thread
+            assert pace_counter(gpu) == 101
+        return made[number]
+
+    current = SimpleNamespace(get_current_stream=lambda: stream)
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=current, zeros=zeros))
+    monkeypatch.setattr(hopper_launch, "_pace_counters", {})
+    assert pace_counter(gpu) == pace_counter(gpu) == 101
+    stream.ptr = hopper_launch.PER_THREAD
+    here = pace_counter(gpu)
+    there: list[int] = []
+    thread = threading.Thread(target=lambda: there.append(pace_counter(gpu)))
+    thread.start()
+    thread.join()
+    stream.ptr = 6
+    assert len({101, here, *there, pace_counter(gpu), pace_counter(SimpleNamespace(index=1))}) == 5
