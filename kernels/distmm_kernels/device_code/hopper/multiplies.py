@@ -45,7 +45,7 @@ def multiply_tiles(tile: HopperTile) -> Callable[..., None]:
     clear = wgmma.clear(accumulators)
     c0_place = inlined(pairs_place if tile.c0 in ("float16", "bfloat16") else box_place("float32"))
     finish, last_step, store, own = _finish(tile), _finish_d(tile), store_d(tile), slice_of(tile)
-    deep = _panels if tile.panels else _stretches if tile.promotes else _one_product
+    deep = _stretches if tile.promotes else _panels_of_integers if tile.panels else _one_product
     multiply = _three_products(tile) if three else deep(tile)
 
     def consume(ring, grid, t, last, n, thread, warpgroup, d, scales, factors):
@@ -136,47 +136,20 @@ def _one_product(tile: HopperTile) -> Callable[..., Any]:
 
 
 def _stretches(tile: HopperTile) -> Callable[..., Any]:
-    """Make the same function as `_one_product`, for deep k: it adds the sum of each `STRETCH` steps to ``totals``."""
-    accumulate = _panels_of_floats(tile)
-    return inlined(
-        lambda acc, totals, ring, stage, parity, k, half, place, mine, other: accumulate(
-            acc, totals, ring, stage, parity, (k, uint32(1), k), half, place, mine, other
-        )
-    )
+    """Make the same function as `_one_product`, for deep k: it adds the sum of each `STRETCH` steps to ``totals``.
 
-
-def _panels(tile: HopperTile) -> Callable[..., Any]:
-    """Make the same function as `_one_product`, for panels. ``k`` is a triple.
-
-    It has the k of each panel but the last, the number of panels, and the k of the last. Each panel of floats is added
-    to ``totals`` as if it had a separate launch. Integer sums remain in the accumulators for all panels, so only the
-    loads differ for panels of integers.
-    """
-    if tile.promotes:
-        return _panels_of_floats(tile)
-    multiply, below = _one_product(tile), uint32(tile.depth - 1)
-
-    def accumulate(acc, totals, ring, stage, parity, last, half, place, mine, other):
-        k, panels, last_k = last
-        whole = uint32((k + below) & ~below)  # whole stages
-        steps = uint32((panels - uint32(1)) * whole + last_k)
-        return multiply(acc, totals, ring, stage, parity, steps, half, place, mine, other)
-
-    return inlined(accumulate)
-
-
-def _panels_of_floats(tile: HopperTile) -> Callable[..., Any]:
-    """Make the same function as `_panels`: it adds the sum of each `STRETCH` steps of a panel to ``totals``.
+    If the tile has panels, ``k`` is a triple: the k of each panel but the last, the number of panels, and the k of the
+    last. Each panel is added as if it had a separate launch.
 
     If there is a C, it is read after the first `STRETCH` steps, and ``totals`` become its sum with C. The TMA loads C
     while the tensor cores multiply. If ``totals`` started from C, the tensor cores would wait for C in each tile.
     """
     multiply, clear, add = _one_product(tile), wgmma.clear(tile.columns // 2), wgmma.add(tile.columns // 2)
-    stretch, adds, take_c = uint32(STRETCH), tile.adds, _take_c(tile, added=False)
+    stretch, adds, take_c, panelled = uint32(STRETCH), tile.adds, _take_c(tile, added=False), tile.panels
 
     def accumulate(acc, totals, ring, stage, parity, last, half, place, mine, other):
         lane, c_at, c_permuted = place
-        k, panels, last_k = last
+        k, panels, last_k = last if panelled else (last, uint32(1), last)
         panel, left, first = uint32(1), k, True
         while panel <= panels:
             clear(acc)
@@ -191,6 +164,22 @@ def _panels_of_floats(tile: HopperTile) -> Callable[..., Any]:
                 panel += uint32(1)
                 left = last_k if panel == panels else k
         return stage, parity
+
+    return inlined(accumulate)
+
+
+def _panels_of_integers(tile: HopperTile) -> Callable[..., Any]:
+    """Make the same function as `_one_product`, for panels of integers; ``k`` is the triple of `_stretches`.
+
+    Sums remain in the accumulators for all panels, so only the loads differ.
+    """
+    multiply, below = _one_product(tile), uint32(tile.depth - 1)
+
+    def accumulate(acc, totals, ring, stage, parity, last, half, place, mine, other):
+        k, panels, last_k = last
+        whole = uint32((k + below) & ~below)  # whole stages
+        steps = uint32((panels - uint32(1)) * whole + last_k)
+        return multiply(acc, totals, ring, stage, parity, steps, half, place, mine, other)
 
     return inlined(accumulate)
 
