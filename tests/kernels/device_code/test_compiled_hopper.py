@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 
 import pytest
 
+from distmm_kernels.device_code import emit
 from distmm_kernels.tiles.hopper_tiles import HopperTile
 from tests.kernels.device_code import builds
 
@@ -91,3 +93,32 @@ def test_tiles_build_without_spills_and_keep_the_tensor_cores_busy(tile, tmp_pat
     assert ("STSM" in code) == (tile.output in ("float16", "bfloat16"))
     reads = tile.scaled or tile.output == "int8"
     assert bool(re.search(r"\bLDG\b", code)) == reads, "factors, or a modulus; C comes by the TMA"
+
+
+def test_numba_is_left_as_it_was_after_a_build():
+    from numba.cuda.core.ir import Scope
+
+    before = dict(vars(Scope))
+    with emit.shared_scopes():
+        assert vars(Scope).keys() - before.keys() == {"__deepcopy__"}
+    assert dict(vars(Scope)) == before
+
+
+def test_inlining_without_copies_of_scopes_makes_the_same_machine_code():
+    """In processes of their own, since Numba numbers the functions of a process."""
+    program = """
+import contextlib, hashlib, sys
+from distmm_kernels.device_code import emit
+from distmm_kernels.tiles.hopper_tiles import HopperTile
+from tests.kernels.device_code import builds
+if sys.argv[1] == "copied":
+    emit.shared_scopes = contextlib.nullcontext
+tile = HopperTile("bfloat16", "float32", 64, promotes=True, adds=True)
+print(hashlib.sha256(builds.hopper(tile).cubin).hexdigest())
+"""
+
+    def built(how):
+        command, root = [sys.executable, "-c", program, how], Path(__file__).parents[3]
+        return subprocess.run(command, check=True, capture_output=True, text=True, cwd=root).stdout
+
+    assert built("shared") == built("copied")
