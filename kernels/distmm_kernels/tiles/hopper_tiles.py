@@ -27,6 +27,7 @@ __all__ = [
     "ROWS",
     "STAGES_OF_WIDE",
     "STRETCH",
+    "UNPACED",
     "WIDEST_OF_TWO",
     "HopperTile",
     "OperandFormat",
@@ -83,6 +84,7 @@ GROUP = 16
 # holds what all blocks load in some 30 us (`distmm_kernels.device_code.hopper.pace`). 4 and 8 are as fast, 32 is 3 %
 # slower.
 PACE = 16
+UNPACED = 512  # stages of a launch, about 0.3 ms, in which blocks do not drift far; a multiple of PACE
 
 _BITS = {
     "bfloat16": 16, "float16": 16, "tfloat32": 32, "int8": 8, "uint8": 8, "bool": 8, "float32": 32, "int32": 32

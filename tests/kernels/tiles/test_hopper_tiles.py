@@ -20,6 +20,7 @@ from distmm_kernels.tiles.hopper_tiles import (
     ROWS,
     SHARED_MEMORY,
     STAGES_OF_WIDE,
+    UNPACED,
     HopperTile,
     best_columns,
     box_place,
@@ -167,8 +168,9 @@ def test_the_chosen_width_is_legal_and_wastes_no_more_than_the_narrowest(m, n, b
 
 
 def test_the_number_of_stages_between_waits_is_a_power_of_two():
-    """Blocks test the low bits of the number of stages that they have loaded."""
+    """Blocks test the low bits of the number of stages that they have loaded, and count from the first wait on."""
     assert PACE.bit_count() == 1
+    assert UNPACED % PACE == 0
 
 
 def test_a_product_of_few_tiles_has_narrow_ones_and_a_large_one_wide_ones():

@@ -4,8 +4,9 @@ Blocks that run at the same time share rows of A and columns of B. The first blo
 memory. The others find it in the L2 cache if they need it soon. Without a common pace, blocks drift apart over many
 tiles, until each of them reads from memory.
 
-A producer counts the stages that it has loaded. After every `PACE` stages it adds 1 to a counter in global memory.
-Then it waits until all blocks have added theirs for the `PACE` stages before. So no block is far ahead of the others.
+A producer counts the stages that it has loaded. After the first `UNPACED` ones it adds 1 to a counter in global memory
+after every `PACE` stages. Then it waits until all blocks have added theirs for the `PACE` stages before. So no block is
+far ahead of the others.
 
 Nothing hangs if some blocks have not started, because another kernel still runs on their multiprocessors: a producer
 that has waited for `PATIENCE` tries does not wait any more in this launch. The bits of D do not depend on the pace.
@@ -14,7 +15,7 @@ that has waited for `PATIENCE` tries does not wait any more in this launch. The 
 from __future__ import annotations
 
 from distmm_kernels.device_code.emit import cuda, inlined, instruction, types
-from distmm_kernels.tiles.hopper_tiles import PACE
+from distmm_kernels.tiles.hopper_tiles import PACE, UNPACED
 
 __all__ = ["PATIENCE", "end", "keep"]
 
@@ -22,7 +23,7 @@ u32, u64 = types.uint32, types.uint64
 
 PATIENCE = 40  # tries of one wait, each of about 0.8 us
 
-_SHIFT, _MASK = u32(PACE.bit_length() - 1), u32(PACE - 1)
+_UNPACED, _SHIFT, _MASK = u32(UNPACED), u32(PACE.bit_length() - 1), u32(PACE - 1)
 
 _add_and_wait = instruction(
     "{ .reg .pred p; .reg .u32 seen, tries, left; red.relaxed.gpu.global.add.u32 [$1], 1; mov.u32 left, $3; "
@@ -46,7 +47,7 @@ end = instruction(
 @inlined
 def keep(counter, loaded, patience):
     """Wait for the other blocks, if this block has ``loaded`` a multiple of `PACE` stages; return its patience."""
-    if loaded & _MASK == u32(0):
-        before = u32((loaded >> _SHIFT) - u32(1))
+    if loaded > _UNPACED and loaded & _MASK == u32(0):
+        before = u32((u32(loaded - _UNPACED) >> _SHIFT) - u32(1))
         patience = _add_and_wait(counter, u32(before * u32(cuda.gridDim.x)), patience)
     return patience
