@@ -24,6 +24,14 @@ def ampere(gpu):
 
 
 @pytest.fixture
+def hopper(gpu):
+    """The same, of compute capability 9.0."""
+    if gpu.compute_capability != (9, 0):
+        pytest.skip(f"{gpu} has no wgmma")
+    return gpu
+
+
+@pytest.fixture
 def live_memory(gpu):
     """A context in which CuPy's allocations are counted: bytes that are live ``now``, and the ``peak`` of them."""
     import cupy

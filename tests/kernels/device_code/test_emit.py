@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import sys
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,32 @@ def test_device_code_asks_builders_for_the_named_methods_only(emit):
             if isinstance(node, ast.Attribute) and ast.unparse(node.value) in ("builder", "self.builder"):
                 called.add(node.attr)
     assert called == set(emit.BUILDER_METHODS)
+
+
+def test_scopes_are_copied_again_after_a_build_that_fails_too(emit):
+    from numba.cuda.core.ir import Scope
+
+    before = dict(vars(Scope))
+
+    def build():
+        with emit.shared_scopes():
+            assert vars(Scope).keys() - before.keys() == {"__deepcopy__"}
+            raise ValueError("from the compiler")
+
+    with pytest.raises(ValueError, match="from the compiler"):
+        build()
+    assert dict(vars(Scope)) == before
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_numba_cuda_that_has_moved_scopes_or_copies_them_itself_is_left_as_it_is(emit, monkeypatch, moved):
+    from numba.cuda.core.ir import Scope
+
+    if moved:
+        monkeypatch.setitem(sys.modules, "numba.cuda.core.ir", None)
+    else:
+        monkeypatch.setattr(Scope, "__deepcopy__", lambda scope, memo: scope, raising=False)
+    before = dict(vars(Scope))
+    with emit.shared_scopes():
+        assert dict(vars(Scope)) == before
+    assert dict(vars(Scope)) == before

@@ -25,10 +25,8 @@ ORDERS = ["C", "F", "offset", "every other", "reversed"]
 
 
 @pytest.fixture
-def kernel_for(gpu):
-    if gpu.compute_capability != (9, 0):
-        pytest.skip(f"the Hopper kernel runs on compute capability 9.0, {gpu} has {gpu.compute_capability}")
-    return lambda dtype: select(Problem(1, 1, 1, np.dtype(dtype)), gpu, name=NAMES[dtype])
+def kernel_for(hopper):
+    return lambda dtype: select(Problem(1, 1, 1, np.dtype(dtype)), hopper, name=NAMES[dtype])
 
 
 def normal(shape, seed, dtype):

@@ -21,13 +21,6 @@ FACTORS = [(0.3, 0.0), (1.0, -1.7), (-2.5, 1.0), (0.1, 0.7)]
 
 
 @pytest.fixture
-def hopper(gpu):
-    if gpu.compute_capability != (9, 0):
-        pytest.skip(f"{gpu} has no wgmma")
-    return gpu
-
-
-@pytest.fixture
 def kernel_for(hopper):
     return lambda name, dtype: select(Problem(1, 1, 1, np.dtype(dtype)), hopper, name=name)
 

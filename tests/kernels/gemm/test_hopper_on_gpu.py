@@ -23,13 +23,6 @@ SHAPES = [
 
 
 @pytest.fixture
-def hopper(gpu):
-    if gpu.compute_capability != (9, 0):
-        pytest.skip(f"{gpu} has no wgmma")
-    return gpu
-
-
-@pytest.fixture
 def kernel_for(hopper):
     from distmm_kernels.gemm.hopper import HopperBf16Kernel, HopperKernel, HopperTf32Kernel
 

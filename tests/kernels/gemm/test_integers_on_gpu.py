@@ -23,12 +23,9 @@ SHAPES = [(1, 512), (3, 513), (31, 640), (33, 1025), (5, 4100), (2, 8192), (3, 8
 
 
 @pytest.fixture
-def kernel_for(gpu):
-    if gpu.compute_capability != (9, 0):
-        pytest.skip(f"the Hopper kernel runs on compute capability 9.0, {gpu} has {gpu.compute_capability}")
-
+def kernel_for(hopper):
     def make(bits):
-        return select(Problem(1, 1, 1, np.dtype(f"int{bits}")), gpu, name="integer_residues")
+        return select(Problem(1, 1, 1, np.dtype(f"int{bits}")), hopper, name="integer_residues")
 
     return make
 

@@ -26,13 +26,6 @@ extern "C" __global__ void busy(long long clocks) {
 
 
 @pytest.fixture
-def hopper(gpu):
-    if gpu.compute_capability != (9, 0):
-        pytest.skip(f"{gpu} has no wgmma")
-    return gpu
-
-
-@pytest.fixture
 def product(hopper):
     """Prepared operands, and their product in peace."""
     kernel, rng = select(Problem(1, 1, 1, np.dtype("float16")), hopper, name="hopper"), np.random.default_rng(0)

@@ -34,13 +34,6 @@ PANELS = [
 
 
 @pytest.fixture
-def hopper(gpu):
-    if gpu.compute_capability != (9, 0):
-        pytest.skip(f"{gpu} has no wgmma")
-    return gpu
-
-
-@pytest.fixture
 def kernel_for(hopper):
     return lambda name, dtype: select(Problem(1, 1, 1, np.dtype(dtype)), hopper, name=name)
 

@@ -24,12 +24,10 @@ ORDERS = pytest.mark.parametrize("order", ["C", "F", "offset", "every other", "r
 
 
 @pytest.fixture
-def kernel(gpu):
-    if gpu.compute_capability != (9, 0):
-        pytest.skip(f"the Hopper kernel runs on compute capability 9.0, {gpu} has {gpu.compute_capability}")
+def kernel(hopper):
     from distmm_kernels.gemm.residues import ResidueKernel
 
-    return ResidueKernel(Problem(1, 1, 1, np.dtype(np.float64)), gpu)
+    return ResidueKernel(Problem(1, 1, 1, np.dtype(np.float64)), hopper)
 
 
 def normal(shape, seed=0):

@@ -25,13 +25,10 @@ SHAPES = [
 
 
 @pytest.fixture
-def kernel_for(gpu):
-    if gpu.compute_capability != (9, 0):
-        pytest.skip(f"{gpu} has no wgmma")
-
+def kernel_for(hopper):
     def make(case):
         name, dtype = ("hopper", DTYPES[case]) if case in DTYPES else (case, np.dtype("float32"))
-        return select(Problem(1, 1, 1, dtype), gpu, name=name)
+        return select(Problem(1, 1, 1, dtype), hopper, name=name)
 
     return make
 

@@ -29,8 +29,8 @@ def load_tiles(tile: HopperTile) -> Callable[..., None]:
     add_c, add_c0 = tile.adds and not tile.promotes, tile.c0 is not None
     rows, columns = uint32(ROWS), uint32(tile.columns)
     load_c, own = _load_boxes(tile, tile.c_boxes, tile.c_stage_boxes, C_BOX_COLUMNS), slice_of(tile)
-    to_end = _load_with_c(tile, load_c) if tile.adds and tile.promotes else _load_k(tile)
-    load_k = _load_panels(tile, to_end) if tile.panels else to_end
+    load_one = _load_with_c(tile, load_c) if tile.adds and tile.promotes else _load_k(tile)
+    load_k = _load_panels(tile, load_one) if tile.panels else load_one
     load_c0 = _load_boxes(tile, tile.c0_boxes, tile.c0_stage_boxes, tile.c0_columns)
 
     def load(ring, grid, t, last, maps, steps, counter):

@@ -41,12 +41,12 @@ end = instruction(
     "@p st.relaxed.gpu.global.u32 [$0], 0; }",
     (u64, u32),
 )
-"""end(counter, others): this block does not wait any more. The last block sets the counter to 0 for the next launch."""
+"""end(counter, others): this block has multiplied its tiles; the last one sets the counter to 0 for the next launch."""
 
 
 @inlined
 def keep(counter, loaded, patience):
-    """Wait for the other blocks, if this block has ``loaded`` a multiple of `PACE` stages; return its patience."""
+    """Wait for the other blocks, if ``loaded``, the number of stages, says that it is time; return the patience."""
     if loaded > _UNPACED and loaded & _MASK == u32(0):
         before = u32((u32(loaded - _UNPACED) >> _SHIFT) - u32(1))
         patience = _add_and_wait(counter, u32(before * u32(cuda.gridDim.x)), patience)
