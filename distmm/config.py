@@ -11,6 +11,7 @@ from typing import Any
 
 import dask
 import yaml
+from dask.utils import parse_bytes
 
 from distmm.errors import InputError
 from distmm.planning.precision import PRECISIONS
@@ -27,6 +28,9 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "device": ("auto", "cpu", "gpu"),
     "check": ("freivalds", "full", "none"),
 }
+
+# Least and largest share of a GPU's memory for `gpu-pool`. The CUDA context, cuBLAS and UCX take what is left.
+LEAST_POOL, MOST_POOL = 0.01, 0.95
 
 
 def chosen(name: str, given: Any = None) -> Any:
@@ -58,6 +62,8 @@ def chosen(name: str, given: Any = None) -> Any:
         what = "which is not the name of a kernel: use one that distmm info lists, or null"
     elif name in ("reproducible", "gpu-checksums") and not isinstance(value, bool):
         what = "which is neither true nor false"
+    elif name == "gpu-pool" and not _is_pool(value):
+        what = f"which is neither a share from {LEAST_POOL} to {MOST_POOL} nor a size: use one such as 0.5 or 8GB"
     elif name == "accelerate.min-flops" and not _is_count(value):
         what = "which is not a number of operations: use one such as 1e8, or 0 for all products"
     else:
@@ -67,6 +73,20 @@ def chosen(name: str, given: Any = None) -> Any:
         f"Dask's configuration has distmm.{name}: {value!r}, {what}; correct it in the YAML file, in the environment "
         f"variable {variable} or in dask.config.set, wherever it is set"
     )
+
+
+def _is_pool(value: Any) -> bool:
+    """Whether a value is a share of a GPU's memory or a size; environment variables give numbers too."""
+    try:
+        share = float(value)
+    except (TypeError, ValueError):
+        pass
+    else:
+        return not isinstance(value, bool) and LEAST_POOL <= share <= MOST_POOL
+    try:
+        return isinstance(value, str) and parse_bytes(value) > 0
+    except ValueError:
+        return False
 
 
 def _is_count(value: Any) -> bool:

@@ -20,6 +20,7 @@ from distributed.system import MEMORY_LIMIT
 
 from distmm.clusters import cluster
 from distmm.clusters.gpus import gpu_count, missing_for_gpu
+from distmm.config import chosen
 from distmm.errors import InputError
 from distmm.interrupts import sigint_blocked
 from distmm.submit import dashboard_access
@@ -201,7 +202,7 @@ def _gpu(workers: int | None, limit: int | None) -> ClusterSetup:
         "n_workers": workers or count,
         "memory_limit": limit or MEMORY_LIMIT // (workers or count),
         "protocol": "ucx" if importlib.util.find_spec("distributed_ucxx") else "tcp",
-        **gpu_worker_setup.cluster_arguments(),
+        **gpu_worker_setup.cluster_arguments(chosen("gpu-pool")),
     }
     # Client memory that a worker pins counts as its own. By its default limits Dask would pause or kill the worker.
     config = {f"distributed.worker.memory.{action}": False for action in ("target", "spill", "pause", "terminate")}

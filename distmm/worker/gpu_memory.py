@@ -40,7 +40,8 @@ async def dask_setup(worker: Worker) -> None:
         if time.monotonic() > ends:
             raise MemoryError(
                 f"the pool of worker {worker.name} takes {wanted / 1e9:.1f} GB, and {free / 1e9:.1f} GB of the GPU is "
-                f"free: another process has the rest (nvidia-smi lists it); end it, or ask for a smaller pool"
+                f"free: another process has the rest (nvidia-smi lists it); end it, or ask for a smaller pool, of a "
+                f"local cluster by DASK_DISTMM__GPU_POOL=8GB, of a worker that you start by --rmm-pool-size 8GB"
             )
         await asyncio.sleep(POLL_SECONDS)
 

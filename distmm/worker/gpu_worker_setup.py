@@ -13,8 +13,8 @@ __all__ = ["POOL_FRACTION", "PRELOAD", "THREADS", "cluster_arguments", "worker_o
 # stores blocks.
 THREADS = 3
 
-# Share of the GPU's memory in the pool. The pool does not serve cuBLAS, kernel code, the transport and the CUDA
-# context: the rest is for them.
+# Share of the GPU's memory in the pool, unless the user asks for another one (``distmm.gpu-pool``). The rest is for
+# cuBLAS, kernel code, the transport and the CUDA context, which the pool does not serve.
 POOL_FRACTION = 0.8
 
 # Libraries that allocate from the pool.
@@ -27,12 +27,18 @@ SPILL_LIMIT = 0
 PRELOAD = "distmm.worker.gpu_memory"
 
 
-def cluster_arguments() -> dict[str, Any]:
-    """Return arguments of ``dask_cuda.LocalCUDACluster``."""
+def cluster_arguments(pool: float | str = POOL_FRACTION) -> dict[str, Any]:
+    """Return arguments of ``dask_cuda.LocalCUDACluster``.
+
+    Parameters
+    ----------
+    pool : float or str
+        Share of the GPU's memory in the pool, or a size such as ``"8GB"``.
+    """
     return {
         "threads_per_worker": THREADS,
         # A pool, not rmm_async: CUDA IPC cannot share the asynchronous allocator's memory (0.2 instead of 250 GB/s).
-        "rmm_pool_size": POOL_FRACTION,
+        "rmm_pool_size": pool,
         "rmm_allocator_external_lib_list": POOL_USERS,
         "device_memory_limit": SPILL_LIMIT,
         "preload": [PRELOAD],

@@ -156,7 +156,7 @@ def test_arguments_with_a_setting_have_no_other_default(function: Any, settings:
 
 def test_the_reference_has_every_setting_and_its_default() -> None:
     page = (Path(distmm.__file__).parents[1] / "deploy/site/pages/reference/configuration.md").read_text()
-    rows = re.findall(r"^\| `distmm\.([\w.-]+)` \| `(\w+)` \|", page, re.MULTILINE)
+    rows = re.findall(r"^\| `distmm\.([\w.-]+)` \| `([\w.]+)` \|", page, re.MULTILINE)
     found: dict[str, Any] = {}
     dask.config.set({name: yaml.safe_load(default) for name, default in rows}, config=found)
     assert found == config.DEFAULTS

@@ -21,11 +21,10 @@ __all__ = [
     "GROUP",
     "MOST_C_STAGES",
     "MOST_PANELS",
-    "MOST_SLOTS",
     "MOST_STAGES",
     "PACE",
     "ROWS",
-    "STAGES_OF_WIDE",
+    "STAGES_OF_DEEP",
     "STRETCH",
     "UNPACED",
     "WIDEST_OF_TWO",
@@ -49,11 +48,12 @@ CONSUMERS = 8  # warps of the consumer warpgroups
 THREADS = 384
 SHARED_MEMORY = 232_448  # bytes that one block may have on compute capability 9.0
 BARRIERS = 1024  # bytes of shared memory for barriers; each stage uses 16
-MOST_SLOTS = 4  # boxes of 2 KiB that a warp has in shared memory for rows of D; narrow tiles have 2
 MOST_STAGES = 8
-# Of a tile of one product with 192 or 256 columns. With more stages thread blocks drift apart more, and read more from
-# memory: bfloat16 plus a float32 C, n = 16384, H100, 13.2 ms with 3 stages, 13.9 with 4.
-STAGES_OF_WIDE = 3
+# Of a tile that promotes and has `WIDEST_OF_TWO` columns. With more stages thread blocks drift apart more over a deep
+# k, and read more from memory: bfloat16 plus a float32 C, n = 16384, H100, 13.2 ms with 3 stages, 13.9 with 4. A tile
+# of 256 columns has 4: with 3 it had 0.95 of cuBLAS's rate at n = 8192 in bfloat16, and 1.38 times it in int8; with 4
+# it had 0.98 and 1.65.
+STAGES_OF_DEEP = 3
 WIDEST_OF_TWO = 192  # the most columns for which two sets of accumulators fit in registers
 
 # Steps of k that tensor cores sum before the sum is added to float32 totals (promotion), in float products.
@@ -84,7 +84,7 @@ GROUP = 16
 # holds what all blocks load in some 30 us (`distmm_kernels.device_code.hopper.pace`). 4 and 8 are as fast, 32 is 3 %
 # slower.
 PACE = 16
-UNPACED = 512  # stages of a launch, about 0.3 ms, in which blocks do not drift far; a multiple of PACE
+UNPACED = 256  # stages of a launch, about 0.15 ms, in which blocks do not drift far; a multiple of PACE
 
 _BITS = {
     "bfloat16": 16, "float16": 16, "tfloat32": 32, "int8": 8, "uint8": 8, "bool": 8, "float32": 32, "int32": 32
@@ -193,6 +193,11 @@ class HopperTile:
         return self.products == 3 or self.promotes
 
     @property
+    def deep(self) -> bool:
+        """Whether the tile promotes and is as wide as such a tile can be."""
+        return self.promotes and self.columns == WIDEST_OF_TWO
+
+    @property
     def itemsize(self) -> int:
         """Bytes of an operand's element."""
         return _BITS[self.operand] // 8
@@ -260,16 +265,14 @@ class HopperTile:
     @property
     def slots(self) -> int:
         """Staging boxes of a warp, used in turn. Their number divides the number of boxes in a tile's row."""
-        boxes, most = self.columns // self.box_columns, MOST_SLOTS if self.columns >= WIDEST_OF_TWO else 2
+        boxes, most = self.columns // self.box_columns, 3 if self.deep else 2
         return max(slots for slots in range(1, most + 1) if boxes % slots == 0)
 
     @property
     def stages(self) -> int:
         """Pipeline stages that fit in shared memory: one is multiplied while the others are loaded."""
-        wide = self.products == 1 and self.columns >= WIDEST_OF_TWO
-        return min(
-            STAGES_OF_WIDE if wide else MOST_STAGES, (SHARED_MEMORY - BARRIERS - self.staging_bytes) // self.stage_bytes
-        )
+        most = STAGES_OF_DEEP if self.deep else MOST_STAGES
+        return min(most, (SHARED_MEMORY - BARRIERS - self.staging_bytes) // self.stage_bytes)
 
     @property
     def shared_bytes(self) -> int:

@@ -302,6 +302,15 @@ def test_arguments_of_local_cuda_cluster_with_the_class_replaced(monkeypatch: py
         "silence_logs": logging.WARNING,
         "stealing": False,
     }
+    with dask.config.set({"distmm.gpu-pool": "4GB"}), clusters.local("gpu", dashboard=None):
+        assert seen["rmm_pool_size"] == "4GB"
+    for pool in (True, 0, 1, 1.5, "much", "-1GB", None):
+        with (
+            dask.config.set({"distmm.gpu-pool": pool}),
+            pytest.raises(InputError, match=r"has distmm\.gpu-pool: .*, which is neither a share .* nor a size"),
+            clusters.local("gpu", dashboard=None),
+        ):
+            pass
     with (
         pytest.raises(InputError, match="3 workers: each needs its own GPU, and this process has 2"),
         clusters.local("gpu", workers=3),

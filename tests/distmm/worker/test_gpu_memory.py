@@ -49,5 +49,6 @@ def test_workers_without_a_pool_do_not_look(used: list[int]) -> None:
 def test_memory_that_another_process_keeps_is_named(used: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     used += [60] * 3
     monkeypatch.setattr(gpu_memory, "PATIENCE_SECONDS", -1.0)
-    with pytest.raises(MemoryError, match=r"the pool of worker gpu-1 takes .* GB, and .* GB of the GPU is free"):
+    message = r"the pool of worker gpu-1 takes .* GB, and .* GB of the GPU is free.*DASK_DISTMM__GPU_POOL=8GB"
+    with pytest.raises(MemoryError, match=message):
         asyncio.run(gpu_memory.dask_setup(worker(POOL)))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from distmm.config import DEFAULTS
 from distmm.submit.schema import Workers
 from distmm.worker import gpu_worker_setup
 from distmm.worker.gpu_memory import dask_setup
@@ -27,6 +28,10 @@ def test_local_clusters_and_the_command_line_set_workers_up_alike() -> None:
         "--preload": arguments["preload"][0],
     }
     assert Workers(device="gpu").threads == arguments["threads_per_worker"] == gpu_worker_setup.THREADS
+
+
+def test_the_default_of_a_local_cluster_is_the_pool_of_the_other_workers() -> None:
+    assert DEFAULTS["gpu-pool"] == gpu_worker_setup.POOL_FRACTION
 
 
 def test_the_preload_is_a_module_with_a_setup_for_dask() -> None:

@@ -14,12 +14,11 @@ from distmm_kernels.tiles.hopper_tiles import (
     C_BOX_COLUMNS,
     GROUP,
     MOST_C_STAGES,
-    MOST_SLOTS,
     MOST_STAGES,
     PACE,
     ROWS,
     SHARED_MEMORY,
-    STAGES_OF_WIDE,
+    STAGES_OF_DEEP,
     UNPACED,
     HopperTile,
     best_columns,
@@ -74,7 +73,7 @@ ALL = FLOATS + OTHERS + BYTES + THREE + DEEP + FINISHED + PANELS
 
 @pytest.mark.parametrize("tile", ALL, ids=str)
 def test_tiles_fit_in_shared_memory_and_have_as_many_stages_as_they_may(tile):
-    most = STAGES_OF_WIDE if tile.products == 1 and tile.columns >= 192 else MOST_STAGES
+    most = STAGES_OF_DEEP if tile.promotes and tile.columns == 192 else MOST_STAGES
     assert 2 <= tile.stages <= most
     assert tile.shared_bytes <= SHARED_MEMORY
     assert tile.stages == most or tile.shared_bytes + tile.stage_bytes > SHARED_MEMORY
@@ -89,7 +88,7 @@ def test_boxes_of_a_tile_use_their_buffers_in_turn(tile):
     boxes = tile.columns // tile.box_columns
     assert boxes * tile.box_columns == tile.columns
     assert boxes % tile.slots == 0
-    assert 1 <= tile.slots <= (MOST_SLOTS if tile.columns >= 192 else 2)
+    assert 1 <= tile.slots <= (3 if tile.promotes and tile.columns == 192 else 2)
 
 
 @pytest.mark.parametrize("tile", ALL, ids=str)
