@@ -35,15 +35,21 @@ STRIP, PIECE = 1 << 24, 1 << 17
 MOST = 0.9
 
 
-def resident(client: Client, n: int, edge: int, grid: Grid, dtype: np.dtype[Any], seed: int, gpu: bool) -> da.Array:
-    """Return a new matrix of CuPy or NumPy blocks, block (i, j) on rank (i mod rows, j mod columns) of the grid."""
+def resident(
+    client: Client, operand: str, n: int, edge: int, grid: Grid, dtype: np.dtype[Any], seed: int, gpu: bool
+) -> da.Array:
+    """Return a new A or B of CuPy or NumPy blocks: A is spread over the workers by rows, B by columns.
+
+    Block row i of A is on a rank in row ``i % rows`` of the grid, and block column j of B on one in column
+    ``j % columns``, which multiply them. So at each step every rank begins with blocks that it has, and all ranks send.
+    """
     ranks: list[str] = client.run_on_scheduler(_ranks)
     name = f"bench-{uuid.uuid4().hex}"
     chunks = da.core.normalize_chunks((edge, edge), (n, n), dtype=dtype)
     blocks: dict[tuple[str, int, int], Future] = {}
     for i, height in enumerate(chunks[0]):
         for j, width in enumerate(chunks[1]):
-            home = ranks[i % grid.rows * grid.columns + j % grid.columns]
+            home = ranks[grid.owner(i, i // grid.rows) if operand == "A" else grid.owner(j // grid.columns, j)]
             blocks[name, i, j] = client.submit(
                 normal, (height, width), dtype, [seed, i, j], gpu, key=(name, i, j), workers=[home], pure=False
             )

@@ -165,7 +165,10 @@ def operands(client: Client, task: Task, case: Case, seed: int) -> tuple[da.Arra
     edges = (case.block,) * 3
     homes = make_plan(Problem(case.n, case.n, case.n, dtype), spec, edges=edges, operands=("resident",) * 2, **how).grid
     on_gpu = task.device == "gpu"
-    A, B = (matrices.resident(client, case.n, case.block, homes, dtype, seed + i, on_gpu) for i in range(2))
+    A, B = (
+        matrices.resident(client, operand, case.n, case.block, homes, dtype, seed + i, on_gpu)
+        for i, operand in enumerate("AB")
+    )
     return A, B, how
 
 
