@@ -69,8 +69,8 @@ def multiply_tiles(tile: HopperTile) -> Callable[..., None]:
             row, column = uint32(i * rows + warp_row), uint32(j * columns)
             clear(totals)
             _, _, steps = own(z, last)
-            place = lane, c_at, c_permuted
-            stage, parity = multiply(acc, totals, ring, stage, parity, steps, half, place, mine, other)
+            of_lane = lane, c_at, c_permuted
+            stage, parity = multiply(acc, totals, ring, stage, parity, steps, half, of_lane, mine, other)
             stage, parity = finish(totals, ring, stage, parity, scales, z, row, column, c_at, c_permuted, lane)
             stage, parity = last_step(totals, ring, stage, parity, c0_at, c0_permuted, lane, factors)
             left = int32(n) - int32(column)
@@ -97,9 +97,9 @@ def _descriptors(tile: HopperTile) -> Callable[..., Any]:
 
 
 def _one_product(tile: HopperTile) -> Callable[..., Any]:
-    """Make ``(acc, totals, ring, stage, parity, k, half, place, mine, other)``: add A B to ``acc``.
+    """Make ``(acc, totals, ring, stage, parity, k, half, of_lane, mine, other)``: add A B to ``acc``.
 
-    ``place`` is the lane, and where it reads a box of C. ``mine`` and ``other`` are the numbers of the warpgroups'
+    ``of_lane`` is the lane, and where it reads a box of C. ``mine`` and ``other`` are the numbers of the warpgroups'
     turns, which `_three_products` needs. Returns the next stage and its parity.
 
     The next stage's products are issued before those of this stage are complete, so a stage is freed one step late.
@@ -110,8 +110,8 @@ def _one_product(tile: HopperTile) -> Callable[..., Any]:
     describe, multiply, after = _descriptors(tile), wgmma.multiply(tile), following(tile)
     wait_all, wait_but_last = wgmma.wait_for(0), wgmma.wait_for(1)
 
-    def accumulate(acc, totals, ring, stage, parity, last, half, place, mine, other):
-        lane = place[0]
+    def accumulate(acc, totals, ring, stage, parity, last, half, of_lane, mine, other):
+        lane = of_lane[0]
         before = none  # the stage whose products are still being added
         k = uint32(0)
         while k < last:
@@ -147,14 +147,14 @@ def _stretches(tile: HopperTile) -> Callable[..., Any]:
     multiply, clear, add = _one_product(tile), wgmma.clear(tile.columns // 2), wgmma.add(tile.columns // 2)
     stretch, adds, take_c, panelled = uint32(STRETCH), tile.adds, _take_c(tile, added=False), tile.panels
 
-    def accumulate(acc, totals, ring, stage, parity, last, half, place, mine, other):
-        lane, c_at, c_permuted = place
+    def accumulate(acc, totals, ring, stage, parity, last, half, of_lane, mine, other):
+        lane, c_at, c_permuted = of_lane
         k, panels, last_k = last if panelled else (last, uint32(1), last)
         panel, left, first = uint32(1), k, True
         while panel <= panels:
             clear(acc)
             steps = uint32(min(stretch, left))
-            stage, parity = multiply(acc, totals, ring, stage, parity, steps, half, place, mine, other)
+            stage, parity = multiply(acc, totals, ring, stage, parity, steps, half, of_lane, mine, other)
             if adds and first:
                 stage, parity = take_c(totals, ring, stage, parity, c_at, c_permuted, lane)
             add(totals, acc)
@@ -175,11 +175,11 @@ def _panels_of_integers(tile: HopperTile) -> Callable[..., Any]:
     """
     multiply, below = _one_product(tile), uint32(tile.depth - 1)
 
-    def accumulate(acc, totals, ring, stage, parity, last, half, place, mine, other):
+    def accumulate(acc, totals, ring, stage, parity, last, half, of_lane, mine, other):
         k, panels, last_k = last
         whole = uint32((k + below) & ~below)  # whole stages
         steps = uint32((panels - uint32(1)) * whole + last_k)
-        return multiply(acc, totals, ring, stage, parity, steps, half, place, mine, other)
+        return multiply(acc, totals, ring, stage, parity, steps, half, of_lane, mine, other)
 
     return inlined(accumulate)
 
@@ -197,8 +197,8 @@ def _three_products(tile: HopperTile) -> Callable[..., Any]:
     describe, multiply, after = _descriptors(tile), wgmma.multiply(tile), following(tile)
     add, wait_all = wgmma.add(tile.columns // 2), wgmma.wait_for(0)
 
-    def accumulate(acc, totals, ring, stage, parity, last, half, place, mine, other):
-        lane, k = place[0], uint32(0)
+    def accumulate(acc, totals, ring, stage, parity, last, half, of_lane, mine, other):
+        lane, k = of_lane[0], uint32(0)
         while k < last:
             barriers.wait(ring.full + stage * uint32(8), parity)
             a_tile, b_tile = describe(ring.stages + stage * stage_bytes, half)
