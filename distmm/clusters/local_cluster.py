@@ -15,7 +15,7 @@ from typing import Any
 import dask
 from dask.system import CPU_COUNT
 from dask.utils import parse_bytes
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, Status
 from distributed.system import MEMORY_LIMIT
 
 from distmm.clusters import cluster
@@ -106,7 +106,8 @@ def local(
     ------
     InputError
         If `device` is "gpu" and no GPU can be used, for more workers than GPUs, and for an invalid size or address.
-        Also if a worker process imports the calling script, which then lacks ``if __name__ == "__main__":``.
+        Also if a worker process imports the calling script, which then lacks ``if __name__ == "__main__":``, and if a
+        GPU worker does not start, as when other processes use the GPU's memory (``distmm.gpu-pool``).
 
     Examples
     --------
@@ -163,12 +164,26 @@ def local(
         try:
             with local_cluster, Client(local_cluster) as client:
                 start.close()
+                _refuse_failed_workers(local_cluster)
                 cluster.warm_up(client)
                 yield client
         finally:
             # After an interrupt during the close, Dask would close the cluster again at the end of this process, and
             # wait 10 s without effect. The workers are daemons and end with this process.
             local_cluster.shutdown_on_close = False
+
+
+def _refuse_failed_workers(local_cluster: LocalCluster) -> None:
+    """Raise the error with which a worker's start has failed: `LocalCUDACluster` only logs it."""
+    for name, nanny in local_cluster.workers.items():
+        if nanny.status is Status.failed:
+            try:
+                local_cluster.sync(nanny.start)  # raises the error again
+            except Exception as error:
+                cause: BaseException = error
+                while cause.__cause__ is not None:
+                    cause = cause.__cause__
+                raise InputError(f"worker {name} of the local cluster has not started: {cause}") from error
 
 
 ClusterSetup = tuple[Any, dict[str, Any], dict[str, Any]]  # class of the cluster, its arguments, Dask's configuration

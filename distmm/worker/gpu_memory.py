@@ -1,13 +1,14 @@
 """The memory pool of a GPU worker: its size, and a preload that waits until the memory for it is free.
 
 A worker that replaces a killed one starts within a few seconds; the driver may need longer to take back the memory of
-the dead process. If the pool finds too little memory the worker ends, and its nanny does not start another one.
+the dead process. If the pool finds too little memory the worker ends, and its nanny does not start another one. Then
+the error says what is missing.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import functools
 import time
 
 from distributed import Worker
@@ -17,8 +18,6 @@ from distmm.worker.dask_internals import pending_plugins
 
 __all__ = ["dask_setup", "pool_bytes"]
 
-logger = logging.getLogger(__name__)
-
 PATIENCE_SECONDS = 30.0
 
 POLL_SECONDS = 0.1
@@ -27,23 +26,29 @@ POLL_SECONDS = 0.1
 async def dask_setup(worker: Worker) -> None:
     """Wait for the memory of the worker's pool. Dask calls this before it sets up the plugin that makes the pool.
 
-    Raises
-    ------
-    MemoryError
-        If the memory is not free in time.
+    If the memory is not free in time, the plugin's setup raises a MemoryError, and the worker does not start. Dask only
+    logs an error of a preload.
     """
-    wanted = max((_wanted_bytes(plugin) for plugin in pending_plugins(worker)), default=0)
-    if not wanted:
+    pools = [plugin for plugin in pending_plugins(worker) if _wanted_bytes(plugin)]
+    if not pools:
         return
+    wanted = max(map(_wanted_bytes, pools))
     ends = time.monotonic() + PATIENCE_SECONDS
     while (free := _free_bytes()) < wanted:
         if time.monotonic() > ends:
-            raise MemoryError(
+            error = MemoryError(
                 f"the pool of worker {worker.name} takes {wanted / 1e9:.1f} GB, and {free / 1e9:.1f} GB of the GPU is "
                 f"free: another process has the rest (nvidia-smi lists it); end it, or ask for a smaller pool, of a "
                 f"local cluster by DASK_DISTMM__GPU_POOL=8GB, of a worker that you start by --rmm-pool-size 8GB"
             )
+            for pool in pools:
+                pool.setup = functools.partial(_fail, error)  # type: ignore[attr-defined]
+            return
         await asyncio.sleep(POLL_SECONDS)
+
+
+def _fail(error: Exception, worker: Worker) -> None:
+    raise error
 
 
 def _wanted_bytes(plugin: object) -> int:

@@ -20,7 +20,7 @@ from typing import Any
 
 import dask
 import pytest
-from distributed import Client, LocalCluster
+from distributed import Client, LocalCluster, WorkerPlugin
 
 from distmm import clusters
 from distmm.clusters import gpus, local_cluster
@@ -314,6 +314,31 @@ def test_arguments_of_local_cuda_cluster_with_the_class_replaced(monkeypatch: py
     with (
         pytest.raises(InputError, match="3 workers: each needs its own GPU, and this process has 2"),
         clusters.local("gpu", workers=3),
+    ):
+        pass
+
+
+class Unstartable(WorkerPlugin):
+    def setup(self, worker: Any) -> None:
+        raise MemoryError(f"no memory for worker {worker.name}")
+
+
+def test_why_a_gpu_worker_does_not_start_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stand_in(silence_logs: int, **_: Any) -> LocalCluster:
+        """Start workers as LocalCUDACluster does, which does not raise their errors."""
+        made = LocalCluster(
+            n_workers=0, processes=True, dashboard_address=":0", silence_logs=silence_logs, plugins=[Unstartable()]
+        )
+        made.scale(2)
+        made.sync(made._correct_state)
+        return made
+
+    monkeypatch.setattr(gpus, "_driver", lambda: Driver(13000))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    monkeypatch.setitem(sys.modules, "dask_cuda", types.SimpleNamespace(LocalCUDACluster=stand_in))
+    with (
+        pytest.raises(InputError, match=r"worker \d of the local cluster has not started: no memory for worker \d$"),
+        clusters.local("gpu", dashboard=None, quiet=True),
     ):
         pass
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import sys
 import types
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from distributed import Scheduler, Worker, WorkerPlugin
 
 from distmm.worker import gpu_memory
 
@@ -46,9 +48,28 @@ def test_workers_without_a_pool_do_not_look(used: list[int]) -> None:
     assert used == []
 
 
-def test_memory_that_another_process_keeps_is_named(used: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+class Pool(WorkerPlugin):
+    """Stands for dask-cuda's plugin."""
+
+    initial_pool_size, made = 0.5, False
+
+    def setup(self, worker: Any) -> None:
+        self.made = True
+
+
+def test_a_worker_does_not_start_where_another_process_keeps_the_memory(
+    used: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     used += [60] * 3
     monkeypatch.setattr(gpu_memory, "PATIENCE_SECONDS", -1.0)
+    pool = Pool()
+
+    async def start() -> None:
+        async with Scheduler(dashboard_address=":0", port=0) as scheduler:
+            await Worker(scheduler.address, name="gpu-1", plugins=[pool], preload=["distmm.worker.gpu_memory"])
+
     message = r"the pool of worker gpu-1 takes .* GB, and .* GB of the GPU is free.*DASK_DISTMM__GPU_POOL=8GB"
-    with pytest.raises(MemoryError, match=message):
-        asyncio.run(gpu_memory.dask_setup(worker(POOL)))
+    with pytest.raises(RuntimeError, match="Worker failed to start") as raised:
+        asyncio.run(start())
+    assert re.match(message, str(raised.value.__cause__))
+    assert not pool.made
