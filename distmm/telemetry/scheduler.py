@@ -136,11 +136,12 @@ class Telemetry(SchedulerPlugin):
                 self._note_access(ts, **kwargs)
             return
         now, task = time.time(), ts.run_spec
-        record = self._add_step(task, now) if start == "released" and finish in TO_DO else None
-        record = record or self.records.get(self._record_key(task))
-        if record is None:
+        found = self._add_step(task, now) if start == "released" and finish in TO_DO else None
+        if found is None and (record := self.records.get(self._record_key(task))):
+            found = (record, *_place(record, task))
+        if found is None:
             return
-        chain, step = _place(record, task)
+        record, chain, step = found
         if finish == "memory":
             self.repeating.discard(key)
             for entry in kwargs.get("startstops") or ():
@@ -217,8 +218,11 @@ class Telemetry(SchedulerPlugin):
             if finish != "forgotten" and product in self.records:
                 self.records[product].add(Retried(time.time(), key))
 
-    def _add_step(self, task: ProductTask, now: float) -> Record | None:
-        """Add a submitted step to its product's record; the first step opens the record."""
+    def _add_step(self, task: ProductTask, now: float) -> tuple[Record, int, int] | None:
+        """Add a submitted step to its product's record; the first step opens the record.
+
+        Returns the record with the numbers of the chain and of the step; None if the product has no plan.
+        """
         product = self._record_key(task)
         record = self.records.get(product)
         if record is None or (not self.known[product] and (record.made or record.over)):
@@ -235,7 +239,7 @@ class Telemetry(SchedulerPlugin):
                 arrays |= {task.placement.product, *operands}
                 self.readers |= dict.fromkeys(operands, product)
             arrays.add(task.key[0])
-        return record
+        return record, chain, step
 
     def _record_key(self, task: PlacedTask) -> str:
         """Return the key of the record that a task belongs to: its job, or its product."""
