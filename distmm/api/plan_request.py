@@ -15,6 +15,7 @@ from distmm.api.users_blocks import Chunks, storage_multiples, users_blocking
 from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
 from distmm.clusters.link_rate import link_rate
+from distmm.clusters.load_rate import load_rate
 from distmm.errors import InputError
 from distmm.planning.blocks import Blocking, even_edges
 from distmm.planning.cluster_spec import ClusterSpec, Residence, Result
@@ -27,8 +28,8 @@ from distmm.worker.tasks import WORKSPACE, KernelChoice
 
 __all__ = ["FileJob", "PlanRequest", "plan_for"]
 
-# Products that are predicted to take at least so many seconds measure the rates of links and files first. Each of the
-# two measurements takes up to half a second, once.
+# Products that are predicted to take at least so many seconds measure the rates of links, files and copies from host
+# memory first. Each of these measurements takes up to half a second, once.
 WORTH_MEASURING_SECONDS = 1.0
 
 
@@ -133,17 +134,20 @@ def plan_for(request: PlanRequest, client: Client | None) -> Plan:
 
 
 def _measured(request: PlanRequest, plan: Plan, spec: ClusterSpec, client: Client) -> ClusterSpec:
-    """Return the description of the cluster with measured rates of its links and files, if they are lower.
+    """Return the description of the cluster with measured rates of its links, files and copies, if they are lower.
 
     Only the rates that the plan uses are measured.
     """
     job = request.job
     links = [link_rate(client, spec.device)] if plan.bytes_moved else []
-    files = [] if job is None else [job.read_rate(client, each, spec.device) for each in (request.a, request.b)]
+    if job is not None:
+        loads = [job.read_rate(client, each, spec.device) for each in (request.a, request.b)]
+    else:
+        loads = [load_rate(client)] if spec.device == "cuda" and request.a.kind == "numpy" else []
     return replace(
         spec,
         link=min([spec.link, *(rate for rate in links if rate is not None)]),
-        load=min([spec.load, *(rate for rate in files if rate is not None)]),
+        load=min([spec.load, *(rate for rate in loads if rate is not None)]),
     )
 
 

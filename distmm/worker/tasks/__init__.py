@@ -10,7 +10,7 @@ from distmm.worker.tasks.epilogue import Epilogue
 from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_facts, measure, measure_kernels
 from distmm.worker.tasks.loads import load, to_device
 from distmm.worker.tasks.metrics import METRICS, Metric, score_dtype, squared_norms
-from distmm.worker.tasks.probe import PAUSE_FRACTION, local_gpu, probe
+from distmm.worker.tasks.probe import PAUSE_FRACTION, copy_rate, local_gpu, probe
 from distmm.worker.tasks.products import combine, mirror, multiply
 from distmm.worker.tasks.reductions import (
     BlockReduction,
@@ -46,6 +46,7 @@ __all__ = [
     "Threshold",
     "block_qr",
     "combine",
+    "copy_rate",
     "kernel_facts",
     "load",
     "local_gpu",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -15,10 +16,13 @@ from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_facts
 if TYPE_CHECKING:
     from distributed import Worker
 
-__all__ = ["PAUSE_FRACTION", "local_gpu", "probe"]
+__all__ = ["PAUSE_FRACTION", "copy_rate", "local_gpu", "probe"]
 
 # Fraction of a worker's memory limit at which Dask pauses it (distributed.worker.memory.pause).
 PAUSE_FRACTION = 0.8
+
+# Bytes of each copy of `copy_rate`, 3 ms over PCIe 5, and seconds of all copies. Workers begin within some 10 ms.
+BLOCK_BYTES, COPYING_SECONDS = 1 << 27, 0.15
 
 
 def probe(
@@ -67,3 +71,17 @@ def local_gpu() -> dict[str, Any]:
     free, _ = cupy.cuda.Device().mem_info
     cached = cupy.get_default_memory_pool().free_bytes()  # freed blocks, where RMM has no pool
     return {"device": "cuda", "threads": 1, "memory": pool_bytes() or int(free) + cached}
+
+
+def copy_rate() -> float:
+    """Return the bytes/s at which this process's GPU copies pinned host memory."""
+    import cupy
+
+    on_host, on_gpu = cupy.cuda.PinnedMemory(BLOCK_BYTES), cupy.empty(BLOCK_BYTES, "u1")
+    stream, copies = cupy.cuda.Stream(non_blocking=True), 0
+    started = time.perf_counter()
+    while (seconds := time.perf_counter() - started) < COPYING_SECONDS or not copies:
+        on_gpu.data.copy_from_host_async(on_host.ptr, BLOCK_BYTES, stream)
+        stream.synchronize()
+        copies += 1
+    return copies * BLOCK_BYTES / seconds
