@@ -76,7 +76,7 @@ def chosen(name: str, given: Any = None) -> Any:
 
 
 def _is_pool(value: Any) -> bool:
-    """Whether a value is a share of a GPU's memory or a size; environment variables give numbers too."""
+    """Whether a value is a share of a GPU's memory or a size. Either may be text."""
     try:
         share = float(value)
     except (TypeError, ValueError):

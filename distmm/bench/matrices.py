@@ -25,7 +25,7 @@ from distmm.planning.grid import Grid
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.transfer import empty
 
-__all__ = ["Arena", "draw", "fill", "finish", "normal", "resident"]
+__all__ = ["Arena", "draw", "fill", "finish", "home", "normal", "resident"]
 
 # STRIP: numbers that a thread draws with one generator. PIECE: bfloat16 numbers that it draws at a time; they fit into
 # its cache.
@@ -40,8 +40,7 @@ def resident(
 ) -> da.Array:
     """Return a new A or B of CuPy or NumPy blocks: A is spread over the workers by rows, B by columns.
 
-    Block row i of A is on a rank in row ``i % rows`` of the grid, and block column j of B on one in column
-    ``j % columns``, which multiply them. So at each step every rank begins with blocks that it has, and all ranks send.
+    `home` says where each block is.
     """
     ranks: list[str] = client.run_on_scheduler(_ranks)
     name = f"bench-{uuid.uuid4().hex}"
@@ -49,9 +48,9 @@ def resident(
     blocks: dict[tuple[str, int, int], Future] = {}
     for i, height in enumerate(chunks[0]):
         for j, width in enumerate(chunks[1]):
-            home = ranks[grid.owner(i, i // grid.rows) if operand == "A" else grid.owner(j // grid.columns, j)]
+            at = ranks[home(operand, i, j, (len(chunks[0]), len(chunks[1])), grid)]
             blocks[name, i, j] = client.submit(
-                normal, (height, width), dtype, [seed, i, j], gpu, key=(name, i, j), workers=[home], pure=False
+                normal, (height, width), dtype, [seed, i, j], gpu, key=(name, i, j), workers=[at], pure=False
             )
     meta: Any = np.empty((0, 0), dtype)
     if gpu:
@@ -61,6 +60,24 @@ def resident(
     array = da.Array(blocks, name, chunks, meta=meta)
     finish(array)
     return array
+
+
+def home(operand: str, i: int, j: int, blocks: tuple[int, int], grid: Grid) -> int:
+    """Return the rank that holds block (i, j) of A or B, which has ``blocks`` rows and columns of blocks.
+
+    A row of the grid multiplies every ``grid.rows``-th block row of A. Its ranks hold equal shares of these rows, one
+    share after the other. Columns of the grid hold B by block columns in the same way. If a rank has whole rows of A or
+    columns of B, it begins each step of a product with blocks that it holds.
+    """
+    if operand == "A":
+        return grid.owner(i, _share(i, j, blocks, grid.rows, grid.columns))
+    return grid.owner(_share(j, i, blocks[::-1], grid.columns, grid.rows), j)
+
+
+def _share(line: int, step: int, blocks: tuple[int, int], apart: int, ranks: int) -> int:
+    """Return which of ``ranks`` equal shares has a block, of the lines that are ``apart`` lines from each other."""
+    lines, steps = len(range(line % apart, blocks[0], apart)), blocks[1]
+    return (line // apart * steps + step) * ranks // (lines * steps)
 
 
 def _ranks(dask_scheduler: Scheduler) -> list[str]:

@@ -1,8 +1,8 @@
 """The memory pool of a GPU worker: its size, and a preload that waits until the memory for it is free.
 
 A worker that replaces a killed one starts within a few seconds; the driver may need longer to take back the memory of
-the dead process. If the pool finds too little memory the worker ends, and its nanny does not start another one. Then
-the error says what is missing.
+the dead process. If the pool finds too little memory the worker ends, and its nanny does not start another one. The
+error says how much is missing.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
+from typing import Any
 
 from distributed import Worker
 from distributed.diagnostics import nvml
@@ -29,10 +30,10 @@ async def dask_setup(worker: Worker) -> None:
     If the memory is not free in time, the plugin's setup raises a MemoryError, and the worker does not start. Dask only
     logs an error of a preload.
     """
-    pools = [plugin for plugin in pending_plugins(worker) if _wanted_bytes(plugin)]
-    if not pools:
+    pool: Any = max(pending_plugins(worker), key=_wanted_bytes, default=None)
+    wanted = _wanted_bytes(pool)
+    if not wanted:
         return
-    wanted = max(map(_wanted_bytes, pools))
     ends = time.monotonic() + PATIENCE_SECONDS
     while (free := _free_bytes()) < wanted:
         if time.monotonic() > ends:
@@ -41,8 +42,7 @@ async def dask_setup(worker: Worker) -> None:
                 f"free: another process has the rest (nvidia-smi lists it); end it, or ask for a smaller pool, of a "
                 f"local cluster by DASK_DISTMM__GPU_POOL=8GB, of a worker that you start by --rmm-pool-size 8GB"
             )
-            for pool in pools:
-                pool.setup = functools.partial(_fail, error)  # type: ignore[attr-defined]
+            pool.setup = functools.partial(_fail, error)
             return
         await asyncio.sleep(POLL_SECONDS)
 
