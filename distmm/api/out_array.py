@@ -38,6 +38,7 @@ from distmm.api.operands import kind_of
 from distmm.api.smaller_plan import memory_full
 from distmm.api.waves import Graph, Waves
 from distmm.errors import DoesNotFitError, InputError
+from distmm.graph.store_graph import stored
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.write_units import are_shared, unit_of, whole_units
 from distmm.transfer import ClientArray, share
@@ -211,11 +212,17 @@ def _written_by_workers(waves: Iterable[WaveRegions], out: Any, to: Any, client:
     """
     unit = unit_of(out)
     for product, regions in waves:
-        parts, places = _parts(product, regions, out)
-        if unit is None or not any(are_shared(place, product.shape, unit) for place in places):
-            yield partial(_send, client, parts, to, places, math.inf)
+        if unit is None:  # memory: blocks are written as they are
+            whole = tuple(slice(0, size) for size in product.shape)
+            writes = [stored(product, region, to, region or whole) for region in regions]
+            yield partial(_send, client, writes, math.inf)
             continue
-        yield from _one_after_another(client, parts, to, places)
+        parts, places = _parts(product, regions, out)
+        if any(are_shared(place, product.shape, unit) for place in places):
+            yield from _one_after_another(client, parts, to, places)
+        else:
+            writes = [stored(part, None, to, place) for part, place in zip(parts, places, strict=True)]
+            yield partial(_send, client, writes, math.inf)
 
 
 def _one_after_another(client: Client, parts: list[da.Array], to: Any, places: list[Region]) -> Iterator[Graph]:
@@ -225,19 +232,14 @@ def _one_after_another(client: Client, parts: list[da.Array], to: Any, places: l
     def send(number: int) -> tuple[list[Future], float]:
         if not kept:
             kept.extend(client.persist(parts) if len(parts) > 1 else parts)
-        return _send(client, [kept[number]], to, [places[number]], 0.0)
+        return _send(client, [stored(kept[number], None, to, places[number])], 0.0)
 
     return (partial(send, number) for number in range(len(parts)))
 
 
-def _send(
-    client: Client, parts: list[da.Array], to: Any, places: list[Region], tail: float
-) -> tuple[list[Future], float]:
-    """Submit tasks that write parts of a product to their places in `to`."""
-    writes = [
-        da.store(part, to, regions=place, lock=False, compute=False) for part, place in zip(parts, places, strict=True)
-    ]
-    return client.compute(writes), tail
+def _send(client: Client, writes: list[da.Array], tail: float) -> tuple[list[Future], float]:
+    """Submit tasks that write blocks of a product."""
+    return futures_of(client.persist(writes)), tail
 
 
 def _raise_error(write: Future) -> None:

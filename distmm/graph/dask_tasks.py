@@ -22,7 +22,21 @@ from distmm.graph.placement import Key, Placement
 from distmm.planning.plan import Plan
 from distmm.worker import tasks
 
-__all__ = ["List", "PlacedTask", "ProductTask", "Task", "TaskRef", "is_view", "one_per_block", "reshaped", "stores"]
+__all__ = [
+    "STORES",
+    "List",
+    "PlacedTask",
+    "ProductTask",
+    "Task",
+    "TaskRef",
+    "is_view",
+    "one_per_block",
+    "reshaped",
+    "stores",
+]
+
+# How names of tasks of Dask's own `store` begin, and of `distmm.graph.store_graph`.
+STORES = "store-map-"
 
 # Functions with which Dask cuts blocks.
 VIEWS = frozenset({getitem, getter, getter_inline, getter_nofancy})
@@ -87,8 +101,8 @@ def is_view(task: object) -> bool:
 
 
 def stores(key: object) -> bool:
-    """Whether a task was made by Dask's own `store`, with which ``C.to_zarr`` writes blocks."""
-    return isinstance(key, tuple) and str(key[0]).startswith("store-map-")
+    """Whether a task writes a block of C: with ``out=``, or by Dask's own `store`, as ``C.to_zarr`` does."""
+    return isinstance(key, tuple) and str(key[0]).startswith(STORES)
 
 
 def one_per_block(name: str, function: Callable[..., Any], arguments: dict[tuple[int, ...], Any]) -> HighLevelGraph:
