@@ -61,7 +61,7 @@ class Program:
         For each device: the supported places of operands, and the supported types.
     warm_edge : int, optional
         Largest edge of the four blocks along a dimension of the product that warms up a GPU. By default that product
-        has three blocks along a dimension, as large as those of the case.
+        is the one of the case.
     """
 
     name: str

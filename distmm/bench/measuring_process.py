@@ -25,9 +25,9 @@ __all__ = ["Assignment", "Say", "Task", "main", "serve"]
 
 Say = Callable[[dict[str, Any]], None]
 
-# The first product of each place and type warms up and is not counted. It has three blocks along a dimension, as large
-# as those of the case. So libraries are loaded, peers connect, and the kernels of a chain's first, middle and last step
-# are compiled, which takes 3 s each. On CPUs, and for programs with a `warm_edge`, it has at most four smaller blocks.
+# The first product of each place, type and size warms up and is not counted. On GPUs it is the product of the case:
+# libraries are loaded, peers connect, and kernels are compiled, which takes 3 s each. A smaller product may have
+# another plan, and other kernels. On CPUs, and for programs with a `warm_edge`, it has four blocks along a dimension.
 WARM_EDGE_ON_CPU = 64
 
 
@@ -104,20 +104,18 @@ def _measure(line: str, say: Say) -> None:
     module = importlib.import_module(task.module)
     with module.program(task) as measure:
         say({"ready": True})
-        warm: set[tuple[str, str, int]] = set()  # blocks of another size may take another variant of the kernel
+        warm: set[tuple[str, str, int]] = set()
         edge = task.warm_edge if task.device == "gpu" else WARM_EDGE_ON_CPU
         for case in task.cases:
             if case.program != KERNEL and (case.place, case.dtype, case.block) not in warm:
-                measure(smaller(case, edge), next(seeds))
+                measure(case if edge is None else smaller(case, edge), next(seeds))
                 warm.add((case.place, case.dtype, case.block))
             runs = 1 if case.program == KERNEL else task.repeat
             say({"row": median([measure(case, next(seeds)) for _ in range(runs)])})
 
 
-def smaller(case: Case, edge: int | None) -> Case:
-    """Return the same case with three blocks along a dimension, or four of at most this edge."""
-    if edge is None:
-        return dataclasses.replace(case, n=min(case.n, 3 * case.block))
+def smaller(case: Case, edge: int) -> Case:
+    """Return the same case with four blocks along a dimension, of at most this edge."""
     edge = min(case.block, edge)
     return dataclasses.replace(case, n=min(case.n, 4 * edge), block=edge)
 
