@@ -22,7 +22,7 @@ from distmm.planning.cluster_spec import ClusterSpec, Residence, Result
 from distmm.planning.fewest import few_workers
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
-from distmm.planning.schedule import EXAMPLE
+from distmm.planning.schedule import EXAMPLE, parse
 from distmm.planning.search import make_plan
 from distmm.worker.tasks import WORKSPACE, KernelChoice
 
@@ -240,7 +240,8 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
         result = "out" if request.written else "reduced"
 
     def planned(blocking: Blocking | None, unit: tuple[int, ...] | None = None, streamed: bool = False) -> Plan:
-        cuts = ((blocking.m, blocking.k), (blocking.k, blocking.n)) if blocking and text is None else (None, None)
+        blocks = blocking if text is None else parse(text, problem).blocking
+        cuts = ((blocks.m, blocks.k), (blocks.k, blocks.n)) if blocks else (None, None)
         c_is_freed = streamed or result == "reduced"
         plan = make_plan(
             problem,

@@ -184,6 +184,14 @@ def test_a_plan_can_be_made_first_and_given_back() -> None:
         matmul(b, a.T[:60], plan=p)
 
 
+def test_the_text_of_a_plan_with_the_operands_chunks_predicts_what_the_plan_does() -> None:
+    A, B = da.ones((100, 80), chunks=20), da.ones((80, 60), chunks=20)
+    made = plan(A, B)
+    again, other = plan(A, B, plan=str(made)), plan(A, B, plan=str(made).replace("b20x20x20", "b20x40x20"))
+    assert again == made
+    assert (made.operands, other.operands) == (("streamed",) * 2, ("whole",) * 2)  # those would be made by a rechunk
+
+
 def test_two_products_of_the_same_arrays_share_their_keys() -> None:
     A = da.ones((10, 10), chunks=5)
     assert matmul(A, A).name == matmul(A, A).name
