@@ -38,9 +38,9 @@ MOST_PEERS = 16
 # on an H200 for five types.
 SUSTAINED = 0.95
 
-# Highest bytes/s between workers: NVLink through Dask and UCXX with large blocks; loopback TCP between processes.
-# `distmm.clusters.link_rate` measures slower links.
-LINKS = {"cuda": 5e10, "cpu": 1e9}
+# Highest bytes/s between workers: NVLink through Dask and UCXX, where a block of 537 MB takes 4 to 5 ms; loopback TCP
+# between processes. `distmm.clusters.link_rate` measures slower links.
+LINKS = {"cuda": 1e11, "cpu": 1e9}
 
 # Bytes/s of loads from the client's memory: a GPU that copies from pinned memory, a GPU with staging buffers that
 # threads fill, and a CPU thread that reads another process's memory. Measured on two H200 at once, and on two cores.

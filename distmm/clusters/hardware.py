@@ -143,7 +143,7 @@ def gpus(
         Memory of each GPU, in bytes or as in "80GB"; by default that of the model's largest variant. Blocks get 80 % of
         it, as on clusters that distmm starts.
     link : int or str, optional
-        Bytes per second that a GPU receives from others, as in "25GB". The default is for GPUs of one host: 50 GB/s
+        Bytes per second that a GPU receives from others, as in "25GB". The default is for GPUs of one host: 100 GB/s
         over NVLink through Dask, or the rate of PCI Express. For several hosts give the network's rate for each GPU.
     host_memory : int or str, optional
         Host memory for each GPU; no limit by default.

@@ -24,6 +24,12 @@ STEPS = (1, 2, 4, 8, 16, 32, 64)
 DEEPER_STEPS = (256, 1024, 4096, 16384, 65536)
 MOST_PANELS = 1 << 17
 
+# On GPUs, a chain of so few panels is tried as one task too. Such a product takes about as long as Dask needs for its
+# tasks: bfloat16 on two H100, blocks of n / 4, n = 16384, 32768, 46080 and 65536: 0.086, 0.087, 0.163 and 0.428 s with
+# four panels a task, 0.115, 0.109, 0.174 and 0.439 s with one. A kernel multiplies up to 8 panels in one launch. Chains
+# that take longer gain little, and a lost worker would lose more.
+SHORT_CHAIN, SHORT_CHAIN_SECONDS = 8, 0.5
+
 # The same for a symmetric product. Its busiest workers have n (n + 1) / 2 blocks of C instead of n^2 / 2, and this
 # excess falls with n.
 TRIANGLE_CHAINS = ((1, 1), (2, 2), (4, 4), (8, 8), (16, 16))
@@ -67,9 +73,12 @@ def given(problem: Problem, blocking: Blocking, cluster: ClusterSpec, waves: tup
     enough = math.ceil(cluster.workers * SCHEDULER_SECONDS / 0.3 / max(seconds, 1e-9))
     for grid in Grid.all_of(cluster.workers):
         # A step with as many panels as the grid is wide reads from as many homes. With fewer, one home sends to all.
-        for panels in {enough, max(enough, grid.rows, grid.columns)}:
-            # Never the whole chain: its inputs would all be in memory at once.
-            cut_k = replace(blocking, panels=min(panels, max(1, count // 4)))
+        # Of a long chain never the whole: its inputs would all be in memory at once.
+        tried = {min(panels, max(1, count // 4)) for panels in (enough, max(enough, grid.rows, grid.columns))}
+        if cluster.device == "cuda" and count <= SHORT_CHAIN and count * seconds <= SHORT_CHAIN_SECONDS:
+            tried.add(max(1, count))
+        for panels in sorted(tried):
+            cut_k = replace(blocking, panels=panels)
             for lookahead in (LOOKAHEAD, LOOKAHEAD + 2):
                 yield Schedule(cut_k, grid, (1, *waves), lookahead)
 
@@ -80,6 +89,7 @@ def free(
     multiples: tuple[int, int, int],
     waves: tuple[int, int],
     lengths: tuple[int, ...] = STEPS,
+    lookahead: int = LOOKAHEAD,
 ) -> Iterator[Schedule]:
     """Schedules of blocks of one size, at multiples of the kernel's tile or of a file's chunks.
 
@@ -105,7 +115,7 @@ def free(
                     ]
                     if (*edges, panels, grid) not in seen:
                         seen.add((*edges, panels, grid))
-                        yield Schedule(cut(problem, edges, panels), grid, (1, *waves))
+                        yield Schedule(cut(problem, edges, panels), grid, (1, *waves), lookahead)
     if problem.batch:
         yield from _by_batch(problem, cluster)
 

@@ -107,7 +107,9 @@ class MemoryModel:
         if layout.layers > 1:  # while layers are added, operands of one step fewer are open
             while_adding = self._of_needed_operands(largest, schedule.lookahead - 1)
             of_operands = np.maximum(of_operands, while_adding + self._of_received_sums(largest))
-        held = layout.c_bytes(largest, problem.accumulator_bytes, layout.layers) + layout.mirror_bytes(largest, item)
+        # If each block of C is made by one task, sums of accumulators exist only while a task runs.
+        of_sums = item if schedule.steps == layout.layers == 1 else problem.accumulator_bytes
+        held = layout.c_bytes(largest, of_sums, layout.layers) + layout.mirror_bytes(largest, item)
         if several and result == "workers" and not streamed:
             held += self._finished(layout.blocking.whole) - self._finished(largest)
         held += of_operands

@@ -18,7 +18,7 @@ from distmm.planning.grid import Grid
 from distmm.planning.plan import Plan
 from distmm.planning.precision import Precision, check_precision
 from distmm.planning.problem import Problem
-from distmm.planning.schedule import Schedule, parse
+from distmm.planning.schedule import LOOKAHEAD, Schedule, parse
 
 __all__ = ["TILE", "make_plan"]
 
@@ -112,20 +112,29 @@ def _best(asked: Plan, multiples: tuple[int, int, int] | None) -> Plan:
     The answer is kept: a caller who repeats a product would wait each time for a search of 10 to 300 ms.
     """
     problem, cluster, best = asked.problem, asked.cluster, None
+    # GPUs load the blocks of a step while they multiply. With a step more in memory, they do not wait for them.
+    lookaheads = (LOOKAHEAD + 1, LOOKAHEAD) if multiples and cluster.device == "cuda" else (LOOKAHEAD,)
     for waves in _waves(asked):
         fitted = best is not None and _is_settled(best)
         if best is not None and fitted and not _may_gain_by_waves(best):
             break
-        schedules = (
-            candidates.given(problem, asked.blocking, cluster, waves)
-            if multiples is None
-            else candidates.free(problem, cluster, multiples, waves)
-        )
-        best = _fastest((replace(asked, schedule=schedule) for schedule in schedules), best)
+        for lookahead in lookaheads:
+            schedules = (
+                candidates.given(problem, asked.blocking, cluster, waves)
+                if multiples is None
+                else candidates.free(problem, cluster, multiples, waves, lookahead=lookahead)
+            )
+            best = _fastest((replace(asked, schedule=schedule) for schedule in schedules), best)
+            if not best.shortfall:
+                break
         if fitted:
             break
     assert best is not None
-    return best if multiples is None or not best.shortfall else _deeper(asked, multiples, best)
+    if multiples is None:
+        return best
+    if best.shortfall:
+        return _deeper(asked, multiples, best)
+    return _fastest([replace(best, schedule=replace(best.schedule, lookahead=LOOKAHEAD))], best)
 
 
 def _deeper(asked: Plan, multiples: tuple[int, int, int], best: Plan) -> Plan:

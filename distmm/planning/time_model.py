@@ -118,6 +118,7 @@ class TimeModel:
             tasks = layout.busiest * steps
             alone = arithmetic + tasks * ALONE_GAP_SECONDS if cluster.threads == 1 else 0.0
             arithmetic = max(arithmetic, tasks * TASK_SECONDS, alone, one_chain)
+            loading = max(loading, self._paced_loading(arithmetic, transfers, loading))
         busy: dict[Resource, float] = {
             "arithmetic": arithmetic,
             "transfers": transfers,
@@ -179,17 +180,43 @@ class TimeModel:
     def _overlapped(self, busy: dict[Resource, float], waves: int, reads: int) -> float:
         """Seconds of a product whose resources are busy for `busy` seconds each.
 
-        Nothing overlaps with the making of the first wave's tasks and the transfers of the first step. On CPU clusters
-        the cores that multiply also load, send, receive and run Dask, so all seconds add up.
+        Nothing overlaps with the making of the first wave's tasks and the transfers of the first products. On CPU
+        clusters the cores that multiply also load, send, receive and run Dask, so all seconds add up.
         """
         schedule, cluster = self.layout.schedule, self.cluster
         tasks = self.graph_tasks + schedule.blocking.loads
-        exposed = tasks / waves * INSERT_SECONDS + busy["transfers"] / schedule.steps / waves
+        exposed = tasks / waves * INSERT_SECONDS + busy["transfers"] / schedule.steps / waves * self._first_products
         if cluster.device == "cpu":
             of_dask = (schedule.tasks + reads) * CPU_TASK_SECONDS / cluster.workers / cluster.threads
             return sum(busy.values()) + of_dask + exposed
         exposed += START_SECONDS + HOST_START_SECONDS * (busy["loading"] + busy["storing"] > 0)
         return self._on_gpus(busy, waves) + exposed
+
+    def _paced_loading(self, arithmetic: float, transfers: float, loading: float) -> float:
+        """Seconds of a product whose steps are loaded one after the other, as far as the lookahead allows.
+
+        The blocks of a step are loaded, sent on and multiplied, and the scheduler hears of it. Then the blocks of the
+        step that comes `lookahead` steps later are loaded.
+        """
+        if not loading:
+            return 0.0
+        schedule = self.layout.schedule
+        one_step = arithmetic + transfers + loading + schedule.steps * schedule.wave_count * ROUND_TRIP_SECONDS
+        return one_step / schedule.lookahead
+
+    @property
+    def _first_products(self) -> float:
+        """Largest share of the transfers of a worker's first step that its first products wait for.
+
+        A GPU waits for its first block row of A and block column of B, and receives the others while it multiplies. On
+        a grid of one column, no blocks of A are sent; on a grid of one row, none of B. On CPUs nothing overlaps with
+        products.
+        """
+        wave, grid = self.layout.schedule.waves[0], self.layout.grid
+        lines = [len(wave.rows) // grid.rows] * (grid.columns > 1) + [len(wave.columns) // grid.columns] * (
+            grid.rows > 1
+        )
+        return 1.0 if self.cluster.device == "cpu" else 1 / max(1, min(lines, default=1))
 
     def _on_gpus(self, busy: dict[Resource, float], waves: int) -> float:
         """Seconds until GPUs have made C, and have copied it to their hosts if it does not stay.

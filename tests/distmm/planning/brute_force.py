@@ -83,12 +83,14 @@ class BruteForce:
     def held(self) -> int:
         """Bytes on the fullest worker at any time, if all chains are at the same step.
 
-        That worker has the sums of its blocks of C; of A and B the copies that it needs for `lookahead` steps, and what
-        it has loaded; a new D for each thread and the one that is freed late; and what is finished and stays. With
-        split k it then has a sum of another layer for each of its blocks of C, beside the last `lookahead` - 1 steps.
+        That worker has the sums of its blocks of C, or the blocks themselves if one task makes each; of A and B the
+        copies that it needs for `lookahead` steps, and what it has loaded; a new D for each thread and the one that is
+        freed late; and what is finished and stays. With split k it then has a sum of another layer for each of its
+        blocks of C, beside the last `lookahead` - 1 steps.
         """
         plan = self.plan
         item, steps, most = plan.problem.dtype.itemsize, plan.schedule.steps, 0
+        accumulator = plan.problem.accumulator_bytes
         finished: Counter[int] = Counter()
         loaded: dict[Block, int] = {}  # that stay for waves to come
         split = len(plan.blocking.parts(plan.grid.layers)) > 1
@@ -112,7 +114,8 @@ class BruteForce:
                     held[home] += self.size(block) * here
                 for rank, own in areas.items():
                     writing = min(plan.cluster.threads + (steps > 1), len(own))
-                    held[rank] += (sum(own) * (1 + (s == steps)) + writing * min(own)) * plan.problem.accumulator_bytes
+                    held[rank] += sum(own) * (1 + (s == steps)) * (item if steps == 1 and not split else accumulator)
+                    held[rank] += writing * min(own) * accumulator
                 most = max(most, *held.values())
             if plan.result != "out":
                 stay = [x for x, at in zip("AB", plan.operands, strict=True) if at == "kept" or not plan.streamed]

@@ -18,7 +18,7 @@ from distmm.planning.layout import Layout
 from distmm.planning.plan import Plan
 from distmm.planning.precision import PRECISIONS
 from distmm.planning.problem import Problem, operand_batch
-from distmm.planning.schedule import Schedule
+from distmm.planning.schedule import LOOKAHEAD, Schedule
 from distmm.planning.search import TILE, make_plan
 from distmm.planning.time_model import TimeModel
 
@@ -258,6 +258,41 @@ def test_users_blocks_are_kept_and_short_tasks_take_several_panels() -> None:
 def test_long_tasks_take_one_panel() -> None:
     edges = even_edges(8192, 2048)
     assert make_plan(Problem(8192, 8192, 8192, F4), CPU, blocking=Blocking(edges, edges, edges)).blocking.panels == 1
+
+
+def test_a_short_chain_on_gpus_is_one_task_if_its_first_blocks_arrive_in_time() -> None:
+    two = replace(CPU, workers=2, memory=10**11, device="cuda", rate=6.5e14, threads=2)
+    edges = even_edges(65536, 16384)
+
+    def panels(link: float, count: int = 4) -> int:
+        problem, k = Problem(65536, count * 16384, 65536, np.dtype("f2")), (16384,) * count
+        spec, resident = replace(two, link=link), ("resident",) * 2
+        return make_plan(problem, spec, blocking=Blocking(edges, k, edges), operands=resident).blocking.panels
+
+    assert panels(1e11) == 4
+    assert panels(3e10) == 1
+    assert panels(1e11, candidates.SHORT_CHAIN + 1) <= (candidates.SHORT_CHAIN + 1) // 4
+    two = replace(two, rate=6.5e13)
+    assert panels(1e11) == 1
+
+
+def test_gpus_load_a_step_earlier_where_loads_and_products_take_about_the_same_time() -> None:
+    problem = Problem(46080, 46080, 46080, np.dtype("f2"))
+    two = replace(CPU, workers=2, memory=7 * 10**10, device="cuda", rate=6.5e14, link=1e11, load=5e10, threads=2)
+    ahead = make_plan(problem, two, result="out")
+    assert ahead.lookahead == LOOKAHEAD + 1
+    late = replace(ahead, schedule=replace(ahead.schedule, lookahead=LOOKAHEAD))
+    assert late.cost.seconds > 1.1 * ahead.cost.seconds
+    assert make_plan(problem, replace(two, rate=6.5e13), result="out").lookahead == LOOKAHEAD
+
+
+@pytest.mark.parametrize(("grid", "waited"), [(Grid(1, 2), 4), (Grid(2, 1), 4), (Grid(2, 2), 2), (Grid(4, 1), 4)])
+def test_on_gpus_only_the_transfers_of_the_first_products_are_waited_for(grid: Grid, waited: int) -> None:
+    problem, spec = Problem(4096, 4096, 4096, F4), replace(CPU, workers=grid.size, device="cuda", rate=1e9, link=1e9)
+    plan = Plan(problem, Schedule(Blocking(*[(1024,) * 4] * 3, panels=4), grid), spec, operands=("resident",) * 2)
+    transfers = plan.cost.seconds - replace(plan, cluster=replace(spec, link=math.inf)).cost.seconds
+    most = max(Layout(problem, plan.schedule).operand_bytes(plan.waves[0]).received) / 1e9
+    assert transfers == pytest.approx(most / waited)
 
 
 def test_blocks_are_multiples_of_the_files_chunks() -> None:
