@@ -1,4 +1,4 @@
-"""Calls on all workers of a cluster, of which some may die during the call; and whether a worker owns a GPU."""
+"""All workers of a cluster: what they are, calls on them, of which some may die meanwhile; whether one owns a GPU."""
 
 from __future__ import annotations
 
@@ -7,7 +7,17 @@ from typing import Any
 
 from distributed import Client, Worker
 
-__all__ = ["everywhere", "owns_gpu"]
+__all__ = ["everywhere", "owns_gpu", "workers_of"]
+
+
+def workers_of(client: Client) -> dict[str, dict[str, Any]]:
+    """Return what the scheduler knows of each worker, by address.
+
+    `Client.scheduler_info` returns the client's copy. Every two seconds the client replaces it by one without workers,
+    also between the scheduler's answer and the return.
+    """
+    workers: dict[str, dict[str, Any]] = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
+    return workers
 
 
 def everywhere(client: Client, function: Callable[..., Any], *args: Any) -> dict[str, Any]:

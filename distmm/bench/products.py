@@ -20,7 +20,7 @@ from distributed import Client, Worker
 
 import distmm
 from distmm import clusters
-from distmm.all_workers import everywhere
+from distmm.all_workers import everywhere, workers_of
 from distmm.bench import matrices
 from distmm.bench.cases import KERNEL, Case, element
 from distmm.clusters import cluster
@@ -151,7 +151,7 @@ def _held(dask_worker: Worker) -> int:
 
 
 def _kernel(client: Client, task: Task, case: Case) -> dict[str, Any]:
-    alone = [next(iter(client.scheduler_info(n_workers=-1)["workers"]))]
+    alone = [next(iter(workers_of(client)))]
     asked = task.kernel, case.n, element(case.dtype), task.precision, task.device == "gpu"
     name, seconds = client.submit(kernel_alone, *asked, workers=alone, pure=False).result()
     return {"seconds": seconds, "variant": name}

@@ -69,6 +69,7 @@ def cluster(
 ) -> Iterator[Client]:
     """Connect to a cluster or start one; print its number of workers and the address of its dashboard."""
     from distmm import clusters, interrupts
+    from distmm.all_workers import workers_of
     from distmm.telemetry.page_address import page_address
 
     console = out(stderr=True)
@@ -87,7 +88,7 @@ def cluster(
             client = stack.enter_context(
                 clusters.connect(where, device=device, workers=workers, memory_limit=memory_limit, tls=tls, quiet=quiet)
             )
-        count = len(client.scheduler_info(n_workers=-1)["workers"])
+        count = len(workers_of(client))
         page = page_address(client)
         dashboard = "without a dashboard" if page is None else f"dashboard {page}"
         console.print(f"Cluster with {count} worker{'s' * (count != 1)}, {dashboard}", markup=False)

@@ -11,7 +11,7 @@ from distributed import Client, Scheduler, wait
 from distributed.core import clean_exception
 from distributed.protocol.pickle import dumps
 
-from distmm.all_workers import everywhere
+from distmm.all_workers import everywhere, workers_of
 from distmm.clusters.measured import measured_once
 from distmm.config import chosen
 from distmm.errors import InputError
@@ -158,7 +158,7 @@ def warm_up(client: Client) -> None:
     r + 1, then with r + 2. So all workers transfer at the same time.
     """
     install(client)
-    threads = {address: info["nthreads"] for address, info in client.scheduler_info(n_workers=-1)["workers"].items()}
+    threads = {address: info["nthreads"] for address, info in workers_of(client).items()}
     workers = list(threads)
     described = describe(client, np.dtype("f4"))
     if described.device != "cuda":

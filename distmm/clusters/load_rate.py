@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from distributed import Client
 
-from distmm.all_workers import everywhere
+from distmm.all_workers import everywhere, workers_of
 from distmm.clusters.measured import measured_once
 from distmm.worker.tasks import copy_rate
 
@@ -28,7 +28,7 @@ def load_rate(client: Client) -> float | None:
     float or None
         Bytes/s, measured once for each set of workers. None after a failed measurement.
     """
-    workers = frozenset(client.scheduler_info(n_workers=-1)["workers"])
+    workers = frozenset(workers_of(client))
 
     def slowest() -> float:
         rates: dict[str, float] = everywhere(client, copy_rate)

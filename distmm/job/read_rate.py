@@ -15,6 +15,7 @@ from typing import Literal
 
 from distributed import Client, Worker
 
+from distmm.all_workers import workers_of
 from distmm.clusters.measured import measured_once
 from distmm.storage.matrix import Matrix
 from distmm.worker.tasks import load
@@ -36,7 +37,7 @@ def read_rate(client: Client, matrix: Matrix, device: Literal["cpu", "cuda"]) ->
 
     It is measured once for each set of workers. None if the measurement fails; it is then not repeated.
     """
-    workers = sorted(client.scheduler_info(n_workers=-1)["workers"])
+    workers = sorted(workers_of(client))
     slowest = partial(_slowest, client, workers[:MOST_WORKERS], matrix, device)
     return measured_once(client, f"the rate of reading {matrix.path}", (frozenset(workers), device), slowest)
 

@@ -19,6 +19,7 @@ import dask
 from dask.utils import parse_bytes
 from pydantic import ValidationError
 
+from distmm.all_workers import workers_of
 from distmm.durations import seconds
 from distmm.errors import InputError
 from distmm.submit import dashboard_access, jobfile, slurm_queue
@@ -223,7 +224,7 @@ def _wait(client: Client, cluster: Any, run: Run, workers: Workers, timeout: flo
             return
         numbers = [job.job_id for job in dict(cluster.workers).values() if job.job_id]
         queue = slurm_queue.entries(numbers) if numbers else []
-        some_joined = bool(client.scheduler_info()["workers"])
+        some_joined = bool(workers_of(client))
         reasons = [f"job {entry.number} can never start: {entry.reason}" for entry in queue if entry.can_never_start]
         if not some_joined:  # later, a job that has ended is replaced by another one
             log = run.folder if run.folder != Run().folder else "this folder"

@@ -17,6 +17,7 @@ from typing import NoReturn
 
 import dask
 
+from distmm.all_workers import workers_of
 from distmm.errors import DistmmError, InputError
 from distmm.submit import dashboard_access
 
@@ -71,11 +72,11 @@ def wait(scheduler: str, count: int, timeout: float) -> str:
         try:
             client.wait_for_workers(count, timeout=max(1.0, deadline - time.monotonic()))
         except TimeoutError as error:
-            hosts = sorted({worker["host"] for worker in client.scheduler_info(n_workers=-1)["workers"].values()})
-            joined = len(client.scheduler_info(n_workers=-1)["workers"])
+            joined = workers_of(client)
+            hosts = sorted({worker["host"] for worker in joined.values()})
             raise InputError(
-                f"{joined} of {count} workers are there after {timeout:g} s, from {', '.join(hosts) or 'no host'}; "
-                f"the errors of the others are above"
+                f"{len(joined)} of {count} workers are there after {timeout:g} s, from "
+                f"{', '.join(hosts) or 'no host'}; the errors of the others are above"
             ) from error
         port = client.scheduler_info()["services"]["dashboard"]
     return _dashboard(port)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from distributed import Client
 
-from distmm.all_workers import everywhere
+from distmm.all_workers import everywhere, workers_of
 from distmm.errors import InputError
 from distmm.transfer import process_memory, shared_memory
 from distmm.transfer.write_lease import Lease
@@ -266,7 +266,7 @@ _tried: weakref.WeakKeyDictionary[Client, tuple[frozenset[str], bool]] = weakref
 
 def _within_reach(client: Client) -> bool:
     """Whether every worker reaches this process's memory. The answer is kept until the set of workers changes."""
-    workers = frozenset(client.scheduler_info(n_workers=-1)["workers"])
+    workers = frozenset(workers_of(client))
     known = _tried.get(client)
     if known is not None and known[0] == workers:
         return known[1]

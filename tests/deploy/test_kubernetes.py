@@ -19,6 +19,7 @@ from distributed import Client, LocalCluster
 from typer.testing import CliRunner
 
 from distmm import tls
+from distmm.all_workers import workers_of
 from distmm.cli.app import app
 from distmm.errors import InputError
 from distmm.storage import open_matrix
@@ -332,7 +333,7 @@ def test_prometheus_reaches_each_of_eight_workers_of_a_pod_by_the_ports_that_it_
                 text = "scrape_configs: [{job_name: pod, scrape_interval: 1s, static_configs: [{targets: %s}]}]"
                 with scraping(prometheus, text % targets, tmp_path) as ask:
                     until(lambda: len(ask("up == 1")) == 8)
-                services = client.scheduler_info(n_workers=-1)["workers"].values()
+                services = workers_of(client).values()
                 assert sorted(worker["services"]["dashboard"] for worker in services) == ports
             finally:
                 workers.terminate()

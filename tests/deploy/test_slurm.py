@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 
 import distmm
 from distmm import clusters
+from distmm.all_workers import workers_of
 from distmm.errors import InputError
 from distmm.storage import open_matrix
 from distmm.submit import elastic, jobfile
@@ -256,9 +257,8 @@ def test_what_slurm_refuses_is_said_in_its_words(slurm: Path, job_file: Path) ->
 @pytest.mark.parametrize("switch", ["none", "temporary"])
 def test_workers_come_from_slurm_for_a_client_on_the_login_node(slurm: Path, job_file: Path, switch: str) -> None:
     with clusters.connect(f"slurm:{job_file}", tls=switch) as client:
-        info = client.scheduler_info()
-        workers = info["workers"].values()
-        assert info["address"].startswith("tcp://" if switch == "none" else "tls://")
+        workers = workers_of(client).values()
+        assert client.scheduler_info()["address"].startswith("tcp://" if switch == "none" else "tls://")
         assert [worker["nthreads"] for worker in workers] == [1, 1]
         assert [worker["memory_limit"] for worker in workers] == pytest.approx([9e8] * 2, rel=1e-4)
         assert {worker["name"] for worker in workers} == {"SLURMCluster-0", "SLURMCluster-1"}
@@ -272,12 +272,12 @@ def test_a_node_that_is_lost_is_asked_for_again(slurm: Path, job_file: Path, mon
     monkeypatch.setattr(elastic, "LOOK_SECONDS", 1)
     job_file.write_text(JOB.replace("cpus = 1", "cpus = 2\nper_node = 2"))
     with clusters.connect(f"slurm:{job_file}") as client:
-        assert len(client.scheduler_info(n_workers=-1)["workers"]) == 4
+        assert len(workers_of(client)) == 4
         first, second = sorted(_queue())
         subprocess.run(["scancel", first], check=True)
         until(lambda: second in _queue() and len(_queue() - {first}) == 2, "no other node was asked for")
         client.wait_for_workers(4, timeout=90)
-        names = {worker["name"] for worker in client.scheduler_info(n_workers=-1)["workers"].values()}
+        names = {worker["name"] for worker in workers_of(client).values()}
         assert names == {f"SLURMCluster-{node}-{worker}" for node in range(2) for worker in range(2)}
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from distributed import Client, LocalCluster
 
-from distmm.all_workers import everywhere
+from distmm.all_workers import everywhere, workers_of
 
 
 class Asked:
@@ -18,6 +19,21 @@ class Asked:
     def run(self, function: object, *args: object, on_error: str) -> dict[str, Any]:
         assert on_error == "return"
         return self.answers
+
+
+def test_all_workers_are_listed_though_the_client_replaces_its_own_list() -> None:
+    with LocalCluster(n_workers=2, processes=False, dashboard_address=":0") as cluster, Client(cluster) as client:
+
+        class Renewed(Client):
+            """A client that has replaced its list before its owner can read it, as it does every two seconds."""
+
+            async def _update_scheduler_info(self, n_workers: int = 0) -> None:
+                await super()._update_scheduler_info(n_workers)
+                await super()._update_scheduler_info(0)
+
+        with Renewed(cluster.scheduler_address) as renewed:
+            assert renewed.scheduler_info(n_workers=-1)["workers"] == {}
+            assert workers_of(renewed).keys() == workers_of(client).keys() == cluster.scheduler.workers.keys()
 
 
 def test_a_worker_that_dies_while_it_is_asked_is_left_out() -> None:

@@ -14,6 +14,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 import distmm
+from distmm.all_workers import workers_of
 from distmm.errors import InputError
 from tests import forked
 from tests.until import until
@@ -47,13 +48,13 @@ def test_a_worker_that_joins_out_of_reach_names_the_remedy_which_works(tmp_path:
     with forked.workers():
         cluster = LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0")
     with cluster, Client(cluster, set_as_default=False) as client, client.as_current():
-        (first,) = client.scheduler_info()["workers"]
+        (first,) = workers_of(client)
         C = distmm.matmul(a, b, client=client)
         command = [sys.executable, "-m", "distributed.cli.dask_worker", cluster.scheduler_address, "--no-nanny"]
         command += ["--nthreads", "1", "--no-dashboard", "--preload", str(tmp_path / "elsewhere.py")]
         with subprocess.Popen(command, env=environment(), stderr=subprocess.DEVNULL) as newcomer:
             try:
-                until(lambda: len(client.scheduler_info()["workers"]) == 2)
+                until(lambda: len(workers_of(client)) == 2)
                 client.retire_workers([first])
                 with pytest.raises(InputError, match=r"out of reach of this worker.*Call distmm again"):
                     C.compute()

@@ -15,6 +15,7 @@ import pytest
 from distributed import Client, Future, Scheduler
 
 import distmm
+from distmm.all_workers import workers_of
 from distmm.api.waves import Waves
 from distmm.transfer import counted_writes
 from tests.until import until
@@ -159,7 +160,7 @@ def write(folder: Path, run: counted_writes.CountedRun, number: int) -> int:
 @pytest.mark.parametrize("grace", [0.0, 60.0])
 def test_when_the_loop_has_ended_early_none_of_its_tasks_writes(client: Client, tmp_path: Path, grace: float) -> None:
     run = counted_writes.CountedRun()
-    count = 4 * len(client.scheduler_info(n_workers=-1)["workers"])
+    count = 4 * len(workers_of(client))
 
     def beat() -> None:
         if list(tmp_path.glob("begun.*")):

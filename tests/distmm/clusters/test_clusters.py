@@ -23,6 +23,7 @@ import pytest
 from distributed import Client, LocalCluster, WorkerPlugin
 
 from distmm import clusters
+from distmm.all_workers import workers_of
 from distmm.clusters import gpus, local_cluster
 from distmm.errors import InputError
 from distmm.worker import gpu_worker_setup
@@ -35,7 +36,7 @@ def two_workers() -> Iterator[Client]:
 
 
 def test_a_local_cpu_cluster_has_the_workers_threads_and_memory_asked_for(two_workers: Client) -> None:
-    workers = two_workers.scheduler_info(n_workers=-1)["workers"].values()
+    workers = workers_of(two_workers).values()
     cores = max(1, local_cluster.CPU_COUNT // 2)
     threads = cores if cores <= local_cluster.MOST_CPU_TASKS else 1
     assert [(w["nthreads"], w["memory_limit"]) for w in workers] == [(threads, 10**9)] * 2
@@ -162,7 +163,7 @@ def test_connecting_by_address_and_by_scheduler_file(two_workers: Client, tmp_pa
 
 def test_local_clusters_have_names() -> None:
     with clusters.connect("local-cpu", workers=1, dashboard=None) as client:
-        assert len(client.scheduler_info(n_workers=-1)["workers"]) == 1
+        assert len(workers_of(client)) == 1
 
 
 def test_a_cluster_without_workers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -347,6 +348,6 @@ def test_why_a_gpu_worker_does_not_start_is_raised(monkeypatch: pytest.MonkeyPat
 @pytest.mark.skipif(clusters.missing_for_gpu() is not None, reason=str(clusters.missing_for_gpu()))
 def test_a_gpu_cluster_gives_each_worker_one_device() -> None:
     with clusters.local("gpu", dashboard=None) as client:
-        workers = client.scheduler_info(n_workers=-1)["workers"]
+        workers = workers_of(client)
         assert len(workers) == clusters.gpu_count()
         assert {w["nthreads"] for w in workers.values()} == {gpu_worker_setup.THREADS}

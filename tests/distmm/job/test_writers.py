@@ -12,6 +12,7 @@ from distributed import Client, Worker, WorkerPlugin
 from distributed.metrics import context_meter
 
 from distmm import job
+from distmm.all_workers import workers_of
 from distmm.job import block_writer
 from distmm.storage import open_matrix
 from distmm.storage.zarr_folder import ZarrTarget
@@ -73,6 +74,6 @@ def test_tasks_that_leave_their_slot_leave_no_callbacks_to_those_after_them(clie
         with slot_released("store"):
             return len(context_meter._callbacks.get())
 
-    worker, *_ = client.scheduler_info(n_workers=-1)["workers"]
+    worker, *_ = workers_of(client)
     callbacks: list[Any] = client.gather(client.map(leave, range(60), workers=worker, pure=False))
     assert max(callbacks) < 10  # a task has four of its own

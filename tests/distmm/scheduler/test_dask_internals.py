@@ -9,6 +9,7 @@ import distributed
 import pytest
 from distributed import Client, LocalCluster, Scheduler, SchedulerPlugin
 
+from distmm.all_workers import workers_of
 from distmm.scheduler import dask_internals
 from tests.until import until
 
@@ -84,7 +85,7 @@ def test_held_tasks_wait_until_they_start_where_they_are_placed_in_the_order_of_
 ) -> None:
     futures = [two.submit(lambda x: x, n, key=f"held-{n}") for n in range(3)]
     held(two, 3)
-    address = sorted(two.scheduler_info()["workers"])[1]
+    address = sorted(workers_of(two))[1]
 
     def start(scheduler: Scheduler) -> None:
         tasks = [scheduler.tasks[f"held-{n}"] for n in range(3)]
@@ -179,7 +180,7 @@ def test_a_scheduler_that_checks_itself_keeps_held_tasks_where_it_expects_them(t
 def test_tasks_of_a_dead_worker_move_to_its_replacement(two: Client, holding: Holding) -> None:
     future = two.submit(lambda: 1, key="moved")
     held(two, 1)
-    address = next(iter(two.scheduler_info()["workers"]))
+    address = next(iter(workers_of(two)))
 
     def move(scheduler: Scheduler) -> None:
         dask_internals.move_tasks(scheduler, dask_internals.HELD, address)
@@ -206,7 +207,7 @@ def test_held_tasks_fail_with_a_reason_and_all_that_need_them(two: Client, holdi
 
 
 def test_blocks_are_copied_and_dropped(two: Client) -> None:
-    first, second = sorted(two.scheduler_info()["workers"])
+    first, second = sorted(workers_of(two))
     future = two.submit(lambda: 1, key="copied", workers=[first])
     future.result(timeout=60)
     on_scheduler(two, lambda scheduler: dask_internals.copy_blocks(scheduler, second, ["copied"]))
@@ -217,7 +218,7 @@ def test_blocks_are_copied_and_dropped(two: Client) -> None:
 
 
 def test_a_worker_fetches_blocks_in_the_order_in_which_they_are_asked_for(two: Client) -> None:
-    first, second = sorted(two.scheduler_info()["workers"])
+    first, second = sorted(workers_of(two))
     names = [f"fetched-{i}" for i in (3, 0, 2, 5, 1, 4)]
     blocks = [two.submit(bytes, 100, key=name, workers=[first]) for name in names]
     two.gather(blocks)

@@ -15,6 +15,7 @@ import pytest
 from distributed import Client, Worker, WorkerPlugin
 
 from distmm import pid
+from distmm.all_workers import workers_of
 from distmm.worker import peer_memory
 from distmm.worker.peer_memory import LOOKS, Peers
 from tests.until import until
@@ -144,7 +145,7 @@ def test_each_worker_meets_all_others_whoever_comes_first() -> None:
         client.register_plugin(Meeting())
         client.cluster.scale(3)
         client.wait_for_workers(3)
-        cards = {info["name"].to_bytes() for info in client.scheduler_info()["workers"].values()}
+        cards = {info["name"].to_bytes() for info in workers_of(client).values()}
         assert len(cards) == 3
         until(
             lambda: all(set(found.values()) == cards for found in client.run(met).values()),
