@@ -1,4 +1,4 @@
-"""All workers of a cluster: what they are, calls on them, of which some may die meanwhile; whether one owns a GPU."""
+"""All workers of a cluster: their list, calls on all of them while some may die, and whether a worker owns a GPU."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["everywhere", "owns_gpu", "workers_of"]
 def workers_of(client: Client) -> dict[str, dict[str, Any]]:
     """Return what the scheduler knows of each worker, by address.
 
-    `Client.scheduler_info` returns the client's copy. Every two seconds the client replaces it by one without workers,
-    also between the scheduler's answer and the return.
+    Do not use `Client.scheduler_info` for this. It stores the scheduler's answer in the client, and returns what is
+    stored. Every two seconds the client stores an answer without workers there, perhaps just before the return.
     """
     workers: dict[str, dict[str, Any]] = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
     return workers

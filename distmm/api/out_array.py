@@ -213,8 +213,7 @@ def _written_by_workers(waves: Iterable[WaveRegions], out: Any, to: Any, client:
     unit = unit_of(out)
     for product, regions in waves:
         if unit is None:  # memory: blocks are written as they are
-            whole = tuple(slice(0, size) for size in product.shape)
-            writes = [stored(product, region, to, region or whole) for region in regions]
+            writes = [stored(product, region, to) for region in regions]
             yield partial(_send, client, writes, math.inf)
             continue
         parts, places = _parts(product, regions, out)

@@ -35,7 +35,7 @@ __all__ = [
     "stores",
 ]
 
-# How names of tasks of Dask's own `store` begin, and of `distmm.graph.store_graph`.
+# Names of the tasks of Dask's own `store`, and of those of `distmm.graph.store_graph`, begin with this.
 STORES = "store-map-"
 
 # Functions with which Dask cuts blocks.

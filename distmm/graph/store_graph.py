@@ -1,7 +1,7 @@
 """The graph that writes blocks of C to a target: one task for each block.
 
-`dask.array.store` of a part of an array takes three tasks a block, which cut it, write it and pass its None on, and one
-more that waits for all of them. Each is a round trip to the scheduler, of 3 to 6 ms on GPU clusters.
+With `dask.array.store`, a block of a part of an array takes up to three tasks, and one more task waits for all blocks.
+Each of these tasks costs a round trip to the scheduler: 3 to 6 ms on GPU clusters.
 """
 
 from __future__ import annotations
@@ -22,24 +22,28 @@ from distmm.planning.blocks import slices
 __all__ = ["StoreLayer", "stored"]
 
 
-def stored(array: da.Array, region: tuple[slice, ...] | None, target: Any, place: tuple[slice, ...]) -> da.Array:
-    """Return the lazy array whose blocks write those of a region of `array` to ``target[place]``. They are None.
+def stored(
+    array: da.Array, region: tuple[slice, ...] | None, target: Any, place: tuple[slice, ...] | None = None
+) -> da.Array:
+    """Return a lazy array. Each of its blocks is a task that writes a block of `array` to `target`, and returns None.
 
     Parameters
     ----------
     array : dask.array.Array
     region : tuple of slice, optional
-        Where whole blocks of `array` begin and end; not empty. All of it by default.
+        The part of `array` that is written: it begins and ends between blocks, and is not empty. None: all of it.
     target : object
         Tasks assign blocks to it.
-    place : tuple of slice
-        Of the region's shape.
+    place : tuple of slice, optional
+        Where the region goes in `target`; by default where it is in `array`.
     """
     ranges = tuple(range(len(edges)) for edges in array.chunks)
     if region is not None:
         ranges = tuple(_inside(edges, cut) for edges, cut in zip(array.chunks, region, strict=True))
     chunks = tuple(edges[at.start : at.stop] for edges, at in zip(array.chunks, ranges, strict=True))
-    first, begin = tuple(at.start for at in ranges), tuple(at.start for at in place)
+    first = tuple(at.start for at in ranges)
+    where = region if place is None else place
+    begin = (0,) * array.ndim if where is None else tuple(at.start for at in where)
     name = f"{STORES}{tokenize(array.name, region, target, place)}"
     layer = StoreLayer(name, array.name, first, chunks, begin, target)
     return da.Array(HighLevelGraph.from_collections(name, layer, [array]), name, chunks, dtype=array.dtype)

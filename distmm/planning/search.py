@@ -134,6 +134,8 @@ def _best(asked: Plan, multiples: tuple[int, int, int] | None) -> Plan:
         return best
     if best.shortfall:
         return _deeper(asked, multiples, best)
+    if best.lookahead == LOOKAHEAD:
+        return best
     return _fastest([replace(best, schedule=replace(best.schedule, lookahead=LOOKAHEAD))], best)
 
 

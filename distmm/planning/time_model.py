@@ -193,16 +193,16 @@ class TimeModel:
         return self._on_gpus(busy, waves) + exposed
 
     def _paced_loading(self, arithmetic: float, transfers: float, loading: float) -> float:
-        """Seconds of a product whose steps are loaded one after the other, as far as the lookahead allows.
+        """Least seconds from the first load to the last one, if each step waits for an earlier one.
 
-        The blocks of a step are loaded, sent on and multiplied, and the scheduler hears of it. Then the blocks of the
-        step that comes `lookahead` steps later are loaded.
+        The blocks of a step are loaded, sent on and multiplied, and the scheduler hears of it. Only then are the blocks
+        of the step loaded that comes `lookahead` steps later. So `lookahead` steps are under way at a time.
         """
         if not loading:
             return 0.0
         schedule = self.layout.schedule
-        one_step = arithmetic + transfers + loading + schedule.steps * schedule.wave_count * ROUND_TRIP_SECONDS
-        return one_step / schedule.lookahead
+        one_by_one = arithmetic + transfers + loading + schedule.steps * schedule.wave_count * ROUND_TRIP_SECONDS
+        return one_by_one / schedule.lookahead
 
     @property
     def _first_products(self) -> float:
@@ -212,11 +212,12 @@ class TimeModel:
         a grid of one column, no blocks of A are sent; on a grid of one row, none of B. On CPUs nothing overlaps with
         products.
         """
+        if self.cluster.device == "cpu":
+            return 1.0
         wave, grid = self.layout.schedule.waves[0], self.layout.grid
-        lines = [len(wave.rows) // grid.rows] * (grid.columns > 1) + [len(wave.columns) // grid.columns] * (
-            grid.rows > 1
-        )
-        return 1.0 if self.cluster.device == "cpu" else 1 / max(1, min(lines, default=1))
+        rows, columns = len(wave.rows) // grid.rows, len(wave.columns) // grid.columns
+        sent = [lines for lines, receivers in ((rows, grid.columns), (columns, grid.rows)) if receivers > 1]
+        return 1 / max(1, min(sent, default=1))
 
     def _on_gpus(self, busy: dict[Resource, float], waves: int) -> float:
         """Seconds until GPUs have made C, and have copied it to their hosts if it does not stay.

@@ -63,9 +63,16 @@ def test_empty_blocks_at_the_ends_of_a_region_are_not_asked_for() -> None:
     assert target.array.tolist() == [2, 3, 4, 5]
 
 
+def test_without_a_place_a_region_goes_where_it_is_in_the_array() -> None:
+    array, target = da.arange(10, chunks=4), Target((10,))
+    dask.compute(stored(array, (slice(4, 10),), target), scheduler="sync")
+    assert target.array.tolist() == [-1] * 4 + list(range(4, 10))
+
+
 def test_without_a_region_all_blocks_are_written() -> None:
     array, target = da.arange(10, chunks=4), Target((10,))
-    dask.compute(stored(array, None, target, (slice(0, 10),)), scheduler="sync")
+    dask.compute(stored(array, None, target), stored(array, None, target, (slice(0, 10),)), scheduler="sync")
+    assert target.writes == 6
     assert target.array.tolist() == list(range(10))
 
 
