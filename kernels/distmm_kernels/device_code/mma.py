@@ -23,38 +23,56 @@ __all__ = ["multiply", "source"]
 
 
 def multiply(tiling: MmaTiling, first: int, last: int) -> Callable[..., None]:
-    """Make what `unrolled.multiply` makes. Here a step is one instruction: 4 steps of k."""
-    loads, along = (tiling.loads(0), tiling.loads(1)), (tiling.steps(0)[1], tiling.steps(1)[1])
-    counts, first_b = tiling.operands // 2, tiling.thread_rows
-    steps, products = tiling.depth // tiling.step, tiling.products()
-    issue = _instruction(tiling.instruction_rows)
+    """Make what `unrolled.multiply` makes. Here a step has as many steps of k as an instruction.
+
+    A fragment is loaded for the next step as soon as it has been multiplied. The first ``tiling.early`` fragments of A
+    are multiplied for the next step, too.
+    """
+    (of_a, of_b), early = map(range, tiling.fragments), range(tiling.early)
+    along, first_b = (tiling.steps(0)[1], tiling.steps(1)[1]), tiling.thread_rows * tiling.step // 4
+    steps, issue = tiling.depth // tiling.step, _instruction(*tiling.instruction)
 
     def write(builder, totals, held, array_a, base_a, array_b, base_b):
         acc, operands = Registers(builder, totals), Registers(builder, held)
         tiles = Shared(builder, array_a, base_a), Shared(builder, array_b, base_b)
-        for k in range(first, last):
-            now, following = k % 2 * counts, (k + 1) % 2 * counts
-            for operand, (tile, start) in enumerate(zip(tiles, (following, following + first_b), strict=True)):
-                step = (k + 1) % steps * tiling.step * along[operand]
-                for register, place, count in loads[operand]:
-                    operands.put(start + register, tile.load(step + place, count))
-            for a, b, c in products if k >= 0 else ():
-                registers = [*(now + row for row in a), now + first_b + b]
+
+        def fetch(operand, number, step):
+            for register, place, count in tiling.loads(operand, number):
+                vector = tiles[operand].load(step * tiling.step * along[operand] + place, count)
+                operands.put(register + operand * first_b, vector)
+
+        def product(i, j):
+            for a, b, c in tiling.products(i, j):
+                registers = [*a, *(first_b + register for register in b)]
                 values = [operands.get(x, 1)[0][0] for x in registers] + [acc.get(x, 1)[0][0] for x in c]
                 for register, value in zip(c, issue(builder, values), strict=True):
                     acc.put(register, [(value,)])
 
+        for k in range(first, last):
+            step = (k + 1) % steps  # that is loaded
+            if k < 0:
+                for j in of_b:
+                    fetch(1, j, step)
+            for i in of_a:
+                for j in of_b if k >= 0 and i not in early else ():
+                    product(i, j)
+                    if i == of_a[-1]:
+                        fetch(1, j, step)
+                fetch(0, i, step)
+            for i, j in itertools.product(early, of_b):
+                product(i, j)
+
     return intrinsic(write, (ANY, ANY, ANY, types.int32, ANY, types.int32))
 
 
-def _instruction(rows: int) -> Callable[[Any, Any], list[Any]]:
+def _instruction(rows: int, steps: int) -> Callable[[Any, Any], list[Any]]:
     """Return a function that writes one instruction. It takes values of A, B and C, and returns those of D."""
-    a, c = rows // 8, rows // 4
-    ends = itertools.accumulate((0, c, a, 1, c))
+    a, b, c = rows * steps // 32, steps // 4, rows // 4
+    ends = itertools.accumulate((0, c, a, b, c))
     sets = ["{" + ", ".join(f"${i}" for i in range(*ends_of)) + "}" for ends_of in itertools.pairwise(ends)]
-    text = f"mma.sync.aligned.m{rows}n8k4.row.col.f64.f64.f64.f64 {', '.join(sets)};"
-    letters = ["=d"] * c + ["d"] * (a + 1) + [str(i) for i in range(c)]  # D has the registers of C
-    return assembly(text, [F64] * c, [F64] * (a + 1 + c), letters, pure=True)
+    text = f"mma.sync.aligned.m{rows}n8k{steps}.row.col.f64.f64.f64.f64 {', '.join(sets)};"
+    letters = ["=d"] * c + ["d"] * (a + b) + [str(i) for i in range(c)]  # D has the registers of C
+    return assembly(text, [F64] * c, [F64] * (a + b + c), letters, pure=True)
 
 
 def source(dtype: str, tiling: MmaTiling, width: int) -> Source:

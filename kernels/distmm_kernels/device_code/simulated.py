@@ -167,24 +167,34 @@ def multiply_by_warp(tiling: MmaTiling, first: int, last: int) -> Callable[..., 
     A thread reads the elements that the lanes of its warp would load for each instruction, and computes its part of C.
     It adds a step at the time when the kernel would load it.
     """
-    loads, along = (tiling.loads(0), tiling.loads(1)), (tiling.steps(0), tiling.steps(1))
-    steps, products = tiling.depth // tiling.step, tiling.products()
+    along, apart = (tiling.steps(0), tiling.steps(1)), (2, 1)  # rows of A, and columns of B, between two lanes
+    places = [
+        {
+            register + e: place + e * across
+            for number in range(count)
+            for register, place, vector in tiling.loads(operand, number)
+            for e in range(vector)
+        }
+        for operand, (count, (across, _)) in enumerate(zip(tiling.fragments, along, strict=True))
+    ]
+    products = [each for i, j in np.ndindex(tiling.fragments) for each in tiling.products(i, j)]
+    steps, height = tiling.depth // tiling.step, tiling.instruction[0] // 8
 
     def run(acc, operands, tile_a, base_a, tile_b, base_b):
         below, beside = _lane(base_a % tiling.stage_elements(0), tiling)
-        places = [[place + e for _, place, count in loads[operand] for e in range(count)] for operand in (0, 1)]
 
         def held(operand, lane_below, lane_beside, register):
             tile, base = ((tile_a, base_a), (tile_b, base_b))[operand]
             across, step_along = along[operand]
-            lanes = (lane_below - below) * 2 * across + (lane_beside - beside) * step_along
+            lanes = (lane_below - below) * apart[operand] * across + (lane_beside - beside) * step_along
             return tile[base + lanes + step * step_along + places[operand][register]]
 
         for k in range(first, last):
             step = (k + 1) % steps * tiling.step
             for a, b, c in products:
-                for (r, row), e, q in itertools.product(enumerate(a), (0, 1), range(tiling.step)):
-                    acc[c[2 * r + e]] += held(0, below, q, row) * held(1, 2 * beside + e, q, b)
+                for row, e, four, q in np.ndindex(height, 2, len(b), 4):
+                    left, right = held(0, below, q, a[four * height + row]), held(1, 2 * beside + e, q, b[four])
+                    acc[c[2 * row + e]] += left * right
 
     return run
 

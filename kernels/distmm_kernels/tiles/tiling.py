@@ -74,7 +74,7 @@ class Tiling:
         for name, whole, part in (
             ("rows", self.rows, self.warp[0] * self.thread_rows),
             ("columns", self.columns, self.warp[1] * self.thread_columns),
-            ("depth", self.depth, 2 * self.step),  # a step's operands are in one of two register sets, used in turn
+            ("depth", self.depth, self.sets * self.step),
             ("thread_rows", self.thread_rows, self.runs[0]),
             ("thread_columns", self.thread_columns, self.runs[1]),
         ):
@@ -101,6 +101,11 @@ class Tiling:
     def step(self) -> int:
         """Steps of k whose operands a thread loads into registers at the same time."""
         return 1
+
+    @property
+    def sets(self) -> int:
+        """Sets of registers that hold the operands of a step. If there are two, they are used in turn."""
+        return 2
 
     @property
     def runs(self) -> tuple[int, int]:

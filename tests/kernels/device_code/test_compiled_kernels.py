@@ -83,9 +83,11 @@ def test_tiles_of_a_warps_instructions_stay_in_registers(along_k, architecture, 
 @pytest.mark.parametrize("architecture", [(8, 0), (9, 0)])
 def test_every_product_of_a_warps_instructions_is_one_on_tensor_cores(architecture):
     ptx, _ = builds.warp_instructions(architecture)
-    steps, tiling = {(8, 0): 8, (9, 0): 16}[architecture], tilings(architecture)[0]
-    each = tiling.thread_rows * tiling.thread_columns * tiling.depth // steps
-    assert len(re.findall(rf"mma\.sync\.aligned\.m{steps}n8k4\.row\.col\.f64", ptx)) == each
+    (rows, steps), tiling = {(8, 0): (8, 4), (9, 0): (16, 8)}[architecture], tilings(architecture)[0]
+    in_row = tiling.thread_columns // 2
+    each = 8 * tiling.thread_rows // rows * in_row * tiling.depth // steps
+    early = tiling.early * 16 // rows * in_row  # of the first step
+    assert len(re.findall(rf"mma\.sync\.aligned\.m{rows}n8k{steps}\.row\.col\.f64", ptx)) == each + early
     assert not re.search(r"(fma|add|sub|mul|mad)(\.rn)?\.f64", ptx)
     assert re.search(r"st\.global\.v2\.", ptx)
 

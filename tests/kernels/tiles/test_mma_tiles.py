@@ -46,20 +46,24 @@ def test_the_threads_of_a_warp_own_every_element_of_its_part_once(tiling, wide):
     width = tiling.vector if wide else 1
     owned = np.zeros((8 * tiling.thread_rows, 4 * tiling.thread_columns), int)
     for (row, column), (i, j) in itertools.product(map(lane_place, range(32)), tiling.outputs(width)):
-        owned[2 * row + i, 4 * column + j : 4 * column + j + width] += 1
+        owned[2 * row + i, 2 * column + j : 2 * column + j + width] += 1
     assert (owned == 1).all()
+
+
+def loads(tiling, operand):
+    return [each for number in range(tiling.fragments[operand]) for each in tiling.loads(operand, number)]
 
 
 def begins(tiling, operand, lane):
     """Where a lane begins to read, as the kernel has it."""
     (below, beside), (across, along) = lane_place(lane), tiling.steps(operand)
-    return 2 * below * across + beside * along
+    return (2, 1)[operand] * below * across + beside * along
 
 
 @every_tiling
 @pytest.mark.parametrize("operand", [0, 1])
 def test_lanes_served_at_once_read_from_different_banks(tiling, operand):
-    for _, place, count in tiling.loads(operand):
+    for _, place, count in loads(tiling, operand):
         at_once = 16 // count  # 128 bytes
         for first in range(0, 32, at_once):
             places = [begins(tiling, operand, lane) + place for lane in range(first, first + at_once)]
@@ -69,37 +73,48 @@ def test_lanes_served_at_once_read_from_different_banks(tiling, operand):
 
 
 @every_tiling
+def test_a_fragment_of_b_is_loaded_into_registers_of_its_own_and_so_is_one_of_a(tiling):
+    for operand in (0, 1):
+        taken = sorted(register + e for register, _, count in loads(tiling, operand) for e in range(count))
+        lines = (tiling.thread_rows, tiling.thread_columns // 2)[operand]
+        assert taken == list(range(lines * tiling.step // 4))
+    assert tiling.operands == (tiling.thread_rows + tiling.thread_columns // 2) * tiling.step // 4
+
+
+@every_tiling
 def test_the_instructions_of_a_step_multiply_all_rows_of_a_warp_by_all_its_columns(tiling):
     rng = np.random.default_rng(0)
-    rows, columns = 8 * tiling.thread_rows, 4 * tiling.thread_columns
-    a, b = rng.integers(-9, 10, (rows, 4)), rng.integers(-9, 10, (4, columns))
+    rows, columns, steps = 8 * tiling.thread_rows, 4 * tiling.thread_columns, tiling.step
+    a, b = rng.integers(-9, 10, (rows, steps)), rng.integers(-9, 10, (steps, columns))
     held = [[{}, {}] for _ in range(32)]  # registers of A and of B, by lane
     for lane, operand in itertools.product(range(32), (0, 1)):
         values = (a, b.T)[operand]
-        for register, place, count in tiling.loads(operand):
+        for register, place, count in loads(tiling, operand):
             for e in range(count):
                 line, column = divmod(begins(tiling, operand, lane) + place + e, tiling.pitch(operand))
                 i, k = (line, column) if tiling.along_k[operand] else (column, line)
                 held[lane][operand][register + e] = values[i, k]
     found = np.zeros((rows, columns), int)
-    for registers in tiling.products():
-        for place, value in instruction(registers, held):
-            lane, element = place
-            below, beside = lane_place(lane)
-            i, j = divmod(element, tiling.thread_columns)
-            found[2 * below + tiling.row_of(i), 4 * beside + tiling.column_of(j)] += value
+    for i, j in np.ndindex(tiling.fragments):
+        for registers in tiling.products(i, j):
+            for place, value in instruction(registers, held):
+                lane, element = place
+                below, beside = lane_place(lane)
+                row, column = divmod(element, tiling.thread_columns)
+                found[2 * below + tiling.row_of(row), 2 * beside + tiling.column_of(column)] += value
     np.testing.assert_array_equal(found, a @ b)
 
 
 def instruction(registers, held):
-    """What `mma.sync.m8n8k4` and `m16n8k4` for float64 add to which register of which lane, by NVIDIA's layout."""
-    height = 8 * len(registers.a)
-    a, b = np.zeros((height, 4), int), np.zeros((4, 8), int)
+    """What a float64 `mma.sync` adds to which register of which lane, by the layouts in NVIDIA's PTX manual."""
+    height, fours = len(registers.a) // len(registers.b), len(registers.b)
+    a, b = np.zeros((8 * height, 4 * fours), int), np.zeros((4 * fours, 8), int)
     for lane in range(32):
         group, in_group = lane >> 2, lane & 3
         for i, register in enumerate(registers.a):
-            a[group + 8 * i, in_group] = held[lane][0][register]
-        b[in_group, group] = held[lane][1][registers.b]
+            a[group + i % height * 8, i // height * 4 + in_group] = held[lane][0][register]
+        for i, register in enumerate(registers.b):
+            b[4 * i + in_group, group] = held[lane][1][register]
     d = a @ b
     for lane, (i, register) in itertools.product(range(32), enumerate(registers.c)):
         yield (lane, register), d[(lane >> 2) + i // 2 * 8, 2 * (lane & 3) + i % 2]
@@ -109,8 +124,9 @@ def instruction(registers, held):
     ("change", "reason"),
     [
         ({"rows": 96}, "rows is 96, which must be a positive multiple of 64"),
-        ({"depth": 12}, "depth is 12, which must be a positive multiple of 8"),
-        ({"thread_columns": 2}, "thread_columns is 2, which must be a positive multiple of 4"),
+        ({"depth": 12, "instruction": (16, 8)}, "depth is 12, which must be a positive multiple of 8"),
+        ({"thread_columns": 1}, "thread_columns is 1, which must be a positive multiple of 2"),
+        ({"early": 4}, "early is 4, which must be less than 4 fragments"),
     ],
 )
 def test_sizes_that_do_not_go_together_are_refused(change, reason):

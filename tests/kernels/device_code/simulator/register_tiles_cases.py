@@ -7,7 +7,12 @@ import pytest
 
 from distmm_kernels.reference.matrices import matrix
 from tests.kernels.device_code.simulator.simulated_gpu import multiply
-from tests.kernels.device_code.simulator.small_kernels import SmallDmma, SmallRegisterTiled, SmallTallDmma
+from tests.kernels.device_code.simulator.small_kernels import (
+    SmallDeepDmma,
+    SmallDmma,
+    SmallRegisterTiled,
+    SmallTallDmma,
+)
 
 
 # (m, k, n) around the tile of 8 x 16 and its 8 steps, of which 3 stages are under way
@@ -24,7 +29,13 @@ def test_register_tiles_are_right_in_every_order(orders, shape):
 @pytest.mark.parametrize("orders", ["CC", "CF", "FC", "FF"])
 @pytest.mark.parametrize(
     ("kernel", "shape"),
-    [(SmallDmma, (31, 9, 17)), (SmallDmma, (1, 1, 1)), (SmallTallDmma, (32, 8, 16)), (SmallTallDmma, (2, 33, 6))],
+    [
+        (SmallDmma, (31, 9, 17)),
+        (SmallDmma, (1, 1, 1)),
+        (SmallTallDmma, (32, 8, 16)),
+        (SmallTallDmma, (2, 33, 6)),
+        (SmallDeepDmma, (31, 17, 15)),
+    ],
 )
 def test_tiles_of_a_warps_instructions_are_right_in_every_order(kernel, orders, shape):
     m, k, n = shape

@@ -38,12 +38,19 @@ class SmallDmma(DmmaKernel):
     """Two warps below each other, each with 16 x 16 of C."""
 
     tiling = MmaTiling(rows=32, columns=16, depth=8, stages=3, thread_rows=2, thread_columns=4, vector=2)
-    instruction_rows = 8
 
     def _tiling(self, a, b, d):
         chosen = super()._tiling(a, b, d)
-        return dataclasses.replace(self.tiling, along_k=chosen.along_k, instruction_rows=self.instruction_rows)
+        return dataclasses.replace(self.tiling, along_k=chosen.along_k)
 
 
 class SmallTallDmma(SmallDmma):
-    instruction_rows = 16
+    """Instructions of 16 rows and 8 steps of k."""
+
+    tiling = dataclasses.replace(SmallDmma.tiling, instruction=(16, 8), depth=16)
+
+
+class SmallDeepDmma(SmallDmma):
+    """Instructions of 16 rows and 16 steps of k."""
+
+    tiling = dataclasses.replace(SmallDmma.tiling, instruction=(16, 16), depth=16)
