@@ -49,6 +49,9 @@ class ClusterSpec:
         Bytes of a block in the kernel's own format, kept beside the block, for each byte of the block.
     workspace : int
         Most bytes that the kernel takes for each running task, in addition to operands and results.
+    one_launch : bool
+        Whether the kernel multiplies all panels of a task in one launch, which stores C in its own type. Otherwise a
+        task holds the sums of its panels beside its block of C.
     granule : int
         If k is cut at multiples of it, the kernel's results keep their bits.
     kernel : str, optional
@@ -67,6 +70,7 @@ class ClusterSpec:
     threads: int = 1
     prepared: float = 0.0
     workspace: int = 0
+    one_launch: bool = False
     granule: int = 32
     kernel: str | None = None
     promises_bits: bool = True

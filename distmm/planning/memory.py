@@ -108,7 +108,7 @@ class MemoryModel:
             while_adding = self._of_needed_operands(largest, schedule.lookahead - 1)
             of_operands = np.maximum(of_operands, while_adding + self._of_received_sums(largest))
         # If each block of C is made by one task, sums of accumulators exist only while a task runs.
-        of_sums = item if schedule.steps == layout.layers == 1 else problem.accumulator_bytes
+        of_sums = item if self._each_by_one_task() else problem.accumulator_bytes
         held = layout.c_bytes(largest, of_sums, layout.layers) + layout.mirror_bytes(largest, item)
         if several and result == "workers" and not streamed:
             held += self._finished(layout.blocking.whole) - self._finished(largest)
@@ -219,14 +219,22 @@ class MemoryModel:
         write more of them.
         """
         layout, schedule, cluster = self.layout, self.layout.schedule, self.cluster
+        chains, on_gpu, panels = max(1, layout.busiest), cluster.device == "cuda", layout.blocking.panels
+        if on_gpu and self._each_by_one_task():  # its last sum is the block of C
+            item_differs = layout.problem.dtype.itemsize != layout.problem.accumulator_bytes
+            sums = 0 if cluster.one_launch else (panels > 1) + item_differs
+            return min(cluster.threads, chains) * sums
         flops = layout.problem.element_flops * layout.blocking.c_elements
         seconds = flops / cluster.rate / max(1, schedule.tasks)
         freed_late = math.ceil(RELEASE_SECONDS[cluster.device] / max(seconds, 1e-9)) if schedule.steps > 1 else 0
-        chains, on_gpu = max(1, layout.busiest), cluster.device == "cuda"
         # On one and two H200 there was one block more than this time explains, with products of 13 and of 44 ms. A task
         # with several panels also holds the sum of all panels but the last, until the last product is queued.
         writing = min(cluster.threads + freed_late + (on_gpu and freed_late > 0), chains)
-        return writing + (on_gpu and layout.blocking.panels > 1)
+        return writing + (on_gpu and panels > 1)
+
+    def _each_by_one_task(self) -> bool:
+        """Whether each block of C is made by one task."""
+        return self.layout.schedule.steps == self.layout.layers == 1
 
     def _on_host(self) -> int:
         """Bytes of host memory per GPU: one block in transfer for each thread, and one that is being written."""

@@ -59,7 +59,11 @@ class Candidate:
         Bytes of the prepared operand for each byte of the block, in addition to the block; 0 if the kernel reads the
         block itself.
     workspace
-        Most bytes of GPU memory that a running product takes in addition to operands and results.
+        Most bytes of GPU memory that a running product takes in addition to operands and results; a mapping if that
+        depends on the operands' type.
+    one_launch
+        Operand types for which one launch multiplies all panels of a task and stores C in its own type. Other kernels
+        keep the sums of the panels, in the accumulator's type, beside C.
     passes
         Bytes read and written outside the mainloop: for each element of A and B, and for each element of C. The
         measured rates of cubes include them. Thin products have more of these bytes per operation.
@@ -79,7 +83,8 @@ class Candidate:
     worth_it: frozenset[tuple[int, int]] | None = None
     unit: Unit | Mapping[str, Unit] = "plain"
     prepared: float = 0.0
-    workspace: int = 0
+    workspace: int | Mapping[str, int] = 0
+    one_launch: frozenset[str] = frozenset()
     passes: tuple[int, int] = (0, 0)
     side_by_side: bool = True
     sizes_below: int | None = None
@@ -106,6 +111,10 @@ class Candidate:
     def unit_of(self, dtype: str) -> Unit:
         """Return the hardware unit whose peak rate scales the kernel's rate for operands of this type."""
         return self.unit if isinstance(self.unit, str) else self.unit.get(dtype, "plain")
+
+    def workspace_of(self, dtype: str) -> int:
+        """Return the most bytes that a running product of operands of this type takes beside operands and results."""
+        return self.workspace if isinstance(self.workspace, int) else self.workspace[dtype]
 
 
 def tile_loads(tiling: Tiling, problem: Problem) -> int:

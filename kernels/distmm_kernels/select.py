@@ -186,7 +186,8 @@ def facts(
     dict
         For each kernel ``"rate"``, the operations per second of this product; ``"cost"``, the seconds by which it is
         ranked; ``"relative"``, the factor that these have from `distmm_kernels.rates.relative`; ``"granule"``, None if
-        its bits are not reproducible; ``"prepared"``, ``"workspace"`` and ``"unit"`` as in `Candidate`.
+        its bits are not reproducible; ``"prepared"``, ``"workspace"``, ``"one_launch"`` and ``"unit"`` as in
+        `Candidate`, for the operands' type.
 
     Raises
     ------
@@ -213,7 +214,8 @@ def facts(
             "relative": relative(candidate, problem, device) if measured is None else 1.0,
             "granule": 1 if problem.accumulator.kind == "i" else candidate.granule,
             "prepared": candidate.prepared,
-            "workspace": candidate.workspace,
+            "workspace": candidate.workspace_of(problem.dtype.name),
+            "one_launch": problem.dtype.name in candidate.one_launch,
             "unit": candidate.unit_of(problem.dtype.name),
         }
         for candidate, expected in listed

@@ -299,6 +299,7 @@ TABLE = (
         "tensor cores fed by the tensor memory accelerator",
         frozenset(dtype.name for dtype in NARROW),
         "highest",
-        workspace=WORKSPACE,  # counts of bools
+        workspace={dtype.name: WORKSPACE if dtype.kind == "b" else slices.WORKSPACE for dtype in NARROW},  # counts
+        one_launch=frozenset({"float16", "bfloat16"}),
     ),
 )

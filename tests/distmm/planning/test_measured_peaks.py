@@ -1,0 +1,41 @@
+"""Planned peaks next to those that RMM measured on two H200 on 2026-11-26 (tests/bench/README.md)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+import distmm
+from distmm.planning.cluster_spec import Residence, Result
+from distmm.planning.problem import Problem
+from distmm.planning.search import make_plan
+
+BF16, F4 = np.dtype(ml_dtypes.bfloat16), np.dtype("f4")
+HOST: tuple[tuple[Residence, Residence], Result] = (("streamed", "streamed"), "out")
+RESIDENT: tuple[tuple[Residence, Residence], Result] = (("resident", "resident"), "workers")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "n", "place", "text", "measured", "most"),
+    [
+        (F4, 65536, RESIDENT, "g1x2x1 b16384x16384x16384 p1 w1 l2", 25_772_466_176, 1.11),
+        (BF16, 65536, RESIDENT, "g1x2x1 b16384x16384x16384 p4 w1 l2", 8_589_934_592, 1.03),
+        (F4, 46080, RESIDENT, "g1x2x1 b11520x11520x11520 p4 w1 l2", 21_769_781_248, 1.13),
+        (BF16, 46080, RESIDENT, "g1x2x1 b11520x11520x11520 p4 w1 l2", 4_246_732_800, 1.05),
+        (F4, 65536, HOST, "g2x1x1 b16384x8192x16384 p1 w1x2 l3", 17_717_805_056, 1.26),
+        (BF16, 65536, HOST, "g2x1x1 b16384x16384x8192 p1 w1x2 l3", 11_811_160_064, 1.25),
+        (F4, 46080, HOST, "g2x1x1 b11520x8192x11520 p1 w1x2 l3", 10_664_724_480, 1.37),
+        (BF16, 46080, HOST, "g2x1x1 b23040x8192x11520 p1 w1x2 l3", 6_511_656_960, 1.57),
+    ],
+)
+def test_plans_count_all_that_two_gpus_took_and_little_more(
+    dtype: np.dtype, n: int, place: tuple[tuple[Residence, Residence], Result], text: str, measured: int, most: float
+) -> None:
+    operands, result = place
+    spec = replace(distmm.gpus(2, "H200").spec(dtype, None, "highest"), threads=3)
+    edges = (n // 4,) * 3 if place is RESIDENT else None
+    plan = make_plan(Problem(n, n, n, dtype), spec, text=text, edges=edges, operands=operands, result=result)
+    assert 1 <= plan.peak.worker / measured <= most
