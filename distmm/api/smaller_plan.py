@@ -13,13 +13,11 @@ from dataclasses import replace
 from distmm.errors import DeviceMemoryError
 from distmm.planning.plan import Plan
 
-__all__ = ["MOST", "SHARE", "memory_full", "smaller_plan"]
+__all__ = ["SHARES", "memory_full", "smaller_plan"]
 
-# Number of smaller plans that a call tries.
-MOST = 2
-
-# The peak of the next plan, as a share of the peak of the plan for which memory was full.
-SHARE = 0.7
+# The peak of each smaller plan that a call tries, as a share of the peak of the plan before. The first is for a plan
+# that was a little too large. If it fails, too, another program has probably taken memory, and may have taken much.
+SHARES = (0.7, 0.4)
 
 logger = logging.getLogger(__name__)
 
@@ -59,13 +57,13 @@ def smaller_plan(
     Raises
     ------
     DeviceMemoryError
-        If there is no such plan, or `before` is `MOST`.
+        If there is no such plan, or all of `SHARES` have been tried.
     """
     peak = f"{full.peak.worker / 1e9:.3g} GB a worker"
-    made = plan_within(most=int(full.peak.worker * SHARE)) if before < MOST else None
+    made = plan_within(most=int(full.peak.worker * SHARES[before])) if before < len(SHARES) else None
     if made is None or made.peak.worker >= full.peak.worker:
         why = "no other plan has a lower peak"
-        if before == MOST:
+        if before == len(SHARES):
             why = f"{before} smaller plans have been tried"
         raise DeviceMemoryError(
             f"{error}. The plan was {full}, with a peak of {peak}, and {why}: {remedy}, use more workers, or "

@@ -68,7 +68,7 @@ def test_memory_that_stays_full_ends_the_product_with_the_figures_and_the_remedy
     remedy = r"found no room\. The plan was g2x1x1.*peak of .* GB a worker, and .*: use smaller blocks \(blocks=\)"
     with pytest.raises(DeviceMemoryError, match=remedy):
         distmm.matmul(a, b, plan=PLAN, client=cluster(2), out=np.zeros((120, 120), "f4"))
-    assert 1 < len(waves) <= 1 + smaller_plan.MOST
+    assert 1 < len(waves) <= 1 + len(smaller_plan.SHARES)
 
 
 def test_full_memory_of_the_client_is_no_reason_for_another_plan(
