@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import stat
@@ -53,8 +54,16 @@ def test_a_client_without_the_certificate_cannot_join(secure: Client, stranger: 
     }[stranger]
     if stranger == "plain":
         address = address.replace("tls://", "tcp://")
+
+    async def join() -> None:  # without a thread of its own, whose start Dask waits for 10 seconds only
+        client = Client(address, security=security, timeout=2, set_as_default=False, asynchronous=True)
+        try:
+            await client
+        finally:
+            await client.close()
+
     with pytest.raises((OSError, TypeError)):
-        Client(address, security=security, timeout=2, set_as_default=False)
+        asyncio.run(join())
     assert _members(secure) <= {secure.id, "0"}
 
 
