@@ -299,7 +299,8 @@ TABLE = (
         "tensor cores fed by the tensor memory accelerator",
         frozenset(dtype.name for dtype in NARROW),
         "highest",
-        workspace={dtype.name: WORKSPACE if dtype.kind == "b" else slices.WORKSPACE for dtype in NARROW},  # counts
+        # counts of bools; of other types the sums of slices
+        workspace={dtype.name: WORKSPACE if dtype.kind == "b" else slices.WORKSPACE for dtype in NARROW},
         one_launch=frozenset({"float16", "bfloat16"}),
     ),
 )
