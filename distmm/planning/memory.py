@@ -39,6 +39,9 @@ LOADS_BEFORE_RELEASE_SECONDS = 6e-3
 # Operands whose blocks are loaded step by step.
 BY_STEP = ("streamed", "kept")
 
+# Most panels of one launch: that of `distmm_kernels.tiles.hopper_tiles`, which the client does not import.
+MOST_PANELS = 8
+
 # Number of one-byte elements in a line of the second-level cache of GPUs.
 LINE = 128
 
@@ -220,9 +223,11 @@ class MemoryModel:
         """
         layout, schedule, cluster = self.layout, self.layout.schedule, self.cluster
         chains, on_gpu, panels = max(1, layout.busiest), cluster.device == "cuda", layout.blocking.panels
-        if on_gpu and self._each_by_one_task():  # its last sum is the block of C
-            item_differs = layout.problem.dtype.itemsize != layout.problem.accumulator_bytes
-            sums = 0 if cluster.one_launch else (panels > 1) + item_differs
+        if on_gpu and self._each_by_one_task():
+            # Beside its block of C, a task holds the sum of its panels but the last, and the sum that is converted to
+            # the type of C or multiplied by alpha.
+            converts = layout.problem.dtype.itemsize != layout.problem.accumulator_bytes
+            sums = 0 if self._in_one_launch() else max(1, (panels > 1) + converts)
             return min(cluster.threads, chains) * sums
         flops = layout.problem.element_flops * layout.blocking.c_elements
         seconds = flops / cluster.rate / max(1, schedule.tasks)
@@ -235,6 +240,12 @@ class MemoryModel:
     def _each_by_one_task(self) -> bool:
         """Whether each block of C is made by one task."""
         return self.layout.schedule.steps == self.layout.layers == 1
+
+    def _in_one_launch(self) -> bool:
+        """Whether a task is one launch. Kernels join panels of one length, except for the last, of single matrices."""
+        blocking = self.layout.blocking
+        joined = blocking.panels <= MOST_PANELS and are_even(blocking.k) and not blocking.batch
+        return self.cluster.one_launch and (blocking.panels == 1 or joined)
 
     def _on_host(self) -> int:
         """Bytes of host memory per GPU: one block in transfer for each thread, and one that is being written."""

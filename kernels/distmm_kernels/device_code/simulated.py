@@ -167,7 +167,7 @@ def multiply_by_warp(tiling: MmaTiling, first: int, last: int) -> Callable[..., 
     A thread reads the elements that the lanes of its warp would load for each instruction, and computes its part of C.
     It adds a step at the time when the kernel would load it.
     """
-    along, apart = (tiling.steps(0), tiling.steps(1)), (2, 1)  # rows of A, and columns of B, between two lanes
+    along = tiling.steps(0), tiling.steps(1)
     places = [
         {
             register + e: place + e * across
@@ -186,7 +186,7 @@ def multiply_by_warp(tiling: MmaTiling, first: int, last: int) -> Callable[..., 
         def held(operand, lane_below, lane_beside, register):
             tile, base = ((tile_a, base_a), (tile_b, base_b))[operand]
             across, step_along = along[operand]
-            lanes = (lane_below - below) * apart[operand] * across + (lane_beside - beside) * step_along
+            lanes = (lane_below - below) * tiling.apart[operand] * across + (lane_beside - beside) * step_along
             return tile[base + lanes + step * step_along + places[operand][register]]
 
         for k in range(first, last):

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, TypeAlias
+from typing import Any, ClassVar, NamedTuple
 
 from numpy import int32, uint32
 
@@ -30,9 +30,6 @@ class Product(NamedTuple):
     a: tuple[int, ...]
     b: tuple[int, ...]
     c: tuple[int, ...]
-
-
-Vectors: TypeAlias = tuple[tuple[int, int, int], ...]
 
 
 def lane_place(lane):  # type: ignore[no-untyped-def]  # Python's int or Numba's
@@ -58,6 +55,7 @@ class MmaTiling(Tiling):
 
     warp: ClassVar[tuple[int, int]] = LANES
     place: ClassVar[Any] = staticmethod(lane_place)
+    apart: ClassVar[tuple[int, int]] = (2, 1)  # rows of A, and columns of B, from a row of lanes to the next
 
     along_k: tuple[bool, bool] = (False, False)
     instruction: tuple[int, int] = (8, 4)
@@ -107,10 +105,10 @@ class MmaTiling(Tiling):
 
     def first_read(self, operand: int) -> Callable[[Any, Any, Any], Any]:
         """See `Tiling.first_read`. Adjacent lanes of a row read consecutive steps of k."""
-        apart, (across, along) = uint32((2, 1)[operand]), map(uint32, self.steps(operand))
+        apart, (across, along) = uint32(self.apart[operand]), map(uint32, self.steps(operand))
         return lambda first, row, column: int32((first + row * apart) * across + column * along)
 
-    def loads(self, operand: int, number: int) -> Vectors:
+    def loads(self, operand: int, number: int) -> tuple[tuple[int, int, int], ...]:
         """List ``(register, place, count)`` of the vectors of a fragment of A or of B that a lane loads for a step.
 
         ``place`` is an offset in elements from the lane's `first_read`.

@@ -55,7 +55,7 @@ def test_a_client_without_the_certificate_cannot_join(secure: Client, stranger: 
     if stranger == "plain":
         address = address.replace("tls://", "tcp://")
 
-    async def join() -> None:  # without a thread of its own, whose start Dask waits for 10 seconds only
+    async def join() -> None:  # Dask's synchronous client starts a thread, and fails if that takes 10 seconds
         client = Client(address, security=security, timeout=2, set_as_default=False, asynchronous=True)
         try:
             await client

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 import distmm
-from distmm.planning.cluster_spec import Residence, Result
+from distmm.planning import memory
+from distmm.planning.blocks import Blocking
+from distmm.planning.cluster_spec import ClusterSpec, Residence, Result
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
+from distmm_kernels.tiles import hopper_tiles
 
 BF16, F4 = np.dtype(ml_dtypes.bfloat16), np.dtype("f4")
 HOST: tuple[tuple[Residence, Residence], Result] = (("streamed", "streamed"), "out")
@@ -39,3 +42,28 @@ def test_plans_count_all_that_two_gpus_took_and_little_more(
     edges = (n // 4,) * 3 if place is RESIDENT else None
     plan = make_plan(Problem(n, n, n, dtype), spec, text=text, edges=edges, operands=operands, result=result)
     assert 1 <= plan.peak.worker / measured <= most
+
+
+@pytest.mark.parametrize(
+    ("dtype", "k", "batch", "panels", "sums"),
+    [
+        (BF16, (512,) * 4, (), 4, 0),
+        (BF16, (512, 512, 512, 100), (), 4, 0),
+        (BF16, (512, 100, 512, 512), (), 4, 2),  # panels of other lengths are launches of their own
+        (BF16, (512,) * 4, ((1,),), 4, 2),
+        (BF16, (128,) * 40, (), 40, 2),
+        (BF16, (2048,), (), 1, 0),
+        (F4, (512,) * 4, (), 4, 1),
+        (F4, (2048,), (), 1, 1),  # alpha makes another block
+    ],
+)
+def test_sums_beside_c_are_counted_unless_a_task_is_one_launch(
+    dtype: np.dtype, k: tuple[int, ...], batch: tuple[tuple[int, ...], ...], panels: int, sums: int
+) -> None:
+    assert memory.MOST_PANELS == hopper_tiles.MOST_PANELS
+    spec = ClusterSpec(1, 10**11, "cuda", 1e14, 1e11, threads=3, one_launch=dtype == BF16)
+    problem = Problem(2048, sum(k), 2048, dtype, *(((1,), (1,)) if batch else ()))
+    plan = make_plan(problem, spec, blocking=Blocking((256,) * 8, k, (256,) * 8, batch, panels), operands=RESIDENT[0])
+    plan = replace(plan, schedule=replace(plan.schedule, blocking=replace(plan.blocking, panels=panels)))
+    assert plan.schedule.steps == 1
+    assert plan.peak.worker - 2048**2 * dtype.itemsize == 3 * sums * 4 * 256**2
