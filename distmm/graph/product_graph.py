@@ -6,7 +6,8 @@ C is stationary: block ``C[i, j]`` stays with its owner, which runs one chain of
 
 The chain continues a kernel's loop over k across tasks: step s starts from the result of step s - 1. If C has too
 few blocks for all workers, k is split: each layer of the grid runs such a chain over its part of k, and a binary
-tree of fixed shape adds the results.
+tree of fixed shape adds the results. If the operands are in the workers' memory, a table says which rank multiplies
+which blocks (`distmm.planning.owners`); each rank runs a chain over its panels.
 
 A symmetric product has chains for ``i >= j`` only. They read blocks of A alone: ``A[j,p]`` stands for the transpose of
 ``B[p,j]``, and ``C[j, i]`` is a view of ``C[i, j]`` on the same worker.
@@ -29,9 +30,12 @@ from distmm.graph.dask_tasks import List, PlacedTask, ProductTask, TaskRef
 from distmm.graph.parametric_layer import ParametricLayer
 from distmm.graph.placement import Chain, Key, Placement
 from distmm.planning.blocks import Wave, slices
+from distmm.planning.owners import Owners
 from distmm.planning.plan import Plan
 from distmm.planning.problem import operand_batch
 from distmm.worker import tasks
+
+Ranks = tuple[int, tuple[int, ...], tuple[int, ...]]  # of a task, of the chains of its block, of what it reads
 
 __all__ = ["ProductLayer", "Reduced", "build", "kernel_choice", "one_graph"]
 
@@ -89,6 +93,8 @@ class ProductLayer(ParametricLayer):
         blocking = self.plan.blocking
         wave = blocking.whole if self.wave is None else self.wave
         mirrored = blocking.mirrored(wave) if self.mirrored else 0
+        if isinstance(self.plan.grid, Owners):  # C is one wave
+            return self.plan.schedule.tasks + mirrored
         return wave.c_blocks * blocking.chain_tasks(self.plan.grid.layers) + mirrored
 
     def _tasks(self) -> Iterator[PlacedTask]:
@@ -102,16 +108,16 @@ class ProductLayer(ParametricLayer):
         if self.choice.device == "cuda":
             both |= {"prepared": plan.peak.prepared, "planned": plan.peak.worker}
         else:
-            both["tasks"] = wave.c_blocks * plan.grid.layers
+            both["tasks"] = wave.c_blocks * plan.layout.layers
         on_diagonal = replace(self.epilogue, symmetry=symmetry)
-        parts = plan.blocking.parts(plan.grid.layers)
+        schedule = plan.schedule
         orders = plan.schedule.wave_orders
         token = self.name.rpartition("-")[2]
 
         def task(
-            chain: Chain, key: Key, step: int, order: int, layer: int, func: Any, *args: Any, **kwargs: Any
+            chain: Chain, key: Key, step: int, order: int, ranks: Ranks, func: Any, *args: Any, **kwargs: Any
         ) -> ProductTask:
-            where = Placement(self.name, plan.grid, *chain, step, wave.index * orders + order, layer, self.run)
+            where = Placement(self.name, *chain, step, wave.index * orders + order, *ranks, self.run)
             last = key[0] == self.name
             added = TaskRef((c0, *key[1:])) if last and c0 is not None else None
             epilogue = on_diagonal if chain[1] == chain[2] else self.epilogue
@@ -125,30 +131,36 @@ class ProductLayer(ParametricLayer):
             batch, i, j = chain
             c_key = (self.name, *batch, i, j)
             a_batch, b_batch = (operand_batch(batch, own) for own in (plan.problem.a_batch, plan.problem.b_batch))
-            partial: list[tuple[Key, int]] = []  # sums over the parts of k, and their layers
+            chains = schedule.chains(batch, i, j)
+            owners = tuple(rank for rank, _ in chains)
+            partial: list[tuple[Key, int]] = []  # sums over the parts of k, and their ranks
             first = 0
-            for layer, steps in enumerate(parts):
+            for rank, steps in chains:
                 previous: TaskRef | None = None
                 for s, panels in enumerate(steps):
-                    last = len(parts) == 1 and s == len(steps) - 1
+                    last = len(chains) == 1 and s == len(steps) - 1
                     key = c_key if last else (f"distmm-step-{token}", *batch, i, j, first + s)
                     a_blocks = List(*(TaskRef((a, *a_batch, i, p)) for p in panels))
                     b_keys = ((b, *b_batch, *((p, j) if symmetry is None else (j, p))) for p in panels)
                     b_blocks = List(*map(TaskRef, b_keys))
-                    end = task(chain, key, first + s, s, layer, tasks.multiply, previous, a_blocks, b_blocks, **both)
+                    homes = schedule.homes("A", a_batch, i, panels)
+                    homes += schedule.homes(*(("B", b_batch) if symmetry is None else ("A", a_batch)), j, panels)
+                    ranks = rank, owners, tuple(homes)
+                    end = task(chain, key, first + s, s, ranks, tasks.multiply, previous, a_blocks, b_blocks, **both)
                     yield end
                     previous = TaskRef(key)
-                partial.append((key, layer))
+                partial.append((key, rank))
                 first += len(steps)
             # A tree of fixed shape: its bits depend on how k was split, and not on which sum was ready first.
-            order = max(map(len, parts))
+            order = schedule.steps
             while len(partial) > 1:
                 sums: list[tuple[Key, int]] = []
-                for (left, layer), (right, _) in zip(partial[::2], partial[1::2], strict=False):
+                for (left, rank), (right, _) in zip(partial[::2], partial[1::2], strict=False):
                     key = c_key if len(partial) == 2 else (f"distmm-sum-{token}", *batch, i, j, first)
-                    end = task(chain, key, first, order, layer, tasks.combine, TaskRef(left), TaskRef(right))
+                    ranks = rank, owners, ()
+                    end = task(chain, key, first, order, ranks, tasks.combine, TaskRef(left), TaskRef(right))
                     yield end
-                    sums.append((key, layer))
+                    sums.append((key, rank))
                     first += 1
                 partial = sums + partial[2 * len(sums) :]
                 order += 1

@@ -33,6 +33,7 @@ from distmm.job.spec import RECHUNK, Spec
 from distmm.job.stop import Stop
 from distmm.job.wave_graph import Names, RowLayer, WritingLayer
 from distmm.planning.blocks import Wave
+from distmm.planning.grid import Grid
 from distmm.planning.plan import Plan
 from distmm.telemetry import client as telemetry
 from distmm.telemetry.events import JOB_TOPIC
@@ -266,8 +267,9 @@ class Computation:
         if attempt == ATTEMPTS or systematic:
             raise WrongResultError(_wrong(record, before if systematic else None))
         shift = attempt if self.plan.cluster.workers > 1 else 0
-        schedule = self.plan.schedule
-        plan = replace(self.plan, schedule=replace(schedule, grid=replace(schedule.grid, shift=shift)))
+        schedule, grid = self.plan.schedule, self.plan.grid
+        assert isinstance(grid, Grid)  # blocks of A and B are in files
+        plan = replace(self.plan, schedule=replace(schedule, grid=replace(grid, shift=shift)))
         waves = next(
             waves for waves in result.together(self.plan) if any(i in w.rows and j in w.columns for w in waves)
         )

@@ -130,7 +130,7 @@ class WritingLayer(ParametricLayer):
         """Block columns whose blocks of B have the same home. One task sketches them, to save tasks."""
         homes: dict[int, list[int]] = {}
         for j in sorted({j for _, j in self.blocks}):
-            homes.setdefault(self.writer.plan.grid.owner(0, j), []).append(j)
+            homes.setdefault(self._place(0, j, 0).rank, []).append(j)
         return [tuple(columns) for columns in homes.values()]
 
     @cached_property
@@ -142,13 +142,14 @@ class WritingLayer(ParametricLayer):
     def steps(self) -> dict[int, tuple[int, int]]:
         """Layer of the grid and step of the chain to which each panel belongs."""
         plan = self.writer.plan
-        parts = plan.blocking.parts(plan.grid.layers)
-        return {p: (layer, s) for layer, part in enumerate(parts) for s, panels in enumerate(part) for p in panels}
+        parts = plan.schedule.chains((), 0, 0)
+        return {p: (layer, s) for layer, (_, part) in enumerate(parts) for s, panels in enumerate(part) for p in panels}
 
     def _place(self, i: int, j: int, panel: int) -> Placement:
         layer, step = self.steps[panel]
         order = self.wave.index * (1 + max(step for _, step in self.steps.values())) + step
-        return Placement(self.names.c, self.writer.plan.grid, (), i, j, step, order, layer)
+        owners = tuple(rank for rank, _ in self.writer.plan.schedule.chains((), i, j))
+        return Placement(self.names.c, (), i, j, step, order, owners[layer], owners)
 
     def _tasks(self) -> Iterator[PlacedTask]:
         yield from self._sketches()

@@ -16,9 +16,11 @@ from distmm.planning.cluster_spec import ClusterSpec, Residence, Result
 from distmm.planning.grid import Grid
 from distmm.planning.layout import Layout
 from distmm.planning.memory import MemoryModel, Peak
+from distmm.planning.owners import Owners
 from distmm.planning.precision import Precision
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import Schedule
+from distmm.planning.table_layout import TableLayout
 from distmm.planning.time_model import Cost, TimeModel
 
 __all__ = ["Plan"]
@@ -71,7 +73,7 @@ class Plan:
         return self.schedule.blocking
 
     @property
-    def grid(self) -> Grid:
+    def grid(self) -> Grid | Owners:
         """Owners of the blocks."""
         return self.schedule.grid
 
@@ -91,9 +93,10 @@ class Plan:
         return self.blocking.largest
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> Layout | TableLayout:
         """Bytes by rank; not kept, because a plan travels to the scheduler."""
-        return Layout(self.problem, self.schedule)
+        kind = TableLayout if isinstance(self.grid, Owners) else Layout
+        return kind(self.problem, self.schedule)
 
     @cached_property
     def peak(self) -> Peak:
@@ -106,8 +109,10 @@ class Plan:
         moved, seconds, bound_by = self._time_model.predict()
         p, grid = self.problem, self.grid
         a, b = p.m * p.k * math.prod(p.a_batch), p.k * p.n * math.prod(p.b_batch)
-        summed = (self.layout.layers - 1) * self.blocking.c_elements * p.accumulator_bytes
-        bound = (a * (grid.columns - 1) + b * (grid.rows - 1)) * p.dtype.itemsize + summed
+        if isinstance(grid, Owners):
+            bound = grid.fewest
+        else:
+            bound = (a * (grid.columns - 1) + b * (grid.rows - 1)) * p.dtype.itemsize + self.layout.summed_bytes()
         return Cost(moved, bound, self.peak.worker, self.peak.host, self.schedule.tasks, seconds, bound_by)
 
     @property
@@ -250,7 +255,11 @@ class Plan:
         what = "GPUs" if self.cluster.device == "cuda" else "CPU workers"
         batch = f" x {math.prod(p.batch)} (batch {p.batch})" if p.batch else ""
         chained = f" of {b.panels} panels" if b.panels > 1 else ""
-        layers = f" x {grid.layers} (k is split)" if grid.layers > 1 else ""
+        if isinstance(grid, Owners):
+            workers, bound = f"{grid.size} {what}: {grid.title}", "the fewest from where A and B are:"
+        else:
+            layers = f" x {grid.layers} (k is split)" if grid.layers > 1 else ""
+            workers, bound = f"{grid.rows} x {grid.columns}{layers} {what}", "2-D bound"
         waves = f", in {len(self.waves)} waves" if len(self.waves) > 1 else ""
         what_by_what = f"{p.m} x {p.k} times {p.k} x {p.n}"
         blocks = f"{b.c_blocks} blocks of C"
@@ -284,7 +293,7 @@ class Plan:
         return [
             ("product", f"{what_by_what}{batch}, {p.dtype}, {p.flops:.3g} operations"),
             ("kernel", f"{self.kernel or self.cluster.kernel or 'automatic'}, precision {self.precision}"),
-            ("workers", f"{grid.rows} x {grid.columns}{layers} {what}"),
+            ("workers", workers),
             ("blocks", f"{m} x {k} x {n} (m x k x n), {blocks}{waves}, {self.schedule.steps} steps each{chained}"),
             ("tasks", f"{c.tasks}"),
             ("memory", f"{c.peak_bytes / 1e9:.3g} GB a worker at most, {self.cluster.memory / 1e9:.3g} GB are free"),
@@ -296,7 +305,7 @@ class Plan:
             *streamed,
             (
                 "moved",
-                f"{c.bytes_moved / 1e9:.3g} GB between workers (2-D bound {c.bytes_bound / 1e9:.3g} GB)",
+                f"{c.bytes_moved / 1e9:.3g} GB between workers ({bound} {c.bytes_bound / 1e9:.3g} GB)",
             ),
             ("bits", bits),
             ("time", f"about {c.seconds:.2g} s, limited by {c.bound_by}"),
@@ -308,7 +317,7 @@ class Plan:
         return str(self.schedule)
 
     def _repr_html_(self) -> str:
-        return picture.html(self.rows(), self.blocking, self.grid)
+        return picture.html(self.rows(), self.schedule)
 
 
 def _at_least(fewest: float, what: str) -> str:

@@ -15,6 +15,7 @@ from distmm.planning import candidates, early_end
 from distmm.planning.blocks import Blocking, cut
 from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec, Residence, Result
 from distmm.planning.grid import Grid
+from distmm.planning.owners import Homes
 from distmm.planning.plan import Plan
 from distmm.planning.precision import Precision, check_precision
 from distmm.planning.problem import Problem
@@ -46,6 +47,8 @@ def make_plan(
     result: Result = "workers",
     streamed: bool = False,
     run_seconds: float | None = None,
+    homes: tuple[Homes | None, Homes | None] = (None, None),
+    reproducible: bool = False,
 ) -> Plan:
     """Choose blocks, grid, waves, panels a task and lookahead for a product.
 
@@ -68,6 +71,10 @@ def make_plan(
         Where A and B are, where C stays, and whether it stays: see `Plan`.
     run_seconds : float, optional
         How long a run takes before it may be stopped: waves are short enough that it loses little of its work then.
+    homes : pair of Homes or None
+        Ranks that hold the blocks of A and of B, if the blocks are given and some are in the workers' memory.
+    reproducible : bool
+        Whether the cuts of k may depend on the shape alone, and not on `homes`.
 
     Returns
     -------
@@ -90,8 +97,10 @@ def make_plan(
     uncut = Schedule(blocking or cut(problem, [max(1, x) for x in (problem.m, problem.k, problem.n)]), Grid(1, 1))
     asked = Plan(problem, uncut, cluster, precision, kernel, operands, result, streamed, run_seconds)
     if text is not None:
-        return replace(asked, schedule=parse(text, problem))
+        return replace(asked, schedule=parse(text, problem, homes))
     multiples = (multiples[0], _common(multiples[1], cluster.granule, problem.k), multiples[2])
+    if blocking is not None and homes != (None, None) and (best := _placed(asked, homes, reproducible)) is not None:
+        return best
     return _best(asked, multiples if blocking is None else None)
 
 
@@ -103,6 +112,17 @@ def _waves(asked: Plan) -> Iterator[tuple[int, int]]:
     """Numbers of waves down and across that are tried."""
     found = candidates.waves(asked.problem, asked.cluster, asked.c_stays)
     return early_end.short_enough(found, asked.problem, asked.cluster, asked.run_seconds)
+
+
+@lru_cache(maxsize=256)
+def _placed(asked: Plan, homes: tuple[Homes | None, Homes | None], reproducible: bool) -> Plan | None:
+    """Return the fastest plan for operands some of whose blocks are in memory. None if C does not fit as one wave."""
+    operands = asked.operands[: 1 if asked.problem.symmetry is not None else 2]
+    stays = all(where == "resident" for where in operands)
+    schedules = candidates.placed(asked.problem, asked.blocking, asked.cluster, homes, stays, reproducible)
+    plans = [replace(asked, schedule=schedule) for schedule in schedules]
+    best = _fastest(plans, None) if plans else None
+    return best if best is not None and _is_settled(best) else None
 
 
 @lru_cache(maxsize=256)

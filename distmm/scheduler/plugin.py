@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
 from distributed import SchedulerPlugin
-from distributed.scheduler import Scheduler, TaskState
+from distributed.scheduler import Scheduler, TaskState, WorkerState
 
 from distmm.errors import DoesNotFitError
 from distmm.graph.dask_tasks import PlacedTask, ProductTask, is_view
@@ -29,7 +29,7 @@ from distmm.scheduler.products import Products
 from distmm.scheduler.replicas import Replica
 from distmm.transfer import FORGOTTEN_TOPIC
 
-__all__ = ["PlacementPlugin"]
+__all__ = ["PlacementPlugin", "by_name"]
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +44,11 @@ STRANDED_SECONDS = 30.0
 PENDING = frozenset({"waiting", "no-worker", "queued", "processing"})
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def by_name(scheduler: Scheduler) -> list[WorkerState]:
+    """Return the workers in the order of their names, which is that of their ranks when the plugin starts."""
+    return sorted(scheduler.workers.values(), key=lambda ws: (str(type(ws.name)), ws.name))
 
 
 def reported(method: Method) -> Method:
@@ -74,7 +79,7 @@ class PlacementPlugin(SchedulerPlugin):
         self.products = Products()
         self.deciding = False
         self.watch: asyncio.TimerHandle | None = None
-        for worker in sorted(scheduler.workers.values(), key=lambda ws: (str(type(ws.name)), ws.name)):
+        for worker in by_name(scheduler):
             self.add_worker(scheduler, worker.address)
 
     @property

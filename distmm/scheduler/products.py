@@ -120,13 +120,13 @@ class Products:
             arranged.hold.append((task.key, order))
             if product.slots is not None:
                 product.slots.expect(task.key, where)
-            for block in task.operands:
+            for block, planned_home in zip(task.operands, where.homes, strict=True):
                 if planned or replicas.use(block, rank):
                     held.replicas[block, rank] = None
                 if block in seen:
                     continue
                 seen.add(block)
-                operand, home = operands[block], product.rank(where.home(block))
+                operand, home = operands[block], product.rank(planned_home)
                 replicas.settle(block, home, operand.holders)
                 # Tasks that a product needs to finish must not wait for a step of another product.
                 waits = operand.reader == where.product
@@ -197,7 +197,7 @@ class Products:
             task = next((product.tasks[key] for key in keys if key in product.tasks), None) if of == name else None
             if task is not None:
                 where, wave = task.where, task.where.order // product.limits.wave_orders
-                made.append(MadeBlock(tuple(keys), wave, where.owners(), any(map(stays, keys))))
+                made.append(MadeBlock(tuple(keys), wave, set(where.owners), any(map(stays, keys))))
         return made
 
     def finished(self, key: Key, where: Placement) -> None:

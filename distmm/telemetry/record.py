@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from distmm.planning.owners import Owners
 from distmm.planning.plan import Plan
 from distmm.telemetry import liveness, theme
 from distmm.telemetry.events import (
@@ -140,12 +141,9 @@ class Record:
         b = plan.blocking
         self.batches = tuple(len(edges) for edges in b.batch)
         self.rows, self.columns = len(b.m), len(b.n)
-        parts = b.parts(plan.grid.layers)
-        # With split k, the sums of partial blocks are steps too. Their few operations are not counted.
-        depths = np.zeros(b.chain_tasks(plan.grid.layers))
-        products = [sum(b.k[p] for p in panels) for steps in parts for panels in steps]
-        depths[: len(products)] = products
-        self.chains, self.steps = b.c_blocks, len(depths)
+        depths, tasks = _depths(plan)
+        self.chains, self.steps = b.c_blocks, depths.shape[1]
+        self.steps_of = tasks  # number of steps of each chain, or one number for all
         # The chain that makes each block. In a symmetric product, the chain of its mirror image makes a block above the
         # diagonal.
         self.source = np.arange(self.chains)
@@ -186,7 +184,7 @@ class Record:
         for edges in b.batch:
             counts = np.outer(counts, edges).ravel()
         unit = plan.problem.element_flops / max(1, plan.problem.k)
-        self.step_flops = np.outer(np.outer(counts, areas).ravel(), depths) * unit
+        self.step_flops = np.outer(counts, areas).ravel()[:, None] * depths * unit
 
     def chain(self, batch: tuple[int, ...], i: int, j: int) -> int:
         """Return the index of the chain of block ``C[*batch, i, j]``."""
@@ -235,7 +233,8 @@ class Record:
     def expected(self) -> np.ndarray:
         """Steps to do, shape (chains, steps): the submitted ones, and those of later waves."""
         computed = ~self.resumed & ~self.mirrored
-        return np.broadcast_to(computed[:, None], self.done.shape) if self.whole else self.wanted
+        steps = np.arange(self.steps) < np.reshape(self.steps_of, (-1, 1))
+        return np.broadcast_to(computed[:, None] & steps, self.done.shape) if self.whole else self.wanted
 
     @property
     def made(self) -> bool:
@@ -251,7 +250,7 @@ class Record:
     @property
     def progress(self) -> np.ndarray:
         """Fraction of each block that is done, shape (chains,); 1 for blocks that were on disk before."""
-        return np.where(self.resumed, 1.0, self.done.mean(axis=1))[self.source]
+        return np.where(self.resumed, 1.0, self.done.sum(axis=1) / self.steps_of)[self.source]
 
     def figures(self, now: float) -> Figures:
         """Return the progress of the product at the time `now` (seconds since the epoch)."""
@@ -380,3 +379,24 @@ class Record:
         """Restart the idle time at `time` if the product had no work until then."""
         if time - self.advanced > liveness.STALLED_SECONDS and self.made:
             self.advanced = time
+
+
+def _depths(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+    """Return the elements along k of each step, and how many steps each block of C has.
+
+    Their shapes are ``(blocks, steps)`` and ``(blocks,)``, or with 1 in place of `blocks` if all blocks are alike.
+
+    The sums of partial blocks of C are steps too. Their few operations are not counted. All blocks of C have the same
+    steps, unless a table says who multiplies what.
+    """
+    blocking, schedule = plan.blocking, plan.schedule
+    blocks = [(i, j) for i in range(len(blocking.m)) for j in range(len(blocking.n))]
+    if not isinstance(plan.grid, Owners):
+        blocks = blocks[:1]
+    chains = [schedule.chains((0,) * len(blocking.batch), i, j) for i, j in blocks]
+    products = [[sum(blocking.k[p] for p in panels) for _, steps in made for panels in steps] for made in chains]
+    tasks = np.array([len(steps) + len(made) - 1 for steps, made in zip(products, chains, strict=True)])
+    depths = np.zeros((len(blocks), int(tasks.max())))
+    for row, steps in zip(depths, products, strict=True):
+        row[: len(steps)] = steps
+    return depths, tasks

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from distmm.graph.placement import Placement
 from distmm.planning.grid import Grid
 from distmm.scheduler.product_state import Limits, OperandBlock, PlannedTask
@@ -19,7 +21,11 @@ def machine(workers: int) -> Products:
 
 def chain(name: str, grid: Grid, j: int = 0) -> list[PlannedTask]:
     """One block of C in `DEPTH` steps."""
-    places = [Placement(name, grid, (), 0, j, step, step) for step in range(DEPTH)]
+    rank = grid.owner(0, j)
+    places = [
+        Placement(name, (), 0, j, step, step, rank, (rank,), (grid.owner(0, step), grid.owner(step, j)))
+        for step in range(DEPTH)
+    ]
     return [
         PlannedTask((name, 0, j, step), where, where.rank, not step, (("A", 0, step), ("B", step, j)))
         for step, where in enumerate(places)
@@ -54,7 +60,7 @@ def test_a_load_that_a_cancelled_product_held_starts_for_the_product_that_shares
 
 def test_a_load_that_a_late_step_holds_comes_in_time_for_an_early_task_that_arrives_later() -> None:
     products, (first, _, last) = machine(1), chain("c", Grid(1, 1))
-    early = PlannedTask(("c", 0, 1, 0), Placement("c", Grid(1, 1), (), 0, 1, 0, 0), 0, True, last.operands)
+    early = PlannedTask(("c", 0, 1, 0), Placement("c", (), 0, 1, 0, 0, 0, (0,), (0, 0)), 0, True, last.operands)
     limits = {"c": Limits(lookahead=1)}
     products.arrived([first, last], (), operands([first, last], "c"), (), limits)
     assert not set(last.operands) & {key for key, _ in decide(products).start}
@@ -68,12 +74,12 @@ def test_two_products_do_not_wait_for_each_others_late_steps() -> None:
     limits = {name: Limits(lookahead=1) for name in ("one", "two")}
     for name, block in (("one", X), ("two", Y)):
         first, _, last = chain(name, Grid(1, 1))
-        tasks = [first, last._replace(operands=(block,))]
+        tasks = [first, last._replace(operands=(block,), where=replace(last.where, homes=(0,)))]
         products.arrived(tasks, (), operands(tasks, name), (), limits)
     decide(products)
     # Clients ask for another block of each. Its first task reads what the other product's late step loads.
     for name, block in (("one", Y), ("two", X)):
-        task = PlannedTask((name, 0, 1, 0), Placement(name, Grid(1, 1), (), 0, 1, 0, 0), 0, True, (block,))
+        task = PlannedTask((name, 0, 1, 0), Placement(name, (), 0, 1, 0, 0, 0, (0,), (0,)), 0, True, (block,))
         products.arrived([task], (), {block: OperandBlock()}, (), limits)
     started = [key for key, _ in decide(products).start]
     assert (X in started) != (Y in started), "one of them waits for the other one, which then must not wait"
