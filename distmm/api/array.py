@@ -57,8 +57,8 @@ def matmul(
     B : array-like of shape (..., k, n) or (k,)
         As `A`.
     precision : {"highest", "high", "medium", "ieee"}, optional
-        Minimum accuracy of the product. "highest": at least as accurate as arithmetic in the type of the operands.
-        "high", "medium": float32 operands may be rounded to TF32 or bfloat16. "ieee": each element of a float32,
+        Minimum accuracy of the product. "highest": within the error bound of arithmetic in the type of the operands, for
+        each element. "high", "medium": float32 operands may be rounded to TF32 or bfloat16. "ieee": each element of a float32,
         float64 or complex product is a chain of fused multiply-adds, so that its bits do not depend on blocks. By
         default the value of ``distmm.precision`` in Dask's configuration, which is "highest" unless it is changed. The
         defaults of `kernel`, `reproducible` and `device` are configured in the same way.
