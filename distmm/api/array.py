@@ -57,11 +57,11 @@ def matmul(
     B : array-like of shape (..., k, n) or (k,)
         As `A`.
     precision : {"highest", "high", "medium", "ieee"}, optional
-        Minimum accuracy of the product. "highest": within the error bound of arithmetic in the type of the operands, for
-        each element. "high", "medium": float32 operands may be rounded to TF32 or bfloat16. "ieee": each element of a float32,
-        float64 or complex product is a chain of fused multiply-adds, so that its bits do not depend on blocks. By
-        default the value of ``distmm.precision`` in Dask's configuration, which is "highest" unless it is changed. The
-        defaults of `kernel`, `reproducible` and `device` are configured in the same way.
+        Minimum accuracy of the product. "highest": within the error bound of arithmetic in the type of the operands,
+        for each element. "high", "medium": float32 operands may be rounded to TF32 or bfloat16. "ieee": each element of
+        a float32, float64 or complex product is a chain of fused multiply-adds, so that its bits do not depend on
+        blocks. By default the value of ``distmm.precision`` in Dask's configuration, which is "highest" unless it is
+        changed. The defaults of `kernel`, `reproducible` and `device` are configured in the same way.
     kernel : str, optional
         Name of a kernel, such as "tiled" or "cublas". By default the fastest kernel of the worker's device that has the
         precision.

@@ -7,11 +7,10 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
-from dask._task_spec import GraphNode
-from dask.core import get_dependencies
 from dask.utils import ensure_dict
 from distributed import Client, Future, Scheduler
 
+from distmm.graph.dask_tasks import needs
 from distmm.planning.layout import Ints
 from distmm.planning.owners import Homes
 from distmm.scheduler.plugin import PlacementPlugin, by_name
@@ -46,7 +45,11 @@ def chunk_homes(client: Client, arrays: Sequence[da.Array | None], workers: int)
     sizes, holders = {}, {}
     for key, (nbytes, ranks) in zip(keys, client.run_on_scheduler(_holders, keys), strict=True):
         sizes[key], holders[key] = nbytes, [rank for rank in ranks if rank < workers]
-    given = np.zeros(workers, np.int64)  # of several holders of a chunk, the one with the fewest bytes counts
+    # Of several holders of a chunk, the one that holds the fewest bytes counts: a worker that has copies of all chunks,
+    # to concatenate them perhaps, soon drops them. If they hold the same, chunks are shared out.
+    given, total = np.zeros(workers, np.int64), np.zeros(workers, np.int64)
+    for key in keys:
+        total[holders[key]] += sizes[key]
     homes: list[Homes | None] = []
     for array, held in zip(arrays, parts, strict=True):
         if array is None or not held:
@@ -59,7 +62,7 @@ def chunk_homes(client: Client, arrays: Sequence[da.Array | None], workers: int)
                 bytes_at[holders[key]] += max(1, sizes[key])
             if bytes_at.any():
                 most = np.flatnonzero(bytes_at == bytes_at.max())
-                at[index] = most[np.argmin(given[most])]
+                at[index] = min(most, key=lambda rank: (total[rank], given[rank]))
                 given[at[index]] += bytes_at.max()
         homes.append(tuple(map(tuple, at.tolist())))
     return homes
@@ -83,17 +86,9 @@ def persisted_parts(array: da.Array) -> dict[tuple[int, ...], list[Any]]:
                 found[index] = nearest
                 break
             left -= len(seen)
-            level = {need for key in level for need in _needs(graph, key)} - seen
+            level = {need for key in level for need in needs(graph, key)} - seen
             seen |= level
     return found
-
-
-def _needs(graph: Mapping[Any, Any], key: Any) -> frozenset[Any]:
-    """Keys that a task reads."""
-    task = graph.get(key)
-    if task is None:
-        return frozenset()
-    return frozenset(task.dependencies if isinstance(task, GraphNode) else get_dependencies(graph, key))
 
 
 def homes_of_blocks(

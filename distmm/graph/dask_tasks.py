@@ -7,15 +7,16 @@ That module has a private name, and since Dask 2024.12 there is no other way to 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import getitem
 from typing import Any
 
 import dask.array as da
 import numpy as np
-from dask._task_spec import Alias, List, Task, TaskRef
+from dask._task_spec import Alias, GraphNode, List, Task, TaskRef
 from dask.array.core import getter, getter_inline, getter_nofancy
 from dask.base import tokenize
+from dask.core import get_dependencies
 from dask.highlevelgraph import HighLevelGraph
 
 from distmm.graph.placement import Key, Placement
@@ -30,6 +31,7 @@ __all__ = [
     "Task",
     "TaskRef",
     "is_view",
+    "needs",
     "one_per_block",
     "reshaped",
     "stores",
@@ -93,6 +95,14 @@ class ProductTask(PlacedTask):
             return ()
         a_blocks, b_blocks = self.args[3:5]
         return tuple([ref.key for ref in a_blocks.args] + [ref.key for ref in b_blocks.args])
+
+
+def needs(graph: Mapping[Any, Any], key: Any) -> frozenset[Any]:
+    """Keys that a task of a graph reads; none for a key that the graph does not have."""
+    task = graph.get(key)
+    if task is None:
+        return frozenset()
+    return frozenset(task.dependencies if isinstance(task, GraphNode) else get_dependencies(graph, key))
 
 
 def is_view(task: object) -> bool:

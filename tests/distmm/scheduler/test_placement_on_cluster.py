@@ -115,13 +115,14 @@ def test_no_worker_holds_more_than_the_plan_says(client: Client, resident: bool)
     else:
         shapes = ((blocks * edge, depth * edge), (depth * edge, blocks * edge))
         A, B = (da.random.default_rng(s).random(shape, chunks=edge) for s, shape in enumerate(shapes))
-    p = plan(A, B, client=client)
+    text = f"g2x2x1 b{edge}x{edge}x{edge} p1 w1 l2"
+    p = plan(A, B, client=client, plan=text if resident else None)
     assert p.operands == (("resident" if resident else "streamed"),) * 2
-    assert (p.grid, p.blocking.panels, p.lookahead) == (grid, 1, 2)
+    assert str(p) == text
     before = telemetry.bytes_moved(client)
     block, own, panel = edge * edge * 8, blocks**2 // 4, blocks // 2
     with lockstep.gate(client):
-        C = client.persist(matmul(A, B, client=client))
+        C = client.persist(matmul(A, B, client=client, plan=p))
         peak = lockstep.largest_held(client, C, block)
     # C, the blocks of two steps (half of each panel is copied, half is at home), the block that is being written, and
     # two that are not yet freed.
