@@ -14,11 +14,13 @@ B           the rank of ``B[p, j]``                         A, and partial sums 
 panels      the rank that has most of panel p of A and B    partial sums of C, and the rest of the panels
 ==========  ==============================================  ============================================
 
-Ranks that have more than `BALANCE` times their share of the operations pass on what they hold the least of.
+Homes may leave some ranks with more work than others. In a *balanced* table, ranks that have more than `BALANCE` times
+their share of the operations pass on what they hold the least of. The search compares both.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -34,9 +36,9 @@ __all__ = ["FAMILIES", "Family", "Homes", "Owners", "candidates", "of_family", "
 # Rank that holds each block of an operand, as rows of block columns; -1 for a block that is in no worker's memory.
 Homes = tuple[tuple[int, ...], ...]
 
-# What stays, as a plan's text names it: C by block rows, C by block columns, A, B, or panels of k.
-Family = Literal["r", "c", "a", "b", "k"]
-FAMILIES: tuple[Family, ...] = ("k", "r", "c", "a", "b")
+# What stays, as a plan's text names it: C by block rows or by block columns, A, B, or panels of k. Capitals: balanced.
+Family = Literal["r", "c", "a", "b", "k", "R", "C", "A", "B", "K"]
+FAMILIES: tuple[Family, ...] = ("k", "r", "c", "a", "b", "K", "R", "C", "A", "B")
 
 # Most operations of a rank, as a multiple of its even share, if blocks can be passed on.
 BALANCE = 1.2
@@ -84,20 +86,20 @@ class Owners:
     @property
     def c_stays(self) -> bool:
         """Whether each block of C is made by one chain."""
-        return self.stays not in ("a", "b", "k")
+        return self.stays not in tuple("abkABK")
 
     def rank(self, i: int, p: int, j: int) -> int:
         """Rank that multiplies ``A[i, p]`` by ``B[p, j]``."""
         if self.c_stays:
             return self.table[i][j]
-        if self.stays == "k":
+        if self.stays in "kK":
             return self.table[0][p]
-        return self.table[i][p] if self.stays == "a" else self.table[p][j]
+        return self.table[i][p] if self.stays in "aA" else self.table[p][j]
 
     def ranks(self, m: int, k: int, n: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
         """All ranks ``(m, k, n)``, for numbers of blocks along m, k and n."""
         table = np.array(self.table, np.int64)
-        shaped = table[:, None, :] if self.c_stays else table[:, :, None] if self.stays in ("a", "k") else table[None]
+        shaped = table[:, None, :] if self.c_stays else table[:, :, None] if self.stays in "akAK" else table[None]
         return np.broadcast_to(shaped, (m, k, n))
 
     def chains(self, i: int, j: int, panels: int) -> list[tuple[int, list[int]]]:
@@ -124,15 +126,23 @@ class Owners:
         m, k, n = len(blocking.m), len(blocking.k), len(blocking.n)
         if self.c_stays:
             return [([k], blocking.whole.c_blocks)]
-        by_line = self.table if self.stays in ("a", "k") else tuple(zip(*self.table, strict=True))
-        each = {"k": blocking.whole.c_blocks, "a": n, "b": m}[self.stays]
+        by_line = self.table if self.stays in "akAK" else tuple(zip(*self.table, strict=True))
+        each = {"k": blocking.whole.c_blocks, "a": n, "b": m}[self.stays.lower()]
         return [(list(Counter(line).values()), each) for line in by_line]
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether ranks pass on some of what they hold, so that no other rank has much less work."""
+        return self.stays.isupper()
 
     @property
     def title(self) -> str:
         """What stays, in words."""
-        blocks = {"a": "A stays", "b": "B stays", "k": "panels of A and B stay", "r": "C stays, by rows of A"}
-        return blocks.get(self.stays, "C stays, by columns of B" if self.stays == "c" else f"C stays, on {self.stays}")
+        if self.stays not in FAMILIES:
+            return f"C stays, on {self.stays}"
+        names = {"k": "panels of A and B stay", "r": "C stays, by rows of A", "c": "C stays, by columns of B"}
+        balanced = "" if self.stays.islower() else ", but for what balances the work"
+        return names.get(self.stays.lower(), f"{self.stays.upper()} stays") + balanced
 
     @property
     def text(self) -> str:
@@ -152,10 +162,15 @@ def candidates(
         return
     for grid in Grid.all_of(workers):
         yield of_grid(grid, blocking, homes)
+    seen = set()
     for family in FAMILIES:
         # A symmetric product reads each block of A in two places: as A, and as the transpose of a block of B.
-        if not (one_chain and family in "abk") and not (blocking.triangle and family in "abc"):
-            yield of_family(family, blocking, homes, workers)
+        if (one_chain and family in "abkABK") or (blocking.triangle and family in "abcABC"):
+            continue
+        owners = of_family(family, blocking, homes, workers)
+        if (family.lower(), owners.table) not in seen:
+            seen.add((family.lower(), owners.table))
+            yield owners
 
 
 def of_grid(grid: Grid, blocking: Blocking, homes: tuple[Homes | None, Homes | None]) -> Owners:
@@ -169,18 +184,15 @@ def of_family(
     blocking: Blocking,
     homes: tuple[Homes | None, Homes | None],
     workers: int,
-    balance: float = BALANCE,
 ) -> Owners:
     """Return the owners if A, B, C by rows or by columns, or panels stay.
 
     Parameters
     ----------
-    family : {"r", "c", "a", "b", "k"}
+    family : {"r", "c", "a", "b", "k", "R", "C", "A", "B", "K"}
     blocking : Blocking
     homes : pair of Homes or None
     workers : int
-    balance : float
-        Most operations of a rank, as a multiple of its even share.
     """
     m, k, n = (np.array(edges, np.int64) for edges in (blocking.m, blocking.k, blocking.n))
     a = _held(homes[0], np.outer(m, k), workers)
@@ -191,11 +203,11 @@ def of_family(
         "c": (b.sum(axis=1), n),
         "a": (a.reshape(workers, -1), np.outer(m, k).ravel()),
         "b": (b.reshape(workers, -1), np.outer(k, n).ravel()),
-    }[family]
-    ranks = _shared_out(held, work, balance)
-    shape = {"k": (1, -1), "r": (-1, 1), "c": (1, -1), "a": (len(m), len(k)), "b": (len(k), len(n))}[family]
+    }[family.lower()]
+    ranks = _shared_out(held, work, BALANCE if family.isupper() else math.inf)
+    shape = {"k": (1, -1), "r": (-1, 1), "c": (1, -1), "a": (len(m), len(k)), "b": (len(k), len(n))}[family.lower()]
     table = ranks.reshape(shape)
-    if family in ("r", "c"):
+    if family in "rcRC":
         table = np.broadcast_to(table, (len(m), len(n)))
     return Owners(workers, family, tuple(map(tuple, table.tolist())), homes)
 

@@ -141,8 +141,10 @@ def parse(text: str, problem: Problem, homes: tuple[Homes | None, Homes | None] 
     InputError
         For any other text.
     """
-    fields = re.fullmatch(r"g(\d+x\d+x\d+|[rcabk]\d+) b(\d+(?:x\d+)*) p(\d+) w(\d+(?:x\d+){0,2}) l(\d+)", text.strip())
-    lists = [[int(x) for x in group.lstrip("rcabk").split("x")] for group in fields.groups()] if fields else [[]]
+    fields = re.fullmatch(
+        r"g(\d+x\d+x\d+|[rcabkRCABK]\d+) b(\d+(?:x\d+)*) p(\d+) w(\d+(?:x\d+){0,2}) l(\d+)", text.strip()
+    )
+    lists = [[int(x) for x in group.lstrip("rcabkRCABK").split("x")] for group in fields.groups()] if fields else [[]]
     grid, edges, panels, waves, lookahead = lists if fields else ([], [], [], [], [])
     if len(edges) != 3 + len(problem.batch) or min(map(min, lists)) < 1:
         raise InputError(
@@ -167,7 +169,7 @@ def _owners(
     if family not in FAMILIES:
         whole = waves == grid[2] == 1 and not blocking.batch and homes != (None, None)
         return of_grid(Grid(*grid), blocking, homes) if whole else Grid(*grid)
-    if blocking.batch or waves > 1 or (blocking.triangle and family in "abc"):
+    if blocking.batch or waves > 1 or (blocking.triangle and family in "abcABC"):
         raise InputError(
             f"plan {text!r}: owners by {family!r} are for one wave of one matrix"
             + (", and symmetric products have owners by 'k' or 'r'" if blocking.triangle else "")
