@@ -25,7 +25,7 @@ from distmm.planning.owners import Homes
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import EXAMPLE, parse
-from distmm.planning.search import make_plan
+from distmm.planning.search import checked_edges, make_plan
 from distmm.worker.tasks import WORKSPACE, KernelChoice
 
 __all__ = ["FileJob", "PlanRequest", "plan_for"]
@@ -263,7 +263,7 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
     def planned(blocking: Blocking | None, unit: tuple[int, ...] | None = None, streamed: bool = False) -> Plan:
         blocks = blocking if text is None else parse(text, problem).blocking
         cuts = ((blocks.m, blocks.k), (blocks.k, blocks.n)) if blocks else (None, None)
-        at = blocks if edges is None else cut(problem, edges)
+        at = blocks if edges is None else cut(problem, checked_edges(edges))
         homes = (None, None) if at is None else _homes_of(request, at)
         c_is_freed = streamed or result == "reduced"
         plan = make_plan(

@@ -21,7 +21,7 @@ from distmm.planning.precision import Precision, check_precision
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import LOOKAHEAD, Schedule, parse
 
-__all__ = ["TILE", "make_plan"]
+__all__ = ["TILE", "checked_edges", "make_plan"]
 
 
 # Edge of the textbook kernel's tile. Blocks that are multiples of it leave no partial tile inside the matrix, and
@@ -96,9 +96,7 @@ def make_plan(
     if cluster.workers < 1:
         raise InputError("the cluster has no workers: start some, or give the address of a cluster that has")
     if edges is not None:
-        if not isinstance(edges, Sequence) or len(edges) != 3 or not all(map(_is_edge, edges)):
-            raise InputError(f"blocks {edges!r}: give three positive edges, those of m, k and n")
-        blocking = cut(problem, edges)
+        blocking = cut(problem, checked_edges(edges))
     uncut = Schedule(blocking or cut(problem, [max(1, x) for x in (problem.m, problem.k, problem.n)]), Grid(1, 1))
     asked = Plan(problem, uncut, cluster, precision, kernel, operands, result, streamed, run_seconds)
     if text is not None:
@@ -107,6 +105,19 @@ def make_plan(
     if blocking is not None and homes != (None, None) and (best := _placed(asked, homes, reproducible)) is not None:
         return best
     return _best(asked, multiples if blocking is None else None)
+
+
+def checked_edges(edges: object) -> Sequence[int]:
+    """Return the caller's block edges (m, k, n).
+
+    Raises
+    ------
+    InputError
+        If they are not three positive whole numbers.
+    """
+    if not isinstance(edges, Sequence) or len(edges) != 3 or not all(map(_is_edge, edges)):
+        raise InputError(f"blocks {edges!r}: give three positive edges, those of m, k and n")
+    return edges
 
 
 def _is_edge(edge: object) -> bool:
