@@ -7,7 +7,7 @@ That module has a private name, and since Dask 2024.12 there is no other way to 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from operator import getitem
 from typing import Any
 
@@ -63,18 +63,28 @@ class PlacedTask(Task):
 class ProductTask(PlacedTask):
     """One step of a chain, or the sum of two partial blocks of C.
 
-    The plan is for the scheduler's plugin, where the tasks are made. It is not sent to workers.
+    The plan, and Dask's annotations of the layer, are for the scheduler's plugin, where the tasks are made. Workers do
+    not get them.
     """
 
-    __slots__ = ("plan",)
+    __slots__ = ("annotations", "plan")
 
-    def __init__(self, key: Key, func: Callable[..., Any], /, *args: Any, plan: Plan | None = None, **kwargs: Any):
+    def __init__(
+        self,
+        key: Key,
+        func: Callable[..., Any],
+        /,
+        *args: Any,
+        plan: Plan | None = None,
+        annotations: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ):
         super().__init__(key, func, *args, **kwargs)
-        self.plan = plan
+        self.plan, self.annotations = plan, annotations
 
     def __getstate__(self) -> tuple[Any, ...]:
         slots = zip(self.get_all_slots(), super().__getstate__(), strict=True)
-        return tuple(None if name == "plan" else value for name, value in slots)
+        return tuple(None if name in ProductTask.__slots__ else value for name, value in slots)
 
     @property
     def is_first(self) -> bool:

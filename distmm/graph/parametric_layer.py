@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from functools import cached_property
+from typing import Any
 
 from dask.highlevelgraph import Layer
 
@@ -18,8 +19,15 @@ class ParametricLayer(Layer):  # type: ignore[misc]
     """A layer that makes its tasks on the scheduler, where Dask optimises and expands graphs.
 
     It travels there as its parameters, some hundred bytes. For 100,000 tasks this saves seconds on the client
-    and 70 MB on the connection. ``__reduce__`` of a subclass returns these parameters.
+    and 70 MB on the connection.
     """
+
+    @abstractmethod
+    def _parameters(self) -> tuple[Any, ...]:
+        """Return the arguments that make this layer."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._parameters(), {"annotations": self.annotations}
 
     @abstractmethod
     def _tasks(self) -> Iterator[Task]:

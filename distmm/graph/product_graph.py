@@ -76,9 +76,9 @@ class ProductLayer(ParametricLayer):
         self.wave, self.run, self.reduced = wave, run or name, reduced
         self.mirrored = plan.problem.symmetry is not None and reduced is None
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def _parameters(self) -> tuple[Any, ...]:
         product = self.name, self.plan, self.operands, self.choice, self.epilogue
-        return type(self), (*product, self.wave, self.run, self.reduced)
+        return *product, self.wave, self.run, self.reduced
 
     def get_output_keys(self) -> set[Key]:
         """Keys of the blocks of C."""
@@ -118,8 +118,9 @@ class ProductLayer(ParametricLayer):
             if last:
                 kwargs |= self._reduction(chain)
             return ProductTask(
-                key, func, where, self.choice, *args, epilogue if last else None, added, plan=plan, **kwargs
-            )
+                key, func, where, self.choice, *args, epilogue if last else None, added, plan=plan,
+                annotations=self.annotations, **kwargs,
+            )  # fmt: skip
 
         for chain in plan.blocking.c_indices(wave):
             batch, i, j = chain

@@ -38,8 +38,8 @@ class MergeLayer(ParametricLayer):
         super().__init__()
         self.name, self.product, self.plan, self.reduced = name, product, plan, reduced
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.name, self.product, self.plan, self.reduced)
+    def _parameters(self) -> tuple[Any, ...]:
+        return (self.name, self.product, self.plan, self.reduced)
 
     def get_output_keys(self) -> set[Key]:
         """Keys of the results."""

@@ -114,8 +114,8 @@ class WritingLayer(ParametricLayer):
         super().__init__()
         self.name, self.names, self.writer, self.wave, self.blocks = name, names, writer, wave, blocks
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.name, self.names, self.writer, self.wave, self.blocks)
+    def _parameters(self) -> tuple[Any, ...]:
+        return (self.name, self.names, self.writer, self.wave, self.blocks)
 
     def get_output_keys(self) -> set[Key]:
         """Keys of the writing tasks."""
@@ -226,8 +226,8 @@ class RowLayer(ParametricLayer):
         super().__init__()
         self.name, self.writer, self.rows, self.waves = name, writer, rows, made
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.name, self.writer, self.rows, self.waves)
+    def _parameters(self) -> tuple[Any, ...]:
+        return (self.name, self.writer, self.rows, self.waves)
 
     def get_output_keys(self) -> set[Key]:
         """Keys of the tasks that write block rows."""

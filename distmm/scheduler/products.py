@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from weakref import WeakValueDictionary
@@ -86,6 +86,7 @@ class Products:
         operands: Mapping[Key, OperandBlock],
         kept: Collection[str] = (),
         limits: Mapping[str, Limits] = MappingProxyType({}),
+        ranks: Mapping[str, Sequence[int]] = MappingProxyType({}),
     ) -> Arrangement:
         """Take the tasks of a new graph that are to run.
 
@@ -100,6 +101,8 @@ class Products:
             Names of arrays whose blocks clients keep.
         limits : mapping
             Limits of the products that are new.
+        ranks : mapping
+            The ranks of new products that may not run on all.
         """
         arranged = Arrangement()
         replicas = self.replicas
@@ -110,7 +113,8 @@ class Products:
             where, order = task.where, task.where.order
             product = self.products.get(where.product)
             if product is None:
-                product = self._begin(where, limits.get(where.product, Limits()))
+                allowed = ranks.get(where.product, range(len(self.ranks)))
+                product = self._begin(where, limits.get(where.product, Limits()), allowed)
             if task.key not in product.tasks:
                 self.readers.update(task.arrays)
             # A task that was given up before it ran, and is wanted again, has its uses planned already.
@@ -146,7 +150,8 @@ class Products:
             self.opening[where.product] = None
         for key, where in others:
             product = self.products.get(where.product)
-            arranged.place.append((key, where.rank % (product.workers if product else len(self.ranks)), where.order))
+            rank = product.rank(where.rank) if product else where.rank % len(self.ranks)
+            arranged.place.append((key, rank, where.order))
             if product is not None and product.slots is not None:
                 product.slots.expect(key, where)
         for name in kept:
@@ -250,6 +255,12 @@ class Products:
             if loads:
                 self.orphans.update(HeldLoads(self.products).pass_on(loads))
 
+    def give_up(self, name: str) -> None:
+        """Forget a product and its tasks at once."""
+        if (product := self.products.get(name)) is not None:
+            for key, task in list(product.tasks.items()):
+                self.forgotten(key, task.where)
+
     def block_loaded(self, block: Key) -> None:
         """Copy a block that has come into memory to the ranks whose open steps need it."""
         if block in self.replicas.missing:
@@ -317,11 +328,11 @@ class Products:
                 for key, where in product.slots.admit(self._is_wanted):
                     decided.start.append((key, self.products[where.product].rank(where.rank)))
 
-    def _begin(self, where: Placement, limits: Limits) -> ProductState:
+    def _begin(self, where: Placement, limits: Limits, ranks: Sequence[int]) -> ProductState:
         slots = None
         if limits.output_slots is not None:
             slots = self.runs.setdefault(where.run, OutputSlots(limits.output_slots))
-        product = self.products[where.product] = ProductState(limits, len(self.ranks), slots)
+        product = self.products[where.product] = ProductState(limits, ranks, slots)
         return product
 
     def _is_wanted(self, name: str, key: Key) -> bool:
