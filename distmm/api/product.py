@@ -30,6 +30,7 @@ from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
 from distmm.errors import DeviceMemoryError, InputError
 from distmm.graph import product_graph
+from distmm.graph.parametric_layer import with_copies
 from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem, Symmetry
@@ -244,7 +245,7 @@ class Gemm:
             name, layers = graphs(wave)
             c = da.Array(layers, name, chunks, meta=meta)
             c = c[..., 0, :] if vector_a else c
-            return c[..., 0] if vector_b else c
+            return with_copies(c[..., 0] if vector_b else c)
 
         return lazy
 

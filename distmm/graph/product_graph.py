@@ -26,7 +26,7 @@ import dask.array as da
 from dask.highlevelgraph import HighLevelGraph, Layer
 
 from distmm.graph.dask_tasks import List, PlacedTask, ProductTask, TaskRef
-from distmm.graph.parametric_layer import ParametricLayer
+from distmm.graph.parametric_layer import ParametricLayer, copyable
 from distmm.graph.placement import Chain, Key, Placement
 from distmm.planning.blocks import Wave, slices
 from distmm.planning.plan import Plan
@@ -233,4 +233,4 @@ def build(
     names = a.name, (a if b is None else b).name, None if c0 is None else c0.name
     layer = ProductLayer(name, plan, names, choice, epilogue, wave, run, reduced)
     read = [x for x in (a, b, c0, *norms) if x is not None]
-    return HighLevelGraph.from_collections(name, layer, dependencies=read)
+    return copyable(HighLevelGraph.from_collections(name, layer, dependencies=read))
