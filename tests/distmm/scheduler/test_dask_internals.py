@@ -8,6 +8,7 @@ import dask
 import distributed
 import pytest
 from distributed import Client, LocalCluster, Scheduler, SchedulerPlugin
+from distributed.stealing import WorkStealing
 
 from distmm.all_workers import workers_of
 from distmm.scheduler import dask_internals
@@ -294,8 +295,7 @@ def test_placed_tasks_are_not_stolen(two: Client, holding: Holding) -> None:
     def thief(dask_scheduler: Scheduler) -> object:
         ts, other = dask_scheduler.tasks["stays"], dask_scheduler.workers[second]
         dask_internals.place(ts, first)
-        stealing = dask_scheduler.extensions["stealing"]
-        return stealing._get_thief(dask_scheduler, ts, {other}, occupancies={other: 0.0})
+        return WorkStealing._get_thief(None, dask_scheduler, ts, {other}, occupancies={other: 0.0})
 
     assert two.run_on_scheduler(thief) is None
     on_scheduler(two, lambda scheduler: dask_internals.start(scheduler, [scheduler.tasks["stays"]]))
