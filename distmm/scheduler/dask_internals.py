@@ -7,15 +7,19 @@ when they change.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import cast
 
+import dask
+from dask.utils import parse_timedelta
 from distributed.protocol.pickle import dumps
 from distributed.scheduler import Scheduler, TaskState
 
 __all__ = [
     "HELD",
     "VERSIONS_SEEN",
+    "AdaptiveTarget",
     "MemoryManager",
     "Restriction",
     "allowed",
@@ -240,6 +244,40 @@ def fail(scheduler: Scheduler, tasks: Iterable[TaskState], reason: Exception) ->
             ts.exception, ts.exception_text, ts.exception_blame = dumps(reason), repr(reason), ts
             failed[ts.key] = "erred"
     scheduler.transitions(failed, stimulus_id="distmm-failed")
+
+
+class AdaptiveTarget:
+    """The number of workers that an adaptive cluster asks the scheduler for, with the product tasks that are held.
+
+    Dask counts the tasks that are ready. Of each chain of a product that is one.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+    waiting : callable
+        Yields for each product one of its tasks, how many are to be done, and how many may run at the same time.
+
+    Attributes
+    ----------
+    asked : bool
+        Whether the cluster is adaptive: it has asked.
+    """
+
+    def __init__(self, scheduler: Scheduler, waiting: Callable[[], Iterable[tuple[TaskState, int, int]]]) -> None:
+        self.scheduler, self.waiting, self.asked = scheduler, waiting, False
+        self.without = scheduler.handlers["adaptive_target"]
+        scheduler.handlers["adaptive_target"] = self.target
+
+    def target(self, target_duration: float | str | None = None) -> int:
+        """Return the number of workers with which the tasks end in `target_duration`, seconds or as Dask writes it."""
+        self.asked, scheduler = True, self.scheduler
+        least: int = self.without(target_duration=target_duration)
+        within = parse_timedelta(target_duration or dask.config.get("distributed.adaptive.target-duration"))
+        threads = scheduler.total_nthreads / max(1, len(scheduler.workers))
+        wanted = 0.0
+        for ts, tasks, parallel in self.waiting():
+            wanted += min(parallel, tasks * scheduler._get_prefix_duration(ts.prefix) / within)
+        return int(max(least, math.ceil(wanted / max(1.0, threads))))
 
 
 class MemoryManager:

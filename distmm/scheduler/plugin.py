@@ -74,6 +74,7 @@ class PlacementPlugin(SchedulerPlugin):
         self.loop = asyncio.get_running_loop()
         self.memory_manager = dask_internals.MemoryManager(scheduler)
         self.products = Products()
+        self.adaptive = dask_internals.AdaptiveTarget(scheduler, self._waiting)
         self.deciding = False
         self.watch: asyncio.TimerHandle | None = None
         for worker in sorted(scheduler.workers.values(), key=lambda ws: (str(type(ws.name)), ws.name)):
@@ -89,14 +90,23 @@ class PlacementPlugin(SchedulerPlugin):
         state = self.products.products.get(product)
         return (len(state.done), state.total) if state else (0, 0)
 
+    def _waiting(self) -> Iterable[tuple[TaskState, int, int]]:
+        """By product: one of its tasks, how many are to be done, and how many of them may run at the same time."""
+        for product in self.products.products.values():
+            if (key := next(iter(product.tasks.keys() - product.done), None)) is not None:
+                yield self.scheduler.tasks[key], product.total - len(product.done), product.parallel
+
     # Events
 
     @reported
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Give a new worker a rank, and the tasks of the dead worker that it replaces."""
-        replaced = self.products.worker_joined(worker, scheduler.workers[worker].name)
+        products = self.products
+        replaced = products.worker_joined(worker, scheduler.workers[worker].name)
         if replaced is not None:
             dask_internals.move_tasks(scheduler, replaced, worker)
+        elif self.adaptive.asked:
+            products.share(products.ranks.alive[worker])
 
     @reported
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:

@@ -8,15 +8,16 @@ on the scheduler, and carries out what it decides.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from weakref import WeakValueDictionary
 
-from distmm.graph.placement import Key, Placement
+from distmm.graph.placement import Chain, Key, Placement
 from distmm.scheduler.consumers import MadeBlock, Neighbours, most_at_a_time
 from distmm.scheduler.held_loads import HeldLoads
+from distmm.scheduler.lookahead import HeldStep
 from distmm.scheduler.output_slots import OutputSlots
 from distmm.scheduler.product_state import Limits, OperandBlock, PlannedTask, ProductState
 from distmm.scheduler.ranks import Ranks
@@ -70,6 +71,31 @@ class Products:
         """Give a worker a rank; return the address of the dead worker that it replaces."""
         return self.ranks.join(address, name)
 
+    def share(self, rank: int) -> None:
+        """Give a worker that has just joined an even share of the chains of all products: of their steps to come.
+
+        Products that may not run on all workers are left alone.
+        """
+        for product in self.products.values():
+            if not isinstance(product.ranks, range):
+                continue
+            chains: defaultdict[tuple[Chain, int], list[tuple[HeldStep, PlannedTask]]] = defaultdict(list)
+            for held in product.lookahead.held.values():
+                for key in held.tasks:
+                    if (task := product.tasks.get(key)) is not None:
+                        chains[task.where.chain, task.where.layer].append((held, task))
+            by_rank: defaultdict[int, list[list[tuple[HeldStep, PlannedTask]]]] = defaultdict(list)
+            for steps in chains.values():
+                held, task = steps[0]
+                by_rank[held.tasks[task.key]].append(steps)
+            for _ in range(len(chains) // (len(by_rank) + 1)):
+                for held, task in max(by_rank.values(), key=len).pop():
+                    self.replicas.used(task.operands, held.tasks[task.key])
+                    product.shared[task.key] = held.tasks[task.key] = rank
+                    for block in task.operands:
+                        if self.replicas.use(block, rank):
+                            held.replicas[block, rank] = None
+
     def worker_left(self, address: str) -> None:
         """Keep the rank of a dead worker for its replacement."""
         self.ranks.leave(address)
@@ -119,7 +145,7 @@ class Products:
                 self.readers.update(task.arrays)
             # A task that was given up before it ran, and is wanted again, has its uses planned already.
             planned = task.key in product.tasks and task.key not in product.done
-            held, rank = product.add(task), product.rank(task.rank)
+            held, rank = product.add(task), product.rank(task.rank, task.key)
             held.tasks[task.key] = rank
             arranged.hold.append((task.key, order))
             if product.slots is not None:
@@ -242,6 +268,7 @@ class Products:
         self._count(product, task)
         self._close(product, task)
         del product.tasks[key]
+        product.shared.pop(key, None)
         arrays = task.arrays
         self.readers.subtract(arrays)
         for name in arrays:
@@ -326,7 +353,7 @@ class Products:
                         decided.start.append((key, rank))
             if product.slots is not None:
                 for key, where in product.slots.admit(self._is_wanted):
-                    decided.start.append((key, self.products[where.product].rank(where.rank)))
+                    decided.start.append((key, self.products[where.product].rank(where.rank, key)))
 
     def _begin(self, where: Placement, limits: Limits, ranks: Sequence[int]) -> ProductState:
         slots = None
@@ -343,7 +370,7 @@ class Products:
         """Count a task as done, once: it does not need its operands any more."""
         if task.key not in product.done:
             product.done.add(task.key)
-            self.replicas.used(task.operands, product.rank(task.rank))
+            self.replicas.used(task.operands, product.rank(task.rank, task.key))
 
     def _close(self, product: ProductState, task: PlannedTask) -> None:
         """Open another step of the product if this task was the last one of its step."""
