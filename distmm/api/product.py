@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from typing import Any, Literal
 
+import dask
 import dask.array as da
 import numpy as np
 from dask.array.utils import meta_from_array
@@ -29,6 +30,7 @@ from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
 from distmm.errors import DeviceMemoryError, InputError
 from distmm.graph import product_graph
+from distmm.graph.parametric_layer import with_copies
 from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem, Symmetry
@@ -173,12 +175,14 @@ class Gemm:
         """Return the lazy product. If workers can write to this process's memory, its `compute` works like ``out=``."""
         if client is None or self.a.kind == "cupy" or any(self.vectors):
             return array
+        annotations = dask.get_annotations()  # those of the call hold for the graph that `compute` makes
 
         def fill(out: np.ndarray, client: Client) -> bool:
             # If workers cannot write to `out`, Dask's `compute` fetches C as one array, provided that C fits.
             if out_array.target(out, client) is None and not plan.streamed:
                 return False
-            self.array(wishes, out, client)
+            with dask.annotate(**annotations):
+                self.array(wishes, out, client)
             return True
 
         return ProductArray.of(array, fill)
@@ -241,7 +245,7 @@ class Gemm:
             name, layers = graphs(wave)
             c = da.Array(layers, name, chunks, meta=meta)
             c = c[..., 0, :] if vector_a else c
-            return c[..., 0] if vector_b else c
+            return with_copies(c[..., 0] if vector_b else c)
 
         return lazy
 

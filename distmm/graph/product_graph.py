@@ -27,7 +27,7 @@ import dask.array as da
 from dask.highlevelgraph import HighLevelGraph, Layer
 
 from distmm.graph.dask_tasks import List, PlacedTask, ProductTask, TaskRef
-from distmm.graph.parametric_layer import ParametricLayer
+from distmm.graph.parametric_layer import ParametricLayer, copyable
 from distmm.graph.placement import Chain, Key, Placement
 from distmm.planning.blocks import Wave, slices
 from distmm.planning.owners import Owners
@@ -80,9 +80,9 @@ class ProductLayer(ParametricLayer):
         self.wave, self.run, self.reduced = wave, run or name, reduced
         self.mirrored = plan.problem.symmetry is not None and reduced is None
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def _parameters(self) -> tuple[Any, ...]:
         product = self.name, self.plan, self.operands, self.choice, self.epilogue
-        return type(self), (*product, self.wave, self.run, self.reduced)
+        return *product, self.wave, self.run, self.reduced
 
     def get_output_keys(self) -> set[Key]:
         """Keys of the blocks of C."""
@@ -124,8 +124,9 @@ class ProductLayer(ParametricLayer):
             if last:
                 kwargs |= self._reduction(chain)
             return ProductTask(
-                key, func, where, self.choice, *args, epilogue if last else None, added, plan=plan, **kwargs
-            )
+                key, func, where, self.choice, *args, epilogue if last else None, added, plan=plan,
+                annotations=self.annotations, **kwargs,
+            )  # fmt: skip
 
         for chain in plan.blocking.c_indices(wave):
             batch, i, j = chain
@@ -244,4 +245,4 @@ def build(
     names = a.name, (a if b is None else b).name, None if c0 is None else c0.name
     layer = ProductLayer(name, plan, names, choice, epilogue, wave, run, reduced)
     read = [x for x in (a, b, c0, *norms) if x is not None]
-    return HighLevelGraph.from_collections(name, layer, dependencies=read)
+    return copyable(HighLevelGraph.from_collections(name, layer, dependencies=read))

@@ -6,12 +6,11 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from typing import Any
-from weakref import WeakMethod
 
 import dask
 import dask.array as da
@@ -22,6 +21,7 @@ from distmm.api.smaller_plan import memory_full
 from distmm.api.waves import Graph, Waves
 from distmm.errors import DistmmError, Stopped, WrongResultError
 from distmm.graph import product_graph
+from distmm.job import made_blocks
 from distmm.job.block_writer import Writer
 from distmm.job.entries import Entries
 from distmm.job.faulty_workers import FaultyWorkers
@@ -139,13 +139,10 @@ class Computation:
         unit = self.spec.result.unit
         kept = [[i, j] for _, i, j in self.plan.blocking.c_indices() if unit(i, j) not in missing]
         self._event("begin", path=self.writer.folder.target, kept=kept, note=self.note)
-        topic = None if self._reads_users_tasks else self.writer.topic
-        if topic is not None:
-            # A weak reference, because Dask's client keeps the handler even after `unsubscribe_topic`.
-            note_made = WeakMethod(self.waves.note_made)
-            self.client.subscribe_topic(topic, lambda event: (note := note_made()) and note(tuple(event[1])))
+        reported = made_blocks.reported_to(self.waves.note_made, self.job, self.client)
         try:
-            self.waves.run(self._graphs(missing))
+            with nullcontext() if self._reads_users_tasks else reported:
+                self.waves.run(self._graphs(missing))
             self._look()
         except (DistmmError, OSError) as error:
             tell_failure(self.client, self.job, error)
@@ -155,8 +152,6 @@ class Computation:
             tell_failure(self.client, self.job, full)
             raise full from error
         finally:
-            if topic is not None and self.client.status == "running":
-                self.client.unsubscribe_topic(topic)
             # Breaks a reference cycle, which would keep operands in memory until the next garbage collection.
             del self.waves
 

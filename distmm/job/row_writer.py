@@ -21,6 +21,7 @@ from distmm.checking import sketch
 from distmm.checking.checksum import checksum_of_input
 from distmm.errors import InputError
 from distmm.graph.placement import Placement
+from distmm.job import made_blocks
 from distmm.job.block_rows import RowFolder, sum_of
 from distmm.job.block_writer import WRITERS, Left, Writer
 from distmm.job.folded_checksums import folded
@@ -159,6 +160,5 @@ def gather(writer: RowWriter, i: int, made: Sequence[Made], last: bool) -> Made 
     if not last:
         return records, part
     # The task keeps its slot, so that no more rows are merged at a time than planned. The write is short.
-    worker = get_worker()
-    worker.log_event(writer.topic, worker.get_current_task())
+    made_blocks.report(writer.run.id)
     return writer.store(i, records, part)

@@ -208,10 +208,11 @@ class Plan:
             workers = self.cluster.workers
             early_end.refuse(self.wave_seconds, self.cost.seconds, self.run_seconds, workers, self.block_shape)
 
-    def check_memory(self, blocks: int = 0) -> None:
+    def check_memory(self, blocks: int = 0, workers: int | None = None) -> None:
         """Refuse a plan that does not fit into memory while each worker holds up to `blocks` blocks of C.
 
-        The plan's own number of blocks counts where it is larger.
+        The plan's own number of blocks counts where it is larger. With fewer `workers` than the plan's, some do the
+        work of several.
 
         Raises
         ------
@@ -221,13 +222,15 @@ class Plan:
         gpu, host = self.cluster.device == "cuda", self.cluster.host_memory
         more = max(0, blocks - (self.peak.output_slots or blocks)) * self.peak.slot
         on_host = self.result == "host"
+        workers = self.cluster.workers if workers is None else workers
+        ranks = math.ceil(self.grid.size / workers)
         for where, peak, have in (
-            ("", self.peak.worker + more * (not on_host), self.cluster.memory),
-            (" of host memory", self.peak.host + more * on_host, math.inf if host is None else host),
+            ("", ranks * (self.peak.worker + more * (not on_host)), self.cluster.memory),
+            (" of host memory", ranks * (self.peak.host + more * on_host), math.inf if host is None else host),
         ):
             if peak > have:
                 what = "GPUs" if gpu else "workers"
-                use = f"use about {math.ceil(self.cluster.workers * peak / max(1, have))} {what},"
+                use = f"use about {math.ceil(workers * peak / max(1, have))} {what},"
                 if self.fewest is not None:
                     none_does = f"no number of these {what} would do: take others,"
                     use = none_does if self.fewest == math.inf else f"use {self.fewest} {what},"
@@ -236,7 +239,7 @@ class Plan:
                     kept = " or read C block by block (C.sum(), da.topk(C, 10)), or write it as it is made, with out=,"
                 held = f", with {blocks} blocks of C in memory at a time" if more else ""
                 raise DoesNotFitError(
-                    f"this product needs {peak / 1e9:.3g} GB{where} on each of {self.cluster.workers} {what}{held}, "
+                    f"this product needs {peak / 1e9:.3g} GB{where} on each of {workers} {what}{held}, "
                     f"{have / 1e9:.3g} GB is free there: short by {(peak - have) / 1e9:.3g} GB; "
                     f"{use}{kept} or more memory for each, or smaller blocks "
                     f"(now {'x'.join(map(str, self.block_shape))})"

@@ -8,15 +8,16 @@ on the scheduler, and carries out what it decides.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from weakref import WeakValueDictionary
 
-from distmm.graph.placement import Key, Placement
+from distmm.graph.placement import Chain, Key, Placement
 from distmm.scheduler.consumers import MadeBlock, Neighbours, most_at_a_time
 from distmm.scheduler.held_loads import HeldLoads
+from distmm.scheduler.lookahead import HeldStep
 from distmm.scheduler.output_slots import OutputSlots
 from distmm.scheduler.product_state import Limits, OperandBlock, PlannedTask, ProductState
 from distmm.scheduler.ranks import Ranks
@@ -70,6 +71,31 @@ class Products:
         """Give a worker a rank; return the address of the dead worker that it replaces."""
         return self.ranks.join(address, name)
 
+    def share(self, rank: int) -> None:
+        """Give a worker that has just joined an even share of the chains of all products: of their steps to come.
+
+        Products that may not run on all workers are left alone.
+        """
+        for product in self.products.values():
+            if not isinstance(product.ranks, range):
+                continue
+            chains: defaultdict[tuple[Chain, int], list[tuple[HeldStep, PlannedTask]]] = defaultdict(list)
+            for held in product.lookahead.held.values():
+                for key in held.tasks:
+                    if (task := product.tasks.get(key)) is not None:
+                        chains[task.where.chain, task.where.rank].append((held, task))
+            by_rank: defaultdict[int, list[list[tuple[HeldStep, PlannedTask]]]] = defaultdict(list)
+            for steps in chains.values():
+                held, task = steps[0]
+                by_rank[held.tasks[task.key]].append(steps)
+            for _ in range(len(chains) // (len(by_rank) + 1)):
+                for held, task in max(by_rank.values(), key=len).pop():
+                    self.replicas.used(task.operands, held.tasks[task.key])
+                    product.shared[task.key] = held.tasks[task.key] = rank
+                    for block in task.operands:
+                        if self.replicas.use(block, rank):
+                            held.replicas[block, rank] = None
+
     def worker_left(self, address: str) -> None:
         """Keep the rank of a dead worker for its replacement."""
         self.ranks.leave(address)
@@ -86,6 +112,7 @@ class Products:
         operands: Mapping[Key, OperandBlock],
         kept: Collection[str] = (),
         limits: Mapping[str, Limits] = MappingProxyType({}),
+        ranks: Mapping[str, Sequence[int]] = MappingProxyType({}),
     ) -> Arrangement:
         """Take the tasks of a new graph that are to run.
 
@@ -100,6 +127,8 @@ class Products:
             Names of arrays whose blocks clients keep.
         limits : mapping
             Limits of the products that are new.
+        ranks : mapping
+            The ranks of new products that may not run on all.
         """
         arranged = Arrangement()
         replicas = self.replicas
@@ -110,12 +139,13 @@ class Products:
             where, order = task.where, task.where.order
             product = self.products.get(where.product)
             if product is None:
-                product = self._begin(where, limits.get(where.product, Limits()))
+                allowed = ranks.get(where.product, range(len(self.ranks)))
+                product = self._begin(where, limits.get(where.product, Limits()), allowed)
             if task.key not in product.tasks:
                 self.readers.update(task.arrays)
             # A task that was given up before it ran, and is wanted again, has its uses planned already.
             planned = task.key in product.tasks and task.key not in product.done
-            held, rank = product.add(task), product.rank(task.rank)
+            held, rank = product.add(task), product.rank(task.rank, task.key)
             held.tasks[task.key] = rank
             arranged.hold.append((task.key, order))
             if product.slots is not None:
@@ -146,7 +176,8 @@ class Products:
             self.opening[where.product] = None
         for key, where in others:
             product = self.products.get(where.product)
-            arranged.place.append((key, where.rank % (product.workers if product else len(self.ranks)), where.order))
+            rank = product.rank(where.rank) if product else where.rank % len(self.ranks)
+            arranged.place.append((key, rank, where.order))
             if product is not None and product.slots is not None:
                 product.slots.expect(key, where)
         for name in kept:
@@ -237,6 +268,7 @@ class Products:
         self._count(product, task)
         self._close(product, task)
         del product.tasks[key]
+        product.shared.pop(key, None)
         arrays = task.arrays
         self.readers.subtract(arrays)
         for name in arrays:
@@ -249,6 +281,12 @@ class Products:
             loads = {block: load for held in steps for block, load in held.loads.items()}
             if loads:
                 self.orphans.update(HeldLoads(self.products).pass_on(loads))
+
+    def give_up(self, name: str) -> None:
+        """Forget a product and its tasks at once."""
+        if (product := self.products.get(name)) is not None:
+            for key, task in list(product.tasks.items()):
+                self.forgotten(key, task.where)
 
     def block_loaded(self, block: Key) -> None:
         """Copy a block that has come into memory to the ranks whose open steps need it."""
@@ -315,13 +353,13 @@ class Products:
                         decided.start.append((key, rank))
             if product.slots is not None:
                 for key, where in product.slots.admit(self._is_wanted):
-                    decided.start.append((key, self.products[where.product].rank(where.rank)))
+                    decided.start.append((key, self.products[where.product].rank(where.rank, key)))
 
-    def _begin(self, where: Placement, limits: Limits) -> ProductState:
+    def _begin(self, where: Placement, limits: Limits, ranks: Sequence[int]) -> ProductState:
         slots = None
         if limits.output_slots is not None:
             slots = self.runs.setdefault(where.run, OutputSlots(limits.output_slots))
-        product = self.products[where.product] = ProductState(limits, len(self.ranks), slots)
+        product = self.products[where.product] = ProductState(limits, ranks, slots)
         return product
 
     def _is_wanted(self, name: str, key: Key) -> bool:
@@ -332,7 +370,7 @@ class Products:
         """Count a task as done, once: it does not need its operands any more."""
         if task.key not in product.done:
             product.done.add(task.key)
-            self.replicas.used(task.operands, product.rank(task.rank))
+            self.replicas.used(task.operands, product.rank(task.rank, task.key))
 
     def _close(self, product: ProductState, task: PlannedTask) -> None:
         """Open another step of the product if this task was the last one of its step."""

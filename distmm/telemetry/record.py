@@ -155,6 +155,9 @@ class Record:
         self.again = np.zeros(self.chains, dtype=np.int32)
         self.resumed = np.zeros(self.chains, dtype=bool)
         self.resumed[list(kept)] = True
+        self.computed = ~self.resumed & ~self.mirrored  # chains with tasks
+        self.count = int((self.computed * self.steps_of).sum()) if self.whole else 0  # expected steps
+        self.to_do = self.count  # those of them that are not done; counted, since every event and sample may ask for it
         self.certified = np.zeros(self.chains, dtype=bool)
         self.refuted = np.zeros(self.chains, dtype=bool)  # failed its last check
         self.rejections = np.zeros(self.chains, dtype=np.int32)
@@ -224,6 +227,9 @@ class Record:
     def want(self, chain: int, step: int, owner: str, time: float = 0.0) -> None:
         """Add a step that was submitted to the scheduler."""
         self._begin_anew(time)
+        if not self.whole and not self.wanted[chain, step]:
+            self.count += 1
+            self.to_do += not self.done[chain, step]
         self.wanted[chain, step] = True
         self.owners[chain] = self.owners[chain] or owner
         self.lane(owner)
@@ -232,15 +238,13 @@ class Record:
     @property
     def expected(self) -> np.ndarray:
         """Steps to do, shape (chains, steps): the submitted ones, and those of later waves."""
-        computed = ~self.resumed & ~self.mirrored
         steps = np.arange(self.steps) < np.reshape(self.steps_of, (-1, 1))
-        return np.broadcast_to(computed[:, None] & steps, self.done.shape) if self.whole else self.wanted
+        return np.broadcast_to(self.computed[:, None] & steps, self.done.shape) if self.whole else self.wanted
 
     @property
     def made(self) -> bool:
         """Whether all expected steps are done."""
-        expected = self.expected
-        return bool(expected.any()) and not bool((expected & ~self.done).any())
+        return self.count > 0 and not self.to_do
 
     @property
     def complete(self) -> bool:
@@ -319,7 +323,7 @@ class Record:
                 self.lane(event.worker).access(event)
             case Again(time, chain, step, finished):
                 self._begin_anew(time)
-                self.done[chain, step] = False
+                self._set_done(chain, step, False)
                 self.again[chain] += finished
                 self.interrupted += not finished
                 self.incidents.add(time, "step lost, computed again" if finished else "run interrupted, repeated")
@@ -364,7 +368,7 @@ class Record:
         lane.steps += 1
         lane.left = None
         lane.recent.append((run.start, run.stop, flops))
-        self.done[run.chain, run.step] = True
+        self._set_done(run.chain, run.step, True)
         self.owners[run.chain] = run.worker
         self.runs.append(run)
         self.advanced = max(self.advanced, run.stop)
@@ -374,6 +378,11 @@ class Record:
         self.history.add(run.worker, run.start, run.stop, flops)
         self.started = run.start if self.started is None else min(self.started, run.start)
         self.stopped = run.stop if self.stopped is None else max(self.stopped, run.stop)
+
+    def _set_done(self, chain: int, step: int, done: bool) -> None:
+        expected = self.computed[chain] if self.whole else self.wanted[chain, step]
+        self.to_do += int(expected) * (int(self.done[chain, step]) - done)
+        self.done[chain, step] = done
 
     def _begin_anew(self, time: float) -> None:
         """Restart the idle time at `time` if the product had no work until then."""

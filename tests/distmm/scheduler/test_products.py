@@ -141,3 +141,24 @@ def test_an_array_is_not_called_unread_if_a_product_that_reads_it_has_arrived_me
     for task in second:
         products.forgotten(task.key, task.where)
     assert set(decide(products).unread) == {"A", "B"}
+
+
+def test_a_worker_that_joins_takes_a_share_of_the_chains_from_their_next_held_step_on() -> None:
+    products = machine(1)
+    tasks = [task for j in range(4) for task in chain("c", Grid(1, 1), j)]
+    products.arrived(tasks, (), operands(tasks, "c"), (), {"c": Limits(lookahead=1)})
+    assert {rank for _, rank in decide(products).start} == {0}
+    products.worker_joined("tcp://late", "late")
+    products.share(1)
+    wanted, ranks = set(), {}
+    for step in range(DEPTH):
+        for task in (task for task in tasks if task.where.step == step):
+            products.finished(task.key, task.where)
+        decided = products.decide(lambda block: {0})
+        ranks |= dict(decided.start)
+        wanted |= {block for block, rank in decided.copy if rank == 1}
+    late = {task.where.j for task in tasks if ranks.get(task.key) == 1}
+    assert late == {task.where.j for task in tasks if task.where.step and ranks[task.key] == 1}
+    assert len(late) == 2
+    assert wanted == {block for task in tasks if task.where.step and task.where.j in late for block in task.operands}
+    assert not products.replicas.uses
