@@ -10,6 +10,7 @@ from distributed import Client
 
 from distmm.api.operands import Operand
 from distmm.api.plan_request import FileJob, PlanRequest, plan_for
+from distmm.api.reduced_product import bytes_widened
 from distmm.api.smaller_plan import smaller_plan
 from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
@@ -129,7 +130,8 @@ def bytes_of_parts(reduction: Reduction, spec: Spec, plan: Plan) -> int:
     """
     of_block, of_row = reduction.bytes_of_parts(spec.dtype, plan)
     largest, cluster = max(plan.waves, key=lambda wave: wave.c_blocks), plan.cluster
-    return largest.c_blocks * of_block + (len(largest.rows) + 2 * cluster.threads * cluster.workers) * of_row
+    widened = 0 if reduction.metric is None else bytes_widened(plan)
+    return widened + largest.c_blocks * of_block + (len(largest.rows) + 2 * cluster.threads * cluster.workers) * of_row
 
 
 def _read_rate(client: Client, operand: Operand, device: Literal["cpu", "cuda"]) -> float | None:
