@@ -14,6 +14,7 @@ from distmm.api.reduced_product import bytes_widened
 from distmm.api.smaller_plan import smaller_plan
 from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
+from distmm.clusters.hardware import Hardware
 from distmm.errors import DeviceMemoryError
 from distmm.job.folder import Json
 from distmm.job.read_rate import read_rate
@@ -52,6 +53,7 @@ def request(
     manifest: Json | None,
     text: str | None,
     run_seconds: float | None = None,
+    machines: Hardware | None = None,
 ) -> PlanRequest:
     """Return the planning request of a job.
 
@@ -68,6 +70,8 @@ def request(
         The text of a plan.
     run_seconds : float, optional
         Seconds after which a run may be stopped.
+    machines : Hardware, optional
+        Workers that are not there yet. The plan then needs no client, and no measurements.
 
     Returns
     -------
@@ -75,12 +79,12 @@ def request(
     """
     if manifest is not None:
         blocks, text = tuple(manifest["blocks"]), manifest["plan"] if manifest["layers"] > 1 else text
-    wishes = Wishes(spec.precision, spec.kernel, device, blocks, text, reproducible=spec.reproducible)
+    wishes = Wishes(spec.precision, spec.kernel, device, blocks, text, machines, spec.reproducible)
     job = FileJob(SPARE, LOADS, GPU_HOST_MEMORY, _load, _read_rate)
     return PlanRequest(spec.problem, spec.a, spec.b, wishes, written=True, job=job, run_seconds=run_seconds)
 
 
-def plan(spec: Spec, asked: PlanRequest, client: Client) -> Plan:
+def plan(spec: Spec, asked: PlanRequest, client: Client | None) -> Plan:
     """Plan a job. A long job has short waves, so that a run that ends early loses little work."""
     made = planned(spec, asked, client)
     if asked.run_seconds is not None or made.shortfall or made.cost.seconds < LONG_SECONDS:
@@ -107,7 +111,7 @@ def smaller(
     return smaller_plan(full, error, before, within, "the job continues", remedy)
 
 
-def planned(spec: Spec, asked: PlanRequest, client: Client) -> Plan:
+def planned(spec: Spec, asked: PlanRequest, client: Client | None) -> Plan:
     """Plan a job. If C is reduced, reserve host memory for the reduced blocks."""
     if spec.reduction is None:
         return plan_for(asked, client)
