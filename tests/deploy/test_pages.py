@@ -33,9 +33,9 @@ REFERENCE = SITE / "pages" / "reference"
 JOB_FILES = {"slurm": ROOT / "deploy/slurm/one_node.toml", "kubernetes": ROOT / "deploy/kubernetes/job.toml"}
 
 
-def having(*languages: str, marks: set[str]) -> Any:
+def having(*languages: str, marks: set[str], among: list[Path] = PAGES) -> Any:
     """Parametrise over the pages that have such blocks."""
-    found = [path for path in PAGES if any(block.mark in marks for block in blocks(path, *languages))]
+    found = [path for path in among if any(block.mark in marks for block in blocks(path, *languages))]
     return pytest.mark.parametrize("page", found, ids=name_of)
 
 
@@ -84,7 +84,7 @@ def test_every_block_says_what_it_is() -> None:
     assert unknown == []
 
 
-@having("python", marks={""})
+@having("python", marks={""}, among=[*PAGES, *READMES])
 def test_python_runs_as_a_script_in_a_folder_of_its_own(
     page: Path, client: Client, started: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
