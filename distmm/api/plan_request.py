@@ -223,10 +223,10 @@ def _cluster(request: PlanRequest, client: Client | None) -> ClusterSpec:
 
     spec = described()
     if job is not None:
-        assert client is not None
-        # Libraries take memory: they are loaded before the free memory is read.
-        everywhere(client, job.prepare, KernelChoice(spec.device, problem.dtype, wishes.precision, wishes.kernel))
-        spec = described()
+        if client is not None:
+            # Libraries take memory: they are loaded before the free memory is read.
+            everywhere(client, job.prepare, KernelChoice(spec.device, problem.dtype, wishes.precision, wishes.kernel))
+            spec = described()
         load = job.loads[spec.device] * (spec.threads if spec.device == "cpu" else 1)
         spec = replace(spec, memory=int(spec.memory * (1 - job.spare)), load=load)
     if request.most is not None:
@@ -282,6 +282,7 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
             homes=homes,
             reproducible=wishes.reproducible,
         )
+        plan = plan if request.job is None else replace(plan, on_disk=True)
         # A lazy product that cannot stay may be read block by block.
         if not plan.shortfall or result in ("out", "reduced") or streamed or not may_stream:
             return plan

@@ -281,7 +281,8 @@ class Gemm:
         a, b, symmetry, on, blocking = self.a, self.b, self.symmetry, plan.cluster.device, plan.blocking
         choice = product_graph.kernel_choice(plan)
         conjugate = symmetry == "hermitian" and a.transposed
-        epilogue = Epilogue(self.dtype, kind, self.alpha, self.beta, conjugate=conjugate)
+        dtype = self.dtype if reduced is None or reduced.dtype is None else reduced.dtype
+        epilogue = Epilogue(dtype, kind, self.alpha, self.beta, conjugate=conjugate)
         self._check_added()
         chunks = (*blocking.batch, blocking.m, blocking.n)
         how: dict[str, Any] = {"reduced": reduced, "norms": norms}

@@ -24,6 +24,7 @@ from functools import cached_property
 from typing import Any
 
 import dask.array as da
+import numpy as np
 from dask.highlevelgraph import HighLevelGraph, Layer
 
 from distmm.graph.dask_tasks import List, PlacedTask, ProductTask, TaskRef
@@ -53,12 +54,15 @@ class Reduced:
         Names of the arrays of squared norms, ``(m,)`` and ``(n,)``, cut like C.
     mirrored : bool
         Whether a block of a symmetric product is reduced a second time, as its mirror image.
+    dtype : dtype, optional
+        Type of the blocks that are reduced; by default that of the product.
     """
 
     reduction: tasks.Chunk
     down: bool = False
     norms: tuple[str, str] | None = None
     mirrored: bool = True
+    dtype: np.dtype[Any] | None = None
 
 
 class ProductLayer(ParametricLayer):
@@ -121,8 +125,10 @@ class ProductLayer(ParametricLayer):
             last = key[0] == self.name
             added = TaskRef((c0, *key[1:])) if last and c0 is not None else None
             epilogue = on_diagonal if chain[1] == chain[2] else self.epilogue
-            if last:
-                kwargs |= self._reduction(chain)
+            if last or self._scales:
+                kwargs |= self._norms(chain)
+            if last and self.reduced is not None:
+                kwargs["reduction"] = self._reduction(self.reduced, chain)
             return ProductTask(
                 key, func, where, self.choice, *args, epilogue if last else None, added, plan=plan,
                 annotations=self.annotations, **kwargs,
@@ -174,18 +180,24 @@ class ProductLayer(ParametricLayer):
         rows, columns = ([at.start for at in slices(edges)] for edges in (self.plan.blocking.m, self.plan.blocking.n))
         return rows, columns
 
-    def _reduction(self, chain: Chain) -> dict[str, Any]:
-        """Return what the last task of a chain gets so that it reduces its block."""
-        if self.reduced is None:
+    @property
+    def _scales(self) -> bool:
+        """Whether all steps need norms, and not the last alone."""
+        return tasks.needs_exponents(self.plan.problem.dtype)
+
+    def _norms(self, chain: Chain) -> dict[str, Any]:
+        """Return the norms of the rows whose inner products are a block, if its reduction needs them."""
+        if self.reduced is None or self.reduced.norms is None:
             return {}
+        (of_rows, of_columns), (_, i, j) = self.reduced.norms, chain
+        return {"norms": List(TaskRef((of_rows, i)), TaskRef((of_columns, j)))}
+
+    def _reduction(self, reduced: Reduced, chain: Chain) -> tasks.BlockReduction:
+        """Return what the last task of a chain gets so that it reduces its block."""
         _, i, j = chain
         row, column = self._starts[0][i], self._starts[1][j]
-        mirrored = self.plan.problem.symmetry if i != j and self.reduced.mirrored else None
-        of_block = tasks.BlockReduction(self.reduced.reduction, row, column, self.reduced.down, mirrored)
-        if self.reduced.norms is None:
-            return {"reduction": of_block}
-        of_rows, of_columns = self.reduced.norms
-        return {"reduction": of_block, "norms": List(TaskRef((of_rows, i)), TaskRef((of_columns, j)))}
+        mirrored = self.plan.problem.symmetry if i != j and reduced.mirrored else None
+        return tasks.BlockReduction(reduced.reduction, row, column, reduced.down, mirrored)
 
 
 def one_graph(name: str, waves: Sequence[HighLevelGraph]) -> HighLevelGraph:

@@ -72,6 +72,13 @@ class RowWriter(Writer):
         """
         norms = left[2]
         of_block = None if norms is None else (norms[0][:, 0], norms[1 + position][:, 0])
+        if of_block is not None and tasks.exponents(of_block, self.plan.problem.dtype) is not None:
+            squares = np.concatenate(of_block)
+            least, most = np.sqrt([squares[squares > 0].min(), squares[np.isfinite(squares)].max()])
+            raise InputError(
+                f"rows that are compared have norms from {least:.2g} to {most:.2g}, and float32 cannot hold their "
+                "products: divide A and B by a number near their norms, or store them as float64, and start over"
+            )
         record, part = self.judged(where, block, left, position, added, weights, of_block)
         return [record], part if record["right"] else None
 

@@ -108,6 +108,7 @@ class Spec:
         check_held(kept, alpha=alpha, beta=beta)
         if reduction is not None:
             _check_reduced(reduction, left, right, check)
+            kept = reduction.dtype(kept)
         accuracy = check_precision(precision)
         return cls(left, right, added, alpha, beta, kept, accuracy, kernel, check, reduction, reproducible)
 
@@ -118,8 +119,11 @@ class Spec:
 
     @property
     def problem(self) -> Problem:
-        """The product, in the type of the computation, which is never narrower than its operands or C."""
-        wide = np.result_type(self.a.dtype, self.b.dtype, self.dtype)
+        """The product, in the type of the computation, which is never narrower than its operands or C.
+
+        Blocks that are reduced may be wider: those of a metric have the type of the accumulator.
+        """
+        wide = np.result_type(self.a.dtype, self.b.dtype, *([self.dtype] if self.reduction is None else []))
         return Problem(self.a.shape[0], self.a.shape[1], self.b.shape[1], wide)
 
     @property

@@ -89,10 +89,13 @@ class Summary:
         m, n = self.shape
         kept = "" if self.entries is None else f"{self.entries:,} elements of "
         again = f", {self.recomputed} computed again" if self.recomputed else ""
-        return [
+        run = [
             ("time", f"{units.duration(self.seconds)}, reading and writing included"),
             ("rate", units.scaled(self.flops_per_second, "FLOP/s")),
             ("moved", f"{units.size(self.bytes_moved)} between workers{planned}"),
+        ]
+        return [
+            *(run if self.kept < self.blocks else [("run", "nothing was left to compute")]),
             (
                 "blocks" if self.entries is None else "block rows",
                 f"{self.blocks}, {self.kept} of them finished before{again}",

@@ -54,6 +54,8 @@ class Plan:
     fewest : float, optional
         How few of these workers would be enough (`distmm.planning.fewest`), infinity if no number is. Only plans for a
         cluster that is not there have it.
+    on_disk : bool
+        Whether workers read A and B from files and write C to one. The predicted time does not count the writes.
     """
 
     problem: Problem
@@ -66,6 +68,7 @@ class Plan:
     streamed: bool = False
     run_seconds: float | None = None
     fewest: float | None = None
+    on_disk: bool = False
 
     @property
     def blocking(self) -> Blocking:
@@ -257,13 +260,18 @@ class Plan:
         m, k, n = b.largest
         what = "GPUs" if self.cluster.device == "cuda" else "CPU workers"
         batch = f" x {math.prod(p.batch)} (batch {p.batch})" if p.batch else ""
-        chained = f" of {b.panels} panels" if b.panels > 1 else ""
         if isinstance(grid, Owners):
             workers, bound = f"{grid.size} {what}: {grid.title}", "the fewest from where A and B are:"
+            longest = max(max(chains) for chains, _ in grid.lines(b))
         else:
             layers = f" x {grid.layers} (k is split)" if grid.layers > 1 else ""
             workers, bound = f"{grid.rows} x {grid.columns}{layers} {what}", "2-D bound"
-        waves = f", in {len(self.waves)} waves" if len(self.waves) > 1 else ""
+            longest = b.part_panels(grid.layers)
+        steps, panels = self.schedule.steps, min(b.panels, longest, len(b.k))
+        chained = f"{steps} step{'s' * (steps != 1)}"
+        if panels > 1:
+            chained += f" of {'up to ' * (len(b.k) % panels > 0)}{panels} panels{' each' * (steps > 1)}"
+        waves = f", in {len(self.waves)} waves of" if len(self.waves) > 1 else ","
         what_by_what = f"{p.m} x {p.k} times {p.k} x {p.n}"
         blocks = f"{b.c_blocks} blocks of C"
         if p.symmetry is not None:
@@ -289,6 +297,10 @@ class Plan:
         if self.idle_workers:
             few = f"{self.idle_workers} of {self.cluster.workers} have no block of C: smaller blocks would use them"
             idle = [("without work", few)]
+        disk = ""
+        if self.on_disk:
+            rate = self.cluster.load * self.cluster.workers / 1e9
+            disk = f", with files read at {rate:.2g} GB/s, and without the time in which a disk writes C"
         early = []
         if self.run_seconds is not None:
             early = [("a stop", f"loses the work of about {self.wave_seconds:.2g} s at most: a wave")]
@@ -297,7 +309,7 @@ class Plan:
             ("product", f"{what_by_what}{batch}, {p.dtype}, {p.flops:.3g} operations"),
             ("kernel", f"{self.kernel or self.cluster.kernel or 'automatic'}, precision {self.precision}"),
             ("workers", workers),
-            ("blocks", f"{m} x {k} x {n} (m x k x n), {blocks}{waves}, {self.schedule.steps} steps each{chained}"),
+            ("blocks", f"{m} x {k} x {n} (m x k x n), {blocks}{waves} {chained}"),
             ("tasks", f"{c.tasks}"),
             ("memory", f"{c.peak_bytes / 1e9:.3g} GB a worker at most, {self.cluster.memory / 1e9:.3g} GB are free"),
             ("lookahead", f"blocks of A and B of {self.lookahead} steps in memory"),
@@ -311,7 +323,7 @@ class Plan:
                 f"{c.bytes_moved / 1e9:.3g} GB between workers ({bound} {c.bytes_bound / 1e9:.3g} GB)",
             ),
             ("bits", bits),
-            ("time", f"about {c.seconds:.2g} s, limited by {c.bound_by}"),
+            ("time", f"about {c.seconds:.2g} s, limited by {c.bound_by}{disk}"),
             *early,
             ("plan", str(self)),
         ]

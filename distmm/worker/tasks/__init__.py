@@ -9,7 +9,7 @@ from distmm.worker.gpu_copies import to_host
 from distmm.worker.tasks.epilogue import Epilogue
 from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_facts, measure, measure_kernels
 from distmm.worker.tasks.loads import load, to_device
-from distmm.worker.tasks.metrics import METRICS, Metric, score_dtype, squared_norms
+from distmm.worker.tasks.metrics import METRICS, Metric, exponents, needs_exponents, squared_norms
 from distmm.worker.tasks.probe import PAUSE_FRACTION, copy_rate, local_gpu, probe
 from distmm.worker.tasks.products import combine, mirror, multiply
 from distmm.worker.tasks.reductions import (
@@ -47,6 +47,7 @@ __all__ = [
     "block_qr",
     "combine",
     "copy_rate",
+    "exponents",
     "kernel_facts",
     "load",
     "local_gpu",
@@ -55,9 +56,9 @@ __all__ = [
     "merge",
     "mirror",
     "multiply",
+    "needs_exponents",
     "probe",
     "rows_times",
-    "score_dtype",
     "small_block",
     "squared_norms",
     "to_device",
