@@ -23,6 +23,7 @@ from functools import cached_property
 from typing import Any
 
 import dask.array as da
+import numpy as np
 from dask.highlevelgraph import HighLevelGraph, Layer
 
 from distmm.graph.dask_tasks import List, PlacedTask, ProductTask, TaskRef
@@ -70,15 +71,16 @@ class ProductLayer(ParametricLayer):
         wave: Wave | None = None,
         run: str | None = None,
         reduced: Reduced | None = None,
+        dtypes: tuple[np.dtype[Any] | None, ...] = (None, None, None),
     ) -> None:
         super().__init__()
         self.name, self.plan, self.operands, self.choice, self.epilogue = name, plan, operands, choice, epilogue
-        self.wave, self.run, self.reduced = wave, run or name, reduced
+        self.wave, self.run, self.reduced, self.dtypes = wave, run or name, reduced, dtypes
         self.mirrored = plan.problem.symmetry is not None and reduced is None
 
     def __reduce__(self) -> tuple[Any, ...]:
         product = self.name, self.plan, self.operands, self.choice, self.epilogue
-        return type(self), (*product, self.wave, self.run, self.reduced)
+        return type(self), (*product, self.wave, self.run, self.reduced, self.dtypes)
 
     def get_output_keys(self) -> set[Key]:
         """Keys of the blocks of C."""
@@ -135,6 +137,7 @@ class ProductLayer(ParametricLayer):
                     a_blocks = List(*(TaskRef((a, *a_batch, i, p)) for p in panels))
                     b_keys = ((b, *b_batch, *((p, j) if symmetry is None else (j, p))) for p in panels)
                     b_blocks = List(*map(TaskRef, b_keys))
+                    both["arrivals"] = self._arrivals(chain, panels)
                     end = task(chain, key, first + s, s, layer, tasks.multiply, previous, a_blocks, b_blocks, **both)
                     yield end
                     previous = TaskRef(key)
@@ -146,7 +149,8 @@ class ProductLayer(ParametricLayer):
                 sums: list[tuple[Key, int]] = []
                 for (left, layer), (right, _) in zip(partial[::2], partial[1::2], strict=False):
                     key = c_key if len(partial) == 2 else (f"distmm-sum-{token}", *batch, i, j, first)
-                    end = task(chain, key, first, order, layer, tasks.combine, TaskRef(left), TaskRef(right))
+                    added = {"arrivals": self._arrivals(chain)} if key == c_key and c0 is not None else {}
+                    end = task(chain, key, first, order, layer, tasks.combine, TaskRef(left), TaskRef(right), **added)
                     yield end
                     sums.append((key, layer))
                     first += 1
@@ -154,6 +158,19 @@ class ProductLayer(ParametricLayer):
                 order += 1
             if self.mirrored and i != j:
                 yield PlacedTask((self.name, *batch, j, i), tasks.mirror, end.placement, symmetry, TaskRef(c_key))
+
+    def _arrivals(self, chain: Chain, panels: Sequence[int] = ()) -> tasks.Arrivals:
+        """Return what the operands say of the blocks that a task reads."""
+        (batch, i, j), problem, blocking = chain, self.plan.problem, self.plan.blocking
+        own = tuple(edges[at] for edges, at in zip(blocking.batch, batch, strict=True))
+        a_own, b_own = (
+            tuple(1 if n == 1 else edge for n, edge in zip(given, own[len(own) - len(given) :], strict=True))
+            for given in (problem.a_batch, problem.b_batch)
+        )
+        m, n, depths = blocking.m[i], blocking.n[j], [blocking.k[p] for p in panels]
+        a = tuple((*a_own, m, k) for k in depths)
+        b = tuple((*b_own, *((k, n) if problem.symmetry is None else (n, k))) for k in depths)
+        return tasks.Arrivals(a, b, (*own, m, n), self.dtypes)
 
     @cached_property
     def _starts(self) -> tuple[list[int], list[int]]:
@@ -230,6 +247,7 @@ def build(
         Those that `reduced` names.
     """
     names = a.name, (a if b is None else b).name, None if c0 is None else c0.name
-    layer = ProductLayer(name, plan, names, choice, epilogue, wave, run, reduced)
+    dtypes = a.dtype, (a if b is None else b).dtype, (a if c0 is None else c0).dtype
+    layer = ProductLayer(name, plan, names, choice, epilogue, wave, run, reduced, dtypes)
     read = [x for x in (a, b, c0, *norms) if x is not None]
     return HighLevelGraph.from_collections(name, layer, dependencies=read)

@@ -81,8 +81,8 @@ def multiply(
     alpha, beta : scalars
         Factors of the product and of C0. With a beta of 0, C0 is not read.
     dtype : dtype, optional
-        Type of C. By default NumPy's result type. The product is computed in the wider of these two types, and cast
-        once.
+        Type of C, which is written in native byte order. By default NumPy's result type. The product is computed in the
+        wider of these two types, and cast once.
     precision, kernel, reproducible, device, blocks, plan
         As in `distmm.matmul`. A job may be continued with another plan, for another cluster, with the same blocks.
     overwrite : bool

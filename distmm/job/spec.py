@@ -22,6 +22,7 @@ from distmm.job.result import Result, result_of
 from distmm.planning.precision import Precision, check_precision
 from distmm.planning.problem import Problem
 from distmm.storage import Matrix, is_url, open_matrix
+from distmm.storage.matrix import check_dtype
 from distmm.storage.object_store import within
 
 __all__ = ["RECHUNK", "Check", "Spec", "differences", "lies_in"]
@@ -100,7 +101,7 @@ class Spec:
             raise InputError(f"check {check!r} is not one of {', '.join(CHECKS)}")
         types = {x.name: x.dtype for x in (left, right, added) if x is not None}
         natural = common_type(types, alpha=alpha, beta=beta)
-        kept = np.dtype(dtype) if dtype is not None else natural
+        kept = natural if dtype is None else check_dtype("C", dtype)
         if (natural.kind == "c" and kept.kind != "c") or (natural.kind not in "iub" and kept.kind in "iub"):
             raise InputError(
                 f"C should be {kept}, but the product is {natural}, which {kept} cannot represent: choose another dtype"

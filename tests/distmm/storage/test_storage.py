@@ -126,12 +126,17 @@ def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     np.testing.assert_array_equal(matrix[:50], values[:50])
 
 
-@pytest.mark.parametrize(("order", "dtype"), [("C", "float32"), ("F", "complex64"), ("C", "bfloat16")])
+RAW = ["float32", "complex64", "bfloat16", ">f4", ">i4", ">c8", "<f8"]
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", RAW)
 def test_raw_binary_needs_its_shape_and_type(order: str, dtype: str, tmp_path: Path) -> None:
     values = sample(dtype="float32").astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     (tmp_path / "A.bin").write_bytes(values.tobytes(order=order))
     path = f"{tmp_path}/A.bin:13x9:{dtype}{':F' * (order == 'F')}"
     matrix = pickle.loads(pickle.dumps(open_matrix(path)))
+    assert matrix.dtype.isnative
     np.testing.assert_array_equal(matrix[2:9, 1:7], values[2:9, 1:7])
     np.testing.assert_array_equal(open_matrix(matrix.path)[::-1, 3], values[::-1, 3])
     for wrong, message in [(f"13x10:{dtype}", "the file has"), ("13x9:words", "not a type of elements")]:
