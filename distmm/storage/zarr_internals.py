@@ -8,8 +8,11 @@ bfloat16 arrays are not supported, and a wrapped array is not recognised as the 
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
+import os
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
@@ -20,7 +23,7 @@ import numpy as np
 import zarr
 from zarr.abc.codec import BytesBytesCodec
 from zarr.codecs import ShardingCodec
-from zarr.storage import LocalStore, WrapperStore
+from zarr.storage import LocalStore, StorePath, WrapperStore
 
 from distmm.storage.regular_files import check_regular
 from distmm.storage.unpacking import PACKED, unpacked
@@ -63,16 +66,19 @@ def chunk_names(array: Any) -> str:
     return str(array.metadata.encode_chunk_key((0, 0))).replace("0", "{}")
 
 
-def bounded(array: Any) -> Any:
-    """Return the same array with codecs that refuse to decompress more than the size of a chunk."""
+def bounded(array: Any, expects: Callable[[str], bool]) -> Any:
+    """Return the same array, which refuses to decompress more than the size of a chunk, or to lack a chunk.
+
+    `expects` takes a key of the store. A missing chunk whose key it expects is an error, and not the fill value.
+    """
     try:
-        return _bounded(array)
+        return _bounded(array, expects)
     except (AttributeError, TypeError, ValueError) as error:
-        _warn(error, "chunks are unpacked without a bound on memory")
+        _warn(error, "chunks are unpacked without a bound on memory, and lost chunks read as the fill value")
         return array
 
 
-def _bounded(array: Any) -> Any:
+def _bounded(array: Any, expects: Callable[[str], bool]) -> Any:
     metadata = array.metadata
     if metadata.zarr_format == 2:
         size = math.prod(array.chunks) * array.dtype.itemsize
@@ -84,7 +90,8 @@ def _bounded(array: Any) -> Any:
     else:
         metadata = replace(metadata, codecs=_wrapped(metadata.codecs))
     opened = array.async_array
-    return zarr.Array(zarr.AsyncArray(metadata, opened.store_path, opened.config))
+    place = StorePath(_Whole(opened.store_path.store, expects), opened.store_path.path)
+    return zarr.Array(zarr.AsyncArray(metadata, place, opened.config))
 
 
 def _wrapped(codecs: Any) -> tuple[Any, ...]:
@@ -146,6 +153,21 @@ class _BoundedV2(numcodecs.abc.Codec):  # type: ignore[misc]
     def get_config(self) -> Any:
         """Return the configuration of the wrapped codec."""
         return self.codec.get_config()
+
+
+class _Whole(WrapperStore[Any]):
+    """A store in which some keys have to exist."""
+
+    def __init__(self, store: Any, expects: Callable[[str], bool]) -> None:
+        super().__init__(store)
+        self._expects = expects
+
+    async def get(self, key: str, *arguments: Any, **options: Any) -> Any:
+        """Read a value. Raise FileNotFoundError if it is missing and expected."""
+        found = await super().get(key, *arguments, **options)
+        if found is None and self._expects(key):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), key)
+        return found
 
 
 class _RegularFiles(LocalStore):
