@@ -142,8 +142,8 @@ def refuse_changes(folder: Folder, spec: Spec, blocks: tuple[int, int, int] | No
         changed.append(f"plan was {manifest['plan']}, is {shape}")
     if changed:
         raise InputError(
-            f"{folder.path}: has an unfinished job that differs: {'; '.join(changed)}; give the same arguments as "
-            f"before, or start over with --overwrite (overwrite=True), which discards its finished blocks"
+            f"{folder.path}: has an unfinished job that differs: {'; '.join(changed)}; give the same arguments and "
+            f"inputs as before, or start over with --overwrite (overwrite=True), which discards its finished blocks"
         )
 
 

@@ -219,6 +219,8 @@ def lies_in(matrix: str, path: str) -> bool:
 def differences(before: Json, now: Json) -> Iterator[str]:
     """Yield a text for each difference between two descriptions, with both values."""
     for name in sorted(before.keys() | now.keys()):
+        if name == "missing" and name not in before:
+            continue  # manifests of older versions do not say which chunks of an input were missing
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
             yield from (f"{name}: {what}" for what in differences(old, new))
