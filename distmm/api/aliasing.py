@@ -75,7 +75,10 @@ def _parts(array: Any) -> Iterator[Part]:
     import zarr
 
     from distmm.storage import Matrix
+    from distmm.storage.opened import OpenedZarr
 
+    if isinstance(array, OpenedZarr):
+        array = array.array
     if isinstance(array, Matrix):
         yield _file(getattr(array, "file", array.path)), 0, math.inf
     elif isinstance(array, zarr.Array):

@@ -63,7 +63,7 @@ class Summary:
     """
 
     path: str
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     dtype: np.dtype[Any]
     plan: Plan | None
     seconds: float

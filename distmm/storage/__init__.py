@@ -113,9 +113,9 @@ def check_output(path: str | os.PathLike[str], overwrite: bool) -> None:
 
 def create_output(
     path: str | os.PathLike[str],
-    shape: tuple[int, int],
+    shape: tuple[int, ...],
     dtype: Any,
-    chunks: tuple[int, int],
+    chunks: tuple[int, ...],
     overwrite: bool = False,
     draft: str | None = None,
     job: str | None = None,

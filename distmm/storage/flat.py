@@ -74,8 +74,8 @@ class FlatMatrix(Matrix):
         plain = stored.flags.c_contiguous and stored.dtype == self.dtype
         return stripes(rows, cols, self.dtype.itemsize, most) if plain else None
 
-    def _read(self, rows: slice, cols: slice) -> NDArray[Any]:
-        return read_rows(self._stored(), rows, cols).astype(self.dtype, copy=False)
+    def _read(self, *region: slice) -> NDArray[Any]:
+        return read_rows(self._stored(), *region).astype(self.dtype, copy=False)
 
     def _fill(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
         stored = self._stored()

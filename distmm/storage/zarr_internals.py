@@ -39,7 +39,10 @@ try:
 except (ImportError, AttributeError) as error:
     NO_TYPES, BaseFloat = str(error), object  # type: ignore[assignment, misc]
 
-__all__ = ["bounded", "chunk_names", "dictionary_of", "keys_of", "open_zarr", "register_bfloat16", "store_of"]
+__all__ = [
+    "bounded", "chunk_names", "dictionary_of", "keys_of", "open_zarr", "opened_again",
+    "register_bfloat16", "store_of",
+]  # fmt: skip
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -82,6 +85,11 @@ def keys_of(array: Any) -> set[str] | None:
         return None
 
 
+def opened_again(array: Any) -> Any:
+    """Open an array in its store again, in whatever mode the store is."""
+    return zarr.Array.open(StorePath(array.store, array.path))
+
+
 def bounded(array: Any, expects: Callable[[str], bool]) -> Any:
     """Return the same array, which refuses to decompress more than the size of a chunk, or to lack a chunk.
 
@@ -105,9 +113,8 @@ def _bounded(array: Any, expects: Callable[[str], bool]) -> Any:
         )
     else:
         metadata = replace(metadata, codecs=_wrapped(metadata.codecs))
-    opened = array.async_array
-    place = StorePath(_Whole(opened.store_path.store, expects), opened.store_path.path)
-    return zarr.Array(zarr.AsyncArray(metadata, place, opened.config))
+    place = StorePath(_Whole(array.store, expects), array.path)
+    return zarr.Array(zarr.AsyncArray(metadata, place, array.async_array.config))
 
 
 def _wrapped(codecs: Any) -> tuple[Any, ...]:
