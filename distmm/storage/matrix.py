@@ -160,9 +160,10 @@ def explained(path: str, *region: slice) -> Iterator[None]:
         yield
     except Exception as error:  # the libraries raise a dozen types of errors for damaged or missing data
         where = ", ".join(f"{s.start}:{s.stop}" for s in region)
+        needs = "must reach the store with its keys" if "://" in path else "must see the same path"
         told = InputError(
             f"{path}: cannot read [{where}] on {socket.gethostname()}: {type(error).__name__}: {error}; each worker "
-            f"must see the same path, and the data must be whole: copy it again if it is damaged"
+            f"{needs}, and the data must be whole: copy it again if it is damaged"
         )
         try:
             raise told from None

@@ -20,6 +20,7 @@ from distmm.errors import InputError
 from distmm.storage.durability import fsync, published
 from distmm.storage.flat import read_into, write_rows
 from distmm.storage.matrix import Matrix, check_dtype, check_shape, only_matrix, stamp_of, stripes
+from distmm.storage.object_store import check_access, is_url
 from distmm.storage.output import Output, Target
 from distmm.storage.regular_files import check_regular
 from distmm.storage.zarr_chunks import Present, files, stamp_of_objects
@@ -70,6 +71,8 @@ class ZarrMatrix(Matrix):
             stored = open_zarr(path)
             members = dict(stored.arrays()) if isinstance(stored, zarr.Group) else {}
         except Exception as error:  # Zarr raises a dozen types of errors for damaged metadata
+            if is_url(path):
+                check_access(path)
             raise InputError(
                 f"{path}: not a readable Zarr array: {type(error).__name__}: {error}; its metadata (zarr.json, or "
                 f".zarray) is missing or damaged: write or copy the array again"
