@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import traceback
 from typing import Annotated, Any
@@ -27,6 +28,10 @@ class Group(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command, and turn its exception into a message and an exit code."""
+        for stream in (sys.stdout, sys.stderr):
+            # The name of a file may have characters that the encoding does not have: they are escaped.
+            if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+                stream.reconfigure(errors="backslashreplace")
         try:
             return super().invoke(ctx)
         except (Exception, KeyboardInterrupt) as error:

@@ -67,7 +67,7 @@ class ZarrMatrix(Matrix):
             ) from error
         if isinstance(stored, zarr.Group):
             name = only_matrix(path, {name: array.shape for name, array in members.items()}, "Zarr group", "/")
-            path, stored = f"{path.rstrip('/')}/{name}", members[name]
+            return cls.open(f"{path.rstrip('/')}/{name}")
         shape, chunks = check_shape(path, stored.shape), tuple(stored.chunks)
         if len(chunks) != 2 or min(chunks) < 1:
             raise InputError(
