@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from distmm import interrupts
 from distmm.cli import bench, demo, examples, info, multiply, plan, reduced, resume, status, submit, verify
 from distmm.errors import DistmmError, Stopped, UndecidedError, WrongResultError
 
@@ -33,7 +34,8 @@ class Group(TyperGroup):
             if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
                 stream.reconfigure(errors="backslashreplace")
         try:
-            return super().invoke(ctx)
+            with interrupts.while_started():
+                return super().invoke(ctx)
         except (Exception, KeyboardInterrupt) as error:
             # Typer handles a closed pipe and its own errors. Some versions take their classes from a copy of click, so
             # their attribute identifies them.

@@ -51,7 +51,7 @@ def demo(
     distmm demo --size 2000 --dtype float64 --device cpu
     ```
     """
-    from distmm import clusters, interrupts
+    from distmm import clusters
     from distmm.cli import session
     from distmm.cli.multiply import shown
     from distmm.job import multiply
@@ -63,9 +63,8 @@ def demo(
     a, b, c = (str(folder / f"{name}.zarr") for name in "ABC")
     with session.cluster(ctx, "local", device.value, workers, memory_limit) as client:
         session.out(stderr=True).print(f"Making A ({m} x {k}) and B ({k} x {n}), {element}, in {folder}")
-        with interrupts.while_started():
-            _make(a, (m, k), element, 1, client)
-            _make(b, (k, n), element, 2, client)
+        _make(a, (m, k), element, 1, client)
+        _make(b, (k, n), element, 2, client)
         stop = options.stop(None)
         with stop.on_signals():
             summary = shown(multiply, a, b, c, client=client, device=device.value, overwrite=True, stop=stop)

@@ -77,10 +77,11 @@ def cluster(
         missing = clusters.missing_for_gpu()
         if missing:
             console.print(f"Working on the CPU: {missing}")
-    # Without this, workers log a traceback for each failed task. The client receives the error and prints it once.
+    # Without this, workers log a traceback for each failed task. The client receives the error and prints it once. An
+    # interrupted wait of Dask leaves an asyncio task whose error nobody asks for.
     quiet = not debugging(ctx)
     if quiet:
-        for name in ("distributed", "distributed.client"):
+        for name in ("distributed", "distributed.client", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         logging.getLogger("distributed.nanny").setLevel(logging.WARNING)  # still report restarted workers
     with ExitStack() as stack:

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
 import dask.array as da
@@ -136,7 +136,13 @@ def test_ctrl_c_while_the_demo_makes_its_matrices_leaves_no_draft(
 
     monkeypatch.setattr(demo, "CHUNK", 40)
     monkeypatch.setattr(demo, "_random", lambda shape, *_: da.ones(shape, chunks=40, dtype="f4").map_blocks(slow))
-    monkeypatch.setattr(session, "cluster", lambda *_: nullcontext(client))
+
+    @contextmanager
+    def shared(*_: object) -> Iterator[Client]:
+        with client.as_current():
+            yield client
+
+    monkeypatch.setattr(session, "cluster", shared)
     thread = threading.Thread(target=interrupt)
     thread.start()
     result = CliRunner().invoke(app, ["demo", "--size", "400", "--device", "cpu", "--dir", str(tmp_path / "here")])
