@@ -52,7 +52,7 @@ EXAMPLE = "A.bin:1000x500:float32, with :F at the end for Fortran order"
 
 def split(path: str) -> tuple[str, str] | None:
     """Split ``file:ROWSxCOLUMNS:TYPE[:F]`` into file and description. None for any other path."""
-    found = re.fullmatch(r"(.+?):(\d+x\d+:[^:]*(?::[CF])?)", path)
+    found = re.fullmatch(r"(?s)(.+?):(\d+x\d+:[^:]*(?::[CF])?)", path)
     return None if found is None else (found[1], found[2])
 
 
@@ -141,6 +141,8 @@ class RawMatrix(FlatMatrix):
 
     def _stored(self) -> np.memmap[Any, Any]:
         check_regular(self.file)
+        if not self.size:  # an empty file cannot be mapped
+            return np.empty(self.shape, self.dtype, self.order).view(np.memmap)
         return np.memmap(self.file, self.stored, "r", 0, self.shape, self.order)
 
 

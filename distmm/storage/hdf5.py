@@ -26,7 +26,7 @@ MOST_LINKS = 16
 
 def split(path: str) -> tuple[str, str | None] | None:
     """Split ``file.h5:/name`` into file and dataset, which may be None. None for a path that is not HDF5."""
-    found = re.fullmatch(r"(.*\.(?:h5|hdf5))(?::(.*))?", path, re.IGNORECASE)
+    found = re.fullmatch(r"(.*\.(?:h5|hdf5))(?::(.*))?", path, re.IGNORECASE | re.DOTALL)
     return None if found is None else (found[1], found[2] or None)
 
 

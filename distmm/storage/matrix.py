@@ -243,7 +243,8 @@ def stamp_of(files: Iterable[tuple[str, os.stat_result]]) -> str:
     """
     found = hashlib.sha256()
     for name, facts in files:
-        found.update(f"{name} {facts.st_ino} {facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns}\n".encode())
+        line = f"{name} {facts.st_ino} {facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns}\n"
+        found.update(os.fsencode(line))
     return found.hexdigest()
 
 

@@ -89,8 +89,8 @@ def check_access(url: str) -> None:
         return
     except OSError as error:
         raise InputError(
-            f"{url}: cannot be reached: {error.strerror}; check its address and keys (for S3 also endpoint and region, in "
-            "AWS_* variables of the environment, or FSSPEC_S3_ANON=true for public data)"
+            f"{url}: cannot be reached: {error.strerror}; check its address and keys (for S3 also endpoint and region, "
+            "in AWS_* variables of the environment, or FSSPEC_S3_ANON=true for public data)"
         ) from error
 
 

@@ -48,8 +48,13 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def open_zarr(path: str) -> Any:
-    """Open an array or a group for reading. In a local one, only regular files are read."""
-    return zarr.open(path if "://" in path else _RegularFiles(path, read_only=True), mode="r")
+    """Open an array or a group for reading. In a local one, only regular files are read.
+
+    The consolidated metadata of a local group are not used: they may be older than those of its arrays.
+    """
+    if "://" in path:
+        return zarr.open(path, mode="r")
+    return zarr.open(_RegularFiles(path, read_only=True), mode="r", use_consolidated=False)
 
 
 def store_of(array: Any) -> Any:

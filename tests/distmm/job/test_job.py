@@ -141,12 +141,6 @@ def test_empty_and_single_matrices_are_products_too(
     np.testing.assert_array_equal(open_matrix(tmp_path / out)[...], a @ b, strict=True)
 
 
-def test_c_may_replace_an_operand(client: Client, tmp_path: Path) -> None:
-    a, b, expected = pair(tmp_path)
-    job.multiply(a, b, a, client=client, overwrite=True, blocks=(40, 71, 40))
-    np.testing.assert_array_equal(np.load(a), expected)
-
-
 @pytest.mark.parametrize(
     ("alpha", "beta", "out"), [(3, 1, "C.zarr"), (-2, 0, "C.npy"), (0.5, -1.5, "C.h5"), (0, 2, "C.npy")]
 )
