@@ -50,6 +50,7 @@ def matmul(
         - A NumPy or CuPy array. A NumPy array with gaps between the elements of its rows and of its columns is copied
           at the call.
         - An object with ``shape``, ``dtype`` and ``__getitem__``, such as a Zarr array. Workers read it block by block.
+          Zarr arrays and HDF5 datasets are opened again by their absolute path.
         - A memory map. Workers read its file. It is refused if another file has replaced that file.
         - An array of another package with DLPack (PyTorch, JAX), on the host or on a GPU. It is used without a copy.
         - An xarray object, of which ``data`` is used. Names of dimensions and coordinates are ignored. A lazily opened

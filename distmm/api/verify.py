@@ -10,7 +10,7 @@ import numpy as np
 
 from distmm import config
 from distmm.api.array_types import check_sendable
-from distmm.api.operands import Operand, check_pair, wrap
+from distmm.api.operands import Operand, check_pair, checked, wrap
 from distmm.checking.freivalds import OVERFLOW, Freivalds, fetch, values
 from distmm.checking.scaling import SPOILT, exponents, scaled, weights
 from distmm.checking.tolerance import Tolerance, in_type, mantissa
@@ -153,6 +153,8 @@ def _blocks(operands: tuple[Operand, ...], on_gpu: bool) -> list[da.Array]:
         edges = tuple(max(1, edge // c) * c for c in operand.storage_chunk or (edge, edge))
         chunks = operand.chunks or da.core.normalize_chunks(edges, operand.shape, dtype=operand.dtype)
         source = operand.source
+        if isinstance(source, da.Array):
+            operand = replace(operand, source=checked(source, operand.name))
         if client is not None:
             check_sendable(source, operand.name)
         if client is not None and isinstance(source, np.ndarray) and operand.file is None:  # read without a copy

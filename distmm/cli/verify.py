@@ -70,4 +70,4 @@ def verify(
             )
         )
     verdict.raise_if_wrong()
-    session.out().print(f"Right: {verdict.message}", markup=False)
+    session.out().print(f"Right: {verdict.message}")

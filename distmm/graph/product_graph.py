@@ -78,15 +78,16 @@ class ProductLayer(ParametricLayer):
         wave: Wave | None = None,
         run: str | None = None,
         reduced: Reduced | None = None,
+        dtypes: tuple[np.dtype[Any] | None, ...] = (None, None, None),
     ) -> None:
         super().__init__()
         self.name, self.plan, self.operands, self.choice, self.epilogue = name, plan, operands, choice, epilogue
-        self.wave, self.run, self.reduced = wave, run or name, reduced
+        self.wave, self.run, self.reduced, self.dtypes = wave, run or name, reduced, dtypes
         self.mirrored = plan.problem.symmetry is not None and reduced is None
 
     def _parameters(self) -> tuple[Any, ...]:
         product = self.name, self.plan, self.operands, self.choice, self.epilogue
-        return *product, self.wave, self.run, self.reduced
+        return *product, self.wave, self.run, self.reduced, self.dtypes
 
     def get_output_keys(self) -> set[Key]:
         """Keys of the blocks of C."""
@@ -153,6 +154,7 @@ class ProductLayer(ParametricLayer):
                     homes = schedule.homes("A", a_batch, i, panels)
                     homes += schedule.homes(*(("B", b_batch) if symmetry is None else ("A", a_batch)), j, panels)
                     ranks = rank, owners, tuple(homes)
+                    both["arrivals"] = self._arrivals(chain, panels)
                     end = task(chain, key, first + s, s, ranks, tasks.multiply, previous, a_blocks, b_blocks, **both)
                     yield end
                     previous = TaskRef(key)
@@ -165,7 +167,8 @@ class ProductLayer(ParametricLayer):
                 for (left, rank), (right, _) in zip(partial[::2], partial[1::2], strict=False):
                     key = c_key if len(partial) == 2 else (f"distmm-sum-{token}", *batch, i, j, first)
                     ranks = rank, owners, ()
-                    end = task(chain, key, first, order, ranks, tasks.combine, TaskRef(left), TaskRef(right))
+                    added = {"arrivals": self._arrivals(chain)} if key == c_key and c0 is not None else {}
+                    end = task(chain, key, first, order, ranks, tasks.combine, TaskRef(left), TaskRef(right), **added)
                     yield end
                     sums.append((key, rank))
                     first += 1
@@ -173,6 +176,19 @@ class ProductLayer(ParametricLayer):
                 order += 1
             if self.mirrored and i != j:
                 yield PlacedTask((self.name, *batch, j, i), tasks.mirror, end.placement, symmetry, TaskRef(c_key))
+
+    def _arrivals(self, chain: Chain, panels: Sequence[int] = ()) -> tasks.Arrivals:
+        """Return what the operands say of the blocks that a task reads."""
+        (batch, i, j), problem, blocking = chain, self.plan.problem, self.plan.blocking
+        own = tuple(edges[at] for edges, at in zip(blocking.batch, batch, strict=True))
+        a_own, b_own = (
+            tuple(1 if n == 1 else edge for n, edge in zip(given, own[len(own) - len(given) :], strict=True))
+            for given in (problem.a_batch, problem.b_batch)
+        )
+        m, n, depths = blocking.m[i], blocking.n[j], [blocking.k[p] for p in panels]
+        a = tuple((*a_own, m, k) for k in depths)
+        b = tuple((*b_own, *((k, n) if problem.symmetry is None else (n, k))) for k in depths)
+        return tasks.Arrivals(a, b, (*own, m, n), self.dtypes)
 
     @cached_property
     def _starts(self) -> tuple[list[int], list[int]]:
@@ -255,6 +271,7 @@ def build(
         Those that `reduced` names.
     """
     names = a.name, (a if b is None else b).name, None if c0 is None else c0.name
-    layer = ProductLayer(name, plan, names, choice, epilogue, wave, run, reduced)
+    dtypes = a.dtype, (a if b is None else b).dtype, (a if c0 is None else c0).dtype
+    layer = ProductLayer(name, plan, names, choice, epilogue, wave, run, reduced, dtypes)
     read = [x for x in (a, b, c0, *norms) if x is not None]
     return copyable(HighLevelGraph.from_collections(name, layer, dependencies=read))

@@ -18,12 +18,13 @@ from distmm.errors import InputError
 from distmm.job.folder import Folder, Json, read_json
 from distmm.job.json_forms import CERTIFICATE
 from distmm.job.manifest import FORMAT, completed
+from distmm.job.moved import relocated
 from distmm.job.result import described
 from distmm.job.sampled_rows import check_sample
 from distmm.job.spec import Spec, differences
-from distmm.storage import is_there, open_matrix
+from distmm.storage import is_there, open_matrix, stamp_of
 
-__all__ = ["certificate", "damaged", "holds", "recheck"]
+__all__ = ["certificate", "damaged", "holds", "read_certificate", "recheck"]
 
 WHAT = "C = alpha op(A) op(B) + beta C0: each block compared with sketches of A and B as it was made"
 WHAT_OF_REDUCED = (
@@ -112,15 +113,33 @@ def damaged(
     return {(b["i"], b["j"]): message for b, message in zip(blocks, found, strict=True) if message is not None}
 
 
-def holds(path: str, content: Json) -> bool:
-    """Whether a file or folder is the C of a certificate: this process reads all blocks and compares checksums."""
+def read_certificate(folder: Folder, path: str | None = None) -> Json | None:
+    """Return the certificate next to C, or the one at `path`, with the paths that hold now. None if there is none.
+
+    Raises
+    ------
+    InputError
+        If it is damaged.
+    """
+    path = path or folder.certificate
+    return relocated(read_json(path, CERTIFICATE), folder.target) if folder.store.exists(path) else None
+
+
+def holds(path: str, content: Json, client: Client | None = None) -> bool:
+    """Whether a file or folder is the C of a certificate.
+
+    A C with the stamp of the certificate was not written since. Otherwise all blocks are read, by the workers of
+    `client` or by this process, and their checksums are compared.
+    """
     if not is_there(path):
         return False
+    if content.get("stamp") == stamp_of(path):
+        return True
     try:
         check = described(content["spec"]).in_place(path, content)
     except InputError:  # an old C of another kind, or one that is partly removed
         return False
-    return check is not None and not damaged(None, check, content["done"])
+    return check is not None and not damaged(client, check, content["done"])
 
 
 def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: int | None = None) -> Verdict:
@@ -149,11 +168,11 @@ def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: in
     """
     folder = Folder.of(path)
     _refuse_unended(folder)
-    if not folder.store.exists(folder.certificate):
+    content = read_certificate(folder)
+    if content is None:
         raise InputError(
             f"{folder.certificate}: there is no certificate of {folder.target}; with A and B: distmm verify A B C"
         )
-    content = read_json(folder.certificate, CERTIFICATE)
     spec = content["spec"]
     result = described(spec)
     check = result.in_place(folder.target, content)
@@ -192,8 +211,8 @@ def _refuse_unended(folder: Folder) -> None:
     if job is None:
         return
     content = read_json(job.pending_certificate, CERTIFICATE)
-    next_to_c = read_json(folder.certificate) if folder.store.exists(folder.certificate) else None
-    if next_to_c != content and holds(folder.target, content):
+    next_to_c = read_json(folder.certificate) if folder.store.exists(folder.certificate) else {}
+    if next_to_c.get("job") != content.get("job") and holds(folder.target, content):
         raise InputError(
             f"{folder.target}: is the result of a job that was killed, or lost its power, before it wrote the "
             f"certificate next to C; end the job with distmm resume {folder.target}, then verify again"

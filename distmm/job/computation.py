@@ -279,7 +279,7 @@ class Computation:
 
     def _event(self, event: str, **facts: Any) -> None:
         """Send telemetry an event that the scheduler does not see (`distmm.telemetry.events.JOB_TOPIC`)."""
-        self.client.log_event(JOB_TOPIC, {"event": event, "job": self.job, **facts})
+        _log(self.client, {"event": event, "job": self.job, **facts})
 
     def _beat(self) -> None:
         """Raise Stopped if a stop was requested. Query the scheduler every `LOOK_SECONDS`."""
@@ -318,7 +318,13 @@ def tell_failure(client: Client, job: str, error: DistmmError | OSError) -> None
     if isinstance(error, (Stopped, ConnectionError)) or client.status != "running":
         return
     with suppress(OSError, TimeoutError):  # the scheduler was lost in the meantime
-        client.log_event(JOB_TOPIC, {"event": "failed", "job": job, "error": str(error)})
+        _log(client, {"event": "failed", "job": job, "error": str(error)})
+
+
+def _log(client: Client, message: Json) -> None:
+    """Send an event. Dask sends only Unicode, and the name of a file may have bytes that are not: they are escaped."""
+    escaped = {k: v.encode(errors="backslashreplace").decode() for k, v in message.items() if isinstance(v, str)}
+    client.log_event(JOB_TOPIC, {**message, **escaped})
 
 
 def _results(client: Client, futures: Sequence[Future]) -> Iterator[Json]:

@@ -71,6 +71,8 @@ def preflight(
     if "://" in a or "://" in b:
         return
     spec = Spec.of(a, b, None, transa=transa, transb=transb, precision=precision, kernel=kernel, check=check)
+    if folder is not None:
+        spec.refuse(out, overwrite)
     check_possible(check, spec.problem)
     manifest = None
     if folder is not None and not overwrite:

@@ -6,6 +6,7 @@ would then count a product twice.
 """
 
 from distmm.worker.gpu_copies import to_host
+from distmm.worker.tasks.arrivals import Arrivals, arrived, arrived_at
 from distmm.worker.tasks.epilogue import Epilogue
 from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_facts, measure, measure_kernels
 from distmm.worker.tasks.loads import load, to_device
@@ -32,6 +33,7 @@ __all__ = [
     "METRICS",
     "PAUSE_FRACTION",
     "WORKSPACE",
+    "Arrivals",
     "BlockReduction",
     "Chunk",
     "Custom",
@@ -44,6 +46,8 @@ __all__ = [
     "Reduction",
     "Sum",
     "Threshold",
+    "arrived",
+    "arrived_at",
     "block_qr",
     "combine",
     "copy_rate",

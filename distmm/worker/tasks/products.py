@@ -14,6 +14,7 @@ from distmm.planning.problem import Symmetry
 from distmm.worker import gpu
 from distmm.worker.blas_threads import shared_by
 from distmm.worker.gpu_copies import to_host
+from distmm.worker.tasks.arrivals import Arrivals
 from distmm.worker.tasks.epilogue import Block, Epilogue, finish, flipped, last_product
 from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_for
 from distmm.worker.tasks.metrics import exponents, scaled, unscaled
@@ -39,6 +40,7 @@ def multiply(
     reduction: BlockReduction | None = None,
     norms: list[np.ndarray] | None = None,
     planned: int | None = None,
+    arrivals: Arrivals | None = None,
 ) -> Block | tuple[Part, ...]:
     """One step of a chain: ``D = C + sum(A[i, p] @ B[p, j])`` over the step's panels, in ascending k, into a new block.
 
@@ -65,7 +67,11 @@ def multiply(
         For a reduction that asks for norms. All steps have them if products of rows may overflow (`exponents`).
     planned : int, optional
         Bytes that the plan expects on a GPU at the peak, for the message where its memory is full.
+    arrivals : Arrivals, optional
+        What A, B and C say of these blocks, which are then checked.
     """
+    if arrivals is not None:
+        a_blocks, b_blocks, c0 = arrivals.checked(a_blocks, b_blocks, c0)
     batch = np.broadcast_shapes(a_blocks[0].shape[:-2], b_blocks[0].shape[:-2])
     depth = max(a.shape[-1] for a in a_blocks)
     kernel = kernel_for(choice, a_blocks[0].shape[-2], depth, b_blocks[0].shape[-2 if symmetry else -1], batch)
@@ -149,8 +155,11 @@ def combine(
     c0: Block | None = None,
     reduction: BlockReduction | None = None,
     norms: list[np.ndarray] | None = None,
+    arrivals: Arrivals | None = None,
 ) -> Block | tuple[Part, ...]:
     """Add two partial blocks ``(*batch, m, n)`` of C, of accumulators, into a new one; the rest is as in `multiply`."""
+    if arrivals is not None:
+        _, _, c0 = arrivals.checked([], [], c0)
 
     def summed() -> Block | tuple[Part, ...]:
         with gpu.multiplying() if choice.device == "cuda" else contextlib.nullcontext():
