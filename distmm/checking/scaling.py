@@ -14,7 +14,7 @@ import numpy as np
 
 from distmm.worker.gpu import namespace
 
-__all__ = ["EMPTY", "SPOILT", "exponents", "extreme", "graded", "measured", "scaled", "weights", "widened"]
+__all__ = ["EMPTY", "SPOILT", "exponents", "extreme", "graded", "normalised", "scaled", "weights", "widened"]
 
 # Exponents of rows or columns of zeros, and of those with inf or NaN.
 EMPTY, SPOILT = -(2**20), 2**20
@@ -81,22 +81,22 @@ def scaled(values: Block, exponent: Any) -> Block:
         return out
 
 
-def measured(part: Block, x: Block) -> tuple[Block, Block, Block]:
-    """Multiply rows by vectors, and compute the norms of the rows.
+def normalised(part: Block) -> tuple[Block, Block, Block]:
+    """Divide rows by powers of two if the sum of their squares would leave float64's range.
 
     Parameters
     ----------
     part : matrix of shape (m, n)
-        float64 or complex128, as `x` is.
-    x : matrix of shape (n, v)
+        float64 or complex128.
 
     Returns
     -------
-    products : array of shape (m, v)
+    rows : matrix of shape (m, n)
+        The rows, each divided by ``2**exponent``.
     norms : array of shape (m,)
+        Norms of the divided rows.
     exponents : array of shape (m,), int32
-        The true products and norms are these times ``2**exponents``. An exponent is not 0 if the sum of squares would
-        have left float64's range, and `EMPTY` in a row of zeros.
+        0 for most rows, and `EMPTY` for a row of zeros.
     """
     xp = namespace(part)
     found = xp.zeros(part.shape[0], np.int32)
@@ -109,7 +109,7 @@ def measured(part: Block, x: Block) -> tuple[Block, Block, Block]:
             found = xp.where(largest == 0, EMPTY, own).astype(np.int32)
             part = scaled(part, -found[:, None])
             squares = _squares(xp, part)
-        return part @ x, xp.sqrt(squares), found
+        return part, xp.sqrt(squares), found
 
 
 def widened(values: Block, flushes: bool | None = None) -> Block:

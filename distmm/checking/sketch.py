@@ -35,8 +35,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +42,8 @@ import numpy as np
 
 from distmm.checking import sampled_elements, sampled_sums
 from distmm.checking.sampled_sums import Columns, Sample
-from distmm.checking.scaling import SPOILT, exponents, extreme, graded, measured, scaled, weights, widened
+from distmm.checking.scaling import SPOILT, exponents, extreme, graded, scaled, weights
+from distmm.checking.thin_products import Sums, largest, summed, times
 from distmm.checking.tolerance import Tolerance, in_type, mantissa, stands_out
 from distmm.worker import gpu, gpu_copies
 
@@ -55,10 +54,7 @@ VECTORS, VECTORS_OF_INTEGERS = 2, 16
 # Root mean square of +-U(1, 2).
 RMS = math.sqrt(7 / 3)
 
-# Bytes of a piece of a block in the type of the check. It fits into the cache of a core, or of the GPU.
-CPU_PIECE, GPU_PIECE = 2**19, 2**26
-
-# Bounds below this have lost digits to underflow. The test cannot tell then.
+# Least bound of the norm of a row of |A||B|, which smaller products have lost to underflow.
 FAINT = 2.0**-960
 
 Block = Any  # a NumPy or CuPy array
@@ -70,20 +66,15 @@ class Sketch:
 
     Attributes
     ----------
-    values : array of shape (rows, vectors)
-    norms : array of shape (rows, 1) or (rows, vectors)
-        Norms of the block's rows, with columns divided by their weights.
-    exponents : array like `norms`
-        The true values and norms are `values` and `norms` times ``2**exponents``.
+    sums : Sums
+        Of the block's rows, with columns divided by their weights.
     columns : array of shape (block columns, vectors of a column)
-        Norms of the blocks of B in `values`, with columns divided by their weights.
+        Norms of the blocks of B in `sums`, with columns divided by their weights.
     sample : Columns or Sample, optional
         Sampled columns of B, or sums of sampled elements of C (`distmm.checking.sampled_sums`).
     """
 
-    values: np.ndarray
-    norms: np.ndarray
-    exponents: np.ndarray
+    sums: Sums
     columns: np.ndarray
     sample: Columns | Sample | None = None
 
@@ -111,11 +102,11 @@ class Judgement:
     row: int
 
 
-def vectors(seed: int, column: int, width: int, exact: bool) -> np.ndarray:
+def vectors(seed: int, column: int, width: int, exact: bool, number: int = VECTORS) -> np.ndarray:
     """Return the random vectors ``(width, number)`` of one block column of C. Every worker and run gets the same."""
     rng = np.random.default_rng([seed, column])
     if not exact:
-        return np.asarray(rng.uniform(1, 2, (width, VECTORS)) * rng.choice([-1.0, 1.0], (width, VECTORS)))
+        return np.asarray(rng.uniform(1, 2, (width, number)) * rng.choice([-1.0, 1.0], (width, number)) / RMS)
     x = rng.integers(0, 2**64, (width, VECTORS_OF_INTEGERS), dtype=np.uint64)
     x[:, 0] |= np.uint64(1)
     return x
@@ -133,19 +124,9 @@ def weigh(where: object, blocks: list[Block], columns: tuple[int, ...], work: np
 
 
 def _weights(block: Block, work: np.dtype) -> Weights:
-    xp = gpu.namespace(block)
     if work.kind == "u" or not block.size:
         return None
-
-    def largest() -> np.ndarray:
-        size = np.zeros(block.shape[1])
-        with gpu.working("product") if xp is not np else nullcontext():
-            for _, part in _pieces(xp, block, work):
-                found = abs(part).max(axis=0)
-                size = np.maximum(size, found if xp is np else found.get())
-        return size
-
-    found = exponents(largest() if xp is np else gpu.retrying(largest, "the weights of a block"))
+    found = exponents(largest(block, work))
     if not graded(found) and not extreme(found):
         return None
     own = weights(found)
@@ -160,11 +141,9 @@ def of_b(
 
     def one(block: Block, column: int) -> Sketch:
         x = vectors(seed, column, block.shape[1], work.kind == "u")
-        values, norms, shift = _times(block, x, work, by[column])
-        if shift.any():
-            values, norms = scaled(values, shift), scaled(norms, shift)
-        whole = np.broadcast_to(np.hypot.reduce(norms, axis=0), (1, x.shape[1]))
-        return Sketch(values, norms, np.zeros_like(shift), whole, sampled_sums.columns_of(block, seed, column))
+        sums = times(block, x, work, by[column]).at(0)
+        whole = np.broadcast_to(np.hypot.reduce(sums.norms, axis=0), (1, x.shape[1]))
+        return Sketch(sums, whole, sampled_sums.columns_of(block, seed, column))
 
     return [one(block, column) for block, column in zip(blocks, columns, strict=True)]
 
@@ -178,15 +157,11 @@ def of_a(
     """
     panel = list(itertools.chain.from_iterable(right))
     sample = _sampled(before, block, panel, *seed)
-    values, norms, shift = _times(block, np.hstack([sketch.values for sketch in panel]), work)
+    sums = times(block, np.hstack([sketch.sums.values for sketch in panel]), work)
     columns = np.concatenate([sketch.columns for sketch in panel])
     if before is None:
-        return Sketch(values, norms, shift, columns, sample)
-    common = np.maximum(before.exponents, shift)
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        values = _to(before.values, before.exponents, common) + _to(values, shift, common)
-        norms = np.hypot(_to(before.norms, before.exponents, common), _to(norms, shift, common))
-        return Sketch(values, norms, common, np.hypot(before.columns, columns), sample)
+        return Sketch(sums, columns, sample)
+    return Sketch(summed([before.sums, sums]), np.hypot(before.columns, columns), sample)
 
 
 def _sampled(before: Sketch | None, block: Block, panel: list[Sketch], *seed: int) -> Sample | None:
@@ -198,71 +173,10 @@ def _sampled(before: Sketch | None, block: Block, panel: list[Sketch], *seed: in
     return sampled_sums.sampled(earlier if isinstance(earlier, Sample) else None, block, columns, *seed)
 
 
-def _to(values: np.ndarray, exponent: np.ndarray, common: np.ndarray) -> np.ndarray:
-    """Convert rows in units of ``2**exponent`` to units of ``2**common``."""
-    return np.asarray(scaled(values, exponent - common)) if (exponent != common).any() else values
-
-
-Times = tuple[Any, Any, Any]  # products (m, v); norms and exponents (m, 1), or (m, v) where each vector has weights
-
-
-def _times(block: Block, x: np.ndarray, work: np.dtype, by: Weights = None) -> Times:
-    """Divide a block's columns by their weights, and multiply it by vectors. Results as of `measured`, on the host."""
-    xp = gpu.namespace(block)
-    if xp is np:
-        return _by_pieces(np, block, x, work, by)
-
-    def on_gpu() -> Times:
-        with gpu.working("product"):
-            values, norms, shift = (found.get() for found in _by_pieces(xp, block, x, work, by))
-            return values, norms, shift
-
-    return gpu.retrying(on_gpu, f"the check of a block, {block.shape[0]} x {block.shape[1]} {block.dtype},")
-
-
-def _times_uploaded(block: np.ndarray, x: np.ndarray, work: np.dtype, by: Weights) -> Times:
-    """As `_times`, on the worker's GPU, for a block in host memory. Some rows at a time are copied to the GPU."""
-    made = (_times(piece, x, work, by) for piece in gpu_copies.pieces(block))
-    values, norms, shift = (np.concatenate(parts) for parts in zip(*made, strict=True))
-    return values, norms, shift
-
-
-def _by_pieces(xp: Any, block: Block, x: np.ndarray, work: np.dtype, by: Weights) -> Times:
-    """As `_times`, on the device of the block, in pieces of rows."""
-    m, each = block.shape[0], 1 if by is None else len(by)
-    right = xp.asarray(x.astype(work))
-    values, norms = xp.zeros((m, x.shape[1]), work), xp.zeros((m, each))
-    shift = xp.zeros((m, each), np.int32)
-    weight = None if by is None else xp.asarray(by)
-    with np.errstate(over="ignore", invalid="ignore"):
-        for rows, part in _pieces(xp, block, work):
-            if work.kind == "u":
-                values[rows] = _sums(xp, part, right)
-            elif weight is None:
-                values[rows], norms[rows, 0], shift[rows, 0] = measured(part, right)
-            else:
-                for v in range(each):
-                    found = measured(scaled(part, -weight[v]), right[:, v : v + 1])
-                    values[rows, v], norms[rows, v], shift[rows, v] = found[0][:, 0], found[1], found[2]
-    return values, norms, shift
-
-
-def _sums(xp: Any, part: Any, right: Any) -> Any:
-    """Multiply integers. NumPy has no BLAS for them, but `einsum` sums products of two rows of 32-bit words fast."""
-    if xp is np and part.dtype == np.uint32:
-        return np.einsum("ik,vk->iv", part, np.ascontiguousarray(right.T))
-    return part @ right
-
-
-def _pieces(xp: Any, block: Block, work: np.dtype) -> Iterator[tuple[slice, Any]]:
-    """Yield pieces of rows in the type of the check. They share one buffer: new memory takes longer than the sums."""
-    m, k = block.shape
-    step = max(1, (CPU_PIECE if xp is np else GPU_PIECE) // max(1, k * work.itemsize))
-    converted = xp.empty((min(step, m), k), work)
-    for i in range(0, m, step):
-        part = converted[: min(step, m - i)]
-        part[...] = widened(block[i : i + step])
-        yield slice(i, i + step), part
+def _times_uploaded(block: np.ndarray, x: np.ndarray, work: np.dtype, by: Weights) -> Sums:
+    """As `times`, on the worker's GPU, for a block in host memory. Some rows at a time are copied to the GPU."""
+    made = (times(piece, x, work, by) for piece in gpu_copies.pieces(block))
+    return Sums(*(np.concatenate(parts) for parts in zip(*made, strict=True)))
 
 
 def judge(
@@ -301,49 +215,18 @@ def judge(
     -------
     Judgement
     """
-    work = tolerance.sketched
-    given, size, given_shift = _times(block, x, work, by)
-    truth = left.values[:, position * x.shape[1] : (position + 1) * x.shape[1]]
-    on_gpu = gpu.namespace(block) is not np
-    more = None
+    work, width = tolerance.sketched, x.shape[1]
+    given, more = times(block, x, work, by), None
     if added is not None:
-        more = _times_uploaded(added, x, work, by) if on_gpu and added.size else _times(added, x, work, by)
-    if tolerance.exact:
-        with np.errstate(over="ignore"):
-            truth = truth * in_type(alpha, work) + (0 if more is None else more[0] * in_type(beta, work))
-        wrong = tolerance.differ(truth, given).any(axis=1)
-        return Judgement(not wrong.any(), True, math.inf if wrong.any() else 0.0, int(np.argmax(wrong)))
+        on_gpu = gpu.namespace(block) is not np and added.size
+        more = _times_uploaded(added, x, work, by) if on_gpu else times(added, x, work, by)
+    sums, bound = left.sums, left.sums.norms * left.columns[position]
+    bound = np.where(bound > 0, np.maximum(bound, FAINT), bound)
+    truth = Sums(sums.values[:, position * width : (position + 1) * width], sums.norms, sums.exponents, bound)
     sample = left.sample if isinstance(left.sample, Sample) else None
     dependence = 1.0 if sample is None else sampled_elements.dependence(sample, position)
-    factor, exponent = mantissa(alpha)
-    underflow = np.array([tolerance.underflow(alpha, columns) for columns in _divisors(by, block.shape[1])])
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        bound = left.norms * left.columns[position]
-        faint = (bound < FAINT) & (left.norms > 0) & (left.columns[position] > 0)
-        # The largest power of two of all compared values, and of the error by underflow.
-        shift, lost = left.exponents + exponent, np.frexp(underflow)[1]
-        common = np.maximum(np.maximum(shift, given_shift), lost)
-        if more is not None:
-            beta_factor, beta_exponent = mantissa(beta)
-            common = np.maximum(common, more[2] + beta_exponent)
-        truth = scaled(truth * in_type(factor, work), shift - common)
-        spread, size = scaled(abs(factor) * bound, shift - common), scaled(size, given_shift - common)
-        if more is not None:
-            by_beta = more[2] + beta_exponent - common
-            truth = truth + scaled(more[0] * in_type(beta_factor, work), by_beta)
-            size = size + scaled(abs(beta_factor) * more[1], by_beta)
-        given = scaled(given, given_shift - common)
-        lost_by_rounding = RMS * size, RMS * scaled(underflow, -common), block.shape[1]
-        limit = tolerance.limit(RMS * spread, *lost_by_rounding, dependence)
-        ratio = tolerance.ratio(truth, given, limit)
-        rounding = (tolerance.limit(0.0, *lost_by_rounding) / limit).max(axis=1)
-        # If no partial sum can have overflowed, inf and NaN in C are wrong.
-        reach = scaled(max(1.0, abs(alpha)) * bound, left.exponents + int(_divisors(by, 1).max()))
-        if more is not None:
-            reach = reach + abs(beta) * scaled(more[1], more[2] + int(_divisors(by, 1).max()))
-        invented = np.isfinite(truth) & ~np.isfinite(given) & (reach < min(tolerance.most, tolerance.most_sum) / 2)
-    known = np.isfinite(truth) & np.isfinite(given) & np.isfinite(spread) & np.isfinite(size) & ~faint
-    known |= invented
+    columns = np.zeros((1, block.shape[1]), np.int32) if by is None else by
+    ratio, rounding, known = compared(tolerance, truth, given, columns, alpha, dependence, more, beta)
     rows = np.where(known, ratio, 0.0).max(axis=1, initial=0.0)
     row, largest = int(np.argmax(rows)) if rows.size else 0, float(rows.max(initial=0.0))
     suspect = bool(stands_out(rows, rounding).any())
@@ -354,6 +237,73 @@ def judge(
     return Judgement(bool(known.all()) and not suspect, bool(known.all()) or suspect, largest, row)
 
 
-def _divisors(by: Weights, width: int) -> np.ndarray:
-    """Return the weights, or zeros if columns are not divided."""
-    return np.zeros((1, width), np.int32) if by is None else by
+def compared(
+    tolerance: Tolerance,
+    left: Sums,
+    right: Sums,
+    columns: np.ndarray,
+    alpha: complex = 1,
+    dependence: float = 1.0,
+    more: Sums | None = None,
+    beta: complex = 0,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Compare rows of C times vectors with rows of A times the products of B and these vectors.
+
+    Parameters
+    ----------
+    tolerance : Tolerance
+    left : Sums
+        Of A. The sizes ``(m, e)`` are norms of the rows of |A||B|, with columns divided by their weights.
+    right : Sums
+        Of C.
+    columns : int array of shape (e, n)
+        The exponents of the weights.
+    alpha, beta : scalars
+    dependence : float
+        As in `Tolerance.limit`.
+    more : Sums, optional
+        Of C0, before the multiplication by beta.
+
+    Returns
+    -------
+    ratio : array of shape (m, v)
+        Errors divided by their limits. Infinity where integers differ, or where C has inf or NaN that no partial sum
+        can have.
+    rounding : array of shape (m,)
+        The ratio that the last rounding of each row may reach.
+    known : bool array of shape (m, v)
+        False where inf or NaN make the comparison impossible.
+    """
+    work = tolerance.sketched
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        if tolerance.exact:
+            truth = left.values * in_type(alpha, work) + (0 if more is None else more.values * in_type(beta, work))
+            ratio = np.where(tolerance.differ(truth, right.values), np.inf, 0.0)
+            return ratio, np.zeros(len(ratio)), np.ones(ratio.shape, bool)
+        factor, exponent = mantissa(alpha)
+        underflow = np.array([tolerance.underflow(alpha, each) for each in columns])
+        # The largest power of two of all compared values, and of the error by underflow.
+        shift, lost = left.exponents + exponent, np.frexp(underflow)[1]
+        common = np.maximum(np.maximum(shift, right.exponents), lost)
+        if more is not None:
+            beta_factor, beta_exponent = mantissa(beta)
+            by_beta = more.exponents + beta_exponent
+            common = np.maximum(common, by_beta)
+        truth = scaled(left.values * in_type(factor, work), shift - common)
+        spread, size = scaled(abs(factor) * left.sizes, shift - common), scaled(right.norms, right.exponents - common)
+        if more is not None:
+            truth = truth + scaled(more.values * in_type(beta_factor, work), by_beta - common)
+            size = size + scaled(abs(beta_factor) * more.norms, by_beta - common)
+        given = scaled(right.values, right.exponents - common)
+        lost_by_rounding = size, scaled(underflow, -common), columns.shape[1]
+        limit = tolerance.limit(spread, *lost_by_rounding, dependence)
+        ratio = tolerance.ratio(truth, given, limit)
+        rounding = (tolerance.limit(0.0, *lost_by_rounding) / limit).max(axis=1, initial=0.0)
+        # If no partial sum can have overflowed, inf and NaN in C are wrong.
+        most = int(columns.max(initial=0))
+        reach = scaled(max(1.0, abs(alpha)) * left.sizes, left.exponents + most)
+        if more is not None:
+            reach = reach + abs(beta) * scaled(more.norms, more.exponents + most)
+        invented = np.isfinite(truth) & ~np.isfinite(given) & (reach < min(tolerance.most, tolerance.most_sum) / 2)
+    known = np.isfinite(truth) & np.isfinite(given) & np.isfinite(spread) & np.isfinite(size)
+    return ratio, rounding, known | invented

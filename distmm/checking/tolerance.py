@@ -170,7 +170,7 @@ class Tolerance:
         size: np.ndarray,
         underflow: np.ndarray | float,
         columns: int = 0,
-        dependence: float = 1.0,
+        dependence: np.ndarray | float = 1.0,
     ) -> np.ndarray:
         """Return the largest error of a right value.
 
@@ -184,13 +184,13 @@ class Tolerance:
             As of `Tolerance.underflow`.
         columns : int
             Number of columns that the check has summed. 0 for single elements.
-        dependence : float
+        dependence : float or array
             Factor for dependent roundings (`sampled_elements.dependence`). At most sqrt(k) of it is used.
         """
         added = math.sqrt(columns) * DOUBLE
-        steps = math.sqrt(self.k) * min(dependence, math.sqrt(self.k))
+        steps = math.sqrt(self.k) * np.minimum(dependence, math.sqrt(self.k))
         with np.errstate(invalid="ignore", over="ignore"):
-            by_products, by_rounding = math.hypot(steps * self.u, added), math.hypot(self.u_out, added)
+            by_products, by_rounding = np.hypot(steps * self.u, added), math.hypot(self.u_out, added)
             rounding = SIGMAS * (by_products * spread + by_rounding * size + underflow)
             return np.asarray(rounding + 2 * self.u_in * spread)
 
@@ -208,7 +208,7 @@ class Tolerance:
         spread: np.ndarray,
         shift: np.ndarray,
         alpha: complex,
-        dependence: float = 1.0,
+        dependence: np.ndarray | float = 1.0,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Compare single elements of C.
 
@@ -220,7 +220,7 @@ class Tolerance:
             The elements of C, which are not divided.
         shift : array of int
         alpha : scalar
-        dependence : float
+        dependence : float or array
             As in `limit`.
 
         Returns

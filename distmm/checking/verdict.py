@@ -28,11 +28,14 @@ class Verdict:
         Largest ratio of an error to its tolerance, over rows (Freivalds) or elements (full). At most 1 if C is right.
     message : str
         One sentence. For a wrong C it names the first bad block, or the first bad position and both values.
+    seed : int or None
+        Seed of the random vectors or rows, to repeat the check. None if nothing in it is random.
     """
 
     outcome: Literal["right", "wrong", "cannot tell"]
     residual: float
     message: str
+    seed: int | None = None
 
     @property
     def ok(self) -> bool:
