@@ -114,8 +114,7 @@ def verify(
         return ProductCheck(left, right, product, tolerance, alpha).full()
     left, right, product = _blocks((a, b, c), _on_gpu((a, b, c), tolerance.work))
     seed = secrets.randbits(32) if seed is None else int(seed)
-    verdict = ProductCheck(left, right, product, tolerance, alpha).by_vectors(seed)
-    return replace(verdict, message=f"{verdict.message} (seed {seed})", seed=seed)
+    return ProductCheck(left, right, product, tolerance, alpha).by_vectors(seed).seeded(seed)
 
 
 def check_possible(check: str, problem: Problem) -> None:

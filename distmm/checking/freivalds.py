@@ -23,12 +23,14 @@ from typing import Any, NamedTuple
 import dask
 import dask.array as da
 import numpy as np
+from dask.system import CPU_COUNT
 
 from distmm.checking import sampled_elements, sampled_sums, sketch, thin_products
 from distmm.checking.scaling import EMPTY, SPOILT, exponents, extreme, graded, scaled, weights
 from distmm.checking.thin_products import Sums
-from distmm.checking.tolerance import Tolerance, in_type, mantissa, stands_out
+from distmm.checking.tolerance import SIGMAS, Tolerance, in_type, mantissa, stands_out
 from distmm.checking.verdict import Verdict, of_tolerance
+from distmm.worker.blas_threads import shared_by
 from distmm.worker.tasks import to_host
 
 __all__ = ["ProductCheck"]
@@ -207,7 +209,7 @@ class ProductCheck:
         truth, spread = sums.values.T * in_type(factor, work), sums.sizes.T * abs(factor)
         compare = partial(tolerance.elements, truth, given, spread, shift, self.alpha)
         ratio, unknown = compare()
-        if (ratio > 1).any():
+        if (ratio > 1 / SIGMAS).any():  # more than the standard deviation of independent roundings
             one = self._dependence(lines, ratio)
             ratio, unknown = compare(one[:, None])
         return Elements(given, scaled(truth, shift), ratio, unknown, one)
@@ -288,7 +290,8 @@ def _by_block(
 
 def _times(block: Any, panel: np.ndarray, by: np.ndarray | None, *, work: np.dtype, vectors: int) -> np.ndarray:
     by, sizes = None if by is None else by[None], panel[:, vectors:].real
-    return thin_products.times(block, panel[:, :vectors], work, by, sizes).packed()[None]
+    with shared_by(CPU_COUNT):  # the products of pieces are too small for several threads each
+        return thin_products.times(block, panel[:, :vectors], work, by, sizes).packed()[None]
 
 
 def _largest(block: Any, *, work: np.dtype) -> np.ndarray:

@@ -17,8 +17,8 @@ from distmm.worker import gpu
 
 __all__ = ["Sums", "finite", "largest", "summed", "times"]
 
-# Bytes of a piece of a block in the type of the check. It fits into the cache of a core, or of the GPU.
-CPU_PIECE, GPU_PIECE = 2**19, 2**26
+# Bytes of a piece of a block in the type of the check. It fits into the cache of the CPU, or of the GPU.
+CPU_PIECE, GPU_PIECE = 2**20, 2**26
 
 Block = Any  # a NumPy or CuPy matrix
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from distmm.errors import UndecidedError, WrongResultError
@@ -44,6 +44,10 @@ class Verdict:
 
     def __bool__(self) -> bool:
         return self.ok
+
+    def seeded(self, seed: int) -> Verdict:
+        """Return the verdict with the seed that repeats its check."""
+        return replace(self, message=f"{self.message} (seed {seed})", seed=seed)
 
     def raise_if_wrong(self) -> None:
         """Raise an error with the message unless C is right.
