@@ -16,9 +16,9 @@ columns of B differ much in size, or are near the limits of float64's range, a s
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import dask
 import dask.array as da
@@ -26,10 +26,10 @@ import numpy as np
 from dask.system import CPU_COUNT
 
 from distmm.checking import sampled_elements, sampled_sums, sketch, thin_products
-from distmm.checking.scaling import EMPTY, SPOILT, exponents, extreme, graded, scaled, weights
+from distmm.checking.scaling import EMPTY, SPOILT, exponents, scaled, uneven, weights
 from distmm.checking.thin_products import Sums
-from distmm.checking.tolerance import SIGMAS, Tolerance, in_type, mantissa, stands_out
-from distmm.checking.verdict import Verdict, of_tolerance
+from distmm.checking.tolerance import SIGMAS, Tolerance, mantissa, stands_out
+from distmm.checking.verdict import Outcome, Verdict, of_tolerance
 from distmm.worker.blas_threads import shared_by
 from distmm.worker.tasks import to_host
 
@@ -42,19 +42,6 @@ VECTORS = 16
 SUSPECTS = 16
 
 OVERFLOW = "a sum on the way to it may overflow or not, by the order of its terms: scale A or B"
-
-
-class Elements(NamedTuple):
-    """Some rows of C and of the product, the errors over their tolerances, and what cannot be compared.
-
-    `dependence` is a factor of the tolerance of each row (`sampled_elements.dependence`).
-    """
-
-    given: np.ndarray
-    truth: np.ndarray
-    ratio: np.ndarray
-    unknown: np.ndarray
-    dependence: np.ndarray
 
 
 def fetch(*arrays: da.Array) -> tuple[np.ndarray, ...]:
@@ -92,26 +79,16 @@ class ProductCheck:
             return self._by_rows(left, right, np.zeros((1, len(x)), np.int32))
         left, right, columns, *samples = self._both_sides(x, None, self._largest(), *self._samples(seed))
         verdict = self._floats(x, left, right, exponents(columns))
-        message = self._rounding(seed, *samples) if samples and verdict.outcome != "wrong" else None
-        return Verdict("wrong", math.inf, f"C is not A @ B: {message}") if message else verdict
+        message = self._rounding(*samples) if samples and verdict.outcome != "wrong" else None
+        return Verdict("wrong", math.inf, message) if message else verdict
 
     def full(self) -> Verdict:
         """Compare all elements of C. For matrices of which this process can hold several copies."""
         a, b, c = (da.from_array(x, chunks=-1, name=False) for x in fetch(self.a, self.b, self.c))
         with dask.config.set(scheduler="synchronous"):
-            found = ProductCheck(a, b, c, self.tolerance, self.alpha).elements(np.arange(len(c)))
-        residual = float(found.ratio.max(initial=0.0))
-        for outcome, bad in (("wrong", found.ratio > 1), ("cannot tell", found.unknown)):
-            if not bad.any():
-                continue
-            row, column = (int(x) for x in np.unravel_index(int(np.argmax(bad)), bad.shape))
-            at = f"the first at [{row}, {column}]: {self._values(found, row, column)}"
-            count = f"{int(bad.sum())} of {bad.size} elements"
-            if outcome == "wrong":
-                return Verdict("wrong", residual, f"C is not A @ B: {count} are off, {at}")
-            message = f"C may be A @ B or not: {count} cannot be compared, {at}, and {OVERFLOW}"
-            return Verdict("cannot tell", residual, message)
-        return Verdict("right", residual, f"every element of C is right, the largest error is {of_tolerance(residual)}")
+            bad, residual, _ = ProductCheck(a, b, c, self.tolerance, self.alpha)._elements(np.arange(len(c)))
+        right = f"every element of C is right, the largest error is {of_tolerance(residual)}"
+        return Verdict("right", residual, right) if bad is None else bad
 
     def _floats(self, x: np.ndarray, left: Sums, right: Sums, columns: np.ndarray) -> Verdict:
         """Compare both sides. If the columns of B make that inconclusive, compare again with weights."""
@@ -119,9 +96,9 @@ class ProductCheck:
         message = self._finite_where_spoilt(*spoilt)
         if message:
             return Verdict("wrong", math.inf, f"C is not A @ B: {message}")
-        if not extreme(columns):
+        if not spoilt[1].any():
             verdict = self._by_rows(left, right, np.zeros((1, len(columns)), np.int32), spoilt[0])
-            if verdict.outcome == "wrong" or not graded(columns):
+            if verdict.outcome == "wrong" or not uneven(columns):
                 return verdict
         # Smaller weights would divide the error by underflow, too, which would then hide all columns of a row.
         rows = (np.frexp(left.norms)[1] + left.exponents)[np.isfinite(left.norms) & (left.norms > 0)]
@@ -134,23 +111,16 @@ class ProductCheck:
         """Return sampled rows of A and columns of B, and the elements of C in these rows and columns."""
         if not self.tolerance.narrow:
             return ()
-        at = [sampled_sums.positions(size, seed, axis) for axis, size in enumerate(self.c.shape)]
-        return self.a[at[0]], self.b[:, at[1]], self.c[at[0]][:, at[1]]
+        rows, columns = (sampled_sums.positions(size, seed, axis) for axis, size in enumerate(self.c.shape))
+        return self.a[rows], self.b[:, columns], self.c[rows][:, columns]
 
-    def _rounding(self, seed: int, rows: np.ndarray, columns: np.ndarray, given: np.ndarray) -> str | None:
+    def _rounding(self, rows: np.ndarray, columns: np.ndarray, given: np.ndarray) -> str | None:
         """Return a message if the errors of the sampled elements are larger than the precision allows."""
         some = sampled_sums.Columns(np.arange(columns.shape[1]), columns)
         sample = sampled_sums.sampled(None, rows, [some])
-        if sample is None:
-            return None
-        level, row = sampled_elements.level(self.tolerance, sample, 0, given, self.alpha)
-        if level <= 1:
-            return None
-        row = int(sampled_sums.positions(self.c.shape[0], seed, 0)[row])
-        what = (
-            f"the errors of {given.size} sampled elements are {level:.2g} times what rounding causes at this precision"
-        )
-        return f"{what}, and largest in row {row}"
+        level = 0.0 if sample is None else sampled_elements.level(self.tolerance, sample, 0, given, self.alpha)[0]
+        what = f"the errors of {given.size} sampled elements are {level:.2g} times what rounding causes"
+        return f"C is not A @ B: {what} at this precision" if level > 1 else None
 
     def _by_rows(self, left: Sums, right: Sums, columns: np.ndarray, left_out: np.ndarray | None = None) -> Verdict:
         """Decide the rows that fail or are outliers by their elements, and return the verdict."""
@@ -160,21 +130,11 @@ class ProductCheck:
             rows[left_out] = 0
         residual = float(rows[rows <= 1].max(initial=0.0))
         suspects = np.flatnonzero(stands_out(rows))
-        suspects = suspects[np.argsort(-rows[suspects], kind="stable")[:SUSPECTS]]
-        found = self.elements(suspects)
-        for outcome, bad in (("wrong", found.ratio > 1), ("cannot tell", found.unknown)):
-            for at, row in enumerate(suspects.tolist()):
-                if not bad[at].any():
-                    continue
-                column = int(np.argmax(bad[at]))
-                where = f"[{row}, {column}] {self._values(found, at, column)}"
-                if outcome == "cannot tell":
-                    return Verdict("cannot tell", residual, f"C may be A @ B or not: at {where}, and {OVERFLOW}")
-                ends = (np.cumsum(chunks) for chunks in self.c.chunks)
-                i, j = (int(np.searchsorted(e, x, side="right")) for e, x in zip(ends, (row, column), strict=True))
-                what = f"row {row} stands out; first bad block C[{i}, {j}], at {where}"
-                return Verdict("wrong", float(rows[row]), f"C is not A @ B: {what}")
-        if np.count_nonzero(rows > found.dependence.max(initial=1.0)) > SUSPECTS:
+        suspects = np.sort(suspects[np.argsort(-rows[suspects], kind="stable")[:SUSPECTS]])
+        bad, _, dependence = self._elements(suspects, rows)
+        if bad is not None:
+            return bad if bad.outcome == "wrong" else replace(bad, residual=residual)
+        if np.count_nonzero(rows > dependence) > SUSPECTS:
             message = (
                 f"C may be A @ B or not: more than {SUSPECTS} rows have inf or NaN, or sums that float64 cannot "
                 f"compare, and only the first {SUSPECTS} were checked, which are right: scale A or B, or use "
@@ -183,57 +143,78 @@ class ProductCheck:
             return Verdict("cannot tell", residual, message)
         return Verdict("right", residual, f"C agrees with A @ B on {VECTORS} random vectors")
 
-    def elements(self, rows: np.ndarray) -> Elements:
-        """Compute rows of C again, in O(kn) each, and compare their elements."""
-        tolerance, work = self.tolerance, self.tolerance.sketched
-        shape = len(rows), self.c.shape[1]
-        if not len(rows):
-            return Elements(*(np.zeros(shape),) * 3, np.zeros(shape, bool), np.zeros(0))
-        order = np.argsort(rows)
-        lines, given = (x[np.argsort(order)] for x in fetch(self.a[rows[order]], self.c[rows[order]]))
-        panel, given = lines.astype(work), given.astype(work)
-        own = np.zeros(len(rows), np.int32)
-        if not tolerance.exact:
+    def _elements(self, at: np.ndarray, rows: np.ndarray | None = None) -> tuple[Verdict | None, float, float]:
+        """Compute rows of C again, in O(kn) each, and compare their elements.
+
+        Parameters
+        ----------
+        at : array of int
+        rows : array of shape (m,), optional
+            The ratios of all rows, if some of them stand out.
+
+        Returns
+        -------
+        bad : Verdict or None
+            The verdict on the first element that is wrong, or else cannot be compared.
+        residual : float
+        dependence : float
+            A factor of the tolerance (`sampled_elements.dependence`).
+        """
+        if not at.size:
+            return None, 0.0, 1.0
+        work, dependence = self.tolerance.sketched, 1.0
+        lines, given = fetch(self.a[at], self.c[at])
+        panel, given, own = lines.astype(work), given.astype(work), np.zeros(len(at), np.int32)
+        if not self.tolerance.exact:
             own = exponents(abs(panel).max(axis=1, initial=0))
             own[(own == EMPTY) | (own == SPOILT)] = 0
             panel = scaled(panel, -own[:, None])
             panel = np.concatenate([panel, abs(panel)])
-        (product,) = fetch(self._across(self.b.T, panel.T, len(rows)))
-        sums, one = Sums.unpacked(product, len(rows)), np.ones(len(rows))
-        if tolerance.exact:
-            truth = sums.values.T * in_type(self.alpha, work)
-            ratio = np.where(tolerance.differ(truth, given), np.inf, 0.0)
-            return Elements(given, truth, ratio, np.zeros(shape, bool), one)
-        factor, exponent = mantissa(self.alpha)
-        shift = own[:, None] + exponent + sums.exponents.T
-        truth, spread = sums.values.T * in_type(factor, work), sums.sizes.T * abs(factor)
-        compare = partial(tolerance.elements, truth, given, spread, shift, self.alpha)
-        ratio, unknown = compare()
-        if (ratio > 1 / SIGMAS).any():  # more than the standard deviation of independent roundings
-            one = self._dependence(lines, ratio)
-            ratio, unknown = compare(one[:, None])
-        return Elements(given, scaled(truth, shift), ratio, unknown, one)
+        (product,) = fetch(self._across(self.b.T, panel.T, len(at)))
+        values, norms, shift, sizes = (x.T for x in Sums.unpacked(product, len(at)))
+        compare = partial(
+            sketch.elements, self.tolerance, Sums(values, norms, shift + own[:, None], sizes), given, self.alpha
+        )
+        truth, ratio, unknown = compare()
+        if not self.tolerance.exact and (ratio > 1 / SIGMAS).any():  # more than one standard deviation
+            dependence = self._dependence(lines, ratio)
+            truth, ratio, unknown = compare(dependence)
+        residual = float(ratio.max(initial=0.0))
+        outcomes: tuple[tuple[Outcome, np.ndarray], ...] = ("wrong", ratio > 1), ("cannot tell", unknown)
+        for outcome, bad in outcomes:
+            if bad.any():
+                first, column = np.argwhere(bad)[0].tolist()
+                row = int(at[first])
+                with np.errstate(over="ignore"):
+                    one, other = (x[first, column].astype(self.tolerance.dtype) for x in (given, truth))
+                what = f"C has {one}, the product is {other}"
+                message = self._named(outcome, row, column, what, None if rows is not None else bad)
+                return Verdict(outcome, residual if rows is None else float(rows[row]), message), residual, dependence
+        return None, residual, dependence
 
-    def _dependence(self, lines: np.ndarray, ratio: np.ndarray) -> np.ndarray:
-        """Return the dependence of the roundings of the worst elements, in the worst rows; elsewhere the largest."""
-        worst = np.argsort(-ratio.max(axis=1), kind="stable")[:SUSPECTS]
-        columns = np.sort(np.argsort(-ratio[worst], axis=1, kind="stable")[:, : sampled_sums.EDGE], axis=1)
+    def _named(self, outcome: Outcome, row: int, column: int, what: str, bad: np.ndarray | None) -> str:
+        """Return a message on a bad element: one of all bad ones, or in a row that stands out."""
+        at, wrong = f"at [{row}, {column}]", outcome == "wrong"
+        if bad is not None:
+            count = f"{int(bad.sum())} of {bad.size} elements {'are off' if wrong else 'cannot be compared'}"
+            text = f"{count}, the first {at}: {what}"
+        elif wrong:
+            ends = (np.cumsum(chunks) for chunks in self.c.chunks)
+            i, j = (int(np.searchsorted(e, x, side="right")) for e, x in zip(ends, (row, column), strict=True))
+            text = f"row {row} stands out; first bad block C[{i}, {j}], {at} {what}"
+        else:
+            text = f"{at} {what}"
+        return f"C is not A @ B: {text}" if wrong else f"C may be A @ B or not: {text}, and {OVERFLOW}"
+
+    def _dependence(self, lines: np.ndarray, ratio: np.ndarray) -> float:
+        """Return the dependence of the roundings of the worst elements."""
+        worst = np.argpartition(-ratio, min(sampled_sums.EDGE, ratio.size) - 1, axis=None)[: sampled_sums.EDGE]
+        rows, columns = np.unravel_index(worst, ratio.shape)
         at, where = np.unique(columns, return_inverse=True)
         (found,) = fetch(self.b[:, at])
-        own = []
-        for line, of_line in zip(lines[worst], where.reshape(columns.shape), strict=True):
-            some = sampled_sums.Columns(np.arange(len(of_line)), found[:, of_line])
-            sample = sampled_sums.sampled(None, np.repeat(line[None], sampled_sums.EDGE, axis=0), [some])
-            own.append(1.0 if sample is None else sampled_elements.dependence(sample, 0))
-        dependence = np.full(len(lines), max(own))
-        dependence[worst] = own
-        return dependence
-
-    def _values(self, found: Elements, row: int, column: int) -> str:
-        """Return a text with the value of C and the value of the product."""
-        with np.errstate(over="ignore"):
-            given, truth = (x[row, column].astype(self.tolerance.dtype) for x in (found.given, found.truth))
-        return f"C has {given}, the product is {truth}"
+        some = sampled_sums.Columns(np.arange(len(worst)), found[:, where])
+        sample = sampled_sums.sampled(None, lines[rows], [some])
+        return 1.0 if sample is None else sampled_elements.dependence(sample, 0)
 
     def _finite_where_spoilt(self, rows: np.ndarray, columns: np.ndarray) -> str | None:
         """Return a message if C is finite in a row or column that must be inf or NaN.
@@ -245,8 +226,8 @@ class ProductCheck:
         for axis, word, source, spoilt in ((0, "row", "A", rows), (1, "column", "B", columns)):
             if not spoilt.any():
                 continue
-            function = partial(_finite, work=self.tolerance.work, axis=axis)
-            (wrong,) = fetch(_by_block(function, "ji"[:: 1 - 2 * axis], self.c, dtype=np.dtype(bool)).any(axis=0))
+            values = self.c.astype(np.float32) if self.c.dtype.itemsize < 4 else self.c
+            (wrong,) = fetch(da.isfinite(values).any(axis=1 - axis))
             if (wrong & spoilt).any():
                 line = int(np.argmax(wrong & spoilt))
                 (given,) = fetch(self.c[line] if axis == 0 else self.c[:, line])
@@ -296,10 +277,6 @@ def _times(block: Any, panel: np.ndarray, by: np.ndarray | None, *, work: np.dty
 
 def _largest(block: Any, *, work: np.dtype) -> np.ndarray:
     return thin_products.largest(block, work)[None]
-
-
-def _finite(block: Any, *, work: np.dtype, axis: int) -> np.ndarray:
-    return thin_products.finite(block, work)[axis][None]
 
 
 def _itself(parts: np.ndarray, axis: Any, keepdims: bool) -> np.ndarray:

@@ -2,8 +2,8 @@
 
 The sum of a row of C times a random vector has 16 digits in float64. If the columns of B differ in size by more than
 that, the small columns of C are lost in the sum. If elements are near 1e308 or 1e-308, their squares leave float64's
-range. The check then multiplies rows and columns by powers of two, which is exact. `graded` and `extreme` tell whether
-this is necessary. For most matrices it is not.
+range. The check then multiplies rows and columns by powers of two, which is exact. `uneven` tells whether this is
+necessary. For most matrices it is not.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 
 from distmm.worker.gpu import namespace
 
-__all__ = ["EMPTY", "SPOILT", "exponents", "extreme", "graded", "normalised", "scaled", "weights", "widened"]
+__all__ = ["EMPTY", "SPOILT", "exponents", "normalised", "scaled", "uneven", "weights", "widened"]
 
 # Exponents of rows or columns of zeros, and of those with inf or NaN.
 EMPTY, SPOILT = -(2**20), 2**20
@@ -44,26 +44,16 @@ def exponents(largest: np.ndarray) -> np.ndarray:
     return found
 
 
-def _known(found: np.ndarray) -> np.ndarray:
-    """Return the exponents of lines that are neither zero nor have inf or NaN."""
-    return np.asarray(found[(found != EMPTY) & (found != SPOILT)])
-
-
-def graded(found: np.ndarray) -> bool:
-    """Whether columns with these exponents differ too much in size to be summed without scaling."""
-    known = _known(found)
-    return bool(known.size and int(known.max()) - int(known.min()) > EVEN)
-
-
-def extreme(found: np.ndarray) -> bool:
-    """Whether sums of squares of values with these exponents may leave float64's range, or some have inf or NaN."""
-    known = _known(found)
-    return bool((found == SPOILT).any() or (known.size and np.abs(known).max() > SAFE))
+def uneven(found: np.ndarray) -> bool:
+    """Whether lines with these exponents need divisors: they differ much in size, or squares may leave the range."""
+    known = found[(found != EMPTY) & (found != SPOILT)]
+    most, least = int(known.max(initial=-SAFE)), int(known.min(initial=SAFE))
+    return bool((found == SPOILT).any() or most - least > EVEN or most > SAFE or least < -SAFE)
 
 
 def weights(found: np.ndarray, least: int = -MOST) -> np.ndarray:
     """Return the exponents of the divisors of columns, at least `least`. Columns of zeros get the largest exponent."""
-    known = _known(found)
+    known = found[(found != EMPTY) & (found != SPOILT)]
     filled = np.where(found == EMPTY, known.max() if known.size else 0, found)
     clipped = filled.clip(min(max(least, -MOST), MOST), MOST)
     return np.asarray(np.where(found == SPOILT, SPOILT, clipped), np.int32)

@@ -42,7 +42,7 @@ import numpy as np
 
 from distmm.checking import sampled_elements, sampled_sums
 from distmm.checking.sampled_sums import Columns, Sample
-from distmm.checking.scaling import SPOILT, exponents, extreme, graded, scaled, weights
+from distmm.checking.scaling import SPOILT, exponents, scaled, uneven, weights
 from distmm.checking.thin_products import Sums, largest, summed, times
 from distmm.checking.tolerance import Tolerance, in_type, mantissa, stands_out
 from distmm.worker import gpu, gpu_copies
@@ -127,7 +127,7 @@ def _weights(block: Block, work: np.dtype) -> Weights:
     if work.kind == "u" or not block.size:
         return None
     found = exponents(largest(block, work))
-    if not graded(found) and not extreme(found):
+    if not uneven(found):
         return None
     own = weights(found)
     own[found == SPOILT] = 0
@@ -297,7 +297,9 @@ def compared(
         given = scaled(right.values, right.exponents - common)
         lost_by_rounding = size, scaled(underflow, -common), columns.shape[1]
         limit = tolerance.limit(spread, *lost_by_rounding, dependence)
-        ratio = tolerance.ratio(truth, given, limit)
+        error = abs(truth - given)
+        ratio = np.where(error == 0, 0.0, error / np.maximum(limit, np.finfo(float).tiny))
+        ratio[~(np.isfinite(error) & np.isfinite(limit))] = np.inf
         rounding = (tolerance.limit(0.0, *lost_by_rounding) / limit).max(axis=1, initial=0.0)
         # If no partial sum can have overflowed, inf and NaN in C are wrong.
         most = int(columns.max(initial=0))
@@ -307,3 +309,46 @@ def compared(
         invented = np.isfinite(truth) & ~np.isfinite(given) & (reach < min(tolerance.most, tolerance.most_sum) / 2)
     known = np.isfinite(truth) & np.isfinite(given) & np.isfinite(spread) & np.isfinite(size)
     return ratio, rounding, known | invented
+
+
+def elements(
+    tolerance: Tolerance, left: Sums, given: np.ndarray, alpha: complex = 1, dependence: float = 1.0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Compare single elements of C.
+
+    Parameters
+    ----------
+    tolerance : Tolerance
+    left : Sums
+        The elements of A @ B as values, and those of |A||B| as sizes.
+    given : array
+        The elements of C, in the type of the check.
+    alpha : scalar
+    dependence : float
+        As in `Tolerance.limit`.
+
+    Returns
+    -------
+    truth : array
+        The right elements. Infinite if they are beyond float64's range.
+    ratio : array
+        Errors divided by their limits.
+    unknown : bool array
+        Elements that float64 cannot decide: C is inf or NaN, the product is finite, and a partial sum may have
+        overflowed, depending on the order in which a kernel adds.
+    """
+    right = Sums(given, abs(given), np.zeros((1, 1), np.int32), left.sizes)
+    ratio, _, known = compared(tolerance, left, right, np.zeros((1, 0), np.int32), alpha, dependence)
+    factor, exponent = (alpha, 0) if tolerance.exact else mantissa(alpha)
+    truth = left.values * in_type(factor, tolerance.sketched)
+    if tolerance.exact:
+        return truth, ratio, ~known
+    finite, infinite = np.isfinite(truth), ~np.isfinite(given)
+    with np.errstate(over="ignore", invalid="ignore"):
+        truth = scaled(truth, left.exponents + exponent)
+        beyond = np.abs(truth) > tolerance.most
+        if given.dtype.kind != "c":
+            beyond &= given == np.copysign(np.inf, truth)
+    agree = infinite & (~finite | beyond)
+    unknown = infinite & ~agree & ~known
+    return truth, np.where(agree | unknown, 0.0, ratio), unknown

@@ -15,7 +15,7 @@ import numpy as np
 from distmm.checking.scaling import SPOILT, normalised, scaled, widened
 from distmm.worker import gpu
 
-__all__ = ["Sums", "finite", "largest", "summed", "times"]
+__all__ = ["Sums", "largest", "summed", "times"]
 
 # Bytes of a piece of a block in the type of the check. It fits into the cache of the CPU, or of the GPU.
 CPU_PIECE, GPU_PIECE = 2**20, 2**26
@@ -129,21 +129,6 @@ def largest(block: Block, work: np.dtype) -> np.ndarray:
 
     (found,) = _on_host(block, all_pieces)
     return found
-
-
-def finite(block: Block, work: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-    """Return which rows, and which columns, have a finite element."""
-
-    def all_pieces(xp: Any) -> tuple[Any, Any]:
-        in_rows, in_columns = (xp.zeros(size, bool) for size in block.shape)
-        for rows, part in _pieces(xp, block, work):
-            known = xp.isfinite(part)
-            in_rows[rows] = known.any(axis=1)
-            in_columns |= known.any(axis=0)
-        return in_rows, in_columns
-
-    in_rows, in_columns = _on_host(block, all_pieces)
-    return in_rows, in_columns
 
 
 def _on_host(block: Block, all_pieces: Callable[[Any], tuple[Any, ...]]) -> list[np.ndarray]:

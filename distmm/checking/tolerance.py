@@ -42,7 +42,6 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from distmm.checking.scaling import scaled
 from distmm.planning.precision import Precision, check_precision
 from distmm.planning.problem import accumulator_dtype
 
@@ -170,7 +169,7 @@ class Tolerance:
         size: np.ndarray,
         underflow: np.ndarray | float,
         columns: int = 0,
-        dependence: np.ndarray | float = 1.0,
+        dependence: float = 1.0,
     ) -> np.ndarray:
         """Return the largest error of a right value.
 
@@ -184,70 +183,15 @@ class Tolerance:
             As of `Tolerance.underflow`.
         columns : int
             Number of columns that the check has summed. 0 for single elements.
-        dependence : float or array
+        dependence : float
             Factor for dependent roundings (`sampled_elements.dependence`). At most sqrt(k) of it is used.
         """
         added = math.sqrt(columns) * DOUBLE
-        steps = math.sqrt(self.k) * np.minimum(dependence, math.sqrt(self.k))
+        steps = math.sqrt(self.k) * min(dependence, math.sqrt(self.k))
         with np.errstate(invalid="ignore", over="ignore"):
-            by_products, by_rounding = np.hypot(steps * self.u, added), math.hypot(self.u_out, added)
+            by_products, by_rounding = math.hypot(steps * self.u, added), math.hypot(self.u_out, added)
             rounding = SIGMAS * (by_products * spread + by_rounding * size + underflow)
             return np.asarray(rounding + 2 * self.u_in * spread)
-
-    def ratio(self, truth: np.ndarray, given: np.ndarray, limit: np.ndarray) -> np.ndarray:
-        """Return errors divided by their limits. Above 1 is wrong. Infinity if error or limit is not finite."""
-        with np.errstate(invalid="ignore", over="ignore"):
-            error = np.abs(truth - given)
-            ratio = np.where(error == 0, 0.0, error / np.maximum(limit, np.finfo(float).tiny))
-            return np.asarray(np.where(np.isfinite(error) & np.isfinite(limit), ratio, np.inf))
-
-    def elements(
-        self,
-        truth: np.ndarray,
-        given: np.ndarray,
-        spread: np.ndarray,
-        shift: np.ndarray,
-        alpha: complex,
-        dependence: np.ndarray | float = 1.0,
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Compare single elements of C.
-
-        Parameters
-        ----------
-        truth, spread : arrays
-            ``A @ B`` and ``|A| @ |B|``, times alpha, divided by ``2**shift``.
-        given : array
-            The elements of C, which are not divided.
-        shift : array of int
-        alpha : scalar
-        dependence : float or array
-            As in `limit`.
-
-        Returns
-        -------
-        ratios : array
-            As of `ratio`.
-        unknown : array of bool
-            Elements that float64 cannot decide: C is inf or NaN, the product is finite, and a partial sum may have
-            overflowed, depending on the order in which a kernel adds.
-        """
-        eta = self.underflow(alpha)
-        common = np.maximum(shift, math.frexp(eta)[1])  # all is divided by 2**common, which is no less than underflow
-        with np.errstate(invalid="ignore", over="ignore", under="ignore"):
-            truth, spread = (scaled(values, shift - common) for values in (truth, spread))
-            limit = self.limit(spread, np.abs(truth), np.ldexp(eta, -common), dependence=dependence)
-            ratio = self.ratio(truth, scaled(given, -common), limit)
-            finite, infinite = np.isfinite(truth), ~np.isfinite(given)
-            overflows = np.abs(truth) + limit > np.ldexp(self.most, -common)
-            if given.dtype.kind != "c":
-                overflows &= given == np.copysign(np.inf, truth)
-            least = 1.0 if alpha == 0 else min(1.0, abs(alpha))
-            # Complex products by three real products sum (re + im)(re + im), which is twice as large as the products.
-            sums = 2 * spread if given.dtype.kind == "c" else spread
-            may_overflow = sums + limit > np.ldexp(self.most_sum * least, -common)
-        unknown = infinite & finite & ~overflows & may_overflow
-        agree = infinite & (~finite | overflows)
-        return np.where(agree | unknown, 0.0, ratio), unknown
 
 
 def stands_out(rows: np.ndarray, rounding: np.ndarray | None = None) -> np.ndarray:
@@ -259,7 +203,7 @@ def stands_out(rows: np.ndarray, rounding: np.ndarray | None = None) -> np.ndarr
     Parameters
     ----------
     rows : array of shape (m,)
-        Largest ratio of each row (`Tolerance.ratio`).
+        Largest ratio of an error to its limit in each row.
     rounding : array of shape (m,), optional
         The ratio that the last rounding of each row may reach. If it is given, a row also has to be far above the
         median after division by it. Rows with some large terms have larger errors, because they are larger themselves.

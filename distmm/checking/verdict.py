@@ -7,7 +7,9 @@ from typing import Literal
 
 from distmm.errors import UndecidedError, WrongResultError
 
-__all__ = ["Verdict", "of_tolerance"]
+__all__ = ["Outcome", "Verdict", "of_tolerance"]
+
+Outcome = Literal["right", "wrong", "cannot tell"]
 
 
 def of_tolerance(residual: float) -> str:
@@ -32,7 +34,7 @@ class Verdict:
         Seed of the random vectors or rows, to repeat the check. None if nothing in it is random.
     """
 
-    outcome: Literal["right", "wrong", "cannot tell"]
+    outcome: Outcome
     residual: float
     message: str
     seed: int | None = None
