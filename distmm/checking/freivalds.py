@@ -1,16 +1,11 @@
 """The check of a whole product: Freivalds' test on the blocks of A, B and C, and a comparison of single elements.
 
 Freivalds (1977): for random vectors X, ``A (B X)`` and ``C X`` must agree. The test takes O(n^2) operations for each
-vector instead of O(n^3), and reads each matrix once. Blocks are multiplied, and rows compared, by the functions that
-also check the blocks of a job (`distmm.checking.thin_products`, `distmm.checking.sketch`). The vectors have the same
-distribution.
-
-*Integers* must agree exactly, modulo 2**w.
-
-*Floating-point numbers* must agree within `distmm.checking.tolerance`. A row that exceeds it, or is far above the other
-rows, is computed again element by element. This decides rows with inf or NaN, and finds the first wrong element. If the
-columns of B differ much in size, or are near the limits of float64's range, a second test divides them by powers of two
-(`distmm.checking.scaling`). Each matrix is then read twice.
+vector instead of O(n^3), and reads each matrix once. The vectors (`distmm.checking.sketch`), products and comparisons
+are those of a job. A row that exceeds its tolerance, or is far above the other rows, is computed again element by
+element. This decides rows with inf or NaN, and finds the first wrong element. If the columns of B differ much in size,
+or are near the limits of float64's range, a second test divides them by powers of two (`distmm.checking.scaling`). Each
+matrix is then read twice.
 """
 
 from __future__ import annotations
@@ -26,9 +21,10 @@ import numpy as np
 from dask.system import CPU_COUNT
 
 from distmm.checking import sampled_elements, sampled_sums, sketch, thin_products
+from distmm.checking.comparison import compared, elements, stands_out
 from distmm.checking.scaling import EMPTY, SPOILT, exponents, scaled, uneven, weights
 from distmm.checking.thin_products import Sums
-from distmm.checking.tolerance import SIGMAS, Tolerance, mantissa, stands_out
+from distmm.checking.tolerance import SIGMAS, Tolerance, mantissa
 from distmm.checking.verdict import Outcome, Verdict, of_tolerance
 from distmm.worker.blas_threads import shared_by
 from distmm.worker.tasks import to_host
@@ -36,7 +32,7 @@ from distmm.worker.tasks import to_host
 __all__ = ["ProductCheck"]
 
 # Number of random vectors. A job has fewer: it tests each block on its own, and so finds smaller errors.
-VECTORS = 16
+VECTORS = sketch.VECTORS_OF_INTEGERS
 
 # Number of rows that are computed again element by element. Each takes O(kn).
 SUSPECTS = 16
@@ -56,14 +52,7 @@ def fetch(*arrays: da.Array) -> tuple[np.ndarray, ...]:
 
 @dataclass(frozen=True)
 class ProductCheck:
-    """A check that C is alpha A @ B. The blocks may be in GPU memory.
-
-    Attributes
-    ----------
-    a, b, c : dask.array.Array of shapes (m, k), (k, n) and (m, n)
-    tolerance : Tolerance
-    alpha : scalar
-    """
+    """A check that c is alpha a @ b. The blocks may be in GPU memory."""
 
     a: da.Array
     b: da.Array
@@ -124,7 +113,7 @@ class ProductCheck:
 
     def _by_rows(self, left: Sums, right: Sums, columns: np.ndarray, left_out: np.ndarray | None = None) -> Verdict:
         """Decide the rows that fail or are outliers by their elements, and return the verdict."""
-        ratio, _, known = sketch.compared(self.tolerance, left, right, columns, self.alpha)
+        ratio, _, known = compared(self.tolerance, left, right, columns, self.alpha)
         rows = np.where(known, ratio, np.inf).max(axis=1, initial=0.0)
         if left_out is not None:
             rows[left_out] = 0
@@ -144,21 +133,10 @@ class ProductCheck:
         return Verdict("right", residual, f"C agrees with A @ B on {VECTORS} random vectors")
 
     def _elements(self, at: np.ndarray, rows: np.ndarray | None = None) -> tuple[Verdict | None, float, float]:
-        """Compute rows of C again, in O(kn) each, and compare their elements.
+        """Compute some rows of C again, in O(kn) each, and compare their elements.
 
-        Parameters
-        ----------
-        at : array of int
-        rows : array of shape (m,), optional
-            The ratios of all rows, if some of them stand out.
-
-        Returns
-        -------
-        bad : Verdict or None
-            The verdict on the first element that is wrong, or else cannot be compared.
-        residual : float
-        dependence : float
-            A factor of the tolerance (`sampled_elements.dependence`).
+        Returns the verdict on the first element that is wrong, or else cannot be compared; the largest ratio; and the
+        factor of the tolerance (`sampled_elements.dependence`). `rows` has the ratios of all rows, if some stand out.
         """
         if not at.size:
             return None, 0.0, 1.0
@@ -172,9 +150,7 @@ class ProductCheck:
             panel = np.concatenate([panel, abs(panel)])
         (product,) = fetch(self._across(self.b.T, panel.T, len(at)))
         values, norms, shift, sizes = (x.T for x in Sums.unpacked(product, len(at)))
-        compare = partial(
-            sketch.elements, self.tolerance, Sums(values, norms, shift + own[:, None], sizes), given, self.alpha
-        )
+        compare = partial(elements, self.tolerance, Sums(values, norms, shift + own[:, None], sizes), given, self.alpha)
         truth, ratio, unknown = compare()
         if not self.tolerance.exact and (ratio > 1 / SIGMAS).any():  # more than one standard deviation
             dependence = self._dependence(lines, ratio)
@@ -219,9 +195,8 @@ class ProductCheck:
     def _finite_where_spoilt(self, rows: np.ndarray, columns: np.ndarray) -> str | None:
         """Return a message if C is finite in a row or column that must be inf or NaN.
 
-        Rows of A and columns of B with inf or NaN make every product with a random vector inf or NaN, so the test
-        leaves them out. Every element of C in such a row or column has an infinite or undefined term, so none may be
-        finite.
+        A row of A or column of B with inf or NaN gives an infinite or undefined term to each element of C in it. The
+        test leaves them out, because all of their products with random vectors are inf or NaN.
         """
         for axis, word, source, spoilt in ((0, "row", "A", rows), (1, "column", "B", columns)):
             if not spoilt.any():

@@ -64,9 +64,10 @@ Block = Any  # a NumPy or CuPy array
 
 
 def _squares(sample: Sample) -> np.ndarray:
-    """Return the sums of squares of the partial sums, in the worse of ascending and descending order."""
-    left = GROUP * sample.sums * (sample.sixteenths * sample.sums - 2 * sample.totals)
-    return np.asarray(np.maximum(sample.squares, sample.squares + left))
+    """Return the sums of squares of the partial sums of each part, in the worse of ascending and descending order."""
+    sums, totals, squares = (np.stack([part[name] for part in sample.parts]) for name in ("sums", "totals", "squares"))
+    left = GROUP * sums * (sample.groups * sums - 2 * totals)
+    return np.asarray(np.maximum(squares, squares + left))
 
 
 @lru_cache
@@ -96,17 +97,7 @@ def level(
 ) -> tuple[float, int]:
     """Compare the sampled elements of a block of C with their float64 sums.
 
-    Parameters
-    ----------
-    tolerance : Tolerance
-    sample : Sample
-        The sums over all panels.
-    position : int
-        Position of this block among the blocks of `sample`.
-    block : NumPy or CuPy array of shape (m, n)
-    alpha, beta : scalars
-    added : array of shape (m, n), optional
-        The block of C0, in host memory.
+    `position` is that of the block among the blocks of `sample`, and `added` the block of C0, in host memory.
 
     Returns
     -------
@@ -120,9 +111,9 @@ def level(
     own = position * EDGE + keep
     given = lines(block, sample.rows, at).astype(tolerance.work)
     names = "terms", "groups", "spread", "cut", "coarse"
-    mine = {name: getattr(sample, name)[..., own].sum(axis=0) for name in names}
+    mine = {name: np.sum([part[name][:, own] for part in sample.parts], axis=0) for name in names}
     with np.errstate(invalid="ignore", over="ignore", under="ignore", divide="ignore"):
-        whole = sample.sums[..., own]
+        whole = np.stack([part["sums"][:, own] for part in sample.parts])
         product = whole[0] if len(whole) == 1 else (whole[0] - whole[1]) + 1j * (whole[2] + whole[3])
         truth, size = alpha * product, abs(alpha) * abs(whole).sum(axis=0)
         if added is not None:
@@ -135,7 +126,7 @@ def level(
         rounding = (tolerance.u_out * abs(truth)) ** 2 + (4 * tolerance.u * size) ** 2
         limit = np.sqrt(abs(alpha) ** 2 * (walk + halves) + rounding)
         if tolerance.cuts:
-            sure = CUT_OFF * (mine["cut"] + np.sqrt(sample.sixteenths * mine["terms"]))
+            sure = CUT_OFF * (mine["cut"] + np.sqrt(sample.groups * mine["terms"]))
         else:
             sure = 2 * tolerance.u_in * mine["spread"]
         sure = abs(alpha) * sure + tolerance.underflow(alpha)
@@ -149,23 +140,12 @@ def level(
 
 
 def dependence(sample: Sample, position: int) -> float:
-    """Return the factor of L for dependent roundings: 1 for most data.
-
-    Parameters
-    ----------
-    sample : Sample
-    position : int
-        Position of the block among the blocks of `sample`.
-
-    Returns
-    -------
-    float
-        At least 1.
-    """
-    pairs = np.arange(sample.chain.shape[1])
+    """Return the factor of L, at least 1, for dependent roundings in a block. 1 for most data."""
+    chain = np.stack([part["chain"][:, position] for part in sample.parts])
+    pairs = np.arange(chain.shape[1])
     own = position * EDGE + pairs
     with np.errstate(invalid="ignore", over="ignore"):
-        error = sample.chain[..., position] - sample.sums[:, pairs, own]
+        error = chain - np.stack([part["sums"][pairs, own] for part in sample.parts])
         bound = 2.0**-48 * _squares(sample)[:, pairs, own]  # u of float32 is 2^-24
     known = np.isfinite(error) & np.isfinite(bound) & (bound > 0)
     return max(1.0, 2 * math.sqrt(np.mean(error[known] ** 2 / bound[known]))) if known.any() else 1.0

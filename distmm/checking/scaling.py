@@ -74,19 +74,7 @@ def scaled(values: Block, exponent: Any) -> Block:
 def normalised(part: Block) -> tuple[Block, Block, Block]:
     """Divide rows by powers of two if the sum of their squares would leave float64's range.
 
-    Parameters
-    ----------
-    part : matrix of shape (m, n)
-        float64 or complex128.
-
-    Returns
-    -------
-    rows : matrix of shape (m, n)
-        The rows, each divided by ``2**exponent``.
-    norms : array of shape (m,)
-        Norms of the divided rows.
-    exponents : array of shape (m,), int32
-        0 for most rows, and `EMPTY` for a row of zeros.
+    Returns the rows, their norms, and the exponents of the divisors: 0 for most rows, and `EMPTY` for a row of zeros.
     """
     xp = namespace(part)
     found = xp.zeros(part.shape[0], np.int32)

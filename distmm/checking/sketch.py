@@ -1,34 +1,30 @@
 r"""The check of one block of C in a job: Freivalds' test on sketches of the blocks that the product has in memory.
 
-A sketch is a block times random vectors. X_j are the vectors of block column j of C: two, or 16 for integers. Each
-block is multiplied by vectors once, on the worker that has it in memory for the product::
+X_j are random vectors for block column j of C: two, or 16 for integers. Each block is multiplied by vectors once, on
+the worker that has it in memory for the product::
 
     Y_pj = B_pj X_j                  on the home of B_pj, once a wave        of_b (all blocks of a panel there)
     S_i  = sum_p A_ip [Y_p0 Y_p1 ..] on the homes of A_ip, once a wave       of_a
     C_ij X_j  ~  alpha S_ij          on the worker that writes C_ij          judge
 
-Each block of A is read once for all block columns of a wave. The test therefore costs O(n^2), while the product costs
-O(n^3). The sums are in float64 (for integers modulo 2**32 or 2**64), and share no code with the kernels. The GPU that
-has a block multiplies it. Only the products with vectors and some norms are copied to the host.
-
-*Floating-point numbers.* The vectors are +-U(1, 2). They are never near zero, so each single error is detected. They
-are continuous, so errors in one row cancel with probability zero. With +-1 that probability would be one half.
+*Floating-point numbers.* The vectors are +-U(1, 2), divided by their root mean square. They are never near zero, so
+each single error is detected. They are continuous, so errors in one row cancel with probability zero. With +-1, two
+errors cancel with probability one half: 16 such vectors are equal for 64 pairs of 3000 columns, and for some pair of
+more than 65,536, which could be swapped unseen.
 
 *Integers.* Errors may be multiples of a power of two. The elements of the first vector are odd, so each single error is
-detected. The elements of the other vectors are uniform modulo 2**w. A wrong element of A or B makes a whole row or
-column wrong. If all of these errors are multiples of 2**(w - t) in integers of w bits, one vector misses them with
-probability 2**-t. If the highest bit of an element was flipped, that is one half. So there are 16 vectors. All of them
-miss it with a probability below 2**-14.
+detected. The others are uniform modulo 2**w. A wrong element of A or B makes a whole row or column wrong. If all of
+these errors are multiples of 2**(w - t) in integers of w bits, one vector misses them with probability 2**-t, which is
+one half for the highest bit. All 16 vectors miss it with a probability below 2**-14.
 
 *Weights.* If the columns of B differ much in size, the columns are divided by weights, which give them a common size,
 before they are multiplied by the second vector (`weigh`). The first vector has no such weights. The weights follow from
 the first panel, B_0j, because a sum over panels needs the same weights for all of them. Any weights give a right bound.
-If weights do not suit a later panel, the second vector finds fewer errors there, and the first vector finds those. Rows
-of A need no weights, because each row of C has its own bound. If sums of squares would leave float64's range, a row is
-divided by a power of two. The sketch has its exponent.
+If they do not suit a later panel, the first vector finds the errors there. Rows of A need no weights, because each row
+of C has its own bound.
 
-Sketches also have sampled elements of each block, computed again with a much sharper bound
-(`distmm.checking.sampled_elements`). They detect wrong rounding of a whole block. The vectors detect single errors.
+Sketches also have sampled elements with a much sharper bound (`distmm.checking.sampled_elements`), which detect wrong
+rounding of a whole block.
 """
 
 from __future__ import annotations
@@ -41,10 +37,11 @@ from typing import Any
 import numpy as np
 
 from distmm.checking import sampled_elements, sampled_sums
+from distmm.checking.comparison import compared, stands_out
 from distmm.checking.sampled_sums import Columns, Sample
-from distmm.checking.scaling import SPOILT, exponents, scaled, uneven, weights
+from distmm.checking.scaling import SPOILT, exponents, uneven, weights
 from distmm.checking.thin_products import Sums, largest, summed, times
-from distmm.checking.tolerance import Tolerance, in_type, mantissa, stands_out
+from distmm.checking.tolerance import Tolerance
 from distmm.worker import gpu, gpu_copies
 
 __all__ = ["VECTORS", "Judgement", "Sketch", "judge", "of_a", "of_b", "vectors", "weigh"]
@@ -88,12 +85,10 @@ class Judgement:
     ok : bool
         Whether the test found no error, and could compare all rows.
     settled : bool
-        False if inf, NaN or underflow make the comparison impossible. The block is then confirmed only if a second
-        computation gives the same bits.
-    residual : float
-        Largest ratio of an error to its bound, over rows, vectors and the sampled elements. 0 for integers that agree.
-    row : int
-        Row of that ratio, in the block.
+        False if inf or NaN make the comparison impossible. The block is then confirmed only if a second computation
+        gives the same bits.
+    residual, row : float, int
+        Largest ratio of an error to its bound, over rows, vectors and the sampled elements, and its row in the block.
     """
 
     ok: bool
@@ -192,28 +187,10 @@ def judge(
 ) -> Judgement:
     """Compare a block of C with the sketches of A and B.
 
-    Parameters
-    ----------
-    tolerance : Tolerance
-    left : Sketch
-        ``S_i``, the sum over all panels.
-    position : int
-        Position of this block among the block columns of `left`.
-    block : NumPy or CuPy array of shape (m, n)
-        A block in GPU memory is multiplied there, and not copied to the host.
-    x : array of shape (n, vectors)
-        The vectors of this block column.
-    alpha, beta : scalars
-    added : array of shape (m, n), optional
-        The block of C0, before the multiplication by beta, in host memory. If `block` is on a GPU, the GPU multiplies
-        this one, too: 0.2 s for 28672 x 28672 in bfloat16. NumPy took 2.6 s with 16 threads, which wait for Python's
-        global lock.
-    by : array, optional
-        The weights of this block column (`weigh`).
-
-    Returns
-    -------
-    Judgement
+    `left` is ``S_i``, and `position` the position of the block among its block columns; `x` are the vectors of this
+    block column, and `by` its weights (`weigh`). A block in GPU memory is multiplied there. `added` is the block of C0,
+    before the multiplication by beta, in host memory. If `block` is on a GPU, the GPU multiplies this one, too: 0.2 s
+    for 28672 x 28672 in bfloat16. NumPy took 2.6 s with 16 threads, which wait for Python's global lock.
     """
     work, width = tolerance.sketched, x.shape[1]
     given, more = times(block, x, work, by), None
@@ -235,120 +212,3 @@ def judge(
         suspect |= level > 1
         row, largest = (of_level, level) if level > largest else (row, largest)
     return Judgement(bool(known.all()) and not suspect, bool(known.all()) or suspect, largest, row)
-
-
-def compared(
-    tolerance: Tolerance,
-    left: Sums,
-    right: Sums,
-    columns: np.ndarray,
-    alpha: complex = 1,
-    dependence: float = 1.0,
-    more: Sums | None = None,
-    beta: complex = 0,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compare rows of C times vectors with rows of A times the products of B and these vectors.
-
-    Parameters
-    ----------
-    tolerance : Tolerance
-    left : Sums
-        Of A. The sizes ``(m, e)`` are norms of the rows of |A||B|, with columns divided by their weights.
-    right : Sums
-        Of C.
-    columns : int array of shape (e, n)
-        The exponents of the weights.
-    alpha, beta : scalars
-    dependence : float
-        As in `Tolerance.limit`.
-    more : Sums, optional
-        Of C0, before the multiplication by beta.
-
-    Returns
-    -------
-    ratio : array of shape (m, v)
-        Errors divided by their limits. Infinity where integers differ, or where C has inf or NaN that no partial sum
-        can have.
-    rounding : array of shape (m,)
-        The ratio that the last rounding of each row may reach.
-    known : bool array of shape (m, v)
-        False where inf or NaN make the comparison impossible.
-    """
-    work = tolerance.sketched
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        if tolerance.exact:
-            truth = left.values * in_type(alpha, work) + (0 if more is None else more.values * in_type(beta, work))
-            ratio = np.where(tolerance.differ(truth, right.values), np.inf, 0.0)
-            return ratio, np.zeros(len(ratio)), np.ones(ratio.shape, bool)
-        factor, exponent = mantissa(alpha)
-        underflow = np.array([tolerance.underflow(alpha, each) for each in columns])
-        # The largest power of two of all compared values, and of the error by underflow.
-        shift, lost = left.exponents + exponent, np.frexp(underflow)[1]
-        common = np.maximum(np.maximum(shift, right.exponents), lost)
-        if more is not None:
-            beta_factor, beta_exponent = mantissa(beta)
-            by_beta = more.exponents + beta_exponent
-            common = np.maximum(common, by_beta)
-        truth = scaled(left.values * in_type(factor, work), shift - common)
-        spread, size = scaled(abs(factor) * left.sizes, shift - common), scaled(right.norms, right.exponents - common)
-        if more is not None:
-            truth = truth + scaled(more.values * in_type(beta_factor, work), by_beta - common)
-            size = size + scaled(abs(beta_factor) * more.norms, by_beta - common)
-        given = scaled(right.values, right.exponents - common)
-        lost_by_rounding = size, scaled(underflow, -common), columns.shape[1]
-        limit = tolerance.limit(spread, *lost_by_rounding, dependence)
-        error = abs(truth - given)
-        ratio = np.where(error == 0, 0.0, error / np.maximum(limit, np.finfo(float).tiny))
-        ratio[~(np.isfinite(error) & np.isfinite(limit))] = np.inf
-        rounding = (tolerance.limit(0.0, *lost_by_rounding) / limit).max(axis=1, initial=0.0)
-        # If no partial sum can have overflowed, inf and NaN in C are wrong.
-        most = int(columns.max(initial=0))
-        reach = scaled(max(1.0, abs(alpha)) * left.sizes, left.exponents + most)
-        if more is not None:
-            reach = reach + abs(beta) * scaled(more.norms, more.exponents + most)
-        invented = np.isfinite(truth) & ~np.isfinite(given) & (reach < min(tolerance.most, tolerance.most_sum) / 2)
-    known = np.isfinite(truth) & np.isfinite(given) & np.isfinite(spread) & np.isfinite(size)
-    return ratio, rounding, known | invented
-
-
-def elements(
-    tolerance: Tolerance, left: Sums, given: np.ndarray, alpha: complex = 1, dependence: float = 1.0
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Compare single elements of C.
-
-    Parameters
-    ----------
-    tolerance : Tolerance
-    left : Sums
-        The elements of A @ B as values, and those of |A||B| as sizes.
-    given : array
-        The elements of C, in the type of the check.
-    alpha : scalar
-    dependence : float
-        As in `Tolerance.limit`.
-
-    Returns
-    -------
-    truth : array
-        The right elements. Infinite if they are beyond float64's range.
-    ratio : array
-        Errors divided by their limits.
-    unknown : bool array
-        Elements that float64 cannot decide: C is inf or NaN, the product is finite, and a partial sum may have
-        overflowed, depending on the order in which a kernel adds.
-    """
-    right = Sums(given, abs(given), np.zeros((1, 1), np.int32), left.sizes)
-    ratio, _, known = compared(tolerance, left, right, np.zeros((1, 0), np.int32), alpha, dependence)
-    factor, exponent = (alpha, 0) if tolerance.exact else mantissa(alpha)
-    truth = left.values * in_type(factor, tolerance.sketched)
-    if tolerance.exact:
-        return truth, ratio, ~known
-    finite, infinite = np.isfinite(truth), ~np.isfinite(given)
-    with np.errstate(over="ignore", invalid="ignore"):
-        truth = scaled(truth, left.exponents + exponent)
-        beyond = np.abs(truth) > tolerance.most
-        if given.dtype.kind != "c":
-            beyond &= given == np.copysign(np.inf, truth)
-    agree = infinite & (~finite | beyond)
-    unknown = infinite & ~agree & ~known
-    return truth, np.where(agree | unknown, 0.0, ratio), unknown

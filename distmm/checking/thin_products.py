@@ -71,23 +71,10 @@ def summed(parts: Sequence[Sums]) -> Sums:
 def times(
     block: Block, vectors: np.ndarray, work: np.dtype, by: np.ndarray | None = None, sizes: np.ndarray | None = None
 ) -> Sums:
-    """Divide the columns of a block by their weights, and multiply it by vectors.
+    """Multiply a block ``(m, n)`` by vectors ``(n, v)``, in the type `work`. Returns sums in host memory.
 
-    Parameters
-    ----------
-    block : NumPy or CuPy array of shape (m, n)
-    vectors : array of shape (n, v)
-    work : numpy.dtype
-        Type of the products.
-    by : int array of shape (e, n), optional
-        Exponents of the weights. Each of the e rows is for v / e vectors. Columns that are `SPOILT` count as zeros.
-    sizes : float array of shape (n, s), optional
-        Vectors for the absolute values of the block.
-
-    Returns
-    -------
-    Sums
-        In host memory.
+    The columns of the block are first divided by weights, whose exponents `by` ``(e, n)`` has; each of its rows is for
+    v / e vectors. Columns that are `SPOILT` count as zeros. `sizes` ``(n, s)`` are vectors for the absolute values.
     """
     sizes = np.empty((block.shape[1], 0)) if sizes is None else sizes
 

@@ -45,7 +45,7 @@ import numpy as np
 from distmm.planning.precision import Precision, check_precision
 from distmm.planning.problem import accumulator_dtype
 
-__all__ = ["FORMULA", "SIGMAS", "Tolerance", "in_type", "mantissa", "stands_out"]
+__all__ = ["FORMULA", "SIGMAS", "Tolerance", "in_type", "mantissa"]
 
 FORMULA = (
     "SIGMAS (sqrt(k d^2 u^2 + n u_64^2) |A||B| + sqrt(u_out^2 + n u_64^2) |C| + eta) + 2 u_in |A||B|, for n columns "
@@ -56,10 +56,6 @@ DOUBLE = 2.0**-53  # u_64: unit roundoff of float64, the type of the check's sum
 
 # Number of standard deviations of the bound: lambda above, and the tail of ``(E X)_i`` over all rows and vectors.
 SIGMAS = 8.0
-
-# A row is an outlier above this multiple of the median residual. Gaussian errors reach a multiple of 7 with 16 vectors
-# and 10**5 rows.
-OUTLIER = 15.0
 
 # Unit roundoff to which float32 operands may be rounded: none, TF32's 11 bits, bfloat16's 8.
 ROUNDOFF: dict[Precision, float] = {"highest": 0.0, "ieee": 0.0, "high": 2.0**-11, "medium": 2.0**-8}
@@ -192,36 +188,6 @@ class Tolerance:
             by_products, by_rounding = math.hypot(steps * self.u, added), math.hypot(self.u_out, added)
             rounding = SIGMAS * (by_products * spread + by_rounding * size + underflow)
             return np.asarray(rounding + 2 * self.u_in * spread)
-
-
-def stands_out(rows: np.ndarray, rounding: np.ndarray | None = None) -> np.ndarray:
-    """Return which rows have a ratio above 1, or far above the median.
-
-    The bound of a row allows for the worst signs of the data, so it is loose. Rows far above the median are therefore
-    suspect, too.
-
-    Parameters
-    ----------
-    rows : array of shape (m,)
-        Largest ratio of an error to its limit in each row.
-    rounding : array of shape (m,), optional
-        The ratio that the last rounding of each row may reach. If it is given, a row also has to be far above the
-        median after division by it. Rows with some large terms have larger errors, because they are larger themselves.
-    """
-    out = rows > 1
-    usual = _usual(rows, out)
-    if usual == 0:
-        return np.asarray(out)
-    far = rows > OUTLIER * usual
-    if rounding is not None:
-        relative = rows / np.maximum(rounding, np.finfo(float).tiny)
-        far &= (relative > OUTLIER * _usual(relative, out)) & (rows > 2 / SIGMAS * rounding)
-    return np.asarray(out | far)
-
-
-def _usual(rows: np.ndarray, out: np.ndarray) -> float:
-    """Return the median of the rows that are not `out`."""
-    return 0.0 if out.all() else float(np.median(rows[~out]))
 
 
 def in_type(value: complex, work: np.dtype) -> np.generic:

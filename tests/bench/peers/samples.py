@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from distmm.checking.sketch import elements
+from distmm.checking.comparison import elements
 from distmm.checking.thin_products import Sums
 from distmm.checking.tolerance import Tolerance
 from distmm.planning.precision import Precision
