@@ -16,15 +16,9 @@ OUTLIER = 15.0
 
 
 def compared(
-    tolerance: Tolerance,
-    left: Sums,
-    right: Sums,
-    columns: np.ndarray,
-    alpha: complex = 1,
-    dependence: float = 1.0,
-    more: Sums | None = None,
-    beta: complex = 0,
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    tolerance: Tolerance, left: Sums, right: Sums, columns: np.ndarray, alpha: complex = 1, dependence: float = 1.0,
+    more: Sums | None = None, beta: complex = 0,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
     """Compare rows of C times vectors (`right`) with rows of A times the products of B and these vectors (`left`).
 
     The sizes ``(m, e)`` of `left` are norms of the rows of |A||B|, with columns divided by their weights. `columns` has

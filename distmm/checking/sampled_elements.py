@@ -72,13 +72,7 @@ def _squares(sample: Sample) -> np.ndarray:
 
 @lru_cache
 def threshold(count: int) -> float:
-    """Return t: right products exceed it with probability `FALSE_ALARM`, by the root mean square of `count` ratios.
-
-    Examples
-    --------
-    >>> [round(threshold(count), 1) for count in (1, 8, 64)]
-    [6.8, 2.9, 1.6]
-    """
+    """Return t: right products exceed it with probability `FALSE_ALARM`, by the root mean square of `count` ratios."""
     goal, low, high = -2 * math.log(FALSE_ALARM) / count, 1.0, 1e6
     for _ in range(200):
         middle = (low + high) / 2
@@ -87,25 +81,14 @@ def threshold(count: int) -> float:
 
 
 def level(
-    tolerance: Tolerance,
-    sample: Sample,
-    position: int,
-    block: Block,
-    alpha: complex = 1,
-    beta: complex = 0,
+    tolerance: Tolerance, sample: Sample, position: int, block: Block, alpha: complex = 1, beta: complex = 0,
     added: np.ndarray | None = None,
-) -> tuple[float, int]:
+) -> tuple[float, int]:  # fmt: skip
     """Compare the sampled elements of a block of C with their float64 sums.
 
-    `position` is that of the block among the blocks of `sample`, and `added` the block of C0, in host memory.
-
-    Returns
-    -------
-    level : float
-        Root mean square of the ratios, divided by `threshold`. Above 1, the errors are larger than the precision
-        allows.
-    row : int
-        Row of the largest ratio, in the block.
+    `position` is that of the block among the blocks of `sample`, and `added` the block of C0, in host memory. Returns
+    the root mean square of the ratios, divided by `threshold`, and the row of the largest ratio. If the first is above
+    1, the errors are larger than the precision allows.
     """
     at, keep = np.unique(sample.columns[position], return_index=True)
     own = position * EDGE + keep

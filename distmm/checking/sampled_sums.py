@@ -38,43 +38,30 @@ class Columns:
     values: np.ndarray
 
 
-Part = dict[str, np.ndarray]  # figures of one real product, as `Sample` lists them
+Part = dict[str, np.ndarray]  # the figures of one real product, which `Sample` explains
 
 
 @dataclass(frozen=True)
 class Sample:
     """Sums of products of sampled rows of A and sampled columns of B, over the panels so far.
 
-    float64 rows and columns are first divided by powers of two, and multiplied by `ODD`.
+    float64 rows and columns are first divided by powers of two, and multiplied by `ODD`. Real numbers have one part.
+    Complex numbers have four (re re, im im, re im, im re), because some kernels sum these separately. The figures of a
+    part have the shape (rows, columns), with the columns of all blocks of the panel. They are sums over k of
 
-    Attributes
-    ----------
-    rows, columns : arrays of int
-        Row and column numbers in their blocks, of shapes (rows,) and (blocks, c).
-    shifts : pair of arrays of int, or None
-        Exponents of the powers of two that rows and columns are divided by.
-    groups : int
-        Number of groups so far.
-    parts : tuple of dict
-        One for real numbers, and four for complex numbers (re re, im im, re im, im re), because some kernels sum these
-        separately. Each has arrays of shape (rows, columns), with the columns of all blocks of the panel:
-
-        - sums: the elements so far;
-        - squares: sums of squares of the partial sums, in ascending k or by lanes, whichever is larger;
-        - totals: sums of the partial sums after each group;
-        - terms, groups, spread: sums of the squares of the products, of the squares of the groups' sums, and of the
-          absolute products;
-        - cut: sums of the absolute partial sums after each group, as tensor cores have them;
-        - coarse: sums of the squares of the largest number of a row (column) times the numbers of the column (row);
-        - lanes, of shape (GROUP, rows, columns): sums of each sixteenth product;
-        - chain, of shape (pairs, blocks): elements of sampled row p and sampled column p of each block, summed by a
-          float32 chain.
+    - the products (sums), their squares (terms) and absolute values (spread);
+    - the squares of the partial sums, in ascending k or by lanes, whichever are larger (squares);
+    - the partial sums after each group (totals), and the squares of the groups' sums (groups);
+    - the absolute partial sums after each group, as tensor cores have them (cut);
+    - the squares of the largest number of a row (column) times the numbers of the column (row) (coarse);
+    - each sixteenth product (lanes, of shape (GROUP, rows, columns));
+    - the products of sampled row p and sampled column p of each block by a float32 chain (chain: (pairs, blocks)).
     """
 
-    rows: np.ndarray
-    columns: np.ndarray
-    shifts: tuple[np.ndarray, np.ndarray] | None
-    groups: int
+    rows: np.ndarray  # their numbers in the block
+    columns: np.ndarray  # their numbers in the blocks, (blocks, c)
+    shifts: tuple[np.ndarray, np.ndarray] | None  # exponents of the divisors of rows and columns
+    groups: int  # number of groups so far
     parts: tuple[Part, ...]
 
 

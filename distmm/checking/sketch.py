@@ -59,42 +59,21 @@ Block = Any  # a NumPy or CuPy array
 
 @dataclass(frozen=True)
 class Sketch:
-    """A block times some vectors, with norms that bound the errors.
-
-    Attributes
-    ----------
-    sums : Sums
-        Of the block's rows, with columns divided by their weights.
-    columns : array of shape (block columns, vectors of a column)
-        Norms of the blocks of B in `sums`, with columns divided by their weights.
-    sample : Columns or Sample, optional
-        Sampled columns of B, or sums of sampled elements of C (`distmm.checking.sampled_sums`).
-    """
+    """A block times some vectors, with norms that bound the errors."""
 
     sums: Sums
-    columns: np.ndarray
-    sample: Columns | Sample | None = None
+    columns: np.ndarray  # norms (block columns, vectors of a column) of the blocks of B, divided by their weights
+    sample: Columns | Sample | None = None  # sampled columns of B, or sums of sampled elements of C
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """The result of the test for one block.
+    """The result of the test for one block."""
 
-    Attributes
-    ----------
-    ok : bool
-        Whether the test found no error, and could compare all rows.
-    settled : bool
-        False if inf or NaN make the comparison impossible. The block is then confirmed only if a second computation
-        gives the same bits.
-    residual, row : float, int
-        Largest ratio of an error to its bound, over rows, vectors and the sampled elements, and its row in the block.
-    """
-
-    ok: bool
-    settled: bool
-    residual: float
-    row: int
+    ok: bool  # whether the test found no error, and could compare all rows
+    settled: bool  # False if inf or NaN prevent that: only a second computation with the same bits confirms the block
+    residual: float  # largest ratio of an error to its bound, over rows, vectors and the sampled elements
+    row: int  # of that ratio, in the block
 
 
 def vectors(seed: int, column: int, width: int, exact: bool, number: int = VECTORS) -> np.ndarray:
@@ -175,16 +154,9 @@ def _times_uploaded(block: np.ndarray, x: np.ndarray, work: np.dtype, by: Weight
 
 
 def judge(
-    tolerance: Tolerance,
-    left: Sketch,
-    position: int,
-    block: Block,
-    x: np.ndarray,
-    alpha: complex = 1,
-    beta: complex = 0,
-    added: np.ndarray | None = None,
-    by: Weights = None,
-) -> Judgement:
+    tolerance: Tolerance, left: Sketch, position: int, block: Block, x: np.ndarray, alpha: complex = 1,
+    beta: complex = 0, added: np.ndarray | None = None, by: Weights = None,
+) -> Judgement:  # fmt: skip
     """Compare a block of C with the sketches of A and B.
 
     `left` is ``S_i``, and `position` the position of the block among its block columns; `x` are the vectors of this

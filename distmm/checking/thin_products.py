@@ -24,22 +24,12 @@ Block = Any  # a NumPy or CuPy matrix
 
 
 class Sums(NamedTuple):
-    """Rows of a matrix times vectors. The true values, norms and sizes are these times ``2**exponents``.
+    """Rows of a matrix times vectors. The true values, norms and sizes are these times ``2**exponents``."""
 
-    Attributes
-    ----------
-    values : array of shape (m, v)
-    norms : array of shape (m, e)
-        Norms of the rows. e is the number of different weights of the columns, and 1 without weights.
-    exponents : int32 array of shape (m, e)
-    sizes : array of shape (m, s)
-        Absolute values of the rows times nonnegative vectors.
-    """
-
-    values: np.ndarray
-    norms: np.ndarray
-    exponents: np.ndarray
-    sizes: np.ndarray
+    values: np.ndarray  # (m, v)
+    norms: np.ndarray  # of the rows, (m, e) for e different weights of the columns; e is 1 without weights
+    exponents: np.ndarray  # int32, (m, e)
+    sizes: np.ndarray  # absolute values of the rows times vectors, (m, s)
 
     def at(self, exponents: np.ndarray | int) -> Sums:
         """Return the same sums with other exponents."""
