@@ -110,9 +110,7 @@ def stands_out(rows: np.ndarray, rounding: np.ndarray | None = None) -> np.ndarr
     """
     out = rows > 1
     usual = _usual(rows, out)
-    if usual == 0:
-        return np.asarray(out)
-    far = rows > OUTLIER * usual
+    far = (rows > OUTLIER * usual) & (usual > 0)
     if rounding is not None:
         relative = rows / np.maximum(rounding, np.finfo(float).tiny)
         far &= (relative > OUTLIER * _usual(relative, out)) & (rows > 2 / SIGMAS * rounding)

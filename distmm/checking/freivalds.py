@@ -31,20 +31,17 @@ from distmm.worker.tasks import to_host
 
 __all__ = ["ProductCheck"]
 
-# Number of random vectors. A job has fewer: it tests each block on its own, and so finds smaller errors.
-VECTORS = sketch.VECTORS_OF_INTEGERS
+VECTORS = sketch.VECTORS_OF_INTEGERS  # a job has fewer: it tests each block on its own, and so finds smaller errors
 
-# Number of rows that are computed again element by element. Each takes O(kn).
-SUSPECTS = 16
+SUSPECTS = 16  # number of rows that are computed again element by element; each takes O(kn)
 
 OVERFLOW = "a sum on the way to it may overflow or not, by the order of its terms: scale A or B"
 
 
 def fetch(*arrays: da.Array) -> tuple[np.ndarray, ...]:
-    """Compute arrays and return them as NumPy arrays.
+    """Compute arrays and return them as NumPy arrays. Workers copy GPU blocks to host memory first.
 
-    Workers copy GPU blocks to host memory first. A client that receives GPU blocks over UCX maps the worker's memory
-    pool, which then cannot be freed until the client exits.
+    A client that receives GPU blocks over UCX maps the worker's memory pool, which then cannot be freed until it exits.
     """
     on_host = (x.map_blocks(to_host, dtype=x.dtype, meta=np.empty((0,) * x.ndim, x.dtype)) for x in arrays)
     return tuple(dask.compute(*on_host))
@@ -66,7 +63,8 @@ class ProductCheck:
         if self.tolerance.exact:
             left, right = self._both_sides(x, None)
             return self._by_rows(left, right, np.zeros((1, len(x)), np.int32))
-        left, right, columns, *samples = self._both_sides(x, None, self._largest(), *self._samples(seed))
+        largest = _by_block(partial(_largest, work=self.tolerance.work), "ij", self.b, dtype=np.dtype(float))
+        left, right, columns, *samples = self._both_sides(x, None, largest.max(axis=0), *self._samples(seed))
         verdict = self._floats(x, left, right, exponents(columns))
         message = self._rounding(*samples) if samples and verdict.outcome != "wrong" else None
         return Verdict("wrong", math.inf, message) if message else verdict
@@ -124,12 +122,9 @@ class ProductCheck:
         if bad is not None:
             return bad if bad.outcome == "wrong" else replace(bad, residual=residual)
         if np.count_nonzero(rows > dependence) > SUSPECTS:
-            message = (
-                f"C may be A @ B or not: more than {SUSPECTS} rows have inf or NaN, or sums that float64 cannot "
-                f"compare, and only the first {SUSPECTS} were checked, which are right: scale A or B, or use "
-                "check='full'"
-            )
-            return Verdict("cannot tell", residual, message)
+            what = f"more than {SUSPECTS} rows have inf or NaN, or sums that float64 cannot compare"
+            which = f"only the first {SUSPECTS} were checked, which are right: scale A or B, or use check='full'"
+            return Verdict("cannot tell", residual, f"C may be A @ B or not: {what}, and {which}")
         return Verdict("right", residual, f"C agrees with A @ B on {VECTORS} random vectors")
 
     def _elements(self, at: np.ndarray, rows: np.ndarray | None = None) -> tuple[Verdict | None, float, float]:
@@ -158,29 +153,24 @@ class ProductCheck:
         residual = float(ratio.max(initial=0.0))
         outcomes: tuple[tuple[Outcome, np.ndarray], ...] = ("wrong", ratio > 1), ("cannot tell", unknown)
         for outcome, bad in outcomes:
-            if bad.any():
-                first, column = np.argwhere(bad)[0].tolist()
-                row = int(at[first])
-                with np.errstate(over="ignore"):
-                    one, other = (x[first, column].astype(self.tolerance.dtype) for x in (given, truth))
-                what = f"C has {one}, the product is {other}"
-                message = self._named(outcome, row, column, what, None if rows is not None else bad)
-                return Verdict(outcome, residual if rows is None else float(rows[row]), message), residual, dependence
+            if not bad.any():
+                continue
+            first, column = np.argwhere(bad)[0].tolist()
+            row, wrong = int(at[first]), outcome == "wrong"
+            with np.errstate(over="ignore"):
+                one, other = (x[first, column].astype(self.tolerance.dtype) for x in (given, truth))
+            text, what = f"at [{row}, {column}]", f"C has {one}, the product is {other}"
+            if rows is None:
+                count = f"{int(bad.sum())} of {bad.size} elements {'are off' if wrong else 'cannot be compared'}"
+                text = f"{count}, the first {text}:"
+            elif wrong:
+                ends = (np.cumsum(chunks) for chunks in self.c.chunks)
+                i, j = (int(np.searchsorted(e, x, side="right")) for e, x in zip(ends, (row, column), strict=True))
+                text = f"row {row} stands out; first bad block C[{i}, {j}], {text}"
+            about = "C is not A @ B: {}" if wrong else f"C may be A @ B or not: {{}}, and {OVERFLOW}"
+            ratio_of_row = residual if rows is None else float(rows[row])
+            return Verdict(outcome, ratio_of_row, about.format(f"{text} {what}")), residual, dependence
         return None, residual, dependence
-
-    def _named(self, outcome: Outcome, row: int, column: int, what: str, bad: np.ndarray | None) -> str:
-        """Return a message on a bad element: one of all bad ones, or in a row that stands out."""
-        at, wrong = f"at [{row}, {column}]", outcome == "wrong"
-        if bad is not None:
-            count = f"{int(bad.sum())} of {bad.size} elements {'are off' if wrong else 'cannot be compared'}"
-            text = f"{count}, the first {at}: {what}"
-        elif wrong:
-            ends = (np.cumsum(chunks) for chunks in self.c.chunks)
-            i, j = (int(np.searchsorted(e, x, side="right")) for e, x in zip(ends, (row, column), strict=True))
-            text = f"row {row} stands out; first bad block C[{i}, {j}], {at} {what}"
-        else:
-            text = f"{at} {what}"
-        return f"C is not A @ B: {text}" if wrong else f"C may be A @ B or not: {text}, and {OVERFLOW}"
 
     def _dependence(self, lines: np.ndarray, ratio: np.ndarray) -> float:
         """Return the dependence of the roundings of the worst elements."""
@@ -226,21 +216,14 @@ class ProductCheck:
             panel = da.from_array(panel, chunks=(matrix.chunks[1], panel.shape[1]), name=False)
         weighted = (None, None) if by is None else (da.from_array(by[0], chunks=(matrix.chunks[1],), name=False), "j")
         function = partial(_times, work=work, vectors=vectors)
-        parts = _by_block(function, "jiv", matrix, panel, "jv", *weighted, dtype=work, adjust_chunks={"v": width})
+        parts = _by_block(function, "jiv", matrix, panel, "jv", *weighted, dtype=work, v=width)
         add = partial(_summed, vectors=vectors)
-        return da.reduction(parts, _itself, add, axis=0, dtype=work, meta=np.empty((0, 0), work))
-
-    def _largest(self) -> da.Array:
-        """Return the largest absolute value of each column of B."""
-        function = partial(_largest, work=self.tolerance.work)
-        return _by_block(function, "ij", self.b, dtype=np.dtype(np.float64)).max(axis=0)
+        return da.reduction(parts, add, add, axis=0, dtype=work, meta=np.empty((0, 0), work))
 
 
-def _by_block(
-    function: Any, indices: str, matrix: da.Array, *others: Any, dtype: np.dtype, adjust_chunks: Any = None
-) -> da.Array:
-    """Apply a function to each block of a matrix ``ij``. Each result has length 1 along the first of `indices`."""
-    chunks, meta = {indices[0]: 1, **(adjust_chunks or {})}, np.empty((0,) * len(indices), dtype)
+def _by_block(function: Any, indices: str, matrix: da.Array, *others: Any, dtype: np.dtype, **more: int) -> da.Array:
+    """Apply a function to each block ``ij``. The results have length 1 along the first index, and `more` lengths."""
+    chunks, meta = {indices[0]: 1, **more}, np.empty((0,) * len(indices), dtype)
     return da.blockwise(function, indices, matrix, "ij", *others, adjust_chunks=chunks, dtype=dtype, meta=meta)
 
 
@@ -252,10 +235,6 @@ def _times(block: Any, panel: np.ndarray, by: np.ndarray | None, *, work: np.dty
 
 def _largest(block: Any, *, work: np.dtype) -> np.ndarray:
     return thin_products.largest(block, work)[None]
-
-
-def _itself(parts: np.ndarray, axis: Any, keepdims: bool) -> np.ndarray:
-    return parts
 
 
 def _summed(parts: np.ndarray, axis: Any, keepdims: bool, *, vectors: int) -> np.ndarray:

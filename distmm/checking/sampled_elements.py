@@ -1,8 +1,8 @@
 r"""Compares sampled elements of C with float64 sums, to check that a block has the rounding of its precision.
 
 The bound of `distmm.checking.tolerance` holds for any data, so it is loose. At k = 65536 it allows a product of normal
-numbers ten thousand times the error of float32. It does not detect TF32 operands, or one missing step of k. The bound
-of the sampled elements is sharper, because it follows from their own partial sums.
+numbers ten thousand times the error of float32, and misses TF32 operands, or one missing step of k. The bound of the
+sampled elements is sharper, because it follows from their own partial sums.
 
 *The bound.* Let ``s_1, s_2 ...`` be the partial sums of an element. Each addition errs by ``delta_p s_p`` with
 ``|delta_p| <= u``. If the delta_p are independent of each other in the mean, the error is sub-Gaussian (Higham & Mary,
@@ -11,9 +11,9 @@ SIAM J. Sci. Comput. 41, 2019, theorem 2.4 and lemma 3.1: Azuma and Hoeffding; I
 
     P(|error| > t L) <= 2 exp(-t^2 / 2),     L^2 = u^2 sum_p s_p^2
 
-The partial sums are known, because a task sums the products of each sampled element again, in float64. Kernels add in
-different orders. L therefore uses the largest of these sums of squares: in ascending k, in descending k, and of kernels
-that sum each second, fourth, eighth or sixteenth product separately. These terms are added to L^2, each squared:
+A task sums the products of each sampled element again, in float64, to know the partial sums. Kernels add in different
+orders. So L uses the largest of these sums of squares: in ascending k, in descending k, and of kernels that sum each
+second, fourth, eighth or sixteenth product separately. These terms are added to L^2, each squared:
 
 - the error of float32 products by halves and tensor cores (`distmm_kernels`: ``fp16x3``, ``tf32x3``): 2^-20 of the
   element, of each product and of each sum of 16 products, and 2^-38 of the largest number of a row (column) times the
@@ -25,11 +25,10 @@ rounded, underflow, and for 16-bit types the truncation in tensor cores: `CUT_OF
 of 16 products, and of the products in the group.
 
 *Dependent roundings.* In a sum of equal numbers all additions may round in the same direction. A plain chain of
-k = 4096 then errs by more than 8 standard deviations. So some elements are also summed by a plain float32 chain. If
-twice the error of the chain is larger than L, L is multiplied by that ratio (`dependence`), and so is the bound of
-rows. float64 numbers are first multiplied by an irrational factor: the float32 chain then loses at least as many digits
-as a float64 chain can. The chain is in ascending k, as the chains of all kernels are. (A kernel that summed long sorted
-rows in descending k could be called wrong.)
+k = 4096 then errs by more than 8 standard deviations. So some elements are also summed by a plain float32 chain, in
+ascending k as in all kernels. (A kernel that summed long sorted rows in descending k could be called wrong.) If twice
+the error of the chain is larger than L, L and the bound of rows are multiplied by that ratio (`dependence`). float64
+numbers are first multiplied by an irrational factor: the chain then loses as many digits as a float64 chain can.
 
 *The test.* Let r be the ratios of N errors to their L. For independent sub-Gaussian r (Chernoff's bound with
 ``E exp(x r^2) <= (1 - 2 x)^(-1/2)``; Hsu, Kakade & Zhang, Electron. Commun. Probab. 17, 2012)::
@@ -44,23 +43,19 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from distmm.checking.sampled_sums import EDGE, GROUP, Sample, lines
+from distmm.checking.scaling import Block
 from distmm.checking.tolerance import CUT_OFF, Tolerance
 
 __all__ = ["FALSE_ALARM", "dependence", "level", "threshold"]
 
-# Probability that a right block is called wrong.
-FALSE_ALARM = 1e-9
+FALSE_ALARM = 1e-9  # probability that a right block is called wrong
 
-# Additional relative errors of float32 products by halves: of sums and products, and of the largest number of a row or
-# column.
+# Relative errors of float32 products by halves: of sums and products, and of the largest number of a row or column.
 HALVES, COARSE = 2.0**-20, 2.0**-38
-
-Block = Any  # a NumPy or CuPy array
 
 
 def _squares(sample: Sample) -> np.ndarray:

@@ -12,22 +12,18 @@ from typing import Any
 
 import numpy as np
 
+from distmm.checking.scaling import Block
+from distmm.checking.thin_products import on_host
 from distmm.checking.tolerance import STRETCH
-from distmm.worker import gpu
 
 __all__ = ["EDGE", "GROUP", "Columns", "Sample", "columns_of", "lines", "positions", "sampled"]
 
-# Number of sampled rows, and of sampled columns, of a block.
-EDGE = 8
+EDGE = 8  # number of sampled rows, and of sampled columns, of a block
 
-# Products in a group. Partial sums are known after each group. An instruction of tensor cores adds as many products.
-GROUP = 16
+GROUP = 16  # products between two partial sums that are known; an instruction of tensor cores adds as many products
 
-# Factor of float64 numbers before a float32 chain sums them. It has no short binary form, so that products get many
-# binary digits, and the chain rounds.
+# Factor of float64 numbers before a float32 chain sums them. It has many binary digits, so that the chain rounds.
 ODD = math.log(2)
-
-Block = Any  # a NumPy or CuPy array
 
 
 @dataclass(frozen=True)
@@ -89,44 +85,35 @@ def columns_of(block: Block, *seed: int) -> Columns | None:
 def lines(block: Block, at: np.ndarray, columns: np.ndarray | None = None) -> np.ndarray:
     """Return rows `at` of a block, or only their elements in `columns`, in host memory.
 
-    They are copied as integers. CuPy has all operations for integers, and does not flush their subnormal numbers to
-    zero.
+    They are copied as integers: CuPy has all operations for these, and flushes no subnormal numbers to zero.
     """
     moved = block.view(f"u{block.dtype.itemsize}") if block.dtype.itemsize <= 8 else block
-    xp = gpu.namespace(block)
-    if xp is np:
-        found = moved[at] if columns is None else moved[np.ix_(at, columns)]
-        return np.asarray(found.view(block.dtype))
 
-    def on_gpu() -> np.ndarray:
-        with gpu.working("product"):
-            # One row at a time: an index of several rows may copy a whole transposed block.
-            found = xp.stack([moved[row] for row in at.tolist()])
-            if columns is not None:
-                found = xp.stack([found[:, column] for column in columns.tolist()], axis=1)
-            return np.asarray(found.get())
+    def chosen(xp: Any) -> tuple[Any]:
+        # One row at a time: an index of several rows may copy a whole transposed block.
+        found = xp.stack([moved[row] for row in at.tolist()])
+        return (found if columns is None else xp.stack([found[:, column] for column in columns.tolist()], axis=1),)
 
-    return gpu.retrying(on_gpu, f"rows of a block, {block.shape[0]} x {block.shape[1]} {block.dtype},").view(
-        block.dtype
-    )
+    (found,) = on_host(block, chosen)
+    return found.view(block.dtype)
 
 
-def sampled(before: Sample | None, block: Block, right: list[Columns], *seed: int) -> Sample | None:
+def sampled(before: Sample | None, block: Block, right: list[Columns | None], *seed: int) -> Sample | None:
     """Add the products of sampled rows of a block of A and sampled columns of a panel of B to the sums so far.
 
     `right` has the columns of each block of the panel, and `seed` chooses the rows in the first panel. None for
     integers and for empty blocks.
     """
-    if not block.size or not _is_float(block.dtype):
+    columns = [one for one in right if one is not None]
+    if not block.size or not _is_float(block.dtype) or len(columns) < len(right):
         return None
     # A ragged last block may have fewer columns than `EDGE`. They are repeated here, and compared only once.
-    at = np.stack([np.resize(one.at, EDGE) for one in right])
-    values = np.concatenate([one.values[:, np.resize(np.arange(len(one.at)), EDGE)] for one in right], axis=1)
+    at = np.stack([np.resize(one.at, EDGE) for one in columns])
+    values = np.concatenate([one.values[:, np.resize(np.arange(len(one.at)), EDGE)] for one in columns], axis=1)
     rows = positions(block.shape[0], *seed) if before is None else before.rows
     a, b = lines(block, rows), values.T
-    shifts = (_exponents(a), _exponents(b)) if _is_wide(a.dtype) or _is_wide(b.dtype) else None
-    if before is not None:
-        shifts = before.shifts
+    wide = _is_wide(a.dtype) or _is_wide(b.dtype)
+    shifts = before.shifts if before is not None else (_exponents(a), _exponents(b)) if wide else None
     with np.errstate(invalid="ignore", over="ignore", under="ignore"):
         pairs = _real_pairs(a, b)
         if shifts is not None:

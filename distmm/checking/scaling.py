@@ -1,9 +1,8 @@
-"""Powers of two that give the rows and columns of a check a common size.
+"""Powers of two that give the rows and columns of a check a common size. Most matrices need none (`uneven`).
 
 The sum of a row of C times a random vector has 16 digits in float64. If the columns of B differ in size by more than
 that, the small columns of C are lost in the sum. If elements are near 1e308 or 1e-308, their squares leave float64's
-range. The check then multiplies rows and columns by powers of two, which is exact. `uneven` tells whether this is
-necessary. For most matrices it is not.
+range. The check then multiplies rows and columns by powers of two, which is exact.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import numpy as np
 
 from distmm.worker.gpu import namespace
 
-__all__ = ["EMPTY", "SPOILT", "exponents", "normalised", "scaled", "uneven", "weights", "widened"]
+__all__ = ["EMPTY", "SPOILT", "Block", "exponents", "normalised", "scaled", "uneven", "weights", "widened"]
 
 # Exponents of rows or columns of zeros, and of those with inf or NaN.
 EMPTY, SPOILT = -(2**20), 2**20
@@ -29,11 +28,10 @@ SAFE = 300
 # Sums of squares in this range are accurate: squares below 2**-1022, which underflow, are negligible.
 LEAST_SQUARES, MOST_SQUARES = 2.0**-900, 2.0**900
 
-# Largest exponent of a weight: the inverse of the weight is a normal float64, and so is a sum over any number of
-# columns.
+# Largest exponent of a weight: its inverse is a normal float64, and so is a sum over any number of columns.
 MOST = 960
 
-Block = Any  # a NumPy or CuPy matrix
+Block = Any  # a NumPy or CuPy array
 
 
 def exponents(largest: np.ndarray) -> np.ndarray:

@@ -38,8 +38,7 @@ import numpy as np
 
 from distmm.checking import sampled_elements, sampled_sums
 from distmm.checking.comparison import compared, stands_out
-from distmm.checking.sampled_sums import Columns, Sample
-from distmm.checking.scaling import SPOILT, exponents, uneven, weights
+from distmm.checking.scaling import SPOILT, Block, exponents, uneven, weights
 from distmm.checking.thin_products import Sums, largest, summed, times
 from distmm.checking.tolerance import Tolerance
 from distmm.worker import gpu, gpu_copies
@@ -48,13 +47,9 @@ __all__ = ["VECTORS", "Judgement", "Sketch", "judge", "of_a", "of_b", "vectors",
 
 VECTORS, VECTORS_OF_INTEGERS = 2, 16
 
-# Root mean square of +-U(1, 2).
-RMS = math.sqrt(7 / 3)
+RMS = math.sqrt(7 / 3)  # root mean square of +-U(1, 2)
 
-# Least bound of the norm of a row of |A||B|, which smaller products have lost to underflow.
-FAINT = 2.0**-960
-
-Block = Any  # a NumPy or CuPy array
+FAINT = 2.0**-960  # least bound of the norm of a row of |A||B|; smaller ones have lost digits to underflow
 
 
 @dataclass(frozen=True)
@@ -63,7 +58,7 @@ class Sketch:
 
     sums: Sums
     columns: np.ndarray  # norms (block columns, vectors of a column) of the blocks of B, divided by their weights
-    sample: Columns | Sample | None = None  # sampled columns of B, or sums of sampled elements of C
+    sample: Any  # of B: `sampled_sums.Columns` or None; of A: `sampled_sums.Sample` or None
 
 
 @dataclass(frozen=True)
@@ -90,10 +85,7 @@ Weights = np.ndarray | None  # exponents (VECTORS, width) of the columns' diviso
 
 
 def weigh(where: object, blocks: list[Block], columns: tuple[int, ...], work: np.dtype) -> dict[int, Weights]:
-    """Choose the weights of some block columns from their blocks ``(k, n)`` in the first panel of B.
-
-    `where` only pins the task to the worker that has the blocks.
-    """
+    """Choose the weights of block columns by their blocks ``(k, n)`` in the first panel of B, which are at `where`."""
     return {column: _weights(block, work) for block, column in zip(blocks, columns, strict=True)}
 
 
@@ -125,32 +117,16 @@ def of_b(
 def of_a(
     where: object, before: Sketch | None, block: Block, right: list[list[Sketch]], work: np.dtype, *seed: int
 ) -> Sketch:
-    """Add ``A_ip [Y_p0 Y_p1 ..]`` of one block of A ``(m, k)`` to the sum over the panels before.
-
-    `seed` is the seed of the sampled rows.
-    """
-    panel = list(itertools.chain.from_iterable(right))
-    sample = _sampled(before, block, panel, *seed)
+    """Add ``A_ip [Y_p0 Y_p1 ..]`` of one block of A to the sum over the panels before. `seed` is of sampled rows."""
+    panel, sample = list(itertools.chain.from_iterable(right)), None
+    if before is None or before.sample is not None:
+        of_b = [sketch.sample for sketch in panel]
+        sample = sampled_sums.sampled(None if before is None else before.sample, block, of_b, *seed)
     sums = times(block, np.hstack([sketch.sums.values for sketch in panel]), work)
     columns = np.concatenate([sketch.columns for sketch in panel])
     if before is None:
         return Sketch(sums, columns, sample)
     return Sketch(summed([before.sums, sums]), np.hypot(before.columns, columns), sample)
-
-
-def _sampled(before: Sketch | None, block: Block, panel: list[Sketch], *seed: int) -> Sample | None:
-    """Add the products of one panel to the sums of the sampled elements."""
-    columns = [sketch.sample for sketch in panel if isinstance(sketch.sample, Columns)]
-    earlier = None if before is None else before.sample
-    if len(columns) < len(panel) or (before is not None and not isinstance(earlier, Sample)):
-        return None
-    return sampled_sums.sampled(earlier if isinstance(earlier, Sample) else None, block, columns, *seed)
-
-
-def _times_uploaded(block: np.ndarray, x: np.ndarray, work: np.dtype, by: Weights) -> Sums:
-    """As `times`, on the worker's GPU, for a block in host memory. Some rows at a time are copied to the GPU."""
-    made = (times(piece, x, work, by) for piece in gpu_copies.pieces(block))
-    return Sums(*(np.concatenate(parts) for parts in zip(*made, strict=True)))
 
 
 def judge(
@@ -168,11 +144,12 @@ def judge(
     given, more = times(block, x, work, by), None
     if added is not None:
         on_gpu = gpu.namespace(block) is not np and added.size
-        more = _times_uploaded(added, x, work, by) if on_gpu else times(added, x, work, by)
+        made = [times(piece, x, work, by) for piece in (gpu_copies.pieces(added) if on_gpu else [added])]
+        more = Sums(*map(np.concatenate, zip(*made, strict=True)))
     sums, bound = left.sums, left.sums.norms * left.columns[position]
     bound = np.where(bound > 0, np.maximum(bound, FAINT), bound)
     truth = Sums(sums.values[:, position * width : (position + 1) * width], sums.norms, sums.exponents, bound)
-    sample = left.sample if isinstance(left.sample, Sample) else None
+    sample = left.sample
     dependence = 1.0 if sample is None else sampled_elements.dependence(sample, position)
     columns = np.zeros((1, block.shape[1]), np.int32) if by is None else by
     ratio, rounding, known = compared(tolerance, truth, given, columns, alpha, dependence, more, beta)

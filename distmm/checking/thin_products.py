@@ -12,15 +12,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distmm.checking.scaling import SPOILT, normalised, scaled, widened
+from distmm.checking.scaling import SPOILT, Block, normalised, scaled, widened
 from distmm.worker import gpu
 
-__all__ = ["Sums", "largest", "summed", "times"]
+__all__ = ["Sums", "largest", "on_host", "summed", "times"]
 
 # Bytes of a piece of a block in the type of the check. It fits into the cache of the CPU, or of the GPU.
 CPU_PIECE, GPU_PIECE = 2**20, 2**26
-
-Block = Any  # a NumPy or CuPy matrix
 
 
 class Sums(NamedTuple):
@@ -69,11 +67,10 @@ def times(
     sizes = np.empty((block.shape[1], 0)) if sizes is None else sizes
 
     def all_pieces(xp: Any) -> Sums:
-        m, v, each = block.shape[0], vectors.shape[1], 1 if by is None else len(by)
+        v, each = vectors.shape[1], 1 if by is None else len(by)
         right, absolute = xp.asarray(vectors.astype(work)), xp.asarray(sizes)
-        out = Sums(
-            xp.zeros((m, v), work), xp.zeros((m, each)), xp.zeros((m, each), np.int32), xp.zeros((m, sizes.shape[1]))
-        )
+        columns = (v, work), (each, float), (each, np.int32), (sizes.shape[1], float)
+        out = Sums(*(xp.zeros((block.shape[0], width), dtype) for width, dtype in columns))
         weights = [None] if by is None else [xp.asarray(row) for row in by]
         spoilt = None if by is None or not (by == SPOILT).any() else xp.asarray((by == SPOILT).any(axis=0))
         with np.errstate(over="ignore", invalid="ignore"):
@@ -92,23 +89,21 @@ def times(
                         out.sizes[rows] = abs(weighted) @ absolute
         return out
 
-    return Sums(*_on_host(block, all_pieces))
+    return Sums(*on_host(block, all_pieces))
 
 
 def largest(block: Block, work: np.dtype) -> np.ndarray:
     """Return the largest absolute value of each column. NaN counts as the largest."""
 
     def all_pieces(xp: Any) -> tuple[Any]:
-        size = xp.zeros(block.shape[1])
-        for _, part in _pieces(xp, block, work):
-            size = xp.maximum(size, abs(part).max(axis=0))
-        return (size,)
+        sizes = (abs(part).max(axis=0) for _, part in _pieces(xp, block, work))
+        return (reduce(xp.maximum, sizes, xp.zeros(block.shape[1])),)
 
-    (found,) = _on_host(block, all_pieces)
+    (found,) = on_host(block, all_pieces)
     return found
 
 
-def _on_host(block: Block, all_pieces: Callable[[Any], tuple[Any, ...]]) -> list[np.ndarray]:
+def on_host(block: Block, all_pieces: Callable[[Any], tuple[Any, ...]]) -> list[np.ndarray]:
     """Run a function on the device of a block, and return its arrays in host memory."""
     xp = gpu.namespace(block)
     if xp is np:

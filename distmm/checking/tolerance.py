@@ -30,9 +30,9 @@ are symmetric, and their even moments are not larger than those of a normal numb
 So an error in column j is detected if it is large compared with column j of B, for any sizes of the other columns. Rows
 need no weights, because each row of C has its own bound.
 
-*Sums of the check.* The check adds n products of a row of C, and of each row of B, with the numbers of a vector, in
-float64. By the same theorem these sums have a relative error of sqrt(n) u_64, which matters if C is float64. It does
-not depend on the errors of C, so the squares of both are added.
+*Sums of the check.* The check adds n products of a row of C, and of each row of B, with a vector, in float64. By the
+same theorem these sums have a relative error of sqrt(n) u_64, which matters if C is float64. It does not depend on the
+errors of C, so the squares of both are added.
 """
 
 from __future__ import annotations
@@ -55,8 +55,7 @@ FORMULA = (
 
 DOUBLE = 2.0**-53  # u_64: unit roundoff of float64, the type of the check's sums
 
-# Number of standard deviations of the bound: lambda above, and the tail of ``(E X)_i`` over all rows and vectors.
-SIGMAS = 8.0
+SIGMAS = 8.0  # standard deviations of the bound: lambda above, and the tail of ``(E X)_i`` over all rows and vectors
 
 # Unit roundoff to which float32 operands may be rounded: none, TF32's 11 bits, bfloat16's 8.
 ROUNDOFF: dict[Precision, float] = {"highest": 0.0, "ieee": 0.0, "high": 2.0**-11, "medium": 2.0**-8}
@@ -112,9 +111,7 @@ class Tolerance:
     @property
     def work(self) -> np.dtype:
         """Type in which the check computes."""
-        if self.dtype.kind == "b":
-            return np.dtype(np.int64)
-        return np.dtype(np.uint64) if self.exact else np.dtype(np.complex128 if self.dtype.kind == "c" else np.float64)
+        return np.dtype({"b": "i8", "i": "u8", "u": "u8", "c": "c16"}.get(self.dtype.kind, "f8"))
 
     @property
     def sketched(self) -> np.dtype:
