@@ -17,7 +17,7 @@ detected. The others are uniform modulo 2**w. A wrong element of A or B makes a 
 these errors are multiples of 2**(w - t) in integers of w bits, one vector misses them with probability 2**-t, which is
 one half for the highest bit. All 16 vectors miss it with a probability below 2**-14.
 
-*Weights.* If the columns of B differ much in size, weights give them a common size for the second vector (`weigh`). They
+*Weights.* If columns of B differ much in size, weights give them a common size for the second vector (`weigh`). They
 follow from the first panel, B_0j, because a sum over panels needs the same weights for all of them. Any weights give a
 right bound. If they do not suit a later panel, the first vector, which has none, finds the errors there. Rows of A need
 no weights, because each row of C has its own bound.
