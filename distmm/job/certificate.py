@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import dask
 import numpy as np
@@ -155,7 +157,7 @@ def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: in
     client : distributed.Client, optional
         Its workers read. By default this process reads.
     seed : int, optional
-        Seed of the random vectors. By default another one than the job's.
+        Seed of the random vectors, or of the choice of rows of a reduced product. By default a random one.
 
     Returns
     -------
@@ -193,16 +195,16 @@ def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: in
         )
         return Verdict("cannot tell", content["largest_residual"] or 0.0, message)
     job = Spec.from_json({**spec, "C0": None, "beta": 0})
-    seed = content["seed"] + 1 if seed is None else seed
     if job.reduction is not None:
-        verdict = check_sample(client, job, folder.target, content, seed)
+        seed = secrets.randbits(32) if seed is None else seed
+        verdict = check_sample(client, job, folder.target, content, seed).seeded(seed)
     else:
         with dask.config.set({} if client is None else {"scheduler": client.get}):
             verdict = verify(
                 job.a.source, job.b.source, open_matrix(path), seed=seed, transa=job.a.transposed,
                 transb=job.b.transposed, alpha=job.alpha, precision=job.precision,
             )  # fmt: skip
-    return Verdict(verdict.outcome, verdict.residual, f"{kept}; {verdict.message}")
+    return replace(verdict, message=f"{kept}; {verdict.message}")
 
 
 def _refuse_unended(folder: Folder) -> None:

@@ -220,6 +220,22 @@ def test_verify_tells_right_from_wrong_by_its_exit_code(check: str, where: list[
     assert "[17, 23]" in wrong.output
 
 
+def test_verify_finds_swapped_columns_and_repeats_a_check_by_its_seed(where: list[str]) -> None:
+    rng = np.random.default_rng(1)
+    a, b = rng.standard_normal((20, 30), "f4"), rng.standard_normal((30, 1024), "f4")
+    c = a @ b
+    signs = np.random.default_rng(0).choice(np.array([-1.0, 1.0]), (1024, 16))  # +-1 cannot tell equal ones apart
+    same = [(i, j) for i, j in zip(*np.nonzero(signs @ signs.T == 16), strict=True) if i < j]
+    c[:, same[0]] = c[:, same[0][::-1]]
+    for name, matrix in (("U", a), ("V", b), ("S", c)):
+        np.save(f"{name}.npy", matrix)
+    first = run("verify", "U.npy", "V.npy", "S.npy", *where)
+    assert first.exit_code == 1, first.output
+    (seed,) = re.findall(r"\(seed (\d+)\)", first.output)
+    again = run("verify", "U.npy", "V.npy", "S.npy", "--seed", seed, *where)
+    assert (again.exit_code, again.output) == (1, first.output)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
