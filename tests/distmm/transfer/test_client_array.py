@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import multiprocessing
 import os
 import pickle
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import dask.array as da
@@ -130,6 +133,29 @@ def test_memory_that_is_gone_is_an_error_and_not_a_result(other: Any) -> None:
     secret = process_memory.secret()
     assert other.apply(process_memory.can_read, (os.getpid(), secret.ctypes.data, secret.tobytes()))
     assert not other.apply(process_memory.can_read, (os.getpid(), secret.ctypes.data, bytes(32)))
+
+
+def test_nothing_is_copied_any_more_when_an_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    second_began, raised, second_ended = threading.Event(), threading.Event(), threading.Event()
+    calls = itertools.count()
+    late: list[bool] = []
+
+    def call(*about: Any) -> int:
+        if next(calls) == 0:
+            second_began.wait(10)
+            return -1
+        second_began.set()
+        late.append(raised.wait(0.2))  # true if the error was raised during this call
+        second_ended.set()
+        return 8
+
+    monkeypatch.setattr(process_memory, "_threads", cache(partial(ThreadPoolExecutor, 2)))
+    monkeypatch.setattr(process_memory, "IOV_MAX", 1)
+    with pytest.raises(OSError, match="out of reach"):
+        process_memory._copy_pieces(call, 1, (np.arange(0, 160, 16), 8), 0)
+    raised.set()
+    assert second_ended.wait(10)
+    assert late == [False]
 
 
 def test_a_process_of_the_same_number_on_another_machine_is_not_read(other: Any) -> None:
