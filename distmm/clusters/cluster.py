@@ -21,7 +21,7 @@ from distmm.planning.search import TILE
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.telemetry.faults import tolerated
 from distmm.telemetry.scheduler import Telemetry
-from distmm.transfer import serialization
+from distmm.transfer import loan_readers, serialization
 from distmm.worker import tasks
 from distmm.worker.plugin import DevicePlugin
 
@@ -129,6 +129,7 @@ def install(client: Client) -> None:
 
 async def _install_on_scheduler(dask_scheduler: Scheduler) -> bool:
     """Add the scheduler's plugins, and return whether the workers' plugin is registered."""
+    loan_readers.install(dask_scheduler)
     await dask_scheduler.register_scheduler_plugin(PlacementPlugin(), idempotent=True)
     with tolerated("telemetry"):
         await dask_scheduler.register_scheduler_plugin(Telemetry(), idempotent=True)

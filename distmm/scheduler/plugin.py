@@ -27,7 +27,6 @@ from distmm.scheduler.consumers import reached
 from distmm.scheduler.product_state import Limits, OperandBlock, PlannedTask
 from distmm.scheduler.products import Products
 from distmm.scheduler.replicas import Replica
-from distmm.transfer import FORGOTTEN_TOPIC
 
 __all__ = ["PlacementPlugin"]
 
@@ -121,7 +120,7 @@ class PlacementPlugin(SchedulerPlugin):
                 others.append((task.key, where))
                 continue
             blocks = task.operands()
-            tasks.append(PlannedTask(task.key, where, where.rank, task.is_first, blocks, priority, task.added))
+            tasks.append(PlannedTask(task.key, where, where.rank, task.is_first, blocks, priority))
             for block in blocks:
                 if block not in operands:
                     operands[block] = self._operand(known[block], new)
@@ -239,8 +238,6 @@ class PlacementPlugin(SchedulerPlugin):
             dask_internals.copy_blocks(scheduler, address, keys)
         if started:
             dask_internals.start(scheduler, started)
-        if decided.unread:
-            scheduler.log_event(FORGOTTEN_TOPIC, decided.unread)
         if decided.busy is True:
             self.memory_manager.pause()
         elif decided.busy is False:

@@ -8,7 +8,6 @@ on the scheduler, and carries out what it decides.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -43,7 +42,6 @@ class Decisions:
     drop: list[Replica] = field(default_factory=list)
     start: list[tuple[Key, int]] = field(default_factory=list)  # held tasks that may run now, at these ranks
     copy: list[Replica] = field(default_factory=list)
-    unread: list[str] = field(default_factory=list)  # arrays that no product task will read any more
     busy: bool | None = None  # whether a product has unfinished steps, where that may have changed
 
 
@@ -58,10 +56,8 @@ class Products:
         self.products: dict[str, ProductState] = {}
         self.replicas = Replicas()
         self.runs: WeakValueDictionary[str, OutputSlots] = WeakValueDictionary()
-        self.readers: Counter[str] = Counter()  # array -> product tasks known to the scheduler that read blocks of it
         self.opening: dict[str, None] = {}  # products that may open steps, or start chains
         self.loaded: list[Key] = []  # blocks that have come into memory, and are to be copied
-        self.unread: list[str] = []
         self.orphans: dict[Key, int] = {}  # tasks held for a product that is gone, and that others may need now
 
     # Events
@@ -111,8 +107,6 @@ class Products:
             product = self.products.get(where.product)
             if product is None:
                 product = self._begin(where, limits.get(where.product, Limits()))
-            if task.key not in product.tasks:
-                self.readers.update(task.arrays)
             # A task that was given up before it ran, and is wanted again, has its uses planned already.
             planned = task.key in product.tasks and task.key not in product.done
             held, rank = product.add(task), product.rank(task.rank)
@@ -237,12 +231,6 @@ class Products:
         self._count(product, task)
         self._close(product, task)
         del product.tasks[key]
-        arrays = task.arrays
-        self.readers.subtract(arrays)
-        for name in arrays:
-            if self.readers[name] <= 0:
-                del self.readers[name]
-                self.unread.append(name)
         if not product.tasks:
             del self.products[where.product]
             steps = product.lookahead.held.values()
@@ -264,7 +252,7 @@ class Products:
     @property
     def undecided(self) -> bool:
         """Whether there is something to decide."""
-        return bool(self.opening or self.loaded or self.replicas.used_up or self.unread or self.orphans)
+        return bool(self.opening or self.loaded or self.replicas.used_up or self.orphans)
 
     def decide(self, holders: Callable[[Key], Collection[int]]) -> Decisions:
         """Decide what to do after the events since the last call.
@@ -280,10 +268,6 @@ class Products:
         if self.orphans:
             decided.start += self.orphans.items()
             self.orphans.clear()
-        if self.unread:
-            # A product that has arrived meanwhile may read them again.
-            decided.unread = [name for name in dict.fromkeys(self.unread) if name not in self.readers]
-            self.unread.clear()
         blocks = dict.fromkeys(self.loaded)
         self.loaded.clear()
         if self.opening:

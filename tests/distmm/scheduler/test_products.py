@@ -122,16 +122,3 @@ def test_events_of_products_that_are_not_known_change_nothing() -> None:
     for event in (products.finished, products.given_up, products.released, products.forgotten):
         event(task.key, task.where)
     assert not products.undecided
-
-
-def test_an_array_is_not_called_unread_if_a_product_that_reads_it_has_arrived_meanwhile() -> None:
-    # A client lets go of arrays that are called unread: the tasks of the second product would read freed memory.
-    products, first, second = machine(1), chain("first", Grid(1, 1)), chain("second", Grid(1, 1))
-    products.arrived(first, (), operands(first, "first"), (), {"first": Limits()})
-    for task in first:
-        products.forgotten(task.key, task.where)
-    products.arrived(second, (), operands(second, "second"), (), {"second": Limits()})
-    assert not decide(products).unread
-    for task in second:
-        products.forgotten(task.key, task.where)
-    assert set(decide(products).unread) == {"A", "B"}

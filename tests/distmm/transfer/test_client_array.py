@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 import distmm
 from distmm import transfer
 from distmm.errors import InputError
-from distmm.transfer import ClientArray, client_array, process_memory, shared_memory
+from distmm.transfer import ClientArray, client_array, loans, process_memory, shared_memory
 from tests.distmm.scheduler.known import known
 from tests.until import until
 
@@ -232,7 +232,7 @@ def test_only_blocks_with_step_1_are_read() -> None:
 
 def nothing_is_kept() -> bool:
     gc.collect()
-    return not client_array._kept
+    return not loans.open_loans()
 
 
 def largest(client: Client, others: set[object]) -> int:
@@ -266,7 +266,7 @@ def test_operands_live_as_long_as_a_product_may_read_them(client: Client) -> Non
     with client.as_current():
         C = distmm.matmul(a + 0, b + 0, client=client).persist()  # nobody else holds the operands
         gc.collect()
-        assert len(client_array._kept) == 2
+        assert len(loans.open_loans()) == 2
         np.testing.assert_allclose(C.compute(), expected)
     del C
     until(nothing_is_kept)
@@ -292,7 +292,7 @@ def test_an_added_c_is_lent_and_given_back(client: Client, plan: str) -> None:
         C = distmm.gemm(1, a, b, -2, c + 0, client=client, plan=plan).persist()  # nobody else holds this C
         wait(C)
         assert 0 < largest(client, others) < 10_000
-        assert len(client_array._kept) == 3
+        assert len(loans.open_loans()) == 3
         np.testing.assert_array_equal(C.compute(), expected)
     del C
     until(nothing_is_kept)
