@@ -13,7 +13,7 @@ from distmm.all_workers import everywhere
 from distmm.api.operands import Operand
 from distmm.api.users_blocks import Chunks, storage_multiples, users_blocking
 from distmm.api.wishes import Wishes
-from distmm.clusters import cluster
+from distmm.clusters import cluster, view
 from distmm.clusters.link_rate import link_rate
 from distmm.clusters.load_rate import load_rate
 from distmm.errors import InputError
@@ -125,6 +125,9 @@ def plan_for(request: PlanRequest, client: Client | None) -> Plan:
         raise InputError(f"plan is {wishes.plan!r}: give one that distmm.plan has made, or its text, such as {EXAMPLE}")
     spec = _cluster(request, client)
     plan = _within_host_memory(request, spec)
+    if plan.shortfall and client is not None and view.forget(client):  # workers may have more free memory by now
+        spec = _cluster(request, client)
+        plan = _within_host_memory(request, spec)
     if wishes.absent is not None:
         return plan if wishes.plan is not None else replace(plan, fewest=_fewest(request, plan))
     if client is None or plan.cost.seconds < WORTH_MEASURING_SECONDS:
@@ -205,6 +208,7 @@ def _cluster(request: PlanRequest, client: Client | None) -> ClusterSpec:
         assert client is not None
         # Libraries take memory: they are loaded before the free memory is read.
         everywhere(client, job.prepare, KernelChoice(spec.device, problem.dtype, wishes.precision, wishes.kernel))
+        view.forget(client)
         spec = described()
         load = job.loads[spec.device] * (spec.threads if spec.device == "cpu" else 1)
         spec = replace(spec, memory=int(spec.memory * (1 - job.spare)), load=load)

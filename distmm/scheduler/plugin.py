@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
@@ -28,9 +29,12 @@ from distmm.scheduler.product_state import Limits, OperandBlock, PlannedTask
 from distmm.scheduler.products import Products
 from distmm.scheduler.replicas import Replica
 
-__all__ = ["PlacementPlugin"]
+__all__ = ["CHANGES_TOPIC", "PlacementPlugin"]
 
 logger = logging.getLogger(__name__)
+
+# Topic of the message by which a client learns that what it knows of the cluster has changed.
+CHANGES_TOPIC = "distmm-changed"
 
 # The state machine is told of tasks that reach one of these states.
 TOLD = frozenset({"memory", "released", "erred", "forgotten"})
@@ -73,6 +77,9 @@ class PlacementPlugin(SchedulerPlugin):
         self.products = Products()
         self.deciding = False
         self.watch: asyncio.TimerHandle | None = None
+        # Clients that are told of the next change of the workers, or of their memory.
+        self.told: dict[str, set[str]] = {"workers": set(), "memory": set()}
+        self.said: dict[bytes, dict[str, Any]] = {}  # last answer of each worker to a question of clients
         for worker in sorted(scheduler.workers.values(), key=lambda ws: (str(type(ws.name)), ws.name)):
             self.add_worker(scheduler, worker.address)
 
@@ -86,11 +93,22 @@ class PlacementPlugin(SchedulerPlugin):
         state = self.products.products.get(product)
         return (len(state.done), state.total) if state else (0, 0)
 
+    def tell(self, client: str) -> None:
+        """Tell a client of the next change, once: it asks again, and is then told again."""
+        for clients in self.told.values():
+            clients.add(client)
+
+    def _tell(self, what: str) -> None:
+        clients, self.told[what] = self.told[what], set()
+        event = {"op": "event", "topic": CHANGES_TOPIC, "event": (time.time(), what)}
+        self.scheduler.send_all({client: [event] for client in clients}, {})
+
     # Events
 
     @reported
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Give a new worker a rank, and the tasks of the dead worker that it replaces."""
+        self._tell("workers")
         replaced = self.products.worker_joined(worker, scheduler.workers[worker].name)
         if replaced is not None:
             dask_internals.move_tasks(scheduler, replaced, worker)
@@ -98,6 +116,7 @@ class PlacementPlugin(SchedulerPlugin):
     @reported
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """Note that a worker is dead."""
+        self._tell("workers")
         self.products.worker_left(worker)
 
     @reported
@@ -138,6 +157,8 @@ class PlacementPlugin(SchedulerPlugin):
     @reported
     def transition(self, key: Key, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """Tell the state machine what a change of a task's state means for products."""
+        if self.told["memory"]:
+            self._tell("memory")
         if finish not in TOLD:
             if finish == "no-worker":
                 dask_internals.park(self.scheduler, self.scheduler.tasks[key])
@@ -257,7 +278,8 @@ class PlacementPlugin(SchedulerPlugin):
         self._watch_stranded()
 
     async def close(self) -> None:
-        """Stop looking for stranded tasks."""
+        """Stop looking for stranded tasks, and telling of changes."""
+        self._tell("workers")
         if self.watch is not None:
             self.watch.cancel()
 

@@ -10,6 +10,7 @@ import math
 import os
 import socket
 import weakref
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -274,12 +275,26 @@ def _check_reach(pid: int, proof: tuple[int, bytes]) -> None:
 
 
 _tried: weakref.WeakKeyDictionary[Client, tuple[frozenset[str], bool]] = weakref.WeakKeyDictionary()
+_told: weakref.WeakSet[Client] = weakref.WeakSet()  # clients that will hear of changes of the workers (`forget_reach`)
+
+
+def note_reach(client: Client, workers: Iterable[str], reached: bool) -> None:
+    """Note whether all workers reach this process's memory, until `forget_reach`."""
+    _tried[client] = frozenset(workers), reached
+    _told.add(client)
+
+
+def forget_reach(client: Client) -> None:
+    """Note that there may be other workers."""
+    _told.discard(client)
 
 
 def _within_reach(client: Client) -> bool:
     """Whether every worker reaches this process's memory. The answer is kept until the set of workers changes."""
-    workers = frozenset(workers_of(client))
     known = _tried.get(client)
+    if known is not None and client in _told:
+        return known[1]
+    workers = frozenset(workers_of(client))
     if known is not None and known[0] == workers:
         return known[1]
     reached = False
