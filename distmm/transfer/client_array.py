@@ -52,6 +52,8 @@ class ClientArray:
         the caller keeps it alive.
     lease : Lease or None
         Writers hold it. Without a lease, the caller must keep the memory allocated until the last write.
+    mark : tuple of int
+        An address in that process, and the number that is there as long as the array lives; (0, 0) without a loan.
     """
 
     name: str
@@ -64,19 +66,21 @@ class ClientArray:
     proof: tuple[int, bytes]
     loan: loans.Loan | None = field(default=None, compare=False, repr=False)
     lease: Lease | None = None
+    mark: tuple[int, int] = (0, 0)
 
     @classmethod
     def of(cls, array: np.ndarray, name: str = "") -> ClientArray:
         """Describe a whole array of this process."""
         address, secret = array.__array_interface__["data"][0], process_memory.secret()
         where = name, os.getpid(), address, array.shape, array.strides, array.dtype
-        return cls(*where, shared_memory.behind(array), (secret.ctypes.data, secret.tobytes()), loans.Loan(name, array))
+        loan, proof = loans.Loan(name, array), (secret.ctypes.data, secret.tobytes())
+        return cls(*where, shared_memory.behind(array), proof, loan, mark=loan.mark)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.loan is not None:
             self.loan.send()
         where = self.name, self.pid, self.address, self.shape, self.strides, self.dtype, self.segment, self.proof
-        return _received, (*where, None, self.lease)
+        return _received, (*where, None, self.lease, self.mark)
 
     def __dask_tokenize__(self) -> Any:
         return self.name, self.lease
@@ -163,6 +167,15 @@ class ClientArray:
         view = np.asarray(_Memory(loan, {**layout, "typestr": f"|V{self.dtype.itemsize}"}))
         return view.view(self.dtype)  # in two steps, because the array interface has no name for bfloat16
 
+    def _check_mark(self) -> None:
+        """Raise `InputError` if the array was freed before its elements had been read in this process."""
+        address, number = self.mark
+        if number:
+            found = np.zeros(1, np.uint64)
+            process_memory.read(self.pid, (np.array([address]), found.nbytes), found.ctypes.data)
+            if found[0] != number:
+                raise InputError(self._freed())
+
     def counted(self) -> None:
         """Give up the loan, in a scheduler that counts the tasks which refer to this object instead."""
         object.__setattr__(self, "loan", None)
@@ -195,6 +208,7 @@ class ClientArray:
             process_memory.copy(target, view)
         else:
             process_memory.read(self.pid, self.rows(), target.ctypes.data)
+            self._check_mark()
 
     def write_from(self, source: np.ndarray) -> None:
         """Copy a C-contiguous array of the same shape into it; its own rows must be contiguous."""

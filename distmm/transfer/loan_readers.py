@@ -21,6 +21,9 @@ from distmm.transfer.loans import TOPIC
 
 __all__ = ["LoanReaders", "install"]
 
+# Common types that refer to no array.
+PLAIN = frozenset({int, float, bool, str, bytes, slice, type(None)})
+
 
 class LoanReaders(SchedulerPlugin):  # type: ignore[misc]  # Dask's classes are untyped
     """Counts the tasks that read each loan, and answers clients that ask for the end of one."""
@@ -49,6 +52,13 @@ class LoanReaders(SchedulerPlugin):  # type: ignore[misc]  # Dask's classes are 
                     del self.readers[name]
                     for client, topic in self.asked.pop(name, ()):
                         self._say(client, topic)
+
+    def restart(self, scheduler: Scheduler) -> None:
+        """Answer all questions: a scheduler that starts again has no tasks."""
+        asked = [each for questions in self.asked.values() for each in questions]
+        self.read, self.readers, self.asked = {}, Counter(), defaultdict(list)
+        for client, topic in asked:
+            self._say(client, topic)
 
     async def close(self) -> None:
         """Answer no more questions."""
@@ -83,16 +93,20 @@ def install(dask_scheduler: Scheduler) -> None:
         dask_scheduler.add_plugin(LoanReaders(dask_scheduler))
 
 
-def _lent_to(value: Any) -> list[ClientArray]:
+def _lent_to(task: Any) -> list[ClientArray]:
     """List the arrays on loan in a task: in its arguments, in containers, and in tasks that were fused into it."""
-    if isinstance(value, ClientArray):
-        return [value] if value.name else []
-    if isinstance(value, dict):
-        parts: Iterable[Any] = value.values()
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        parts = value
-    elif hasattr(value, "dependencies"):  # a node of a graph, whose types have a private name
-        parts = [getattr(value, name) for name in ("args", "kwargs", "value") if hasattr(value, name)]
-    else:
-        return []
-    return [array for part in parts for array in _lent_to(part)]
+    found, left = [], [task]
+    while left:
+        value = left.pop()
+        kind = type(value)
+        if kind in PLAIN:
+            continue
+        if kind is ClientArray:
+            found += [value] if value.name else []
+        elif isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            left += value
+        elif hasattr(value, "dependencies"):  # a node of a graph, whose types have a private name
+            left += [getattr(value, name) for name in ("args", "kwargs", "value") if hasattr(value, name)]
+    return found

@@ -7,11 +7,15 @@ When the last reference in the array's process has gone, nothing can send the ar
 that process then asks the schedulers of its clients to say when no task reads it, and keeps the array until they have
 said so, or until the client is closed. A question takes the way of the client's graphs, and arrives after all of them.
 So an answer is about all that was ever sent, and the answer to one question does not end another.
+
+A pickled lazy array keeps nothing. What reads a lent array in another process therefore checks its mark afterwards: a
+number in this process's memory that is erased before the array is freed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import itertools
 import weakref
 from contextlib import suppress
@@ -31,7 +35,9 @@ BEAT_SECONDS = 0.5
 _loans: weakref.WeakValueDictionary[str, Loan] = weakref.WeakValueDictionary()
 _arrays: weakref.WeakValueDictionary[str, np.ndarray] = weakref.WeakValueDictionary()  # by name, as long as they live
 _asked: dict[str, str] = {}  # name of the loan by topic, for questions that no scheduler has answered yet
-_numbers = itertools.count()
+_numbers = itertools.count(1)
+_free_marks: list[int] = []  # addresses that no array uses
+_pages: list[np.ndarray] = []  # their memory, which is never freed
 
 
 class Loan:
@@ -47,14 +53,32 @@ class Loan:
     def __init__(self, name: str, array: np.ndarray) -> None:
         self.name, self.array = name, array
         self._end: weakref.finalize[..., Any] | None = None
+        self.mark = (0, 0)  # an address, and the number that is there as long as the array lives
         if name:
             _loans[name], _arrays[name] = self, array
+            self.mark = _marked(array)
 
     def send(self) -> None:
         """Note that another process may receive it: its end is then not the end of all readers."""
         if self.name and self._end is None:
             self._end = weakref.finalize(self, _keep_while_read, self.name, self.array)
             self._end.atexit = False
+
+
+def _marked(array: np.ndarray) -> tuple[int, int]:
+    """Write a new number to memory that outlives an array, until the array is freed."""
+    if not _free_marks:
+        _pages.append(np.zeros(512, np.uint64))
+        _free_marks.extend(range(_pages[-1].ctypes.data, _pages[-1].ctypes.data + _pages[-1].nbytes, 8))
+    address, number = _free_marks.pop(), next(_numbers)
+    ctypes.c_uint64.from_address(address).value = number
+    weakref.finalize(array, _erase, address).atexit = False
+    return address, number
+
+
+def _erase(address: int) -> None:
+    ctypes.c_uint64.from_address(address).value = 0
+    _free_marks.append(address)
 
 
 def received(name: str) -> Loan | None:
@@ -79,7 +103,7 @@ def open_loans() -> set[str]:
 def _keep_while_read(name: str, array: np.ndarray) -> None:
     """Keep an array until no task of any cluster reads it. Called in any thread."""
     for client in list(Client._instances):  # a lazy array may be computed by another client than it was made for
-        if client.status not in ("closing", "closed"):
+        if client.status in ("running", "connecting") and client.scheduler is not None:
             client.loop.add_callback(_ask, client, name, array)
 
 
@@ -100,8 +124,8 @@ async def _ask(client: Client, name: str, array: np.ndarray) -> None:
                     continue
             with suppress(TimeoutError):
                 await asyncio.wait_for(unread.wait(), BEAT_SECONDS)
-    except ImportError:
-        pass  # a scheduler without distmm has no task that could read the array
+    except (ImportError, AttributeError):
+        pass  # a scheduler without this version of distmm has no task that could read the array
     finally:
         client._event_handlers.pop(topic, None)
         del _asked[topic], array

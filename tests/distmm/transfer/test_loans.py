@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
 import pickle
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dask.array as da
@@ -16,7 +18,7 @@ from distributed import Client, Scheduler, fire_and_forget, futures_of, wait
 
 import distmm
 from distmm.errors import InputError
-from distmm.transfer import loan_readers, loans
+from distmm.transfer import ClientArray, loan_readers, loans
 from tests.until import until
 
 N = 400  # float64 matrices of this size are not sent with the graph
@@ -121,6 +123,35 @@ def test_pickled_products_keep_nothing_and_their_copies_do(current: Client) -> N
     until(lambda: not live(array))
     with pytest.raises(InputError, match="has been freed"):
         pickle.loads(content)
+
+
+def read(array: ClientArray) -> np.ndarray:
+    return array[0:N, 0:N]
+
+
+def test_a_copy_in_another_process_does_not_read_what_has_been_freed(current: Client) -> None:
+    a, _ = operands()
+    lent = a[:]  # its memory stays, so that it can be read
+    content = pickle.dumps(ClientArray.of(lent, "lent-to-a-copy"))
+    pid = next(iter(current.run(os.getpid)))  # a worker stands for another client
+    np.testing.assert_array_equal(current.submit(lambda: read(pickle.loads(content)), workers=[pid]).result(), a)
+    del lent
+    until(lambda: not loans.open_loans())
+    with pytest.raises(InputError, match="has been freed"):
+        current.submit(lambda: read(pickle.loads(content)), workers=[pid], pure=False).result()
+
+
+def test_a_restart_of_the_cluster_ends_loans(current: Client) -> None:
+    scheduler, said = SimpleNamespace(tasks={}, stream_handlers={"subscribe-topic": None}), []
+    readers = loan_readers.LoanReaders(scheduler)
+    readers._say = lambda *about: said.append(about)
+    a, _ = operands()
+    scheduler.tasks["task"] = SimpleNamespace(run_spec=[ClientArray.of(a, "lent")])
+    readers.update_graph(scheduler, tasks=["task"])
+    scheduler.stream_handlers["subscribe-topic"](topic=f"{loans.TOPIC}lent 1", client="client")
+    assert not said
+    readers.restart(scheduler)
+    assert said == [("client", f"{loans.TOPIC}lent 1")]
 
 
 def test_a_client_that_is_closed_keeps_nothing(current: Client) -> None:
