@@ -81,7 +81,7 @@ def ask(client: Client, question: Question | None = None) -> dict[str, Any]:
     Raises
     ------
     InputError
-        If the scheduler does not answer.
+        If the scheduler, or every worker, does not answer.
     Exception
         The error of the question on a worker, or of a worker's plugin.
     """
@@ -124,11 +124,16 @@ def _asked(client: Client, view: _View, question: Question | None) -> dict[str, 
         _, error, trace = clean_exception(answer["exception"], answer["traceback"])
         raise error.with_traceback(trace)
     hosts, reads, answers = answer["result"]
+    if question is not None and hosts and not answers:
+        raise InputError(
+            f"none of the {len(hosts)} workers, such as {next(iter(hosts))}, has answered for {ANSWER_SECONDS:.0f} s: "
+            "are their processes stopped, or do their tasks hold Python's interpreter lock? Try again when they answer"
+        )
     if view.changes == changes:
         now = time.monotonic()
         view.hosts, view.since = hosts, now
         view.reads = {address: read for address, read in {**view.reads, **reads}.items() if address in hosts}
-        client_array.note_reach(client, hosts, bool(view.reads) and all(view.reads.values()))
+        client_array.note_reach(client, bool(view.reads) and all(view.reads.values()))
         if question is not None:
             view.answers[question] = now, answers
     return answers  # type: ignore[no-any-return]

@@ -10,7 +10,6 @@ import math
 import os
 import socket
 import weakref
-from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -288,25 +287,24 @@ def _check_reach(pid: int, proof: tuple[int, bytes]) -> None:
         )
 
 
-_tried: weakref.WeakKeyDictionary[Client, tuple[frozenset[str], bool]] = weakref.WeakKeyDictionary()
-_told: weakref.WeakSet[Client] = weakref.WeakSet()  # clients that will hear of changes of the workers (`forget_reach`)
+# Whether all workers reach this process's memory, and for which workers; None: until `forget_reach`.
+_tried: weakref.WeakKeyDictionary[Client, tuple[frozenset[str] | None, bool]] = weakref.WeakKeyDictionary()
 
 
-def note_reach(client: Client, workers: Iterable[str], reached: bool) -> None:
+def note_reach(client: Client, reached: bool) -> None:
     """Note whether all workers reach this process's memory, until `forget_reach`."""
-    _tried[client] = frozenset(workers), reached
-    _told.add(client)
+    _tried[client] = None, reached
 
 
 def forget_reach(client: Client) -> None:
     """Note that there may be other workers."""
-    _told.discard(client)
+    _tried.pop(client, None)
 
 
 def _within_reach(client: Client) -> bool:
     """Whether every worker reaches this process's memory. The answer is kept until the set of workers changes."""
     known = _tried.get(client)
-    if known is not None and client in _told:
+    if known is not None and known[0] is None:
         return known[1]
     workers = frozenset(workers_of(client))
     if known is not None and known[0] == workers:

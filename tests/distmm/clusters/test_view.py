@@ -97,6 +97,12 @@ def test_a_stopped_worker_holds_no_lazy_call_up(client: Client, stopped: Callabl
     assert C.cluster.workers == known.cluster.workers - 1  # it has never said how fast it multiplies float32
 
 
+def test_workers_that_have_never_answered_are_an_error(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view, "ANSWER_SECONDS", 0.0)
+    with pytest.raises(InputError, match=r"none of the 4 workers.*has answered"):
+        distmm.plan(np.ones((8, 8), "c8"), np.ones((8, 8), "c8"), client=client)
+
+
 def test_a_scheduler_that_does_not_answer_is_an_error(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     lazy(client)
     monkeypatch.setattr(view, "SCHEDULER_SECONDS", 0.0)
