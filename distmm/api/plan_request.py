@@ -13,7 +13,7 @@ from distmm.all_workers import everywhere
 from distmm.api.operands import Operand
 from distmm.api.users_blocks import Chunks, storage_multiples, users_blocking
 from distmm.api.wishes import Wishes
-from distmm.clusters import cluster
+from distmm.clusters import cluster, view
 from distmm.clusters.homes import chunk_homes, homes_of_blocks
 from distmm.clusters.link_rate import link_rate
 from distmm.clusters.load_rate import load_rate
@@ -131,6 +131,9 @@ def plan_for(request: PlanRequest, client: Client | None) -> Plan:
     spec = _cluster(request, client)
     request = _with_homes(request, spec.workers, client)
     plan = _within_host_memory(request, spec)
+    if plan.shortfall and client is not None and view.forget(client):  # workers may have more free memory by now
+        spec = _cluster(request, client)
+        plan = _within_host_memory(request, spec)
     if wishes.absent is not None:
         return plan if wishes.plan is not None else replace(plan, fewest=_fewest(request, plan))
     if client is None or plan.cost.seconds < WORTH_MEASURING_SECONDS:
@@ -226,6 +229,7 @@ def _cluster(request: PlanRequest, client: Client | None) -> ClusterSpec:
         if client is not None:
             # Libraries take memory: they are loaded before the free memory is read.
             everywhere(client, job.prepare, KernelChoice(spec.device, problem.dtype, wishes.precision, wishes.kernel))
+            view.forget(client)
             spec = described()
         load = job.loads[spec.device] * (spec.threads if spec.device == "cpu" else 1)
         spec = replace(spec, memory=int(spec.memory * (1 - job.spare)), load=load)

@@ -97,12 +97,6 @@ class ProductTask(PlacedTask):
         """Whether it begins a chain: it adds to no earlier sum."""
         return self.func is tasks.multiply and self.args[2] is None
 
-    @property
-    def added(self) -> str | None:
-        """Name of the array whose block it adds at the end, the C of ``beta * C``; None for most tasks."""
-        last = self.args[-1]
-        return last.key[0] if self.func in (tasks.multiply, tasks.combine) and isinstance(last, TaskRef) else None
-
     def operands(self) -> tuple[Key, ...]:
         """Key of every block of A and B that it reads; none for a sum of partial blocks."""
         if self.func is not tasks.multiply:

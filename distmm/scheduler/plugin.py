@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
@@ -29,11 +30,13 @@ from distmm.scheduler.product_state import Limits, OperandBlock, PlannedTask
 from distmm.scheduler.products import Products
 from distmm.scheduler.replicas import Replica
 from distmm.scheduler.restrictions import Restrictions
-from distmm.transfer import FORGOTTEN_TOPIC
 
-__all__ = ["PlacementPlugin", "by_name"]
+__all__ = ["CHANGES_TOPIC", "PlacementPlugin", "by_name"]
 
 logger = logging.getLogger(__name__)
+
+# Topic of the message by which a client learns that what it knows of the cluster has changed.
+CHANGES_TOPIC = "distmm-changed"
 
 # The state machine is told of tasks that reach one of these states.
 TOLD = frozenset({"memory", "released", "erred", "forgotten"})
@@ -82,6 +85,9 @@ class PlacementPlugin(SchedulerPlugin):
         self.adaptive = dask_internals.AdaptiveTarget(scheduler, self._waiting)
         self.deciding = False
         self.watch: asyncio.TimerHandle | None = None
+        # Clients that are told of the next change of the workers, or of their memory.
+        self.told: dict[str, set[str]] = {"workers": set(), "memory": set()}
+        self.said: dict[bytes, dict[str, Any]] = {}  # last answer of each worker to a question of clients
         for worker in by_name(scheduler):
             self.add_worker(scheduler, worker.address)
 
@@ -101,11 +107,22 @@ class PlacementPlugin(SchedulerPlugin):
             if (key := next(iter(product.tasks.keys() - product.done), None)) is not None:
                 yield self.scheduler.tasks[key], product.total - len(product.done), product.parallel
 
+    def tell(self, client: str) -> None:
+        """Tell a client of the next change, once: it asks again, and is then told again."""
+        for clients in self.told.values():
+            clients.add(client)
+
+    def _announce(self, what: str) -> None:
+        clients, self.told[what] = self.told[what], set()
+        event = {"op": "event", "topic": CHANGES_TOPIC, "event": (time.time(), what)}
+        self.scheduler.send_all({client: [event] for client in clients}, {})
+
     # Events
 
     @reported
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Give a new worker a rank, and the tasks of the dead worker that it replaces."""
+        self._announce("workers")
         products = self.products
         replaced = products.worker_joined(worker, scheduler.workers[worker].name)
         if replaced is not None:
@@ -116,6 +133,7 @@ class PlacementPlugin(SchedulerPlugin):
     @reported
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """Note that a worker is dead."""
+        self._announce("workers")
         self.products.worker_left(worker)
 
     @reported
@@ -150,7 +168,7 @@ class PlacementPlugin(SchedulerPlugin):
                 others.append((task.key, where))
                 continue
             blocks = task.operands()
-            tasks.append(PlannedTask(task.key, where, where.rank, task.is_first, blocks, ts.priority, task.added))
+            tasks.append(PlannedTask(task.key, where, where.rank, task.is_first, blocks, ts.priority))
             for block in blocks:
                 if block not in operands:
                     operands[block] = self._operand(known[block], new, restrictions)
@@ -179,6 +197,8 @@ class PlacementPlugin(SchedulerPlugin):
     @reported
     def transition(self, key: Key, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """Tell the state machine what a change of a task's state means. A fault ends the task's product."""
+        if self.told["memory"]:
+            self._announce("memory")
         if finish not in TOLD and finish != "no-worker":
             return
         try:
@@ -295,8 +315,6 @@ class PlacementPlugin(SchedulerPlugin):
             dask_internals.copy_blocks(scheduler, address, keys)
         if started:
             dask_internals.start(scheduler, started)
-        if decided.unread:
-            scheduler.log_event(FORGOTTEN_TOPIC, decided.unread)
         if decided.busy is True:
             self.memory_manager.pause()
         elif decided.busy is False:
@@ -316,7 +334,8 @@ class PlacementPlugin(SchedulerPlugin):
         self._start_elsewhere(list(self.scheduler.unrunnable))
 
     async def close(self) -> None:
-        """Stop looking for stranded tasks."""
+        """Stop looking for stranded tasks, and telling of changes."""
+        self._announce("workers")
         if self.watch is not None:
             self.watch.cancel()
 

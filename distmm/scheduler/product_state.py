@@ -69,8 +69,6 @@ class PlannedTask(NamedTuple):
         Blocks of A and B that it reads.
     priority : tuple
         The scheduler's priority before any product was placed: lower starts earlier.
-    added : str or None
-        Array whose block it adds at the end of its chain.
     """
 
     key: Key
@@ -79,13 +77,6 @@ class PlannedTask(NamedTuple):
     is_first: bool
     operands: tuple[Key, ...]
     priority: tuple[Any, ...] = (0,)
-    added: str | None = None
-
-    @property
-    def arrays(self) -> set[str]:
-        """Names of the arrays that it reads blocks of."""
-        added = set() if self.added is None else {self.added}
-        return added | ({self.operands[0][0], self.operands[-1][0]} if self.operands else set())
 
 
 class OperandBlock(NamedTuple):

@@ -8,7 +8,7 @@ on the scheduler, and carries out what it decides.
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -44,7 +44,6 @@ class Decisions:
     drop: list[Replica] = field(default_factory=list)
     start: list[tuple[Key, int]] = field(default_factory=list)  # held tasks that may run now, at these ranks
     copy: list[Replica] = field(default_factory=list)
-    unread: list[str] = field(default_factory=list)  # arrays that no product task will read any more
     busy: bool | None = None  # whether a product has unfinished steps, where that may have changed
 
 
@@ -59,10 +58,8 @@ class Products:
         self.products: dict[str, ProductState] = {}
         self.replicas = Replicas()
         self.runs: WeakValueDictionary[str, OutputSlots] = WeakValueDictionary()
-        self.readers: Counter[str] = Counter()  # array -> product tasks known to the scheduler that read blocks of it
         self.opening: dict[str, None] = {}  # products that may open steps, or start chains
         self.loaded: list[Key] = []  # blocks that have come into memory, and are to be copied
-        self.unread: list[str] = []
         self.orphans: dict[Key, int] = {}  # tasks held for a product that is gone, and that others may need now
 
     # Events
@@ -141,8 +138,6 @@ class Products:
             if product is None:
                 allowed = ranks.get(where.product, range(len(self.ranks)))
                 product = self._begin(where, limits.get(where.product, Limits()), allowed)
-            if task.key not in product.tasks:
-                self.readers.update(task.arrays)
             # A task that was given up before it ran, and is wanted again, has its uses planned already.
             planned = task.key in product.tasks and task.key not in product.done
             held, rank = product.add(task), product.rank(task.rank, task.key)
@@ -269,12 +264,6 @@ class Products:
         self._close(product, task)
         del product.tasks[key]
         product.shared.pop(key, None)
-        arrays = task.arrays
-        self.readers.subtract(arrays)
-        for name in arrays:
-            if self.readers[name] <= 0:
-                del self.readers[name]
-                self.unread.append(name)
         if not product.tasks:
             del self.products[where.product]
             steps = product.lookahead.held.values()
@@ -302,7 +291,7 @@ class Products:
     @property
     def undecided(self) -> bool:
         """Whether there is something to decide."""
-        return bool(self.opening or self.loaded or self.replicas.used_up or self.unread or self.orphans)
+        return bool(self.opening or self.loaded or self.replicas.used_up or self.orphans)
 
     def decide(self, holders: Callable[[Key], Collection[int]]) -> Decisions:
         """Decide what to do after the events since the last call.
@@ -318,10 +307,6 @@ class Products:
         if self.orphans:
             decided.start += self.orphans.items()
             self.orphans.clear()
-        if self.unread:
-            # A product that has arrived meanwhile may read them again.
-            decided.unread = [name for name in dict.fromkeys(self.unread) if name not in self.readers]
-            self.unread.clear()
         blocks = dict.fromkeys(self.loaded)
         self.loaded.clear()
         if self.opening:

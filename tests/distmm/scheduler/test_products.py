@@ -130,19 +130,6 @@ def test_events_of_products_that_are_not_known_change_nothing() -> None:
     assert not products.undecided
 
 
-def test_an_array_is_not_called_unread_if_a_product_that_reads_it_has_arrived_meanwhile() -> None:
-    # A client lets go of arrays that are called unread: the tasks of the second product would read freed memory.
-    products, first, second = machine(1), chain("first", Grid(1, 1)), chain("second", Grid(1, 1))
-    products.arrived(first, (), operands(first, "first"), (), {"first": Limits()})
-    for task in first:
-        products.forgotten(task.key, task.where)
-    products.arrived(second, (), operands(second, "second"), (), {"second": Limits()})
-    assert not decide(products).unread
-    for task in second:
-        products.forgotten(task.key, task.where)
-    assert set(decide(products).unread) == {"A", "B"}
-
-
 def test_a_worker_that_joins_takes_a_share_of_the_chains_from_their_next_held_step_on() -> None:
     products = machine(1)
     tasks = [task for j in range(4) for task in chain("c", Grid(1, 1), j)]
