@@ -10,10 +10,11 @@ import numpy as np
 from dask.utils import ensure_dict
 from distributed import Client, Future, Scheduler
 
+from distmm.clusters import view
 from distmm.graph.dask_tasks import needs
 from distmm.planning.layout import Ints
 from distmm.planning.owners import Homes
-from distmm.scheduler.plugin import PlacementPlugin, by_name
+from distmm.scheduler.plugin import PlacementPlugin
 
 __all__ = ["chunk_homes", "homes_of_blocks"]
 
@@ -24,7 +25,7 @@ MOST_TASKS = 200_000
 def chunk_homes(client: Client, arrays: Sequence[da.Array | None], workers: int) -> list[Homes | None]:
     """Return the rank that holds each chunk of two-dimensional arrays, or most of what the chunk is made from.
 
-    Asks the scheduler once, if an array is made from persisted chunks.
+    Asks the scheduler once, if an array is made from persisted chunks and something has changed.
 
     Parameters
     ----------
@@ -43,7 +44,7 @@ def chunk_homes(client: Client, arrays: Sequence[da.Array | None], workers: int)
     if not keys:
         return [None] * len(arrays)
     sizes, holders = {}, {}
-    for key, (nbytes, ranks) in zip(keys, client.run_on_scheduler(_holders, keys), strict=True):
+    for key, (nbytes, ranks) in zip(keys, view.on_scheduler(client, _holders, tuple(keys)), strict=True):
         sizes[key], holders[key] = nbytes, [rank for rank in ranks if rank < workers]
     # Of several holders of a chunk, the one that holds the fewest bytes counts: a worker that has copies of all chunks,
     # to concatenate them perhaps, soon drops them. If they hold the same, chunks are shared out.
@@ -115,14 +116,11 @@ def _overlaps(chunks: Sequence[int], cuts: Sequence[int]) -> Ints:
     return shared
 
 
-def _holders(keys: list[Any], dask_scheduler: Scheduler) -> list[tuple[int, list[int]]]:
+def _holders(keys: tuple[Any, ...], dask_scheduler: Scheduler) -> list[tuple[int, list[int]]]:
     """Return the bytes of each key, and the ranks that hold it. Runs on the scheduler."""
-    plugin = dask_scheduler.plugins.get(PlacementPlugin.name)
-    if plugin is None:
-        ranks = {worker.address: rank for rank, worker in enumerate(by_name(dask_scheduler))}
-    else:
-        plugin.products.renumber()  # as when the graph of the product arrives
-        ranks = plugin.products.ranks.alive
+    products = dask_scheduler.plugins[PlacementPlugin.name].products
+    products.renumber()  # as when the graph of the product arrives
+    ranks = products.ranks.alive
     answers = []
     for key in keys:
         ts = dask_scheduler.tasks.get(key)

@@ -30,7 +30,7 @@ from distmm.telemetry.scheduler import Telemetry
 from distmm.transfer import client_array, loan_readers, process_memory, serialization
 from distmm.worker.plugin import DevicePlugin
 
-__all__ = ["Question", "ask", "forget", "hosts_of"]
+__all__ = ["Question", "ask", "forget", "hosts_of", "on_scheduler"]
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class _View:
     hosts: dict[str, str] | None = None
     since: float = 0.0
     reads: dict[str, bool] = field(default_factory=dict)
-    answers: dict[Question, tuple[float, dict[str, Any]]] = field(default_factory=dict)
+    answers: dict[Question, tuple[float, Any]] = field(default_factory=dict)
     changes: int = 0
 
 
@@ -106,24 +106,7 @@ def _asked(client: Client, view: _View, question: Question | None) -> dict[str, 
     proof = (os.getpid(), secret.ctypes.data, secret.tobytes()) if process_memory.allow() else None
     changes = view.changes
     asked = client.id, dumps(plugin), dumps(question) if question else None, proof, ANSWER_SECONDS
-    try:
-        answer = client.sync(
-            client.scheduler.run_function,
-            function=dumps(_answer),
-            args=dumps(asked),
-            kwargs=dumps({}),
-            wait=True,
-            callback_timeout=SCHEDULER_SECONDS,
-        )
-    except TimeoutError:
-        raise InputError(
-            f"the scheduler at {client.scheduler.address} has not answered for {SCHEDULER_SECONDS:.0f} s: is its "
-            "process stopped, or its host overloaded? Connect to one that runs, with distributed.Client(address)"
-        ) from None
-    if answer["status"] == "error":
-        _, error, trace = clean_exception(answer["exception"], answer["traceback"])
-        raise error.with_traceback(trace)
-    hosts, reads, answers = answer["result"]
+    hosts, reads, answers = _run(client, _answer, *asked)
     if question is not None and hosts and not answers:
         raise InputError(
             f"none of the {len(hosts)} workers, such as {next(iter(hosts))}, has answered for {ANSWER_SECONDS:.0f} s: "
@@ -137,6 +120,40 @@ def _asked(client: Client, view: _View, question: Question | None) -> dict[str, 
         if question is not None:
             view.answers[question] = now, answers
     return answers  # type: ignore[no-any-return]
+
+
+def on_scheduler(client: Client, function: Callable[..., Any], argument: Hashable) -> Any:
+    """Return ``function(argument, dask_scheduler=...)``; the answer is kept until a task or worker changes."""
+    ask(client)
+    view = _views[client]
+    when, answer = view.answers.get((function, (argument,)), (0.0, None))
+    if answer is None or when < time.monotonic() - FRESH_SECONDS:
+        changes, answer = view.changes, _run(client, function, argument)
+        if view.changes == changes:
+            view.answers[function, (argument,)] = time.monotonic(), answer
+    return answer
+
+
+def _run(client: Client, function: Callable[..., Any], *args: Any) -> Any:
+    """Run a function on the scheduler."""
+    try:
+        answer = client.sync(
+            client.scheduler.run_function,
+            function=dumps(function),
+            args=dumps(args),
+            kwargs=dumps({}),
+            wait=True,
+            callback_timeout=SCHEDULER_SECONDS,
+        )
+    except TimeoutError:
+        raise InputError(
+            f"the scheduler at {client.scheduler.address} has not answered for {SCHEDULER_SECONDS:.0f} s: is its "
+            "process stopped, or its host overloaded? Connect to one that runs, with distributed.Client(address)"
+        ) from None
+    if answer["status"] == "error":
+        _, error, trace = clean_exception(answer["exception"], answer["traceback"])
+        raise error.with_traceback(trace)
+    return answer["result"]
 
 
 def forget(client: Client) -> bool:

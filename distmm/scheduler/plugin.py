@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
 from distributed import SchedulerPlugin
-from distributed.scheduler import Scheduler, TaskState, WorkerState
+from distributed.scheduler import Scheduler, TaskState
 
 from distmm.errors import DoesNotFitError
 from distmm.graph.dask_tasks import PlacedTask, ProductTask, is_view
@@ -31,7 +31,7 @@ from distmm.scheduler.products import Products
 from distmm.scheduler.replicas import Replica
 from distmm.scheduler.restrictions import Restrictions
 
-__all__ = ["CHANGES_TOPIC", "PlacementPlugin", "by_name"]
+__all__ = ["CHANGES_TOPIC", "PlacementPlugin"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,11 +49,6 @@ STRANDED_SECONDS = 30.0
 PENDING = frozenset({"waiting", "no-worker", "queued", "processing"})
 
 Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def by_name(scheduler: Scheduler) -> list[WorkerState]:
-    """Return the workers in the order of their names, which is that of their ranks when the plugin starts."""
-    return sorted(scheduler.workers.values(), key=lambda ws: (str(type(ws.name)), ws.name))
 
 
 def reported(method: Method) -> Method:
@@ -88,7 +83,7 @@ class PlacementPlugin(SchedulerPlugin):
         # Clients that are told of the next change of the workers, or of their memory.
         self.told: dict[str, set[str]] = {"workers": set(), "memory": set()}
         self.said: dict[bytes, dict[str, Any]] = {}  # last answer of each worker to a question of clients
-        for worker in by_name(scheduler):
+        for worker in sorted(scheduler.workers.values(), key=lambda ws: (str(type(ws.name)), ws.name)):
             self.add_worker(scheduler, worker.address)
 
     @property

@@ -11,7 +11,7 @@ from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, Scheduler, wait
 
 import distmm
-from distmm.clusters import cluster
+from distmm.clusters import cluster, view
 from distmm.clusters.homes import chunk_homes, homes_of_blocks
 from distmm.planning.owners import Owners
 from distmm.scheduler.plugin import PlacementPlugin
@@ -124,20 +124,16 @@ def test_a_plan_whose_homes_have_changed_meanwhile_still_gives_c(client: Client)
     np.testing.assert_array_equal(c, X.compute().T @ X.compute())
 
 
-def test_of_several_replicas_one_counts_and_the_scheduler_is_asked_for_persisted_arrays_only(client: Client) -> None:
+def test_of_several_replicas_one_counts_and_the_scheduler_is_asked_for_persisted_arrays_only(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     X = tall(client, [0, 0, 0, 0], 5)
     client.replicate(list(X.dask.values()), n=4)
     (homes,) = chunk_homes(client, [X], 4)
     assert homes is not None
     assert sorted(home for (home,) in homes) == [0, 1, 2, 3]
-    calls = []
-    real = client.run_on_scheduler
-    client.run_on_scheduler = lambda *args, **how: calls.append(args) or real(*args, **how)
-    try:
-        assert chunk_homes(client, [da.ones((40, 4), chunks=10), None], 4) == [None, None]
-    finally:
-        del client.run_on_scheduler
-    assert not calls
+    monkeypatch.setattr(view, "on_scheduler", None)
+    assert chunk_homes(client, [da.ones((40, 4), chunks=10), None], 4) == [None, None]
 
 
 def test_the_home_of_a_block_of_several_chunks_has_most_of_it() -> None:
