@@ -95,7 +95,7 @@ def ask(client: Client, question: Question | None = None) -> dict[str, Any]:
             return {}
         when, answers = view.answers.get(question, (0.0, {}))
         if answers and when > oldest:
-            return answers
+            return dict(answers)
     return _asked(client, view, question)
 
 
