@@ -16,7 +16,7 @@ from distmm.api.array import square, with_itself
 from distmm.api.operands import Operand, check_pair, wrap
 from distmm.api.product import Gemm
 from distmm.api.wishes import Wishes
-from distmm.clusters import cluster
+from distmm.clusters.context import computing
 from distmm.errors import InputError
 from distmm.graph import reduction_graph
 from distmm.graph.product_graph import Reduced
@@ -145,7 +145,7 @@ def results(
     InputError, DoesNotFitError
         As in `distmm.topk`.
     """
-    client = cluster.usable(client)
+    client = computing(client)
     *batch, m, n = product.shape
     of_line = sum(dtype.itemsize * math.prod(shape) for dtype, shape in kinds)
     nbytes = math.prod(batch) * (n if down else m) * of_line

@@ -24,6 +24,7 @@ from distmm.api.reduced_product import check_metric, check_ordered, norms_of, pr
 from distmm.api.scalars import check_scalars
 from distmm.api.waves import Graph, Waves
 from distmm.clusters import cluster
+from distmm.clusters.context import computing
 from distmm.errors import DoesNotFitError, InputError
 from distmm.graph import reduction_graph
 from distmm.graph.product_graph import Reduced
@@ -133,9 +134,7 @@ def threshold(
     if metric is not None:
         check_metric(metric, product.a, product.b)
         dtype = tasks.score_dtype(metric, dtype)
-    client = cluster.usable(client)
-    if client is None:
-        cluster.refuse_asynchronous()
+    client = computing(client, now=True)
     each = bytes_of_entry(dtype)
     limit = int(psutil.virtual_memory().available * MOST) // each if most is None else index(most)
 

@@ -16,6 +16,7 @@ from distmm.checking.scaling import SPOILT, exponents, scaled, weights
 from distmm.checking.tolerance import Tolerance, in_type, mantissa
 from distmm.checking.verdict import Verdict, of_tolerance
 from distmm.clusters import cluster
+from distmm.clusters.context import computing
 from distmm.errors import InputError
 from distmm.planning.precision import Precision
 from distmm.planning.problem import Problem
@@ -91,7 +92,7 @@ def verify(
     >>> bool(distmm.verify(A, B, C))
     False
     """
-    cluster.refuse_asynchronous()
+    computing(now=True)  # refuses an asynchronous client before any work
     a, b, c = wrap(A, "A", transa), wrap(B, "B", transb), wrap(C, "C")
     for operand in (a, b, c):
         if len(operand.shape) != 2:
@@ -138,7 +139,7 @@ def _on_gpu(operands: tuple[Operand, ...], work: np.dtype) -> bool:
     """Whether the check runs on GPUs: for floating-point blocks of CuPy, or on a cluster whose workers have GPUs."""
     if work.kind not in "fc":
         return False
-    client = cluster.current_client()
+    client = computing()
     return all(x.kind == "cupy" for x in operands) or (
         client is not None and cluster.describe(client, work).device == "cuda"
     )
@@ -146,7 +147,7 @@ def _on_gpu(operands: tuple[Operand, ...], work: np.dtype) -> bool:
 
 def _blocks(operands: tuple[Operand, ...], on_gpu: bool) -> list[da.Array]:
     """Return operands as Dask arrays with blocks in GPU memory or host memory."""
-    edge, client = GPU_EDGE if on_gpu else CPU_EDGE, cluster.current_client()
+    edge, client = GPU_EDGE if on_gpu else CPU_EDGE, computing()
     arrays = []
     for operand in operands:
         # The largest multiples of the file's chunks that are no longer than `edge`, but at least one chunk.
