@@ -76,7 +76,8 @@ def matmul(
         Block edges (m, k, n). By default the chunks of Dask arrays; else the planner chooses.
     plan : Plan or str, optional
         A plan that `distmm.plan` made for operands of these shapes, or its text, such as
-        ``"g2x1x1 b8192x8192x8192 p1 w1 l2"``.
+        ``"g2x1x1 b8192x8192x8192 p1 w1 l2"``. A `Plan` keeps the precision, kernel and device that it was made with.
+        Other arguments that contradict the plan are refused.
     out : numpy.ndarray, Zarr-like, DLPack or Dask array, optional
         Array of the product's shape that receives the product during this call. A product that does not fit into the
         memory of the workers is computed in waves. No task writes to `out` after the call, nor after an error or

@@ -8,8 +8,8 @@ from typing import Any
 from distributed import Client
 
 from distmm import config
-from distmm.api.scalars import check_flags
 from distmm.api.verify import check_possible
+from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
 from distmm.errors import InputError
 from distmm.job.certificate import holds
@@ -118,10 +118,8 @@ def multiply(
     --------
     >>> distmm.multiply("A.zarr", "B.zarr", "C.zarr", precision="high")  # doctest: +SKIP
     """
-    precision, kernel = config.chosen("precision", precision), config.chosen("kernel", kernel)
-    promised = config.chosen("reproducible", reproducible)
-    check_flags(reproducible=promised)
-    device, check = config.chosen("device", device), config.chosen("check", check)
+    wishes = Wishes.chosen(precision, kernel, device, blocks, plan, reproducible=reproducible)
+    check = config.chosen("check", check)
     folder = Folder.of(out)
     if is_url(folder.target) and (beta != 0 and c is None):
         raise InputError(
@@ -131,7 +129,7 @@ def multiply(
     ended = settle(folder, anew=overwrite)
     spec = Spec.of(
         a, b, out if beta != 0 and c is None else c, transa=transa, transb=transb, alpha=alpha, beta=beta, dtype=dtype,
-        precision=precision, kernel=kernel, check=check, reproducible=promised,
+        precision=wishes.precision, kernel=wishes.kernel, check=check, reproducible=wishes.reproducible,
     )  # fmt: skip
     if check == "full" and beta != 0:
         raise InputError(f"check is full and beta is {beta}: a full check does not support beta; use freivalds or none")
@@ -141,7 +139,7 @@ def multiply(
         folder, os.fspath(out), spec, spec.files(), overwrite or (beta != 0 and c is None), blocks, seed,
         None if plan is None else str(plan),
     )  # fmt: skip
-    return begin(job, ended, overwrite, client, device, stop, announce, progress)
+    return begin(job, ended, overwrite, client, wishes.device, stop, announce, progress)
 
 
 def begin(

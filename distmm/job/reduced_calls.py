@@ -11,6 +11,7 @@ from distributed import Client
 
 from distmm import config
 from distmm.api.threshold import check_threshold
+from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
 from distmm.errors import InputError
 from distmm.job.calls import Path, begin
@@ -193,12 +194,13 @@ def _reduced(
         if transb:
             raise InputError("transb is True, but B is None: leave transb out, or give B")
         b, transb = a, not transa
+    wishes = Wishes.chosen(precision, kernel, device, blocks, plan)
     folder = Folder.of(out)
     ended = settle(folder, anew=overwrite)
     spec = Spec.of(
-        a, b, None, transa=transa, transb=transb, precision=config.chosen("precision", precision),
-        kernel=config.chosen("kernel", kernel), check=config.chosen("check", check), reduction=reduction,
+        a, b, None, transa=transa, transb=transb, precision=wishes.precision, kernel=wishes.kernel,
+        check=config.chosen("check", check), reduction=reduction,
     )  # fmt: skip
     text = None if plan is None else str(plan)
     job = Job(folder, os.fspath(out), spec, spec.files(), overwrite, blocks, seed, text, most)
-    return begin(job, ended, overwrite, client, config.chosen("device", device), stop, announce, progress)
+    return begin(job, ended, overwrite, client, wishes.device, stop, announce, progress)
