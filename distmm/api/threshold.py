@@ -21,7 +21,7 @@ from distributed import Client, Future, futures_of
 
 from distmm.api.product import Gemm
 from distmm.api.reduced_product import check_metric, check_ordered, norms_of, product_of
-from distmm.api.scalars import check_scalars
+from distmm.api.scalars import check_scalars, plain
 from distmm.api.waves import Graph, Waves
 from distmm.clusters import cluster
 from distmm.clusters.context import computing
@@ -148,8 +148,7 @@ def threshold(
 
     made = product.reduced(wishes, of_waves, client)
     collected = _Collected(product, made, limit)
-    exact = t.item() if isinstance(t, np.generic) else t
-    _compute(product, made, tasks.Threshold(exact, of_block(made), metric=metric), collected, client)
+    _compute(product, made, tasks.Threshold(plain(t), of_block(made), metric=metric), collected, client)
     return collected.result()
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from distmm import config
 from distmm.api.array_types import check_sendable
 from distmm.api.operands import Operand, check_pair, wrap
+from distmm.api.scalars import check_scalars, checked_seed, plain
 from distmm.checking.freivalds import OVERFLOW, Freivalds, fetch, values
 from distmm.checking.scaling import SPOILT, exponents, scaled, weights
 from distmm.checking.tolerance import Tolerance, in_type, mantissa
@@ -105,8 +106,8 @@ def verify(
         raise InputError(f"C has shape {c.shape}, but A {a.shape} times B {b.shape} has shape {expected}")
     if check not in ("freivalds", "full"):
         raise InputError(f"check {check!r} is not one of freivalds, full")
-    if not isinstance(seed, (int, np.integer)) or seed < 0:
-        raise InputError(f"seed is {seed!r}: give a whole number of 0 or more")
+    check_scalars(alpha=alpha)
+    seed, alpha = checked_seed(seed), plain(alpha)
     check_possible(check, Problem(a.shape[0], a.shape[1], b.shape[1], c.dtype))
     tolerance = Tolerance.of(a.dtype, b.dtype, c.dtype, a.shape[1], config.chosen("precision", precision))
     if check == "full":

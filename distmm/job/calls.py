@@ -8,6 +8,7 @@ from typing import Any
 from distributed import Client
 
 from distmm import config
+from distmm.api.scalars import check_scalars, checked_seed
 from distmm.api.verify import check_possible
 from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
@@ -118,6 +119,8 @@ def multiply(
     --------
     >>> distmm.multiply("A.zarr", "B.zarr", "C.zarr", precision="high")  # doctest: +SKIP
     """
+    check_scalars(alpha=alpha, beta=beta)
+    seed = None if seed is None else checked_seed(seed)
     wishes = Wishes.chosen(precision, kernel, device, blocks, plan, reproducible=reproducible)
     check = config.chosen("check", check)
     folder = Folder.of(out)

@@ -14,7 +14,7 @@ from dask.base import tokenize
 
 from distmm.api.array_types import check_sendable
 from distmm.api.operands import Operand, check_pair, wrap
-from distmm.api.scalars import check_held, common_type
+from distmm.api.scalars import check_held, common_type, plain
 from distmm.api.verify import CHECKS
 from distmm.errors import InputError
 from distmm.job.reduction import Reduction, element_type, from_json
@@ -100,6 +100,7 @@ class Spec:
             raise InputError(f"check {check!r} is not one of {', '.join(CHECKS)}")
         types = {x.name: x.dtype for x in (left, right, added) if x is not None}
         natural = common_type(types, alpha=alpha, beta=beta)
+        alpha, beta = plain(alpha), plain(beta)  # only the type of C depends on whether they are NumPy's
         kept = np.dtype(dtype) if dtype is not None else natural
         if (natural.kind == "c" and kept.kind != "c") or (natural.kind not in "iub" and kept.kind in "iub"):
             raise InputError(
@@ -245,7 +246,11 @@ def _facts(operand: Operand) -> Json:
     if isinstance(source, Matrix):
         facts = source.fingerprint()
     else:
-        facts = {"array": tokenize(source), "shape": list(source.shape), "dtype": np.dtype(source.dtype).name}
+        facts = {
+            "array": tokenize(source),
+            "shape": [int(n) for n in source.shape],
+            "dtype": np.dtype(source.dtype).name,
+        }
     return {**facts, "transposed": operand.transposed}
 
 

@@ -86,7 +86,7 @@ def make_plan(
     if edges is not None:
         if not isinstance(edges, Sequence) or len(edges) != 3 or not all(map(_is_edge, edges)):
             raise InputError(f"blocks {edges!r}: give three positive edges, those of m, k and n")
-        blocking = cut(problem, edges)
+        blocking = cut(problem, [index(edge) for edge in edges])
     uncut = Schedule(blocking or cut(problem, [max(1, x) for x in (problem.m, problem.k, problem.n)]), Grid(1, 1))
     asked = Plan(problem, uncut, cluster, precision, kernel, operands, result, streamed, run_seconds)
     if text is not None:
