@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import dask.array as da
 import numpy as np
 from dask.array.core import Array as PlainArray
+from dask.highlevelgraph import MaterializedLayer
+from distributed import Future
 
 from distmm.api.dlpack import as_native, is_foreign
 from distmm.errors import InputError
+from distmm.transfer.pickling import pickled
 
 __all__ = ["as_array", "check_query_planning", "check_sendable", "package_of"]
 
@@ -96,19 +100,42 @@ def as_array(source: Any, name: str) -> Any:
     return source
 
 
+def _layers(array: da.Array) -> Iterator[Any]:
+    """Yield what stands for each layer of an array's graph that distmm did not make, and that is not computed yet."""
+    for name, layer in array.dask.layers.items():
+        if name.startswith("distmm-") or not layer:
+            continue
+        part = next(iter(layer.mapping.values())) if isinstance(layer, MaterializedLayer) else layer
+        if not isinstance(part, Future):
+            yield part
+
+
 def check_sendable(source: Any, name: str) -> None:
-    """Refuse an HDF5 dataset whose file is open for writing: other processes cannot open that file.
+    """Refuse what cannot be sent to workers.
+
+    This includes an HDF5 dataset whose file is open for writing, as other processes cannot open that file. Of a Dask
+    array, one task of each layer is pickled for a trial, which takes some 0.2 ms.
 
     Raises
     ------
     InputError
-        With the file and the remedy.
+        With the reason and the remedy.
     """
-    if isinstance(source, da.Array) or package_of(source) != "h5py":
-        return
-    if source.file.mode != "r":
+    if package_of(source) == "h5py" and source.file.mode != "r":
         raise InputError(
             f"{name} is the dataset {source.name} of {source.file.filename}, which is open for writing "
             f"({source.file.mode}): workers cannot open it at the same time; close it and open it again with "
             "h5py.File(path, 'r'), or give its path to distmm.multiply"
         )
+    if isinstance(source, np.ndarray) or package_of(source) == "cupy":
+        return
+    buffers: list[Any] = []
+    try:
+        for part in _layers(source) if isinstance(source, da.Array) else [source]:
+            pickled(part, buffers.append)
+    except Exception as error:
+        raise InputError(
+            f"{name} cannot be sent to workers ({error}): it, or a function that computes it, has what only this "
+            "process can use, such as a lock or an open file. Open that inside the function, or store the array "
+            "(to_zarr) and give the stored one"
+        ) from error

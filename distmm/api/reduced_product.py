@@ -13,6 +13,7 @@ import numpy as np
 from distributed import Client
 
 from distmm.api.array import square, with_itself
+from distmm.api.array_types import check_sendable
 from distmm.api.operands import Operand, check_pair, wrap
 from distmm.api.product import Gemm
 from distmm.api.wishes import Wishes
@@ -146,6 +147,8 @@ def results(
         As in `distmm.topk`.
     """
     client = computing(client)
+    if client is not None:
+        check_sendable(reduction, "how")
     *batch, m, n = product.shape
     of_line = sum(dtype.itemsize * math.prod(shape) for dtype, shape in kinds)
     nbytes = math.prod(batch) * (n if down else m) * of_line

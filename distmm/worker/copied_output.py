@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from distributed.protocol.pickle import dumps
-
 from distmm.errors import InputError
+from distmm.transfer.pickling import pickled
 
 __all__ = ["CopiedOutput", "InMemoryError", "is_light"]
 
@@ -41,14 +40,13 @@ class CopiedOutput:
 def is_light(array: Any) -> bool:
     """Whether an object can be sent with each task: it can be pickled, and its elements are hardly pickled with it."""
     outside: list[Any] = []
-    pickled = _pickled(array, outside)
-    return pickled is not None and len(pickled) + sum(buffer.raw().nbytes for buffer in outside) <= MOST
+    inside = _pickled(array, outside)
+    return inside is not None and len(inside) + sum(buffer.raw().nbytes for buffer in outside) <= MOST
 
 
 def _pickled(array: Any, outside: list[Any] | None = None) -> bytes | None:
     """Return the pickle of an object; None if it cannot be pickled. Its large buffers go to the list `outside`."""
     try:
-        pickled: bytes = dumps(array, buffer_callback=None if outside is None else outside.append)
+        return pickled(array, None if outside is None else outside.append)
     except Exception:  # of the user's class, which may raise anything
         return None
-    return pickled
