@@ -147,7 +147,7 @@ def threshold(
         return 2 * max(wave.c_blocks for wave in plan.waves) * of_block(plan) * each
 
     made = product.reduced(wishes, of_waves, client)
-    collected = _Collected(product, made, limit)
+    collected = _Collected(product, made, limit, lower=B is None)
     _compute(product, made, tasks.Threshold(plain(t), of_block(made), metric=metric), collected, client)
     return collected.result()
 
@@ -221,8 +221,9 @@ def _compute(
 class _Collected:
     """The elements that have been kept so far, by block."""
 
-    def __init__(self, product: Gemm, plan: Plan, most: int) -> None:
+    def __init__(self, product: Gemm, plan: Plan, most: int, lower: bool) -> None:
         self.product, self.most, self.count, self.seen = product, most, 0, 0
+        self.mirrored, self.lower = product.symmetry is not None and not lower, lower
         self.rows, self.columns = slices(plan.blocking.m), slices(plan.blocking.n)
         self.lines: dict[int, dict[int, tuple[np.ndarray, ...]]] = {i: {} for i in range(len(self.rows))}
 
@@ -237,8 +238,9 @@ class _Collected:
         rows, columns = self.rows[i], self.columns[j]
         size = (rows.stop - rows.start) * (columns.stop - columns.start)
         count, row, column, values = part
-        self.seen += size
-        self.count += count
+        times = 2 if self.mirrored and i != j else 1
+        self.seen += size * times
+        self.count += count * times
         if row is None or self.count > self.most:
             whole = math.prod(self.product.shape)
             why = f"and at most {self.most:,} fit"
@@ -249,10 +251,12 @@ class _Collected:
                 "choose a stricter threshold, or compute all elements with distmm.matmul and out="
             )
         row += rows.start
-        if self.product.symmetry is not None and i == j:  # a block on the diagonal has both elements of each pair
+        if self.lower and i == j:  # a block on the diagonal has both elements of each pair
             lower = column <= row
             row, column, values = row[lower], column[lower], values[lower]
         self.lines[i][j] = row, column, values
+        if self.mirrored and i != j:
+            self.lines[j][i] = column, row, values
 
     def result(self) -> Entries:
         """Return all kept elements, sorted by row, then by column."""
