@@ -63,7 +63,7 @@ def plan(
         The array that will receive the product. Finished blocks of C are then planned to be written to it, and not to
         stay on the workers.
     client : distributed.Client, optional
-        Cluster to plan for. By default Dask's current client, and without one this machine.
+        Cluster to plan for. By default as in `matmul`, and without a client this machine.
     cluster : Hardware, optional
         A description of a cluster by `distmm.gpus` or `distmm.cpus`, instead of `client` and `device`. The cluster need
         not exist. The table then also has the smallest number of such workers that the product fits on.

@@ -75,7 +75,7 @@ def multiply(
         repetition of such a call is refused if `out` is already its result. With `overwrite` it adds the product once
         more.
     client : distributed.Client, optional
-        Cluster to use. Its workers must have access to the same paths. By default Dask's current client, or else a
+        Cluster to use. Its workers must have access to the same paths. By default as in `distmm.matmul`, or else a
         local cluster for this call.
     transa, transb : bool
         Use the transpose of A or B, without a copy.
