@@ -15,7 +15,7 @@ from dask.highlevelgraph import MaterializedLayer
 
 from distmm.api.array_types import package_of
 
-__all__ = ["coincide", "lies_in", "overlap", "repeats"]
+__all__ = ["coincide", "lies_in", "overlap", "repeats", "same", "transposes"]
 
 Part = tuple[Hashable, float, float]  # a file (its path or URL) or store, and the first and end byte of the elements
 
@@ -52,10 +52,44 @@ def lies_in(array: Any, path: str) -> bool:
 
 def coincide(first: Any, second: Any) -> bool:
     """Whether two NumPy arrays have the same memory, shape, strides and type. False for memory maps."""
-    if not isinstance(first, np.ndarray) or not isinstance(second, np.ndarray) or next(_mapped(first), None):
+    arrays = isinstance(first, np.ndarray) and isinstance(second, np.ndarray)
+    return arrays and not next(_mapped(first), None) and same(first, second)
+
+
+def same(first: Any, second: Any) -> bool:
+    """Whether two arrays have the same elements in the same places, as far as one sees without reading them."""
+    if isinstance(first, da.Array) and isinstance(second, da.Array):
+        return bool(first.name == second.name)
+    views = [view for view in map(_view, (first, second)) if view is not None]
+    return first is second or (len(views) == 2 and views[0] == views[1])
+
+
+def transposes(first: Any, second: Any) -> bool:
+    """Whether one array is the transpose of the other in the last two dimensions, as `same` sees it."""
+    if len(first.shape) < 2 or tuple(second.shape) != (*first.shape[:-2], first.shape[-1], first.shape[-2]):
         return False
-    ends = [(x.__array_interface__["data"][0], x.shape, x.strides, x.dtype) for x in (first, second)]
-    return ends[0] == ends[1]
+    if isinstance(first, da.Array) and isinstance(second, da.Array):
+        return any(
+            two.dask.dependencies.get(two.name) == {one.name} and two.name in {array.name for array in _turned(one)}
+            for one, two in ((first, second), (second, first))
+        )
+    return _view(first) is not None and any(same(array, second) for array in _turned(first))
+
+
+def _turned(array: Any) -> Iterator[Any]:
+    """Yield the transpose of an array. A Dask array's has a name for each way in which it can be made."""
+    n = array.ndim
+    yield array.transpose((*range(n - 2), n - 1, n - 2))
+    if isinstance(array, da.Array):
+        yield from (array.swapaxes(*axes) for axes in ((-1, -2), (-2, -1), (n - 2, n - 1), (n - 1, n - 2)))
+
+
+def _view(array: Any) -> tuple[Any, ...] | None:
+    """Return address, shape, strides and type of a NumPy or CuPy array; None for other arrays."""
+    for name in ("__array_interface__", "__cuda_array_interface__"):
+        if package_of(array) in ("numpy", "cupy") and hasattr(array, name):
+            return getattr(array, name)["data"][0], array.shape, array.strides, array.dtype
+    return None
 
 
 def repeats(array: Any) -> bool:

@@ -77,7 +77,8 @@ def matmul(
         Block edges (m, k, n). By default the chunks of Dask arrays; else the planner chooses.
     plan : Plan or str, optional
         A plan that `distmm.plan` made for operands of these shapes, or its text, such as
-        ``"g2x1x1 b8192x8192x8192 p1 w1 l2"``.
+        ``"g2x1x1 b8192x8192x8192 p1 w1 l2"``. A `Plan` keeps the precision, kernel and device that it was made with.
+        Other arguments that contradict the plan are refused.
     out : numpy.ndarray, Zarr-like, DLPack or Dask array, optional
         Array of the product's shape that receives the product during this call. A product that does not fit into the
         memory of the workers is computed in waves. No task writes to `out` after the call, nor after an error or
@@ -86,11 +87,15 @@ def matmul(
         - NumPy array: workers on this machine write directly into its memory. `distmm.empty` makes arrays that GPUs
           write at full speed.
         - Zarr-like object: workers write whole ``chunks`` (or ``shards``) in parallel. For an object without chunks,
-          and for an HDF5 dataset, this process writes one block after the other.
+          for an HDF5 dataset, and for elements that workers do not reach (in memory, in a folder that they do not see),
+          this process writes one block after the other.
         - Array of another package with DLPack: it is filled in its own memory, which must be writable.
         - Dask array: it becomes the lazy product, and keeps its type and its chunks.
+        - xarray object: its ``data`` is filled, or becomes the lazy product.
     client : distributed.Client, optional
-        Cluster to use. By default Dask's current client. Without a client the product runs on Dask's local scheduler.
+        Cluster to use. By default the one with which Dask's ``compute`` would compute here: the ``scheduler`` of its
+        configuration, the cluster of the task that calls this, or the current client. Without a client the product runs
+        on Dask's local scheduler.
 
     Returns
     -------

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import dask.array as da
 import numpy as np
 from dask.array.core import Array as PlainArray
+from dask.highlevelgraph import MaterializedLayer
+from distributed import Future
 
 from distmm.api.dlpack import as_native, is_foreign
 from distmm.errors import InputError
+from distmm.transfer.pickling import pickled
 
 __all__ = ["as_array", "check_query_planning", "check_sendable", "package_of"]
 
@@ -111,17 +115,41 @@ def _by_path(source: Any, name: str) -> Any:
     return found
 
 
+def _layers(array: da.Array) -> Iterator[Any]:
+    """Yield what stands for each layer of an array's graph that distmm did not make, and that is not computed yet."""
+    for name, layer in array.dask.layers.items():
+        if name.startswith("distmm-") or not layer:
+            continue
+        part = next(iter(layer.mapping.values())) if isinstance(layer, MaterializedLayer) else layer
+        if not isinstance(part, Future):
+            yield part
+
+
 def check_sendable(source: Any, name: str) -> None:
-    """Refuse an array that other processes cannot open: in this process's memory, or in a file open for writing.
+    """Refuse what cannot be sent to workers: what is in this process's memory, or in a file that is open for writing.
+
+    Of a Dask array, one task of each layer is pickled for a trial, which takes some 0.2 ms.
 
     Raises
     ------
     InputError
-        With the file and the remedy.
+        With the reason and the remedy.
     """
-    if package_of(source) not in ("distmm", "h5py"):
-        return
-    from distmm.storage.opened import unsendable
+    if package_of(source) in ("distmm", "h5py"):
+        from distmm.storage.opened import unsendable
 
-    if (why := unsendable(source)) is not None:
-        raise InputError(f"{name} {why}")
+        if (why := unsendable(source)) is not None:
+            raise InputError(f"{name} {why}")
+        return
+    if isinstance(source, np.ndarray) or package_of(source) == "cupy":
+        return
+    buffers: list[Any] = []
+    try:
+        for part in _layers(source) if isinstance(source, da.Array) else [source]:
+            pickled(part, buffers.append)
+    except Exception as error:
+        raise InputError(
+            f"{name} cannot be sent to workers ({error}): it, or a function that computes it, has what only this "
+            "process can use, such as a lock or an open file. Open that inside the function, or store the array "
+            "(to_zarr) and give the stored one"
+        ) from error

@@ -128,7 +128,8 @@ class _Matrices:
     def product(self, output: Labels, wishes: Wishes, client: Client | None, out: Any) -> Labelled:
         """Return the lazy product, or compute it into `out`."""
         name = f"{self.x.name} times {self.y.name}"
-        gemm = Gemm.of(self._operand(self.x, self.rows, self.inner), self._operand(self.y, self.inner, self.columns))
+        a, b = self._operand(self.x, self.rows, self.inner), self._operand(self.y, self.inner, self.columns)
+        gemm = Gemm.of(a, b, once=out is not None and not isinstance(out, da.Array))
         if out is not None and (matrix := self._within(out, output)) is not None:
             gemm.array(wishes, matrix, client)
             return Labelled(out, output, name)

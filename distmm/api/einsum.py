@@ -13,6 +13,7 @@ from distmm.api.network import contracted
 from distmm.api.subscripts import as_written, read
 from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
+from distmm.clusters.context import computing
 from distmm.errors import InputError
 from distmm.planning.precision import Precision
 
@@ -76,7 +77,7 @@ def einsum(
         for array, labels in zip(arrays, subscripts.operands, strict=True)
     ]
     wishes = Wishes.chosen(precision, kernel, device, None, None)
-    return contracted(labelled, subscripts.output, wishes, out, cluster.usable(client))
+    return contracted(labelled, subscripts.output, wishes, out, computing(client, now=out is not None))
 
 
 def multi_dot(
@@ -138,4 +139,4 @@ def multi_dot(
             )
     output = tuple(end for end in (0, last + 1) if any(end in array.labels for array in labelled))
     wishes = Wishes.chosen(precision, kernel, device, None, None)
-    return contracted(labelled, output, wishes, out, cluster.usable(client), "dp")
+    return contracted(labelled, output, wishes, out, computing(client, now=out is not None), "dp")

@@ -11,7 +11,7 @@ from distributed import Client
 from distmm.api.array import square
 from distmm.api.operands import check_pair, wrap
 from distmm.api.product import Gemm
-from distmm.api.reduced_product import check_metric, checked_k, results
+from distmm.api.reduced_product import check_metric, checked_k, is_transpose, results
 from distmm.api.reductions import TopK
 from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
@@ -103,5 +103,6 @@ def _of_rows(X: Any, Y: Any, how: tuple[Any, ...]) -> tuple[Gemm, Wishes]:
         raise InputError(f"X has shape {x.shape} and Y {y.shape}: give rows of the same length")
     b = replace(y, transposed=True)
     check_pair(x, b)
-    product = Gemm.of(x, b, symmetry="symmetric" if Y is None else None)
+    itself = Y is None or (blocks is None and plan is None and is_transpose(x, b))
+    product = Gemm.of(x, replace(x, transposed=True) if itself else b, symmetry="symmetric" if itself else None)
     return product, Wishes.chosen(precision, kernel, device, square(blocks) if Y is None else blocks, plan)

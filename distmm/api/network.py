@@ -12,7 +12,8 @@ from distributed import Client
 
 from distmm.api.contraction import contract
 from distmm.api.labelled import Label, Labelled
-from distmm.api.out_array import check_out, fill
+from distmm.api.out_array import fill
+from distmm.api.out_target import check_out, elements_of
 from distmm.api.scalars import common_type
 from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
@@ -61,6 +62,9 @@ def contracted(
     DoesNotFitError
         If no order is found whose intermediate results fit.
     """
+    if (elements := elements_of(out)) is not out:
+        contracted(arrays, output, wishes, elements, client, optimizer)
+        return out
     for array in arrays:
         if array.kind != arrays[0].kind:
             raise InputError(
@@ -72,8 +76,6 @@ def contracted(
         sizes = {label: n for array in arrays for label, n in array.sizes.items()}
         shape = tuple(sizes[label] for label in output)
         check_out(out, shape, dtype, arrays[0].kind, {array.name: array.source for array in arrays})
-        if client is None:
-            cluster.refuse_asynchronous()
     if len(arrays) == 1:
         lazy = arrays[0].lazy().summed(output, dtype).transposed(output).source
         return lazy if out is None else fill(out, lazy, client)

@@ -1,11 +1,7 @@
 """Products that are written into the user's `out`: a NumPy array, a Zarr array, or an array-like object.
 
-Who writes the blocks:
-
-- Workers write into a NumPy array of this process if they can access its memory.
-- Workers write into an array with ``chunks`` or ``shards``. Two tasks never write to the same chunk at the same time.
-- This process writes one block after the other in all other cases: HDF5 datasets, arrays without chunks, and memory
-  that the workers cannot access.
+`distmm.api.out_target` says whether workers or this process write the blocks. Two tasks never write to the same chunk
+(or shard) at the same time.
 
 When a call has returned or raised, also after Ctrl-C, its tasks do not write to `out` any more. For memory
 `distmm.transfer.write_lease` ensures this, for files `distmm.transfer.counted_writes`. One exception: a worker that
@@ -19,93 +15,34 @@ from __future__ import annotations
 import concurrent.futures
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
-import dask
 import dask.array as da
-import dask.multiprocessing
 import numpy as np
 from dask.array.core import handle_out
-from dask.base import get_scheduler
 from distributed import Client, Future, futures_of
 
-from distmm.api.aliasing import overlap, repeats
-from distmm.api.array_types import package_of
-from distmm.api.operands import kind_of
+from distmm.api.out_target import target
 from distmm.api.smaller_plan import memory_full
 from distmm.api.waves import Graph, Waves
-from distmm.errors import DoesNotFitError, InputError
 from distmm.graph.store_graph import stored
-from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.write_units import are_shared, unit_of, whole_units
-from distmm.transfer import ClientArray, share
+from distmm.transfer import ClientArray
 from distmm.transfer.counted_writes import CountedTarget
 from distmm.transfer.write_lease import Lease
 from distmm.worker.client_output import ClientOutput
+from distmm.worker.copied_output import InMemoryError
 
-__all__ = ["become", "check_out", "check_unit", "fill", "store", "takes_gpu_blocks", "target"]
+__all__ = ["become", "fill", "store", "takes_gpu_blocks"]
 
 Region = tuple[slice, ...]
 WaveRegions = tuple[da.Array, Sequence[Region | None]]
 
 # Arrays that workers may still write, because Ctrl-C interrupted the wait for the writes. They are never freed.
 _still_written: list[np.ndarray] = []
-
-
-def check_out(
-    out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], kind: Literal["numpy", "cupy"], operands: Mapping[str, Any]
-) -> None:
-    """Refuse an `out` that cannot receive the product. `operands` maps names to arrays.
-
-    Raises
-    ------
-    InputError
-        If `out` has another shape, or a type that would change values. If it is read-only, has elements that share
-        memory, or shares memory or storage with an operand. If it is a Dask array with blocks of another kind (NumPy,
-        CuPy) than the product.
-    """
-    missing = [name for name in ("shape", "dtype", "__setitem__") if not hasattr(out, name)]
-    if missing:
-        raise InputError(
-            f"out is a {type(out).__name__} without {', '.join(missing)}: give a NumPy array, a Dask array, or an "
-            "object like a Zarr array"
-        )
-    if tuple(out.shape) != shape or not np.can_cast(dtype, out.dtype, "same_kind"):
-        raise InputError(
-            f"out is {tuple(out.shape)} {out.dtype}, the product {shape} {dtype}: give an out of that shape and type"
-        )
-    if isinstance(out, da.Array) and (given := kind_of(out, "out")) != kind:
-        raise InputError(f"out has {given} blocks, the operands have {kind} blocks: give an out with {kind} blocks")
-    if isinstance(out, da.Array):
-        return  # it may also be an operand: the product keeps the old tasks of `out`
-    if (isinstance(out, np.ndarray) and not out.flags.writeable) or getattr(out, "read_only", False):
-        raise InputError("out is read-only: give a writable array")
-    if repeats(out):
-        raise InputError(f"elements of out share memory (shape {out.shape}, strides {out.strides}): give a copy of it")
-    for name, operand in operands.items():
-        if overlap(out, operand):
-            what = "memory" if isinstance(out, np.ndarray) else "storage"
-            raise InputError(f"out shares {what} with {name}, which is read while out is written: use another array")
-
-
-def check_unit(out: Any, cluster: ClusterSpec) -> None:
-    """Refuse an `out` whose chunks, or shards, are larger than the memory of a worker.
-
-    Raises
-    ------
-    DoesNotFitError
-        With the size of a chunk and the free memory.
-    """
-    unit = unit_of(out)
-    memory = cluster.memory if cluster.device == "cpu" else cluster.host_memory
-    if unit is not None and memory is not None and (nbytes := math.prod(unit) * out.dtype.itemsize) > memory:
-        raise DoesNotFitError(
-            f"out is written in chunks of {' x '.join(map(str, unit))}, {nbytes / 1e9:.3g} GB each, and a worker has "
-            f"{memory / 1e9:.3g} GB free: make out with smaller chunks (or shards)"
-        )
 
 
 def become(out: da.Array, product: da.Array) -> da.Array:
@@ -121,39 +58,8 @@ def fill(out: Any, array: da.Array, client: Client | None) -> Any:
     """Compute a lazy array into `out`, and return `out`. A Dask array as `out` becomes the lazy array."""
     if isinstance(out, da.Array):
         return become(out, array)
-    store([(array, [None])], out, target(out, client), client)
+    store(lambda: [(array, [None])], out, target(out, client), client)
     return out
-
-
-def target(out: Any, client: Client | None) -> Any:
-    """Return the object that tasks write to: `out`, or a handle of its memory. None if this process has to write.
-
-    Raises
-    ------
-    InputError
-        If Dask's scheduler is "processes", and other processes cannot access `out`.
-    """
-    if client is not None:
-        return share(out, client, writable=True) if isinstance(out, np.ndarray) else out if _is_shared(out) else None
-    if get_scheduler() == dask.multiprocessing.get and not _is_shared(out):
-        raise InputError(
-            f"Dask's scheduler is 'processes', and other processes cannot write into this {type(out).__name__}: use "
-            "scheduler='threads', or a cluster"
-        )
-    return out
-
-
-def _is_shared(out: Any) -> bool:
-    """Whether several processes may write to different chunks (or shards) of an array at the same time."""
-    if package_of(out) == "zarr":
-        import zarr
-
-        from distmm.storage.zarr_internals import store_of
-
-        store = store_of(out)
-        in_memory = isinstance(store, zarr.storage.FsspecStore) and "memory" in store.fs.protocol
-        return not in_memory and not isinstance(store, (zarr.storage.MemoryStore, zarr.storage.ZipStore))
-    return unit_of(out) is not None and package_of(out) != "h5py"
 
 
 def takes_gpu_blocks(to: Any) -> bool:
@@ -161,7 +67,7 @@ def takes_gpu_blocks(to: Any) -> bool:
     return isinstance(to, ClientArray)
 
 
-def store(waves: Iterable[WaveRegions], out: Any, to: Any, client: Client | None) -> None:
+def store(waves: Callable[[], Iterable[WaveRegions]], out: Any, to: Any, client: Client | None) -> None:
     """Compute the blocks of a product, and write each finished block to its region of `out`.
 
     The scheduler has the graphs of at most two waves. The second wave starts as soon as the first one leaves workers
@@ -169,9 +75,9 @@ def store(waves: Iterable[WaveRegions], out: Any, to: Any, client: Client | None
 
     Parameters
     ----------
-    waves : iterable of (dask.array.Array, regions)
-        Arrays of the product's shape, and the regions of each that have to be computed. The region None is the whole
-        array.
+    waves : callable
+        Returns an iterable of arrays of the product's shape, and the regions of each that have to be computed. The
+        region None is the whole array.
     out : array
         Of the product's shape.
     to : Any
@@ -182,16 +88,19 @@ def store(waves: Iterable[WaveRegions], out: Any, to: Any, client: Client | None
         assert client is not None
         leased = replace(to, lease=Lease.begin())
         try:
-            Waves(client, _raise_error).run(_written_by_workers(waves, out, ClientOutput(leased), client))
+            Waves(client, _raise_error).run(_written_by_workers(waves(), out, ClientOutput(leased), client))
         finally:
             _end_lease(leased, out)
     elif client is None:
-        _write_by_threads(waves, out, to)
+        _write_by_threads(waves(), out, to)
     elif to is None:
-        _write_here(waves, out, client)
+        _write_here(waves(), out, client)
     else:
         counted = CountedTarget(to)
-        Waves(client, _raise_error, run=counted.run).run(_written_by_workers(waves, out, counted, client))
+        try:
+            Waves(client, _raise_error, run=counted.run).run(_written_by_workers(waves(), out, counted, client))
+        except InMemoryError:  # tasks wrote to copies
+            _write_here(waves(), out, client)
 
 
 def _end_lease(leased: ClientArray, out: np.ndarray) -> None:

@@ -8,10 +8,12 @@ from distributed import Client
 
 from distmm.api.array import square, with_itself
 from distmm.api.operands import check_pair, wrap
+from distmm.api.out_target import elements_of
 from distmm.api.product import Gemm
 from distmm.api.scalars import check_flags
 from distmm.api.wishes import Wishes
-from distmm.clusters.cluster import Device, usable
+from distmm.clusters.cluster import Device
+from distmm.clusters.context import computing
 from distmm.clusters.hardware import Hardware
 from distmm.errors import InputError
 from distmm.planning.plan import Plan
@@ -61,7 +63,7 @@ def plan(
         The array that will receive the product. Finished blocks of C are then planned to be written to it, and not to
         stay on the workers.
     client : distributed.Client, optional
-        Cluster to plan for. By default Dask's current client, and without one this machine.
+        Cluster to plan for. By default as in `matmul`, and without a client this machine.
     cluster : Hardware, optional
         A description of a cluster by `distmm.gpus` or `distmm.cpus`, instead of `client` and `device`. The cluster need
         not exist. The table then also has the smallest number of such workers that the product fits on.
@@ -101,7 +103,7 @@ def plan(
     product = Gemm.of(a, b, symmetry=symmetry)
     _check_absent(cluster, client, device)
     wishes = Wishes.chosen(precision, kernel, device, blocks, plan, cluster, reproducible)
-    return product.plan(wishes, out, usable(client) if cluster is None else None)
+    return product.plan(wishes, elements_of(out), computing(client) if cluster is None else None)
 
 
 def _check_absent(hardware: Any, client: Any, device: str | None) -> None:

@@ -125,6 +125,7 @@ def plan_for(request: PlanRequest, client: Client | None) -> Plan:
                 f"the plan is for {wishes.plan.problem}, the operands are {problem}: make a new plan with "
                 f"distmm.plan({'A, B' if problem.symmetry is None else 'A'})"
             )
+        _check_blocks(wishes, wishes.plan)
         return wishes.plan
     if wishes.plan is not None and not isinstance(wishes.plan, str):
         raise InputError(f"plan is {wishes.plan!r}: give one that distmm.plan has made, or its text, such as {EXAMPLE}")
@@ -134,6 +135,8 @@ def plan_for(request: PlanRequest, client: Client | None) -> Plan:
     if plan.shortfall and client is not None and view.forget(client):  # workers may have more free memory by now
         spec = _cluster(request, client)
         plan = _within_host_memory(request, spec)
+    if wishes.plan is not None:
+        _check_blocks(wishes, plan)
     if wishes.absent is not None:
         return plan if wishes.plan is not None else replace(plan, fewest=_fewest(request, plan))
     if client is None or plan.cost.seconds < WORTH_MEASURING_SECONDS:
@@ -155,6 +158,18 @@ def _with_homes(request: PlanRequest, workers: int, client: Client | None) -> Pl
         for homes, each in ((a, request.a), (b, request.b))
     )
     return replace(request, homes=(a, b))
+
+
+def _check_blocks(wishes: Wishes, plan: Plan) -> None:
+    """Refuse block edges that are not those of the plan that the caller gave, too."""
+    if wishes.blocks is None:
+        return
+    p = plan.problem
+    edges = tuple(min(edge, size) for edge, size in zip(wishes.blocks, (p.m, p.k, p.n), strict=True))
+    if edges != plan.block_shape:
+        raise InputError(
+            f"blocks are {wishes.blocks}, and the plan {plan} has blocks {plan.block_shape}: leave out blocks, or plan"
+        )
 
 
 def _measured(request: PlanRequest, plan: Plan, spec: ClusterSpec, client: Client) -> ClusterSpec:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -16,10 +17,9 @@ from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
 
-from distmm.api import out_array
+from distmm.api import out_array, out_target
 from distmm.api.aliasing import coincide
 from distmm.api.array_types import check_sendable
-from distmm.api.dlpack import as_writable, is_foreign
 from distmm.api.operands import Operand, as_matrix
 from distmm.api.plan_request import PlanRequest, plan_for
 from distmm.api.product_array import ProductArray
@@ -28,6 +28,7 @@ from distmm.api.smaller_plan import smaller_plan
 from distmm.api.users_blocks import Chunks, batch_chunks
 from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
+from distmm.clusters.context import computing
 from distmm.errors import DeviceMemoryError, InputError
 from distmm.graph import product_graph
 from distmm.graph.parametric_layer import with_copies
@@ -54,6 +55,10 @@ class Gemm:
     c : Operand, optional
         Given if beta is not 0.
     symmetry : {"symmetric", "hermitian"}, optional
+    once : bool
+        Whether the keys of its tasks are used for one call only: for products that are written at the call. A failure
+        of one such call then has no effect on another one. Equal lazy products have equal keys, so that Dask computes
+        both at once.
     """
 
     a: Operand
@@ -63,6 +68,7 @@ class Gemm:
     beta: complex = 0
     c: Operand | None = None
     symmetry: Symmetry | None = None
+    once: bool = False
 
     @classmethod
     def of(cls, a: Operand, b: Operand, **more: Any) -> Gemm:
@@ -119,24 +125,22 @@ class Gemm:
         self, wishes: Wishes, out: Any = None, client: Client | None = None, c_chunks: Chunks | None = None
     ) -> Any:
         """Plan the product. Return it as a lazy array, or fill `out` and return that."""
-        if is_foreign(out):
-            self.array(wishes, as_writable(out, "out"), client, c_chunks)
+        if (elements := out_target.elements_of(out)) is not out:
+            self.array(wishes, elements, client, c_chunks)
             return out
         in_place = self.c is not None and coincide(self.c.source, out)
         if out is not None:
             read = (self.a, self.b) if in_place else (self.a, self.b, self.c)
             given = {x.name: x.source for x in read if x is not None}
-            out_array.check_out(out, self.shape, self.dtype, self.a.kind, given)
+            out_target.check_out(out, self.shape, self.dtype, self.a.kind, given)
         written = _is_written(out)
-        client = cluster.usable(client)
-        if client is None and written:
-            cluster.refuse_asynchronous()
+        client = computing(client, now=written)
         self._check_sendable(client)
         plan = self.plan(wishes, out, client, c_chunks)
         self._prepare(plan, wishes, client)
-        to = out_array.target(out, client) if written else None
+        to = out_target.target(out, client) if written else None
         if to is not None:
-            out_array.check_unit(out, plan.cluster)
+            out_target.check_unit(out, plan.cluster)
         product = self._held() if out is None else self
         if in_place and self.c is not None and client is not None:
             # After a failure a task may run again. It must then read the old C, and not a block that it has written.
@@ -160,11 +164,12 @@ class Gemm:
 
     def _store(self, plan: Plan, out: Any, to: Any, client: Client | None) -> None:
         """Compute the product, and write its blocks to `out`."""
-        lazy = self._lazy(plan, to, client)
+        lazy = replace(self, once=True)._lazy(plan, to, client)
         if client is None or any(self.vectors) or len(plan.waves) == 1:
-            out_array.store([(lazy(None), [None])], out, to, client)
+            out_array.store(lambda: [(lazy(None), [None])], out, to, client)
         else:
-            out_array.store(((lazy(wave), plan.blocking.regions(wave)) for wave in plan.waves), out, to, client)
+            regions = plan.blocking.regions
+            out_array.store(lambda: ((lazy(wave), regions(wave)) for wave in plan.waves), out, to, client)
 
     def _held(self) -> Gemm:
         """Return the product of the operands as they are at the call (`Operand.held`)."""
@@ -179,7 +184,7 @@ class Gemm:
 
         def fill(out: np.ndarray, client: Client) -> bool:
             # If workers cannot write to `out`, Dask's `compute` fetches C as one array, provided that C fits.
-            if out_array.target(out, client) is None and not plan.streamed:
+            if out_target.target(out, client) is None and not plan.streamed:
                 return False
             with dask.annotate(**annotations):
                 self.array(wishes, out, client)
@@ -302,7 +307,8 @@ class Gemm:
             c_blocks = None if self.c is None else self._added(self.c, chunks, client)
             if not name:
                 names = [x.name for x in (a_blocks, b_blocks, c_blocks) if x is not None]
-                name = f"distmm-matmul-{tokenize(names, self.problem, plan.schedule, choice, epilogue, reduced)}"
+                own = uuid.uuid4().hex if self.once or reduced is not None else None
+                name = f"distmm-matmul-{own or tokenize(names, self.problem, plan.schedule, choice, epilogue)}"
             return product_graph.build(name, plan, a_blocks, b_blocks, choice, epilogue, c_blocks, wave, **how)
 
         def named(wave: Wave | None) -> tuple[str, HighLevelGraph]:

@@ -16,11 +16,12 @@ from typing import Any
 import dask.array as da
 import numpy as np
 import psutil
-from dask.base import get_scheduler
 from dask.core import flatten
-from distributed import Client, futures_of, get_worker
+from distributed import Client, futures_of
 
 from distmm.api import out_array
+from distmm.api.out_target import target
+from distmm.clusters.context import computing
 
 __all__ = ["ProductArray"]
 
@@ -54,7 +55,7 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
             Writable, in this process's memory.
         """
         changed = self.name != self._made_as  # for example by C[0] = 1, or as `out` of a NumPy function
-        client = None if kwargs or changed or self.nbytes > psutil.virtual_memory().available else _client(self)
+        client = None if kwargs or changed or self.nbytes > psutil.virtual_memory().available else computing()
         if client is not None:
             out = np.empty(self.shape, self.dtype)
             if self._filled(out, client):
@@ -67,9 +68,9 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
             return self._fill(out, client)
         if self._fill is None and not futures_of(self):
             return False
-        to = out_array.target(out, client)  # the array is persisted: its blocks are on the cluster
+        to = target(out, client)  # the array is persisted: its blocks are on the cluster
         if to is not None:
-            out_array.store([(self, [None])], out, to, client)
+            out_array.store(lambda: [(self, [None])], out, to, client)
         return to is not None
 
     def __dask_postpersist__(self) -> tuple[Callable[..., ProductArray], tuple[Any, ...]]:
@@ -78,15 +79,3 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
 
 def _rebuilt(graph: Any, rebuild: Callable[..., da.Array], more: tuple[Any, ...], **how: Any) -> ProductArray:
     return ProductArray.of(rebuild(graph, *more, **how))
-
-
-def _client(array: da.Array) -> Client | None:
-    """Return the client that Dask would compute with. None for other schedulers, and in a task."""
-    client = getattr(get_scheduler(collections=[array]), "__self__", None)
-    if not isinstance(client, Client) or client.status != "running":
-        return None
-    try:
-        get_worker()
-    except ValueError:
-        return client
-    return None  # in a task, Dask's `compute` gives the thread of the waiting task to another task

@@ -12,11 +12,13 @@ import dask.array as da
 import numpy as np
 from distributed import Client
 
+from distmm.api.aliasing import same, transposes
 from distmm.api.array import square, with_itself
+from distmm.api.array_types import check_sendable
 from distmm.api.operands import Operand, check_pair, wrap
 from distmm.api.product import Gemm
 from distmm.api.wishes import Wishes
-from distmm.clusters import cluster
+from distmm.clusters.context import computing
 from distmm.errors import InputError
 from distmm.graph import reduction_graph
 from distmm.graph.product_graph import Reduced
@@ -24,7 +26,17 @@ from distmm.planning.plan import Plan
 from distmm.planning.problem import Symmetry, accumulator_dtype
 from distmm.worker import tasks
 
-__all__ = ["Kinds", "bytes_widened", "check_metric", "check_ordered", "checked_k", "norms_of", "product_of", "results"]
+__all__ = [
+    "Kinds",
+    "bytes_widened",
+    "check_metric",
+    "check_ordered",
+    "checked_k",
+    "is_transpose",
+    "norms_of",
+    "product_of",
+    "results",
+]
 
 Kinds = Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
 
@@ -34,6 +46,8 @@ NORMS_PIECE = 32 << 20
 
 def product_of(A: Any, B: Any, transa: bool, transb: bool, how: tuple[Any, ...]) -> tuple[Gemm, Wishes]:
     """Return the product of two operands, or of A with its own transpose, and the choices for it.
+
+    A B that is the transpose of A is recognised. Blocks and plans that the caller chose may be those of any product.
 
     Raises
     ------
@@ -48,6 +62,8 @@ def product_of(A: Any, B: Any, transa: bool, transb: bool, how: tuple[Any, ...])
     else:
         a, b = wrap(A, "A", transa), wrap(B, "B", transb)
         check_pair(a, b)
+        if blocks is None and plan is None and is_transpose(a, b):
+            b, symmetry = replace(a, transposed=not a.transposed), "symmetric"
     for operand in (a, b):
         if len(operand.shape) < 2:
             raise InputError(
@@ -57,6 +73,11 @@ def product_of(A: Any, B: Any, transa: bool, transb: bool, how: tuple[Any, ...])
     if 0 in product.shape[:-2]:
         raise InputError(f"the product has shape {product.shape}: there is nothing to reduce")
     return product, Wishes.chosen(precision, kernel, device, blocks, plan)
+
+
+def is_transpose(a: Operand, b: Operand) -> bool:
+    """Whether B is the transpose of A, so that ``A @ B`` is symmetric."""
+    return (same if a.transposed != b.transposed else transposes)(a.source, b.source)
 
 
 def check_ordered(product: Gemm, wanted: str) -> None:
@@ -145,7 +166,9 @@ def results(
     InputError, DoesNotFitError
         As in `distmm.topk`.
     """
-    client = cluster.usable(client)
+    client = computing(client)
+    if client is not None:
+        check_sendable(reduction, "how")
     *batch, m, n = product.shape
     of_line = sum(dtype.itemsize * math.prod(shape) for dtype, shape in kinds)
     nbytes = math.prod(batch) * (n if down else m) * of_line

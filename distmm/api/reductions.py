@@ -75,7 +75,8 @@ def topk(
     A : array-like of shape (..., m, k)
         As in `matmul`. Its elements must be real numbers.
     B : array-like of shape (..., k, n), or None
-        As `A`. None: the product is ``distmm.gram(A)``, which multiplies each pair of rows once.
+        As `A`. None: the product is ``distmm.gram(A)``, which multiplies each pair of rows once. So does a B that is
+        the transpose of A (``A.T``, or A itself with `transb`), unless `blocks` or `plan` are given.
     k : int
         Number of elements of each row, from 1 to n.
     transa, transb : bool

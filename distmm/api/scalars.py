@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from operator import index
+from typing import Any, SupportsIndex
 
 import ml_dtypes
 import numpy as np
 
 from distmm.errors import InputError
 
-__all__ = ["check_flags", "check_held", "check_scalars", "common_type"]
+__all__ = ["check_flags", "check_held", "check_scalars", "checked_seed", "common_type", "plain"]
 
 
 def check_flags(**flags: Any) -> None:
@@ -40,6 +41,24 @@ def check_scalars(**scalars: Any) -> None:
                 f"{name} is {value!r}, a {type(value).__name__}: it must be a number, int, float or complex; convert "
                 f"it, for example with float({name})"
             )
+
+
+def checked_seed(seed: Any) -> int:
+    """Check the seed of a check, and return it as an int.
+
+    Raises
+    ------
+    InputError
+        If it is not a whole number of 0 or more.
+    """
+    if not isinstance(seed, SupportsIndex) or index(seed) < 0:
+        raise InputError(f"seed is {seed!r}: give a whole number of 0 or more")
+    return index(seed)
+
+
+def plain(value: Any) -> Any:
+    """Return a NumPy scalar as Python's number of the same value. Other values are returned unchanged."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def common_type(operands: Mapping[str, np.dtype[Any]], **scalars: Any) -> np.dtype[Any]:

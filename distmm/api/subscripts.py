@@ -6,8 +6,11 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index
 from types import EllipsisType
-from typing import Any
+from typing import Any, SupportsIndex
+
+import numpy as np
 
 from distmm.api.labelled import Label
 from distmm.errors import InputError
@@ -81,10 +84,11 @@ def _numbers(given: Any, what: str) -> Term:
             f"the indices of {what} are {given!r}: give subscripts such as 'ij,jk->ik' first, or a list of whole "
             "numbers after each operand"
         )
-    for index in given:
-        if index is not Ellipsis and not (isinstance(index, int) and not isinstance(index, bool) and index >= 0):
-            raise InputError(f"{index!r} in the indices of {what}: they are whole numbers from 0, or Ellipsis")
-    return list(given)
+    for label in given:
+        whole = isinstance(label, SupportsIndex) and not isinstance(label, (bool, np.bool_))
+        if label is not Ellipsis and not (whole and index(label) >= 0):
+            raise InputError(f"{label!r} in the indices of {what}: they are whole numbers from 0, or Ellipsis")
+    return [label if label is Ellipsis else index(label) for label in given]
 
 
 def read(terms: Sequence[Term], output: Term | None, shapes: Sequence[tuple[int, ...]]) -> Subscripts:

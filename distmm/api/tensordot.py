@@ -12,6 +12,7 @@ from distmm.api.labelled import Labelled
 from distmm.api.network import contracted
 from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
+from distmm.clusters.context import computing
 from distmm.errors import InputError
 from distmm.planning.precision import Precision
 
@@ -81,7 +82,7 @@ def tensordot(
     b = b.labelled([axes_a[axes_b.index(axis)] if axis in axes_b else ndim_a + axis for axis in range(ndim_b)])
     output = *(x for x in a.labels if x not in axes_a), *(x for x in b.labels if x not in axes_a)
     wishes = Wishes.chosen(precision, kernel, device, None, None)
-    return contracted([a, b], output, wishes, out, cluster.usable(client))
+    return contracted([a, b], output, wishes, out, computing(client, now=out is not None))
 
 
 def _axes(axes: Any, a: Labelled, b: Labelled) -> tuple[list[int], list[int]]:

@@ -21,9 +21,10 @@ from distributed import Client, Future, futures_of
 
 from distmm.api.product import Gemm
 from distmm.api.reduced_product import bytes_widened, check_metric, check_ordered, norms_of, product_of
-from distmm.api.scalars import check_scalars
+from distmm.api.scalars import check_scalars, plain
 from distmm.api.waves import Graph, Waves
 from distmm.clusters import cluster
+from distmm.clusters.context import computing
 from distmm.errors import DoesNotFitError, InputError
 from distmm.graph import reduction_graph
 from distmm.graph.product_graph import Reduced
@@ -135,9 +136,7 @@ def threshold(
     if metric is not None:
         check_metric(metric, product.a, product.b)
         dtype = accumulator_dtype(dtype)
-    client = cluster.usable(client)
-    if client is None:
-        cluster.refuse_asynchronous()
+    client = computing(client, now=True)
     each = bytes_of_entry(dtype)
     limit = int(psutil.virtual_memory().available * MOST) // each if most is None else index(most)
 
@@ -151,9 +150,9 @@ def threshold(
         return kept + (0 if metric is None else bytes_widened(plan))
 
     made = product.reduced(wishes, of_waves, client)
-    collected = _Collected(product, made, limit)
-    exact = t.item() if isinstance(t, np.generic) else t
-    _compute(product, made, tasks.Threshold(exact, of_block(made), metric=metric, dtype=dtype), collected, client)
+    collected = _Collected(product, made, limit, lower=B is None)
+    reduction = tasks.Threshold(plain(t), of_block(made), metric=metric, dtype=dtype)
+    _compute(product, made, reduction, collected, client)
     return collected.result()
 
 
@@ -227,8 +226,9 @@ def _compute(
 class _Collected:
     """The elements that have been kept so far, by block."""
 
-    def __init__(self, product: Gemm, plan: Plan, most: int) -> None:
+    def __init__(self, product: Gemm, plan: Plan, most: int, lower: bool) -> None:
         self.product, self.most, self.count, self.seen = product, most, 0, 0
+        self.mirrored, self.lower = product.symmetry is not None and not lower, lower
         self.rows, self.columns = slices(plan.blocking.m), slices(plan.blocking.n)
         self.lines: dict[int, dict[int, tuple[np.ndarray, ...]]] = {i: {} for i in range(len(self.rows))}
 
@@ -243,8 +243,9 @@ class _Collected:
         rows, columns = self.rows[i], self.columns[j]
         size = (rows.stop - rows.start) * (columns.stop - columns.start)
         count, row, column, values = part
-        self.seen += size
-        self.count += count
+        times = 2 if self.mirrored and i != j else 1
+        self.seen += size * times
+        self.count += count * times
         if row is None or self.count > self.most:
             whole = math.prod(self.product.shape)
             why = f"and at most {self.most:,} fit"
@@ -255,10 +256,12 @@ class _Collected:
                 "choose a stricter threshold, or compute all elements with distmm.matmul and out="
             )
         row += rows.start
-        if self.product.symmetry is not None and i == j:  # a block on the diagonal has both elements of each pair
+        if self.lower and i == j:  # a block on the diagonal has both elements of each pair
             lower = column <= row
             row, column, values = row[lower], column[lower], values[lower]
         self.lines[i][j] = row, column, values
+        if self.mirrored and i != j:
+            self.lines[j][i] = column, row, values
 
     def result(self) -> Entries:
         """Return all kept elements, sorted by row, then by column."""

@@ -12,10 +12,12 @@ import numpy as np
 from distmm import config
 from distmm.api.array_types import check_sendable
 from distmm.api.operands import Operand, check_pair, checked, wrap
+from distmm.api.scalars import check_scalars, checked_seed, plain
 from distmm.checking.freivalds import ProductCheck
 from distmm.checking.tolerance import Tolerance
 from distmm.checking.verdict import Verdict
 from distmm.clusters import cluster
+from distmm.clusters.context import computing
 from distmm.errors import InputError
 from distmm.planning.precision import Precision
 from distmm.planning.problem import Problem
@@ -92,7 +94,7 @@ def verify(
     >>> bool(distmm.verify(A, B, C))
     False
     """
-    cluster.refuse_asynchronous()
+    computing(now=True)  # refuses an asynchronous client before any work
     a, b, c = wrap(A, "A", transa), wrap(B, "B", transb), wrap(C, "C")
     for operand in (a, b, c):
         if len(operand.shape) != 2:
@@ -105,15 +107,14 @@ def verify(
         raise InputError(f"C has shape {c.shape}, but A {a.shape} times B {b.shape} has shape {expected}")
     if check not in ("freivalds", "full"):
         raise InputError(f"check {check!r} is not one of freivalds, full")
-    if seed is not None and (not isinstance(seed, (int, np.integer)) or seed < 0):
-        raise InputError(f"seed is {seed!r}: give a whole number of 0 or more")
+    check_scalars(alpha=alpha)
+    alpha, seed = plain(alpha), secrets.randbits(32) if seed is None else checked_seed(seed)
     check_possible(check, Problem(a.shape[0], a.shape[1], b.shape[1], c.dtype))
     tolerance = Tolerance.of(a.dtype, b.dtype, c.dtype, a.shape[1], config.chosen("precision", precision))
     if check == "full":
         left, right, product = _blocks((a, b, c), on_gpu=False)
         return ProductCheck(left, right, product, tolerance, alpha).full()
     left, right, product = _blocks((a, b, c), _on_gpu((a, b, c), tolerance.work))
-    seed = secrets.randbits(32) if seed is None else int(seed)
     return ProductCheck(left, right, product, tolerance, alpha).by_vectors(seed).seeded(seed)
 
 
@@ -140,7 +141,7 @@ def _on_gpu(operands: tuple[Operand, ...], work: np.dtype) -> bool:
     """Whether the check runs on GPUs: for floating-point blocks of CuPy, or on a cluster whose workers have GPUs."""
     if work.kind not in "fc":
         return False
-    client = cluster.current_client()
+    client = computing()
     return all(x.kind == "cupy" for x in operands) or (
         client is not None and cluster.describe(client, work).device == "cuda"
     )
@@ -148,7 +149,7 @@ def _on_gpu(operands: tuple[Operand, ...], work: np.dtype) -> bool:
 
 def _blocks(operands: tuple[Operand, ...], on_gpu: bool) -> list[da.Array]:
     """Return operands as Dask arrays with blocks in GPU memory or host memory."""
-    edge, client = GPU_EDGE if on_gpu else CPU_EDGE, cluster.current_client()
+    edge, client = GPU_EDGE if on_gpu else CPU_EDGE, computing()
     arrays = []
     for operand in operands:
         # The largest multiples of the file's chunks that are no longer than `edge`, but at least one chunk.

@@ -19,6 +19,7 @@ from typing import Any
 
 from distributed import Client, Future, Scheduler
 
+from distmm.clusters.context import seceded
 from distmm.clusters.silence import unless_silent
 from distmm.transfer.counted_writes import CountedRun
 
@@ -98,7 +99,7 @@ class Waves:
         If the loop ends early, by an error, a stop or Ctrl-C, it cancels the tasks. No task writes any more when this
         method returns (`CountedRun.end`).
         """
-        with unless_silent(self.client):
+        with unless_silent(self.client), seceded():
             self._run(iter(waves))
 
     def _run(self, coming: Iterator[Graph]) -> None:
@@ -197,9 +198,9 @@ class Waves:
         deadline = time.monotonic() + grace
         try:
             begun = self._begun() if grace else set()
-            self._cancel(self._sent_of.keys() - begun)
+            self._release(self._sent_of.keys() - begun)
             self._await(begun, deadline)
-            self._cancel(begun)
+            self._release(begun)
             if self.writes is not None:
                 self.writes.end(self.client, max(0.0, deadline - time.monotonic()) if grace else None)
         except (OSError, TimeoutError):
@@ -227,6 +228,7 @@ class Waves:
             if future is not None:
                 left.discard(future.key)
 
-    def _cancel(self, keys: Iterable[Any]) -> None:
-        futures = [self._sent_of[key].pending[key] for key in keys]
-        self.client.cancel(futures, force=True)
+    def _release(self, keys: Iterable[Any]) -> None:
+        """Let the scheduler forget tasks that nobody else wants. `Client.cancel` would also end those of others."""
+        for key in keys:
+            self._sent_of[key].pending[key].release()

@@ -8,6 +8,7 @@ from distmm import config
 from distmm.api.scalars import check_flags
 from distmm.clusters import cluster
 from distmm.clusters.hardware import Hardware
+from distmm.errors import InputError
 from distmm.planning.plan import Plan
 from distmm.planning.precision import Precision, check_precision
 
@@ -37,15 +38,30 @@ class Wishes:
         absent: Hardware | None = None,
         reproducible: bool | None = None,
     ) -> Wishes:
-        """Take a caller's arguments. None means the configured default.
+        """Take a caller's arguments. None means the configured default, or, with a `Plan`, the choice of that plan.
 
         Raises
         ------
         InputError
-            For an unknown precision, a `reproducible` that is not a bool, and an invalid configured value.
+            For an unknown precision, a `reproducible` that is not a bool, and an invalid configured value. For a `Plan`
+            that was made with other choices.
         """
         accuracy = check_precision(config.chosen("precision", precision))
         where, named = config.chosen("device", device), config.chosen("kernel", kernel)
         promised = config.chosen("reproducible", reproducible)
         check_flags(reproducible=promised)
-        return cls(accuracy, named, where, blocks, plan, absent, promised)
+        if not isinstance(plan, Plan):
+            return cls(accuracy, named, where, blocks, plan, absent, promised)
+        planned: cluster.Device = "cpu" if plan.cluster.device == "cpu" else "gpu"
+        for name, given, value, has in (
+            ("precision", precision, accuracy, plan.precision),
+            ("kernel", kernel, named, plan.kernel or plan.cluster.kernel),
+            ("device", device, where, "auto" if where == "auto" else planned),
+            ("reproducible", reproducible, promised, plan.cluster.promises_bits if promised else promised),
+        ):
+            if value != has and (given is not None or value != config.DEFAULTS[name]):
+                raise InputError(
+                    f"{name} is {value!r}, and the plan was made with {name}={has!r}: leave one of them out, or make a "
+                    f"plan with distmm.plan(..., {name}={value!r})"
+                )
+        return cls(plan.precision, plan.kernel, planned, blocks, plan, absent, promised)

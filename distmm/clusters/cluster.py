@@ -18,9 +18,7 @@ from distmm.planning.search import TILE
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.worker import tasks
 
-__all__ = [
-    "Progress", "current_client", "describe", "install", "progress", "refuse_asynchronous", "spec", "usable", "warm_up",
-]  # fmt: skip
+__all__ = ["Progress", "describe", "install", "progress", "spec", "warm_up"]
 
 Device = Literal["auto", "cpu", "gpu"]
 
@@ -45,68 +43,6 @@ class Progress(NamedTuple):
 
     done: int
     total: int
-
-
-def current_client() -> Client | None:
-    """Return Dask's current client; None if there is none, or if it is closed or asynchronous."""
-    try:
-        client = Client.current(allow_global=True)
-    except ValueError:
-        return None
-    return client if client.status == "running" and not client.asynchronous else None
-
-
-def usable(client: Any) -> Client | None:
-    """Return the caller's client after a check, or `current_client` for None.
-
-    Parameters
-    ----------
-    client : distributed.Client or None
-
-    Returns
-    -------
-    distributed.Client or None
-        None if the caller gave none and there is no current client.
-
-    Raises
-    ------
-    InputError
-        If `client` is not a client, or is closed or asynchronous.
-    """
-    if client is None:
-        return current_client()
-    if not isinstance(client, Client):
-        raise InputError(f"client is {client!r}: give a client of this cluster, distributed.Client({client!r})")
-    if client.status != "running":
-        raise InputError(f"client is {client.status}: give one that is connected, such as a new distributed.Client")
-    refuse_asynchronous(client)
-    return client
-
-
-def refuse_asynchronous(client: Client | None = None) -> None:
-    """Refuse an asynchronous client, whose results need ``await``.
-
-    Parameters
-    ----------
-    client : distributed.Client, optional
-        Dask's current client by default; without a current client nothing is checked.
-
-    Raises
-    ------
-    InputError
-        If the client is asynchronous.
-    """
-    if client is None:
-        try:
-            client = Client.current(allow_global=True)
-        except ValueError:
-            return
-    if client.status == "running" and client.asynchronous:
-        raise InputError(
-            "the client is asynchronous, and distmm waits for the cluster's answers: give "
-            "client=distributed.Client(address) without asynchronous=True; inside an event loop call distmm in a "
-            "thread, with asyncio.to_thread"
-        )
 
 
 def install(client: Client) -> None:

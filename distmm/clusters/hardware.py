@@ -227,7 +227,7 @@ def _size(name: str, value: Size | None, default: int | None) -> int | None:
     if value is None:
         return default
     try:
-        size = parse_bytes(value)
+        size = parse_bytes(value if isinstance(value, str) else float(value))
     except (ValueError, TypeError, AttributeError):
         size = 0
     if size < LEAST_SIZE or isinstance(value, bool):

@@ -18,6 +18,7 @@ import numpy as np
 from distributed import Client, Worker, wait
 from distributed.worker import get_data_from_worker
 
+from distmm.clusters.context import seceded
 from distmm.clusters.measured import measured_once
 from distmm.clusters.view import hosts_of
 from distmm.worker.tasks import to_device
@@ -78,7 +79,7 @@ def _pairs(hosts: dict[str, str]) -> Iterator[tuple[str, str]]:
 def _fetch_seconds(client: Client, device: Literal["cpu", "cuda"], source: str, target: str) -> float:
     """Return the seconds in which worker `target` fetches a block from worker `source`."""
     block = client.submit(_block, BLOCK_BYTES[device], device, workers=[source], pure=False)
-    with client.as_current():  # `wait` takes no client
+    with client.as_current(), seceded():  # `wait` takes no client
         wait(block, timeout=PATIENCE_SECONDS)
     seconds = client.run(_fetch, block.key, source, workers=[target])[target]
     assert isinstance(seconds, float)

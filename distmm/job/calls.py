@@ -8,8 +8,9 @@ from typing import Any
 from distributed import Client
 
 from distmm import config
-from distmm.api.scalars import check_flags
+from distmm.api.scalars import check_scalars, checked_seed
 from distmm.api.verify import check_possible
+from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
 from distmm.errors import InputError
 from distmm.job.certificate import holds, read_certificate
@@ -73,7 +74,7 @@ def multiply(
         repetition of such a call is refused if `out` is already its result. With `overwrite` it adds the product once
         more.
     client : distributed.Client, optional
-        Cluster to use. Its workers must have access to the same paths. By default Dask's current client, or else a
+        Cluster to use. Its workers must have access to the same paths. By default as in `distmm.matmul`, or else a
         local cluster for this call.
     transa, transb : bool
         Use the transpose of A or B, without a copy.
@@ -117,10 +118,10 @@ def multiply(
     --------
     >>> distmm.multiply("A.zarr", "B.zarr", "C.zarr", precision="high")  # doctest: +SKIP
     """
-    precision, kernel = config.chosen("precision", precision), config.chosen("kernel", kernel)
-    promised = config.chosen("reproducible", reproducible)
-    check_flags(reproducible=promised)
-    device, check = config.chosen("device", device), config.chosen("check", check)
+    check_scalars(alpha=alpha, beta=beta)
+    seed = None if seed is None else checked_seed(seed)
+    wishes = Wishes.chosen(precision, kernel, device, blocks, plan, reproducible=reproducible)
+    check = config.chosen("check", check)
     folder = Folder.of(out)
     if is_url(folder.target) and (beta != 0 and c is None):
         raise InputError(
@@ -130,7 +131,7 @@ def multiply(
     ended = settle(folder, anew=overwrite)
     spec = Spec.of(
         a, b, out if beta != 0 and c is None else c, transa=transa, transb=transb, alpha=alpha, beta=beta, dtype=dtype,
-        precision=precision, kernel=kernel, check=check, reproducible=promised,
+        precision=wishes.precision, kernel=wishes.kernel, check=check, reproducible=wishes.reproducible,
     )  # fmt: skip
     if check == "full" and beta != 0:
         raise InputError(f"check is full and beta is {beta}: a full check does not support beta; use freivalds or none")
@@ -143,7 +144,7 @@ def multiply(
         folder, os.fspath(out), spec, spec.files(), overwrite or (beta != 0 and c is None), blocks, seed,
         None if plan is None else str(plan),
     )  # fmt: skip
-    return begin(job, ended, overwrite, client, device, stop, announce, progress)
+    return begin(job, ended, overwrite, client, wishes.device, stop, announce, progress)
 
 
 def begin(

@@ -12,6 +12,7 @@ import dask
 import numpy as np
 from distributed import Client
 
+from distmm.api.scalars import checked_seed
 from distmm.api.verify import verify
 from distmm.checking.sketch import VECTORS, VECTORS_OF_INTEGERS
 from distmm.checking.tolerance import FORMULA, SIGMAS, Tolerance
@@ -168,6 +169,7 @@ def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: in
     InputError
         If C or its certificate is missing, or if its job was killed before the certificate was written next to C.
     """
+    seed = None if seed is None else checked_seed(seed)
     folder = Folder.of(path)
     _refuse_unended(folder)
     content = read_certificate(folder)

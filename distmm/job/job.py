@@ -18,6 +18,7 @@ from distmm import clusters
 from distmm.api.threshold import bytes_of_entry
 from distmm.checking.tolerance import Tolerance
 from distmm.clusters import cluster
+from distmm.clusters.context import computing, seceded
 from distmm.clusters.silence import unless_silent
 from distmm.errors import DeviceMemoryError, DistmmError, InputError, Stopped, WrongResultError
 from distmm.job import job_report, planning, runs
@@ -90,7 +91,8 @@ class Job:
         with ExitStack() as stack:
             if folder.exists() and not anew:
                 refuse_changes(folder, self.spec, self.blocks, self.plan)
-            client = cluster.usable(client) or stack.enter_context(clusters.local(device))
+            client = computing(client) or stack.enter_context(clusters.local(device))
+            stack.enter_context(seceded())
             stack.enter_context(client.as_current())
             stack.enter_context(unless_silent(client))  # for the waits for workers before and after the waves
             job, plan = self, None

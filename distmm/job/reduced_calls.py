@@ -6,11 +6,12 @@ import os
 from operator import index
 from typing import Any, Literal
 
-import numpy as np
 from distributed import Client
 
 from distmm import config
+from distmm.api.scalars import checked_seed, plain
 from distmm.api.threshold import check_threshold
+from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
 from distmm.errors import InputError
 from distmm.job.calls import Path, begin
@@ -101,7 +102,7 @@ def topk(
     >>> values, indices = group["values"][:], group["indices"][:]  # doctest: +SKIP
     """
     return _reduced(
-        TopK(int(k) if isinstance(k, np.integer) else k, metric), a, b, out, None, client=client, transa=transa,
+        TopK(plain(k), metric), a, b, out, None, client=client, transa=transa,
         transb=transb, precision=precision, kernel=kernel, device=device, blocks=blocks, plan=plan,
         overwrite=overwrite, check=check, seed=seed, stop=stop, announce=announce, progress=progress,
     )  # fmt: skip
@@ -174,7 +175,7 @@ def threshold(
     >>> job.threshold("X.zarr", "X.zarr", 0.9, "network.zarr", transb=True)  # doctest: +SKIP
     """
     check_threshold(t, most, metric)
-    exact, limit = t.item() if isinstance(t, np.generic) else t, None if most is None else index(most)
+    exact, limit = plain(t), None if most is None else index(most)
     return _reduced(
         Threshold(exact, metric), a, b, out, limit, client=client, transa=transa, transb=transb,
         precision=precision, kernel=kernel, device=device, blocks=blocks, plan=plan, overwrite=overwrite, check=check,
@@ -194,12 +195,14 @@ def _reduced(
         if transb:
             raise InputError("transb is True, but B is None: leave transb out, or give B")
         b, transb = a, not transa
+    seed = None if seed is None else checked_seed(seed)
+    wishes = Wishes.chosen(precision, kernel, device, blocks, plan)
     folder = Folder.of(out)
     ended = settle(folder, anew=overwrite)
     spec = Spec.of(
-        a, b, None, transa=transa, transb=transb, precision=config.chosen("precision", precision),
-        kernel=config.chosen("kernel", kernel), check=config.chosen("check", check), reduction=reduction,
+        a, b, None, transa=transa, transb=transb, precision=wishes.precision, kernel=wishes.kernel,
+        check=config.chosen("check", check), reduction=reduction,
     )  # fmt: skip
     text = None if plan is None else str(plan)
     job = Job(folder, os.fspath(out), spec, spec.files(), overwrite, blocks, seed, text, most)
-    return begin(job, ended, overwrite, client, config.chosen("device", device), stop, announce, progress)
+    return begin(job, ended, overwrite, client, wishes.device, stop, announce, progress)

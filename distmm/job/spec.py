@@ -15,7 +15,7 @@ from dask.base import tokenize
 from distmm.api.aliasing import lies_in
 from distmm.api.array_types import check_sendable
 from distmm.api.operands import Operand, check_pair, wrap
-from distmm.api.scalars import check_held, common_type
+from distmm.api.scalars import check_held, common_type, plain
 from distmm.api.verify import CHECKS
 from distmm.errors import InputError
 from distmm.job.folder import Folder, Json
@@ -101,6 +101,7 @@ class Spec:
             raise InputError(f"check {check!r} is not one of {', '.join(CHECKS)}")
         types = {x.name: x.dtype for x in (left, right, added) if x is not None}
         natural = common_type(types, alpha=alpha, beta=beta)
+        alpha, beta = plain(alpha), plain(beta)  # only the type of C depends on whether they are NumPy's
         kept = natural if dtype is None else check_dtype("C", dtype)
         if (natural.kind == "c" and kept.kind != "c") or (natural.kind not in "iub" and kept.kind in "iub"):
             raise InputError(
@@ -264,7 +265,11 @@ def _facts(operand: Operand) -> Json:
     if isinstance(source, Matrix):
         facts = source.fingerprint()
     else:
-        facts = {"array": tokenize(source), "shape": list(source.shape), "dtype": np.dtype(source.dtype).name}
+        facts = {
+            "array": tokenize(source),
+            "shape": [int(n) for n in source.shape],
+            "dtype": np.dtype(source.dtype).name,
+        }
     return {**facts, "transposed": operand.transposed}
 
 

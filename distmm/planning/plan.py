@@ -25,6 +25,9 @@ from distmm.planning.time_model import Cost, TimeModel
 
 __all__ = ["Plan"]
 
+# Bytes. A worker with less free memory is full: more workers like it would not help.
+LITTLE = 1 << 25
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -240,12 +243,14 @@ class Plan:
                 kept = " or write C as it is made, with out=," if self.result in ("workers", "host") else ""
                 if more:
                     kept = " or read C block by block (C.sum(), da.topk(C, 10)), or write it as it is made, with out=,"
+                remedy = f"{use}{kept} or more memory for each, or smaller blocks"
+                if have < LITTLE:
+                    remedy = "a worker has almost none: end what fills its memory, or start the cluster without it"
                 held = f", with {blocks} blocks of C in memory at a time" if more else ""
                 raise DoesNotFitError(
                     f"this product needs {peak / 1e9:.3g} GB{where} on each of {workers} {what}{held}, "
                     f"{have / 1e9:.3g} GB is free there: short by {(peak - have) / 1e9:.3g} GB; "
-                    f"{use}{kept} or more memory for each, or smaller blocks "
-                    f"(now {'x'.join(map(str, self.block_shape))})"
+                    f"{remedy} (blocks are now {'x'.join(map(str, self.block_shape))})"
                 )
 
     def rows(self) -> list[tuple[str, str]]:

@@ -117,7 +117,7 @@ def checked_edges(edges: object) -> Sequence[int]:
     """
     if not isinstance(edges, Sequence) or len(edges) != 3 or not all(map(_is_edge, edges)):
         raise InputError(f"blocks {edges!r}: give three positive edges, those of m, k and n")
-    return edges
+    return [index(edge) for edge in edges]
 
 
 def _is_edge(edge: object) -> bool:

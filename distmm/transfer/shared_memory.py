@@ -13,6 +13,8 @@ import sys
 import threading
 import weakref
 from dataclasses import dataclass
+from operator import index
+from typing import SupportsIndex
 
 import numpy as np
 from distributed import Client, Worker
@@ -96,7 +98,7 @@ def empty(shape: int | tuple[int, ...], dtype: DTypeLike = float, *, client: Cli
     if not hasattr(os, "memfd_create"):
         raise InputError(f"{sys.platform} has no memfd_create: use numpy.empty, whose arrays products accept too")
     dtype = np.dtype(dtype)
-    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    shape = (index(shape),) if isinstance(shape, SupportsIndex) else tuple(shape)
     nbytes = max(1, math.prod(shape) * dtype.itemsize)
     fd = os.memfd_create("distmm")
     os.ftruncate(fd, nbytes)

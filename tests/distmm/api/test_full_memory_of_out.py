@@ -13,7 +13,7 @@ from distributed import Client, Worker
 
 import distmm
 from distmm import clusters
-from distmm.api import out_array, product_array, smaller_plan
+from distmm.api import out_target, smaller_plan
 from distmm.errors import DeviceMemoryError
 
 Cluster = Callable[[int], Client]
@@ -26,10 +26,6 @@ FULL = DeviceMemoryError("the GPU's memory is full: a block of C found no room")
 def operands() -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(3)
     return rng.integers(-8, 9, (120, 60)).astype("f4"), rng.integers(-8, 9, (60, 120)).astype("f4")
-
-
-def not_in_a_task() -> None:
-    raise ValueError("No worker found")
 
 
 @pytest.mark.parametrize("error", [FULL, MemoryError("std::bad_alloc: 8 GB")])
@@ -45,8 +41,7 @@ def test_the_product_starts_again_with_a_smaller_plan_and_says_so(
     a, b = operands()
     client, waves = cluster(2), room(20, error)
     if how == "compute":
-        monkeypatch.setattr(product_array, "get_worker", not_in_a_task)  # although this process has workers
-        monkeypatch.setattr(out_array, "target", lambda out, _: out)  # which write into its arrays
+        monkeypatch.setattr(out_target, "target", lambda out, _: out)  # workers in this process write into its arrays
         with client.as_current(), dask.config.set(scheduler=client):
             c = distmm.matmul(a, b, plan=PLAN).compute()
     elif how == "out":
@@ -81,7 +76,7 @@ def test_full_memory_of_the_client_is_no_reason_for_another_plan(
             type(self).tries += 1
             raise MemoryError("no room for a block in this process")
 
-    monkeypatch.setattr(out_array, "target", lambda *_: None)  # this process writes the blocks that it fetches
+    monkeypatch.setattr(out_target, "target", lambda *_: None)  # this process writes the blocks that it fetches
     a, b = operands()
     with pytest.raises(MemoryError, match="no room for a block in this process") as caught:
         distmm.matmul(a, b, plan=PLAN, client=cluster(2), out=np.zeros((120, 120), "f4").view(Full))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,3 +156,35 @@ def test_blocks_that_are_no_edges_are_refused(blocks: Any) -> None:
 def test_what_is_no_plan_is_refused(plan: Any) -> None:
     with pytest.raises(InputError, match=r"plan is .*: give one that distmm\.plan has made, or its text"):
         distmm.matmul(A, B, plan=plan)
+
+
+class Locked:
+    """An array-like with a lock, which cannot be pickled."""
+
+    shape, dtype, ndim = (6, 6), np.dtype("f8"), 2
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        return np.ones(self.shape)[index]
+
+
+def test_operands_that_cannot_be_sent_are_refused_by_name(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    b, lock = np.ones((6, 6)), threading.Lock()
+    made = da.ones((6, 6), chunks=3)
+    for x in (
+        Locked(),
+        da.from_array(Locked(), chunks=3, name=f"locked-{id(lock)}"),
+        made.map_blocks(lambda block: block * bool(lock), dtype="f8", meta=np.empty((0, 0))) + 1,
+    ):
+        for call in (distmm.matmul, partial(distmm.threshold, t=1e9), partial(distmm.matmul, out=np.zeros((6, 6)))):
+            with pytest.raises(InputError, match=r"^A cannot be sent to workers \(.*'_thread.lock' object"):
+                call(x, b, client=client)
+            with pytest.raises(InputError, match=r"^B cannot be sent to workers"):
+                call(b, x, client=client)
+        assert distmm.matmul(x, b).compute(scheduler="synchronous").min() >= 6  # this process needs no copy
+    functions = (lambda c, first: c.max(axis=-1) * bool(first or lock)), (lambda parts: parts[0]), (lambda part: part)
+    with pytest.raises(InputError, match=r"^how cannot be sent to workers"):
+        distmm.reduce(b, b, functions, client=client)
+    assert not caplog.records

@@ -17,6 +17,7 @@ from distmm import DoesNotFitError, InputError
 from distmm.api import threshold as thresholds
 from distmm.api.plan_request import _with_room_for_parts
 from distmm.graph.dask_tasks import ProductTask
+from distmm.graph.product_graph import ProductLayer
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.worker import tasks
 from tests.until import until
@@ -419,3 +420,47 @@ def test_what_cannot_be_is_refused_before_any_work(case: str) -> None:
     call, message = WRONG[case]
     with pytest.raises(InputError, match=message):
         call()
+
+
+def transposed(how: str) -> tuple[Any, Any, dict[str, bool]]:
+    """A matrix, and its transpose as it may be written."""
+    x = np.random.default_rng(3).integers(-9, 9, (30, 20)).astype("f8")
+    if how.startswith("dask"):
+        x = da.from_array(x, chunks=(7, 9))
+    given = {
+        "numpy view": (x, x.T, {}),
+        "flag": (x, x, {"transb": True}),
+        "dask T": (x, x.T, {}),
+        "dask swapaxes": (x.swapaxes(0, 1), x, {}),
+        "copy": (x, x.T.copy(), {}),
+        "other columns": (x[:, :10], x.T[10:], {}),
+    }
+    return given[how]  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("how", ["numpy view", "flag", "dask T", "dask swapaxes", "copy", "other columns"])
+def test_an_operand_that_is_the_others_transpose_costs_half(how: str) -> None:
+    X, Y, flags = transposed(how)
+    exact = np.asarray(X) @ (np.asarray(Y).T if flags else np.asarray(Y))
+    with dask.config.set(scheduler="synchronous"):
+        best = distmm.reduce(X, Y, "max", **flags)
+        (layer,) = (layer for layer in best.dask.layers.values() if isinstance(layer, ProductLayer))
+        assert (layer.plan.problem.symmetry == "symmetric") == (how not in ("copy", "other columns"))
+        np.testing.assert_array_equal(best, exact.max(axis=1))
+        np.testing.assert_array_equal(distmm.reduce(X, Y, "sum", axis=0, **flags), exact.sum(axis=0))
+        np.testing.assert_array_equal(distmm.topk(X, Y, 1, **flags).indices[:, 0], exact.argmax(axis=1))
+        found = distmm.threshold(X, Y, 50.0, **flags)
+        np.testing.assert_array_equal(np.stack([found.rows, found.columns]), np.nonzero(exact >= 50))
+        np.testing.assert_array_equal(found.values, exact[exact >= 50])
+        if how == "flag":
+            near = distmm.nearest(X, Y, 2, "euclidean")
+            np.testing.assert_array_equal(near.indices, distmm.nearest(X, None, 2, "euclidean").indices)
+
+
+def test_a_product_with_the_plain_transpose_of_complex_numbers_is_not_hermitian() -> None:
+    x = np.random.default_rng(4).integers(-9, 9, (2, 12, 8))
+    z = da.from_array(x[0] + 1j * x[1], chunks=5)
+    exact = np.asarray(z) @ np.asarray(z).T
+    with dask.config.set(scheduler="synchronous"):
+        np.testing.assert_array_equal(distmm.reduce(z, z.T, "sum"), exact.sum(axis=1))
+        np.testing.assert_array_equal(distmm.reduce(z, z.T, "sum", axis=0), exact.sum(axis=0))

@@ -10,6 +10,7 @@ import pytest
 
 import distmm
 from distmm.api.scalars import common_type
+from distmm.errors import InputError
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -45,3 +46,19 @@ def test_a_product_of_bfloat16_and_a_python_float_stays_bfloat16() -> None:
     assert C.dtype == BFLOAT16
     expected = (2.5 * (a.astype("f4") @ b.astype("f4"))).astype(BFLOAT16)  # exact in float32, and rounded once
     np.testing.assert_array_equal(C.compute(scheduler="synchronous"), expected)
+
+
+def test_numpys_scalars_are_accepted_like_pythons() -> None:
+    a = np.arange(9.0).reshape(3, 3)
+    for alpha in (np.float32(2), np.int64(2), np.complex64(2 - 1j), np.float16(0.5)):
+        c = distmm.gemm(alpha, a, a, blocks=(np.int64(2), 3, np.int16(2))).compute(scheduler="synchronous")  # type: ignore[arg-type]
+        np.testing.assert_allclose(c, alpha * (a @ a))
+        assert distmm.verify(a, a, c, alpha=alpha, seed=np.int64(1))  # type: ignore[arg-type]
+        assert distmm.verify(a, a, c, alpha=alpha, check="full")  # type: ignore[arg-type]
+    labels = [np.int64(0), np.int64(1)]
+    np.testing.assert_array_equal(distmm.einsum(a, labels, a, [1, np.int8(2)], [0, np.int8(2)]).compute(), a @ a)
+    assert distmm.empty(np.int64(3)).shape == (3,)  # type: ignore[arg-type]
+    assert distmm.cpus(np.int64(2), memory=np.int64(10**9)).memory == 10**9  # type: ignore[arg-type]
+    assert distmm.topk(a, a, np.int64(1)).values.compute(scheduler="synchronous").shape == (3, 1)
+    with pytest.raises(InputError, match="seed is -1"):
+        distmm.verify(a, a, a, seed=-1)

@@ -11,7 +11,7 @@ from distributed import default_client
 
 from distmm import clusters
 from distmm import tls as certificates
-from distmm.clusters.cluster import current_client
+from distmm.clusters.context import computing
 from distmm.errors import InputError
 
 
@@ -21,7 +21,7 @@ def test_a_cluster_that_cannot_be_reached_leaves_no_client_behind() -> None:
         with pytest.raises(InputError) as error, clusters.connect(address, timeout=0.3):
             pass
         failed.append(error)  # the traceback keeps the failed client alive
-        assert current_client() is None
+        assert computing() is None
         with pytest.raises(ValueError, match="No clients found"):
             default_client()
 

@@ -142,17 +142,19 @@ def test_empty_and_single_matrices_are_products_too(
 
 
 @pytest.mark.parametrize(
-    ("alpha", "beta", "out"), [(3, 1, "C.zarr"), (-2, 0, "C.npy"), (0.5, -1.5, "C.h5"), (0, 2, "C.npy")]
+    ("alpha", "beta", "out"),
+    [(3, 1, "C.zarr"), (-2, 0, "C.npy"), (np.float32(0.5), np.float64(-1.5), "C.h5"), (0, np.int64(2), "C.npy")],
 )
 def test_beta_adds_the_c_that_is_there(alpha: float, beta: float, out: str, client: Client, tmp_path: Path) -> None:
     a, b, product = pair(tmp_path)
     before = operand((M, N), seed=3)
     save(tmp_path / out, before)
     summary = job.multiply(
-        a, b, tmp_path / out, client=client, alpha=alpha, beta=beta, blocks=(40, 40, 30), overwrite=beta == 0
-    )
+        a, b, tmp_path / out, client=client, alpha=alpha, beta=beta, blocks=(np.int64(40), 40, 30),
+        overwrite=beta == 0, seed=np.int64(1),
+    )  # fmt: skip
     np.testing.assert_array_equal(open_matrix(tmp_path / out)[...], alpha * product + beta * before)
-    assert job.recheck(tmp_path / out).outcome == ("right" if beta == 0 else "cannot tell")
+    assert job.recheck(tmp_path / out, seed=np.int64(2)).outcome == ("right" if beta == 0 else "cannot tell")
     assert summary.residual is not None
 
 
@@ -233,6 +235,9 @@ def test_what_cannot_be_done_is_refused_before_any_work(client: Client, tmp_path
     refuse(InputError, "exists", tmp_path, a, b, c, client=client)
     refuse(InputError, "no folder", tmp_path, a, b, tmp_path / "no" / "D.npy", client=client)
     refuse(InputError, "not one of freivalds", tmp_path, a, b, tmp_path / "D.npy", client=client, check="maybe")
+    for seed in (-1, np.int64(-1), 1.5):
+        refuse(InputError, f"seed is .*{seed}", tmp_path, a, b, tmp_path / "D.npy", client=client, seed=seed)
+    refuse(InputError, "alpha is '2'", tmp_path, a, b, tmp_path / "D.npy", client=client, alpha="2")
     flags = save(tmp_path / "F.npy", np.ones((5, 5), bool))
     refuse(InputError, "boolean", tmp_path, flags, flags, tmp_path / "D.npy", client=client)
     long = empty(tmp_path / "long.npy", 4200)

@@ -1,0 +1,123 @@
+"""Which of Dask's schedulers computes here: a client's cluster, or threads or processes of this machine.
+
+`computing` is the only function that answers this. Everything that depends on it calls this function: plans, lazy
+products, `compute`, `out=`, checks and jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import dask
+import dask.multiprocessing
+import dask.threaded
+from dask.base import get_scheduler
+from dask.local import get_sync
+from distributed import Client, rejoin, secede
+from distributed.worker import thread_state
+
+from distmm.errors import InputError
+
+__all__ = ["computing", "seceded", "tasks_share_memory"]
+
+
+def computing(client: Any = None, now: bool = False) -> Client | None:
+    """Return the client whose cluster computes: the caller's client, or else the one that Dask's `compute` would use.
+
+    Dask's order is: the setting ``scheduler`` of its configuration; in a task, the scheduler of the worker; the current
+    client; threads of this process.
+
+    Parameters
+    ----------
+    client : distributed.Client, optional
+        The caller's client.
+    now : bool
+        Whether the caller waits for results, which an asynchronous client does not allow. Lazy arrays are planned
+        without an asynchronous client of Dask.
+
+    Returns
+    -------
+    distributed.Client or None
+        None: threads or processes of this machine compute.
+
+    Raises
+    ------
+    InputError
+        If `client` is not a client, or is closed or asynchronous. If Dask has no usable scheduler, and `now` is set.
+    """
+    if client is not None:
+        return _checked(client)
+    try:
+        found = getattr(get_scheduler(), "__self__", None)
+    except (RuntimeError, ValueError) as error:  # asynchronous, or a setting that names no scheduler or no client
+        if not now:
+            return None
+        raise InputError(
+            "Dask finds no scheduler that distmm can wait for, as there is none or the client is asynchronous "
+            f"({error}): give client=distributed.Client(address) without asynchronous=True; inside an event loop call "
+            "distmm in a thread, with asyncio.to_thread"
+        ) from error
+    return found if isinstance(found, Client) and found.status == "running" else None
+
+
+def _checked(client: Any) -> Client:
+    """Return the caller's client if distmm can use it."""
+    if not isinstance(client, Client):
+        raise InputError(f"client is {client!r}: give a client of this cluster, distributed.Client({client!r})")
+    if client.status != "running":
+        raise InputError(f"client is {client.status}: give one that is connected, such as a new distributed.Client")
+    if client.asynchronous:
+        raise InputError(
+            "the client is asynchronous, and distmm waits for the cluster's answers: give "
+            "client=distributed.Client(address) without asynchronous=True; inside an event loop call distmm in a "
+            "thread, with asyncio.to_thread"
+        )
+    return client
+
+
+def tasks_share_memory() -> bool:
+    """Whether tasks of Dask's local scheduler get this process's objects themselves, and not copies.
+
+    Pools of the user, and schedulers of other packages, run one small task that tells.
+    """
+    get: Callable[..., Any] = get_scheduler() or dask.threaded.get
+    if dask.config.get("pool", None) is None:
+        if get in (dask.threaded.get, get_sync):
+            return True
+        if get is dask.multiprocessing.get:  # it would start its processes
+            return False
+    mark = _Mark()
+    dask.delayed(_Mark.set, pure=False)(mark).compute(scheduler=get)
+    return mark.is_set
+
+
+class _Mark:
+    """An object that a task sets, or a copy of it."""
+
+    is_set = False
+
+    def set(self) -> None:
+        """Set it."""
+        self.is_set = True
+
+
+@contextmanager
+def seceded() -> Iterator[None]:
+    """Give the thread of the task that calls this to other tasks, for a ``with`` block that waits for other tasks.
+
+    Without this, tasks that wait for tasks could occupy all threads of the workers. Outside of tasks it does nothing.
+    """
+    if not getattr(thread_state, "key", None):
+        yield
+        return
+    try:
+        secede()
+    except (KeyError, AttributeError):  # the task has seceded itself (`worker_client`), or a user's executor runs it
+        yield
+        return
+    try:
+        yield
+    finally:
+        rejoin()
