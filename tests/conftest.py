@@ -1,4 +1,4 @@
-"""Fixtures for all tests: GPU tests are left out without GPUs, and one real 4-worker cluster serves the tests that need it."""
+"""GPU tests are left out where there is no GPU, and one real 4-worker cluster serves the tests that need it."""
 
 from __future__ import annotations
 
