@@ -49,8 +49,14 @@ def is_once(out: str, product: np.ndarray, times: int = 1) -> None:
     np.testing.assert_allclose(values(out), BEFORE + times * product, atol=1e-9)
 
 
-@pytest.mark.parametrize("out", ["C.npy", "C.zarr", "C.h5"])
-@pytest.mark.parametrize("again", ["the same call", "with overwrite", "resume"])
+@pytest.mark.parametrize(
+    ("again", "out"),
+    [
+        *(("the same call", out) for out in ("C.npy", "C.zarr", "C.h5")),
+        ("with overwrite", "C.zarr"),
+        ("resume", "C.h5"),
+    ],
+)
 def test_a_job_that_is_killed_once_c_has_its_name_is_ended_and_not_begun_again(
     again: str, out: str, client: Client, product: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
