@@ -297,7 +297,7 @@ def test_the_table_shows_all_products_and_a_click_one_of_them(cluster: Client, b
     assert browser.errors == []
 
 
-@pytest.mark.parametrize("width", [1400, 800])
+@pytest.mark.parametrize("width", [pytest.param(1400, marks=pytest.mark.minutes), 800])
 def test_nothing_is_cut(cluster: Client, browser: Any, pictures: Path, width: int) -> None:
     record = synthetic(16, f"distmm-matmul-{width}-wide")
     show(cluster, record)
