@@ -23,6 +23,7 @@ settings.load_profile("distmm")
 SHARED = pytest.StashKey[LocalCluster]()
 WITHOUT_GPU = pytest.StashKey[str]()  # why tests for GPUs are left out
 WORKERS = 4
+ALL_BUT_LONG = "not minutes and not compile"  # the option -m in pyproject.toml
 MOST_PROCESSES = 8  # each has a cluster of its own
 
 
@@ -30,7 +31,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return the number of processes for `pytest` without ``-n``: several for all tests, none for selected ones."""
     from distmm_kernels import device
 
-    selected = config.option.keyword or config.option.markexpr != "not minutes"
+    selected = config.option.keyword or config.option.markexpr != ALL_BUT_LONG
     if selected or config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
         return 0  # a developer looks at these: output comes at once, and debuggers work
     if device.gpus():
@@ -38,6 +39,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
 
 
+@pytest.hookimpl(trylast=True)  # of the tests that -m and -k select
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)  # processes take whole files, in this order: the long ones first
