@@ -24,6 +24,7 @@ from tests.distmm.job.disturbed import operands, values
 from tests.distmm.job.object_server import SERVER, marked, objects, tags, url
 from tests.distmm.job.object_server import multiply as multiply_in
 from tests.distmm.job.object_server import whole as whole_of
+from tests.later import later
 from tests.until import until
 
 REFUSED = 3
@@ -140,13 +141,10 @@ def test_a_job_that_is_killed_at_any_change_goes_on_and_ends_with_the_right_c(
 
 # Where it is dangerous to sleep: between the last look at the lock and a change.
 MOMENTS = {"chunk": "/c/", "marker": "/done/", "certificate": "/certificate.json", "name": "C.zarr/zarr.json"}
-LATER = pytest.mark.minutes
 
 
 @pytest.mark.usefixtures("_others_are_gone")
-@pytest.mark.parametrize(
-    "moment", ["chunk", "name", pytest.param("marker", marks=LATER), pytest.param("certificate", marks=LATER)]
-)
+@pytest.mark.parametrize("moment", later(MOMENTS))
 def test_a_process_that_sleeps_while_another_one_takes_over_changes_nothing_when_it_wakes(
     client: Client, c: np.ndarray, stored: str, moment: str
 ) -> None:

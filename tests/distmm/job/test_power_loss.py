@@ -100,7 +100,7 @@ def test_after_a_loss_of_power_c_is_right_once_it_is_there(
         assert not os.path.exists(f"{path}.job"), name
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_after_a_loss_of_power_a_reduced_product_is_right_once_it_is_there(here: Client, tmp_path: Path) -> None:
     np.save(tmp_path / "A.npy", A)
     np.save(tmp_path / "B.npy", B)
