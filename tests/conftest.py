@@ -1,10 +1,11 @@
-"""Fixtures for all tests: GPU tests skip without GPUs, and one real 4-worker cluster serves the tests that need it."""
+"""GPU tests are left out where there is no GPU, and one real 4-worker cluster serves the tests that need it."""
 
 from __future__ import annotations
 
 import gc
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import dask
 import pytest
@@ -20,7 +21,9 @@ settings.load_profile("distmm")
 
 
 SHARED = pytest.StashKey[LocalCluster]()
+WITHOUT_GPU = pytest.StashKey[str]()  # why tests for GPUs are left out
 WORKERS = 4
+ALL_BUT_LONG = "not minutes and not compile"  # the option -m in pyproject.toml
 MOST_PROCESSES = 8  # each has a cluster of its own
 
 
@@ -28,7 +31,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return the number of processes for `pytest` without ``-n``: several for all tests, none for selected ones."""
     from distmm_kernels import device
 
-    selected = config.option.keyword or config.option.markexpr != "not minutes"
+    selected = config.option.keyword or config.option.markexpr != ALL_BUT_LONG
     if selected or config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
         return 0  # a developer looks at these: output comes at once, and debuggers work
     if device.gpus():
@@ -36,23 +39,42 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(len(os.sched_getaffinity(0)), MOST_PROCESSES)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+@pytest.hookimpl(trylast=True)  # of the tests that -m and -k select
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)  # processes take whole files, in this order: the long ones first
     needs = {"gpu": 1, "multigpu": 2}
-    marked = [
-        (item, max(n for mark, n in needs.items() if item.get_closest_marker(mark)))
-        for item in items
-        if any(item.get_closest_marker(mark) for mark in needs)
-    ]
-    if not marked:
+    needed = [max((n for mark, n in needs.items() if item.get_closest_marker(mark)), default=0) for item in items]
+    if not any(needed):
         return
     from distmm_kernels import device
 
     count = len(device.gpus())
-    for item, needed in marked:
-        if count < needed:
-            item.add_marker(pytest.mark.skip(reason=f"needs {needed} GPU(s), {count} usable: {device.why_no_gpu()}"))
+    without = [item for item, n in zip(items, needed, strict=True) if n > count]
+    if without:
+        # To skip each of them takes a minute of a slow processor, and prints a line for each of 240 files.
+        config.hook.pytest_deselected(items=without)
+        items[:] = [item for item, n in zip(items, needed, strict=True) if n <= count]
+        most = max(n for n in needed if n > count)
+        config.stash[WITHOUT_GPU] = (
+            f"{len(without)} tests are left out: they need {'a GPU' if most == 1 else 'up to 2 GPUs'}, "
+            f"{count} usable ({device.why_no_gpu() or 'no second one'})"
+        )
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Send from a process of pytest-xdist what the first process prints at the end."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["without_gpu"] = session.config.stash.get(WITHOUT_GPU, "")
+
+
+def pytest_testnodedown(node: Any) -> None:
+    node.config.stash[WITHOUT_GPU] = getattr(node, "workeroutput", {}).get("without_gpu", "")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if said := config.stash.get(WITHOUT_GPU, ""):
+        terminalreporter.write_line(said)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

@@ -16,8 +16,13 @@ import dask
 import pytest
 from distributed.utils import get_mp_context
 
-from distmm.clusters.local_cluster import LOCAL_CONFIG
-
+SELDOM = {
+    "distributed.worker.memory.monitor-interval": "1s",
+    "distributed.admin.tick.interval": "10s",
+    "distributed.worker.profile.interval": "10s",
+    "distributed.worker.profile.cycle": "60s",
+    "distributed.deploy.cluster-repr-interval": "60s",
+}
 IMPORTED = ["distributed", "distmm.job", "distmm_kernels.gemm.cpu", "distmm.telemetry.worker", "s3fs"]
 
 
@@ -25,10 +30,10 @@ IMPORTED = ["distributed", "distmm.job", "distmm_kernels.gemm.cpu", "distmm.tele
 def workers() -> Iterator[None]:
     """Have the clusters that are started meanwhile fork their workers.
 
-    They look after themselves as rarely as those of `distmm.clusters`: by Dask's own intervals a cluster of four
-    workers takes 17 % of a core while it is idle, and by these 8 %.
+    They look after themselves more rarely than those of `distmm.clusters`: by Dask's own intervals a cluster of four
+    workers takes 17 % of a core while it is idle, by those of `distmm.clusters` 8 %, and by these a third of that.
     """
-    with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver", **LOCAL_CONFIG}):
+    with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver", **SELDOM}):
         get_mp_context()  # which has the server import less
         multiprocessing.get_context("forkserver").set_forkserver_preload(IMPORTED)
         with pytest.MonkeyPatch.context() as patch:

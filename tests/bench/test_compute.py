@@ -10,6 +10,7 @@ from tests import forked
 from tests.bench import compute
 
 
+@pytest.mark.minutes
 def test_each_turn_and_the_medians_are_said(capsys: pytest.CaptureFixture[str]) -> None:
     with forked.workers():
         compute.main(["--size", "600", "--depth", "64", "--workers", "1", "--turns", "2", "--pinned"])

@@ -37,6 +37,7 @@ def measured(folder: Path, *names: str, dtype: str = "float32", patience: float 
     return [compare.measure(product, name, lambda: patience, lambda path: None, lambda text: None) for name in names]
 
 
+@pytest.mark.minutes
 def test_dask_is_measured_and_right_in_the_type_it_has_instead_of_bfloat16(tmp_path: Path) -> None:
     (row,) = measured(tmp_path, "dask.array", dtype="bfloat16")
     assert row.ok, row.notes
@@ -47,6 +48,7 @@ def test_dask_is_measured_and_right_in_the_type_it_has_instead_of_bfloat16(tmp_p
     assert sorted(os.listdir(tmp_path)) == ["A.zarr", "B.zarr"]
 
 
+@pytest.mark.minutes
 def test_cubed_is_measured_and_right(tmp_path: Path) -> None:
     pytest.importorskip("cubed")
     (row,) = measured(tmp_path, "cubed")

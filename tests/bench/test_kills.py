@@ -10,6 +10,7 @@ from tests.bench import kills
 
 
 @pytest.mark.bits
+@pytest.mark.minutes
 def test_products_keep_their_bits_while_workers_are_killed() -> None:
     with (
         forked.workers(),

@@ -42,6 +42,7 @@ def rows(scaling: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[
     return {row["program"]: row for row in found}
 
 
+@pytest.mark.minutes
 def test_peers_are_measured_and_checked_in_one_run(rows: dict[str, dict[str, Any]]) -> None:
     assert {name: row["place"] for name, row in rows.items()} == {"dask.array.matmul": "resident", "NumPy": "host"}
     for row in rows.values():
@@ -49,6 +50,7 @@ def test_peers_are_measured_and_checked_in_one_run(rows: dict[str, dict[str, Any
         assert row["seconds"] > 0
 
 
+@pytest.mark.minutes
 def test_dasks_own_product_is_measured_on_the_same_cluster(rows: dict[str, dict[str, Any]]) -> None:
     row = rows["dask.array.matmul"]
     assert row["moved"] >= row["bound"] == 128 * 128 * 4

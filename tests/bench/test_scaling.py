@@ -221,7 +221,7 @@ def test_a_child_and_its_workers_end_with_their_parent() -> None:
 # The command
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_scaling_on_cpu_workers_is_measured_checked_and_consistent(tmp_path: Path) -> None:
     arguments = ["--device", "cpu", "--size", "128", "--blocks", "2", "--only", "strong"]
     arguments += ["--json", str(tmp_path / "all.json"), "--plot", str(tmp_path / "all.png")]

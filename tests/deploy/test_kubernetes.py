@@ -244,7 +244,7 @@ def job(tmp_path: Path) -> jobfile.Job:
     return jobfile.load(tmp_path / "job.toml")
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_the_commands_and_probes_of_the_pods_work_as_they_stand(job: jobfile.Job, tmp_path: Path) -> None:
     """This test is the kubelet: it starts each container's command with its environment, and asks its probe."""
     rng = np.random.default_rng(6)

@@ -81,7 +81,7 @@ def damage(path: Path) -> None:
         (lambda here: None, ["product.c=B.zarr/C.zarr"], "is inside the Zarr array"),
         (lambda here: np.save(here / "out" / "C.npy", np.ones(2)), ["product.c=out/C.npy"], "C.npy: exists"),
         (lambda here: None, ["product.c=out/C.txt"], "cannot write the format '.txt'"),
-        (lambda here: None, [*DEEP, "product.blocks=2000x1000000x2000"], "GB on each of 2 workers.*short by .* GB"),
+        (lambda here: None, [*DEEP, "product.blocks=2000x5000000x2000"], "GB on each of 2 workers.*short by .* GB"),
         (lambda here: None, ["workers.device=gpu"], "lacks dask_cuda.*install distmm"),
         (lambda here: None, [*DEEP, "run.walltime=70s", "run.grace=60s", "product.blocks=2000x8192x2000"],
          "a run is stopped after 10 s.*no block of C.*smaller blocks"),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+import runpy
 import sys
 import tomllib
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -94,3 +96,14 @@ def test_workflows_run_ci_build_the_site_and_publish_without_a_token() -> None:
     assert publish["needs"] == "build"
     assert [step for step in publish["steps"] if "password" in step.get("with", {})] == []
     assert all(flow["permissions"] == {"contents": "read"} for flow in flows.values())
+
+
+def test_weight_counts_lines_of_code_alone_and_names_the_package_that_is_too_heavy() -> None:
+    weight = runpy.run_path(str(ROOT / ".ci/weight.py"))
+    text = 'x = """\n# of the string\n\n"""'
+    source = f'"""Module."""\n\n# comment\ndef f(\n    x,  # why\n):\n    """Two\n    lines."""\n    return x\n{text}\n'
+    assert weight["code_lines"](source) == 4 + 4
+    _, refused = weight["report"](Counter(a=5, b=2), {"all": 7, "a": 4, "c": 1})
+    assert [line.split(":")[0] for line in refused] == [
+        "a has 1 lines of code more than its limit of 4", "b has no limit", "c is no package any more"
+    ]  # fmt: skip

@@ -23,7 +23,7 @@ SELECTED = (
 )
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_dasks_own_tests_pass_with_it_on(tmp_path: Path) -> None:
     if importlib.util.find_spec("dask.array.tests") is None:
         pytest.skip("this Dask was installed without its tests")

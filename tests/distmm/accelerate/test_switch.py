@@ -18,6 +18,7 @@ import distmm
 from distmm.accelerate import dask_names
 from distmm.accelerate.__main__ import main
 from distmm.errors import InputError
+from tests.later import later
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -114,7 +115,7 @@ ORDERS = {
 }
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", later(ORDERS))
 def test_the_name_is_the_function_after_any_imports(order: str) -> None:
     check = "from distmm.accelerate import accelerate; import distmm.accelerate; assert distmm.accelerate is accelerate"
     done = python("-c", f"{ORDERS[order]}; {check}; accelerate(); accelerate(False)")

@@ -50,8 +50,7 @@ def running(client: Client) -> int:
     return sum(client.run(lambda dask_worker: len(dask_worker.state.executing)).values())
 
 
-@pytest.mark.parametrize("what", ["product", "sum"])
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(("how", "what"), [(signal.SIGKILL, "product"), (signal.SIGINT, "sum")])
 def test_a_client_that_goes_leaves_no_work_behind(
     client: Client, how: signal.Signals, what: str, tmp_path: Path
 ) -> None:

@@ -110,8 +110,9 @@ def test_symmetric_products_in_chunks_of_any_shape(
         assert len(watched.writers()) == -(-m // unit[0]) * -(-m // unit[1])
 
 
-@pytest.mark.parametrize("how", ["one chunk", "misaligned", "shards", "version 2"])
-@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize(
+    ("symmetric", "how"), [(False, "one chunk"), (True, "misaligned"), (True, "shards"), (False, "version 2")]
+)
 def test_default_arguments_fill_a_zarr_array(client: Client, tmp_path: Path, how: str, symmetric: bool) -> None:
     a, b = operands(1200, 50, 1200)
     chunks: dict[str, Any] = {

@@ -69,7 +69,13 @@ main()
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", [["plan", "A.npy", "A.npy"], ["multiply", "A.npy", "A.npy", "-o", "C.npy"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(["plan", "A.npy", "A.npy"], marks=pytest.mark.minutes),
+        ["multiply", "A.npy", "A.npy", "-o", "C.npy"],
+    ],
+)
 def test_ctrl_c_while_the_cluster_starts_is_no_error(command: list[str], tmp_path: Path) -> None:
     with start(tmp_path, "-c", STARTING, *command, *ONE) as process:
         assert process.stdout is not None
@@ -80,7 +86,7 @@ def test_ctrl_c_while_the_cluster_starts_is_no_error(command: list[str], tmp_pat
     assert os.listdir(tmp_path) == ["A.npy"]
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_a_closed_output_pipe_changes_nothing(tmp_path: Path) -> None:
     with start(tmp_path, "-m", "distmm", "multiply", "A.npy", "A.npy", "-o", "C.npy", *ONE) as process:
         assert process.stdout is not None

@@ -15,6 +15,7 @@ BENCH = Path(__file__).resolve().parents[2] / "bench" / "jobs_kills.py"
 
 @pytest.mark.bits
 @pytest.mark.slow
+@pytest.mark.minutes
 def test_killed_jobs_end_with_the_right_bits(tmp_path: Path) -> None:
     """A few kills; the benchmark itself does as many as it is asked for."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}

@@ -40,7 +40,7 @@ def peak() -> int:
     return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_no_worker_holds_more_than_the_plan_says(small: Client, tmp_path: Path) -> None:
     n, k = 8000, 256
     rng = np.random.default_rng(0)

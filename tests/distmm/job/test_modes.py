@@ -18,7 +18,7 @@ from tests.distmm.job import disturbed, reduced
 OF_THE_PROJECT = 4711
 
 
-@pytest.fixture(params=[0o002, 0o027, 0o077], ids=oct)
+@pytest.fixture
 def umask(request: pytest.FixtureRequest, client: Client) -> Iterator[int]:
     """A user's umask, in the client and in the workers, as a shell or a batch system hands it to both."""
     before, on_workers = os.umask(request.param), client.run(os.umask, request.param)
@@ -52,7 +52,7 @@ def _wrong(folder: Path, umask: int) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("name", ["C.zarr", "C.npy", "C.h5"])
+@pytest.mark.parametrize(("umask", "name"), [(0o002, "C.zarr"), (0o027, "C.npy"), (0o077, "C.h5")], indirect=["umask"])
 def test_a_product_belongs_to_those_who_share_its_folder(client: Client, shared: Path, umask: int, name: str) -> None:
     a, b = np.random.default_rng(0).integers(-9, 10, (2, 60, 60)).astype("f8")
     job.multiply(a, b, name, client=client, blocks=(20, 20, 20))
@@ -60,7 +60,7 @@ def test_a_product_belongs_to_those_who_share_its_folder(client: Client, shared:
     assert _wrong(shared, umask) == {}
 
 
-@pytest.mark.parametrize("kind", ["product", "best of rows"])
+@pytest.mark.parametrize(("umask", "kind"), [(0o002, "product"), (0o027, "best of rows")], indirect=["umask"])
 def test_what_a_stopped_job_keeps_belongs_to_those_who_may_resume_it(
     client: Client, shared: Path, umask: int, kind: str
 ) -> None:

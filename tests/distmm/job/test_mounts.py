@@ -36,7 +36,7 @@ def namespace(folder: Path) -> list[str]:
     pytest.skip(f"mounting is not permitted here: {'; '.join(refused)}")
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_full_and_vanished_disks(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     options = ["-p", "no:cacheprovider", "-q", "--tb=short", "--basetemp", str(tmp_path / "cases")]

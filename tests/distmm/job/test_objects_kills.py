@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import random
 import signal
 import threading
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from tests.distmm.job.disturbed import operands, values
 from tests.distmm.job.object_server import SERVER, marked, objects, tags, url
 from tests.distmm.job.object_server import multiply as multiply_in
 from tests.distmm.job.object_server import whole as whole_of
+from tests.later import later
 from tests.until import until
 
 REFUSED = 3
@@ -100,13 +100,13 @@ def begun(stored: str, signalled: Nth, **options: Any) -> BaseProcess:
     return process
 
 
-def killed(client: Client, c: np.ndarray, stored: str, seed: int) -> None:
-    """Kill a job at a random change, before or after it, and go on; every second one replaces a C."""
-    draw = random.Random(seed)
-    replaces = seed % 2 == 1
+def killed(client: Client, c: np.ndarray, stored: str, n: int) -> None:
+    """Kill a job at its n-th change, two of four before it, and go on; every second one replaces a C."""
+    replaces = n % 2 == 1
+    number = signal.SIGKILL if n % 4 < 2 else -signal.SIGKILL
     if replaces:
         multiply(client, stored, alpha=3)
-    process = begun(stored, Nth("", draw.randint(1, 34), draw.choice([-1, 1]) * signal.SIGKILL), overwrite=replaces)
+    process = begun(stored, Nth("", n, number), overwrite=replaces)
     process.join()
     assert process.exitcode in (0, -signal.SIGKILL)
     goes_on = bool(objects(f"{stored}.job/manifest.json"))  # or was killed before it had begun, or after its end
@@ -118,9 +118,9 @@ def killed(client: Client, c: np.ndarray, stored: str, seed: int) -> None:
         job.resume(url(stored), client=client)
     else:
         multiply(client, stored, overwrite=replaces and process.exitcode != 0)
-    np.testing.assert_array_equal(values(url(stored)), c, err_msg=f"seed {seed}")
+    np.testing.assert_array_equal(values(url(stored)), c, err_msg=f"change {n}")
     # A run that finds all blocks finished has nothing to report.
-    assert objects(stored).keys() | {f"{stored}.report.html"} == whole(stored), f"seed {seed}"
+    assert objects(stored).keys() | {f"{stored}.report.html"} == whole(stored), f"change {n}"
     assert there.items() <= tags(stored).items()
     assert job.recheck(url(stored)).outcome == "right"
 
@@ -132,22 +132,19 @@ def _others_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_others_are_gone")
-@pytest.mark.parametrize("seed", [1, *(pytest.param(n, marks=pytest.mark.minutes) for n in range(2, 62))])
+@pytest.mark.parametrize("n", [pytest.param(n, marks=[] if n == 10 else pytest.mark.minutes) for n in range(1, 35)])
 def test_a_job_that_is_killed_at_any_change_goes_on_and_ends_with_the_right_c(
-    client: Client, c: np.ndarray, stored: str, seed: int
+    client: Client, c: np.ndarray, stored: str, n: int
 ) -> None:
-    killed(client, c, stored, seed)
+    killed(client, c, stored, n)
 
 
 # Where it is dangerous to sleep: between the last look at the lock and a change.
 MOMENTS = {"chunk": "/c/", "marker": "/done/", "certificate": "/certificate.json", "name": "C.zarr/zarr.json"}
-LATER = pytest.mark.minutes
 
 
 @pytest.mark.usefixtures("_others_are_gone")
-@pytest.mark.parametrize(
-    "moment", ["chunk", "name", pytest.param("marker", marks=LATER), pytest.param("certificate", marks=LATER)]
-)
+@pytest.mark.parametrize("moment", later(MOMENTS))
 def test_a_process_that_sleeps_while_another_one_takes_over_changes_nothing_when_it_wakes(
     client: Client, c: np.ndarray, stored: str, moment: str
 ) -> None:

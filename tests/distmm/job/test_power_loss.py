@@ -23,6 +23,7 @@ PLAN = "g1x1x1 b6x8x5 p1 w1 l1"
 A = np.arange(48.0).reshape(6, 8)
 B = np.arange(80.0).reshape(8, 10) % 7 - 3
 BEFORE = np.arange(60.0).reshape(6, 10)
+LATER = pytest.mark.minutes
 
 
 @pytest.fixture(scope="module")
@@ -49,11 +50,11 @@ def refusal(call: Callable[[], object]) -> str | None:
     ("out", "before", "options", "atomic"),
     [
         ("C.zarr", False, {}, True),
-        ("C.npy", False, {}, True),
-        ("C.zarr", True, {"overwrite": True}, True),
-        ("C.zarr", True, {"beta": 1}, True),
+        pytest.param("C.npy", False, {}, True, marks=LATER),
+        pytest.param("C.zarr", True, {"overwrite": True}, True, marks=LATER),
+        pytest.param("C.zarr", True, {"beta": 1}, True, marks=LATER),
         ("C.npy", True, {"beta": 1}, True),
-        ("C.zarr", True, {"beta": 1}, False),
+        pytest.param("C.zarr", True, {"beta": 1}, False, marks=LATER),
     ],
 )
 def test_after_a_loss_of_power_c_is_right_once_it_is_there(
@@ -99,7 +100,7 @@ def test_after_a_loss_of_power_c_is_right_once_it_is_there(
         assert not os.path.exists(f"{path}.job"), name
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_after_a_loss_of_power_a_reduced_product_is_right_once_it_is_there(here: Client, tmp_path: Path) -> None:
     np.save(tmp_path / "A.npy", A)
     np.save(tmp_path / "B.npy", B)

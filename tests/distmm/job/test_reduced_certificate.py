@@ -24,6 +24,7 @@ from distmm.job import block_rows, sampled_rows
 from distmm.worker import tasks
 from distmm.worker.tasks import products
 from tests.distmm.job.reduced import PLAN, SHAPE, arrays, best, operands, threshold, topk
+from tests.later import later
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,7 @@ def altered(out: str, alter: Callable[[dict[str, np.ndarray]], None]) -> None:
     Path(f"{out}.certificate.json").write_text(json.dumps(content))
 
 
-@pytest.mark.parametrize("out", ["topk.zarr", "threshold.zarr", "distances.zarr"])
+@pytest.mark.parametrize("out", later(["topk.zarr", "threshold.zarr", "distances.zarr"], first=2))
 def test_a_result_that_was_altered_is_called_wrong(out: str, client: Client, copied: Path) -> None:
     assert job.recheck(out, client).outcome == "right"
     array: Any = zarr.open_group(out)["values"]

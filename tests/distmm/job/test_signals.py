@@ -75,7 +75,7 @@ def half_way(tmp_path: Path) -> Iterator[Job]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.minutes)])
 def test_one_signal_stops_the_job_which_resume_ends(number: signal.Signals, half_way: Job, client: Client) -> None:
     # Terminals send Ctrl-C to the whole group of processes, and scancel SIGTERM to all of a job step.
     os.killpg(half_way.process.pid, number)
@@ -85,7 +85,10 @@ def test_one_signal_stops_the_job_which_resume_ends(number: signal.Signals, half
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("number", "late"), [(signal.SIGINT, False), (signal.SIGTERM, True)])
+@pytest.mark.parametrize(
+    ("number", "late"),
+    [pytest.param(signal.SIGINT, False, marks=pytest.mark.minutes), (signal.SIGTERM, True)],
+)
 def test_signals_that_do_not_cease_lose_nothing(
     number: signal.Signals, late: bool, half_way: Job, client: Client
 ) -> None:

@@ -98,8 +98,10 @@ class Late:
         return np.memmap(self.path, F4, "r+", shape=self.shape)
 
 
-@pytest.mark.parametrize("cut", ["p1 w4x4 l4", "p4 w4x4 l2", "p2 w3x3 l3"])
-@pytest.mark.parametrize("symmetric", [False, True])
+@pytest.mark.parametrize(
+    ("symmetric", "cut"),
+    [(False, "p1 w4x4 l4"), (True, "p2 w3x3 l3"), pytest.param(False, "p4 w4x4 l2", marks=pytest.mark.minutes)],
+)
 def test_products_end_though_they_wait_for_blocks_that_leave_late(
     client: Client, tmp_path: Path, cut: str, symmetric: bool
 ) -> None:

@@ -28,6 +28,7 @@ from distmm.worker.tasks import Epilogue, KernelChoice
 from tests import forked
 from tests.distmm.scheduler import lockstep
 from tests.exact_sums import in_panels, whole_numbers
+from tests.later import later
 from tests.until import until
 
 BLOCKS, EDGE = 4, 64
@@ -106,7 +107,7 @@ def at_home(client: Client, seed: int, rows: int, columns: int, edge: int, grid:
     return da.Array(HighLevelGraph.from_collections(name, futures), name, ((edge,) * rows, (edge,) * columns), "f8")
 
 
-@pytest.mark.parametrize("resident", [False, True])
+@pytest.mark.parametrize("resident", later([False, True]))
 def test_no_worker_holds_more_than_the_plan_says(client: Client, resident: bool) -> None:
     # Products that outlast the scheduler, as the planner makes them: a task of 640^3 takes 15 ms.
     edge, blocks, depth, grid = 640, 4, 4, Grid(2, 2)

@@ -21,6 +21,7 @@ from distmm.planning.plan import Plan
 from distmm.transfer import client_array
 from tests.distmm.scheduler import lockstep
 from tests.distmm.scheduler.streamed import BLOCK, EDGE, TEXT, M, N, enough, left, operands
+from tests.later import later
 from tests.until import until
 
 Use = Callable[[da.Array], Any]
@@ -46,7 +47,7 @@ USES: dict[str, Use] = {
 }
 
 
-@pytest.mark.parametrize("name", USES)
+@pytest.mark.parametrize("name", later(USES, first=4))
 def test_what_reads_blocks_of_c_is_computed_though_c_does_not_fit(
     client: Client, memory: Callable[[int], None], name: str
 ) -> None:
@@ -172,7 +173,7 @@ def in_file(a: np.ndarray, path: Path) -> np.ndarray:
     return mapped
 
 
-@pytest.mark.parametrize("files", [False, True])
+@pytest.mark.parametrize("files", later([False, True]))
 def test_no_worker_holds_more_than_the_plan_says_though_nothing_is_read(
     client: Client, memory: Callable[[int], None], tmp_path: Path, files: bool
 ) -> None:

@@ -29,6 +29,7 @@ from distmm.telemetry.events import Again, Checked, Sample, StepRun, Transfer, W
 from distmm.telemetry.record import Record
 from distmm.telemetry.scheduler import Telemetry
 from tests import forked
+from tests.later import later
 from tests.until import until
 
 # JavaScript for a Bokeh model on the page, by its name, and for the data that it draws.
@@ -234,7 +235,7 @@ def show(cluster: Client, record: Record) -> None:
     cluster.run_on_scheduler(store)
 
 
-@pytest.mark.parametrize(("workers", "scheme"), [(1, "light"), (256, "dark")])
+@pytest.mark.parametrize(("workers", "scheme"), later([(256, "dark"), (1, "light")]))
 def test_the_page_is_readable_with_one_worker_and_with_many(
     cluster: Client, browser: Any, pictures: Path, workers: int, scheme: str
 ) -> None:
@@ -297,6 +298,7 @@ def test_the_table_shows_all_products_and_a_click_one_of_them(cluster: Client, b
     assert browser.errors == []
 
 
+@pytest.mark.minutes
 @pytest.mark.parametrize("width", [1400, 800])
 def test_nothing_is_cut(cluster: Client, browser: Any, pictures: Path, width: int) -> None:
     record = synthetic(16, f"distmm-matmul-{width}-wide")
@@ -323,7 +325,7 @@ def test_nothing_is_cut(cluster: Client, browser: Any, pictures: Path, width: in
     assert browser.errors == []
 
 
-@pytest.mark.parametrize("pane", dashboard.PLOTS)
+@pytest.mark.parametrize("pane", later(dashboard.PLOTS, first=2))
 def test_each_pane_stands_alone_and_the_labextension_finds_it(
     cluster: Client, browser: Any, pictures: Path, pane: str
 ) -> None:

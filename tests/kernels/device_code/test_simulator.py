@@ -14,7 +14,7 @@ ROOT = FOLDER.parents[3]
 PLUGIN = "tests.kernels.device_code.simulator.simulated_gpu"
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_the_cuda_kernels_are_right_on_the_simulator():
     # NUMBA_ENABLE_CUDASIM counts when Numba is imported and replaces CUDA for the whole process, so the simulator
     # gets its own: the rest of the tests, and the Dask workers that they start, keep the real driver or none

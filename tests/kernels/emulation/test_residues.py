@@ -30,6 +30,7 @@ from distmm_kernels.gemm.residue_products import strip
 from distmm_kernels.gemm.residues import split_steps
 from distmm_kernels.layout.vectors import row_pitch
 from distmm_kernels.reference import accuracy, residue_twin
+from tests.later import later
 
 # where residues would have a larger error than a chain of multiply-adds, and two sets where they hardly differ
 GUARDED = {
@@ -106,7 +107,7 @@ def test_integers_are_made_of_their_residues_and_rounded_once(numbers, zeros):
 
 
 @pytest.mark.parametrize("name", accuracy.SETS)
-@pytest.mark.parametrize("k", [SHORTEST, 1024, GRANULE])
+@pytest.mark.parametrize("k", later([SHORTEST, 1024, GRANULE], first=2))
 def test_where_no_guard_is_raised_the_error_is_below_that_of_a_float64_chain(name, k):
     a, b = accuracy.draw(name, 24, k, 20, seed=1, dtype=np.float64)
     d, guard = residue_twin.product(a, b)
