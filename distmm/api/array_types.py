@@ -140,8 +140,7 @@ def check_sendable(source: Any, name: str) -> None:
 
         if (why := unsendable(source)) is not None:
             raise InputError(f"{name} {why}")
-        return
-    if isinstance(source, np.ndarray) or package_of(source) == "cupy":
+    if isinstance(source, np.ndarray) or package_of(source) in ("cupy", "h5py"):
         return
     buffers: list[Any] = []
     try:

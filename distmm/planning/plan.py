@@ -25,8 +25,8 @@ from distmm.planning.time_model import Cost, TimeModel
 
 __all__ = ["Plan"]
 
-# Bytes. A worker with less free memory is full: more workers like it would not help.
-LITTLE = 1 << 25
+# A worker that would need so many times its free memory is full: more workers like it would not help.
+MANY_TIMES = 100
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ class Plan:
                 if more:
                     kept = " or read C block by block (C.sum(), da.topk(C, 10)), or write it as it is made, with out=,"
                 remedy = f"{use}{kept} or more memory for each, or smaller blocks"
-                if have < LITTLE:
+                if peak > MANY_TIMES * have:
                     remedy = "a worker has almost none: end what fills its memory, or start the cluster without it"
                 held = f", with {blocks} blocks of C in memory at a time" if more else ""
                 raise DoesNotFitError(

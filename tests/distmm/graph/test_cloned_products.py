@@ -10,7 +10,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from dask.graph_manipulation import bind, clone
-from distributed import Client, Scheduler
+from distributed import Client, Scheduler, wait
 
 import distmm
 from distmm.graph.product_graph import ProductLayer
@@ -77,7 +77,7 @@ def test_the_copy_of_a_product_is_made_on_the_scheduler_and_placed(client: Clien
     copy = clone(C, omit=A)
     assert not any(layer.is_materialized() for layer in copy.dask.layers.values() if isinstance(layer, ProductLayer))
     kept = client.persist(copy)
-    client.compute(kept).result(timeout=60)
+    wait(kept)
 
     def owners(dask_scheduler: Scheduler) -> dict[Any, tuple[str, bool]]:
         tasks = [ts for ts in dask_scheduler.tasks.values() if ts.key[0] == name]

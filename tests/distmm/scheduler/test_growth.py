@@ -14,7 +14,6 @@ import distmm
 from distmm.graph import product_graph
 from distmm.graph.placement import Placement
 from distmm.job.wave_graph import Names, WritingLayer
-from distmm.planning.grid import Grid
 from distmm.planning.plan import Plan
 from distmm.scheduler.lookahead import Lookahead
 from distmm.scheduler.product_state import Limits, OperandBlock, PlannedTask
@@ -78,7 +77,7 @@ def product(size: int) -> Callable[[], object]:
     def run() -> None:
         products = Products()
         products.worker_joined("w", "w")
-        where = [Placement("c", Grid(1, 1), (), 0, 0, step, step, run="c") for step in range(size)]
+        where = [Placement("c", (), 0, 0, step, step, owners=(0,), homes=(0, 0), run="c") for step in range(size)]
         tasks = [PlannedTask(("s", n), at, 0, not n, (("a", 0, n), ("b", n, 0))) for n, at in enumerate(where)]
         operands = {block: OperandBlock((block,), "c") for task in tasks for block in task.operands}
         products.arrived(tasks, (), operands, (), {"c": Limits()})
