@@ -7,7 +7,8 @@ in another product. They must not wait for a step that opens only after they hav
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 
 from distmm.graph.placement import Key, Placement
 from distmm.scheduler.product_state import ProductState
@@ -15,35 +16,42 @@ from distmm.scheduler.product_state import ProductState
 __all__ = ["HeldLoads"]
 
 Step = tuple[str, int]  # a product, and the order of a step
+Load = tuple[tuple[Key, ...], int]  # the tasks that make a block, and their rank
 
 
 class HeldLoads:
-    """The loads that wait for steps of products, when new tasks arrive or a product is forgotten.
+    """The loads that wait for steps of products.
 
     Attributes
     ----------
     steps : dict
         By block the step for which its load waits.
+    readers : dict
+        By block whose load waits: the other products that read it, with the first of their tasks that does.
     waits : dict
-        By product and by order of its steps: the steps of other products that must open before this one can end.
+        By product and by order of its steps: blocks that the step reads, and whose loads waited for another product.
     """
 
     def __init__(self, products: Mapping[str, ProductState]) -> None:
         self.products = products
-        self.steps: dict[Key, Step] = {
-            block: (name, order)
-            for name, product in products.items()
-            for order, held in product.lookahead.held.items()
-            for block in held.loads
-        }
-        self.waits: defaultdict[str, defaultdict[int, set[Step]]] = defaultdict(lambda: defaultdict(set))
-        if self.steps:
-            for product in products.values():
-                for key, task in product.tasks.items():
-                    if key not in product.done:
-                        for block in task.operands:
-                            if (step := self.steps.get(block)) is not None:
-                                self._wait(task.where, step)
+        self.steps: dict[Key, Step] = {}
+        self.readers: defaultdict[Key, dict[str, Placement]] = defaultdict(dict)
+        self.waits: defaultdict[str, defaultdict[int, set[Key]]] = defaultdict(lambda: defaultdict(set))
+
+    def __iter__(self) -> Iterator[object]:
+        """All that is remembered: nothing where no product is under way."""
+        return chain(self.steps, self.readers, self.waits)
+
+    def hold(self, block: Key, load: Load, product: str, order: int) -> None:
+        """Have a load wait for a step."""
+        self.products[product].lookahead.held[order].loads[block] = load
+        self.steps[block] = product, order
+
+    def opened(self, blocks: Iterable[Key]) -> None:
+        """Note that the loads of these blocks do not wait any longer."""
+        for block in blocks:
+            self.steps.pop(block, None)
+            self.readers.pop(block, None)
 
     def advance(self, block: Key, where: Placement) -> dict[Key, int]:
         """See to it that the load of a block does not wait for a step that opens only after a new task has run.
@@ -68,18 +76,17 @@ class HeldLoads:
         held = self.products[holder].lookahead.held
         if holder == where.product:
             if order > where.order:
-                held[where.order].loads[block] = held[order].loads.pop(block)
-                self.steps[block] = holder, where.order
-        elif self._opens_after(step, where):
+                self.hold(block, held[order].loads.pop(block), holder, where.order)
+        elif self._ended_before(step).get(where.product, -1) >= where.order:
             makers, rank = held[order].loads.pop(block)
-            del self.steps[block]
+            self.opened([block])
             return dict.fromkeys(makers, rank)
         else:
-            self._wait(where, step)
+            self._wait(block, where)
         return {}
 
-    def pass_on(self, loads: Mapping[Key, tuple[tuple[Key, ...], int]]) -> dict[Key, int]:
-        """Have loads that a forgotten product held wait for the first step of any other product that reads the block.
+    def forget(self, product: str, loads: Mapping[Key, Load]) -> dict[Key, int]:
+        """Forget a product. The loads that it held wait for the first step of any other product that reads the block.
 
         They start if there is none, or if that step opens only after a step of another product that reads the block.
 
@@ -88,43 +95,48 @@ class HeldLoads:
         dict
             Tasks to start, with their ranks.
         """
-        readers: defaultdict[Key, dict[str, Placement]] = defaultdict(dict)  # the first one of each product
-        for name, product in self.products.items():
-            for key, task in product.tasks.items():
-                if key not in product.done:
-                    for block in loads.keys() & set(task.operands):
-                        first = readers[block].get(name, task.where)
-                        readers[block][name] = min(first, task.where, key=lambda where: where.order)
+        self.waits.pop(product, None)
+        others = {block: self.readers.get(block, {}).values() for block in loads}
+        self.opened(loads)
         start: dict[Key, int] = {}
         for block, load in loads.items():
-            in_order = sorted(readers[block].values(), key=lambda where: where.order)
-            if not in_order or not self._hold(block, load, *in_order):
+            in_order = sorted((at for at in others[block] if at.product in self.products), key=lambda at: at.order)
+            if not in_order or not self._pass_on(block, load, *in_order):
                 start.update(dict.fromkeys(*load))
         return start
 
-    def _hold(self, block: Key, load: tuple[tuple[Key, ...], int], first: Placement, *others: Placement) -> bool:
+    def _pass_on(self, block: Key, load: Load, first: Placement, *others: Placement) -> bool:
         """Have a load wait for the step of its first reader; return False if it must not."""
         step, held = (first.product, first.order), self.products[first.product].lookahead.held
-        if first.order not in held or any(self._opens_after(step, where) for where in others):
+        ended = self._ended_before(step) if first.order in held else None
+        if ended is None or any(ended.get(where.product, -1) >= where.order for where in others):
             return False
-        held[first.order].loads[block] = load
+        self.hold(block, load, *step)
         for where in others:
-            self._wait(where, step)
+            self._wait(block, where)
         return True
 
-    def _wait(self, where: Placement, step: Step) -> None:
-        if step[0] != where.product:
-            self.waits[where.product][where.order].add(step)
+    def _wait(self, block: Key, where: Placement) -> None:
+        """Note that a task waits for a load which waits for a step of another product."""
+        if self.steps[block][0] != where.product:
+            self.waits[where.product][where.order].add(block)
+            first = self.readers[block].setdefault(where.product, where)
+            if where.order < first.order:
+                self.readers[block][where.product] = where
 
-    def _opens_after(self, step: Step, where: Placement) -> bool:
-        """Whether a step opens only after the step of a task has ended, directly or by way of other products."""
-        stack, seen = [step], {step}
+    def _ended_before(self, step: Step) -> dict[str, int]:
+        """Return the last step of each product that ends before a step opens, directly or by way of others."""
+        ended: dict[str, int] = {}
+        stack = [step]
         while stack:
             name, order = stack.pop()
             last = order - self.products[name].lookahead.steps  # all steps up to this one end before
-            if name == where.product and last >= where.order:
-                return True
-            needed = {each for own, steps in self.waits[name].items() if own <= last for each in steps} - seen
-            seen |= needed
-            stack += needed
-        return False
+            before = ended.get(name)
+            if before is not None and before >= last:
+                continue
+            ended[name] = last
+            for own, blocks in self.waits.get(name, {}).items():
+                if own <= last and (before is None or own > before):
+                    needed = {self.steps[block] for block in blocks if block in self.steps}
+                    stack += [each for each in needed if each[0] != name]
+        return ended

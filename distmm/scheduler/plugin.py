@@ -23,7 +23,7 @@ from distributed.scheduler import Scheduler, TaskState
 
 from distmm.errors import DoesNotFitError
 from distmm.graph.dask_tasks import PlacedTask, ProductTask, is_view
-from distmm.graph.placement import Key
+from distmm.graph.placement import Key, Placement
 from distmm.scheduler import dask_internals
 from distmm.scheduler.consumers import reached
 from distmm.scheduler.product_state import Limits, OperandBlock, PlannedTask
@@ -90,6 +90,13 @@ class PlacementPlugin(SchedulerPlugin):
     def ranks(self) -> list[str]:
         """Address of the worker of each rank."""
         return self.products.ranks.addresses
+
+    def owner(self, where: Placement) -> str:
+        """Address of the worker that runs a chain; empty if there has been no worker."""
+        state, ranks = self.products.products.get(where.product), self.ranks
+        if not ranks:
+            return ""
+        return ranks[where.rank % len(ranks) if state is None else state.rank(where.rank)]
 
     def progress(self, product: str) -> tuple[int, int]:
         """Product tasks that are done, and all product tasks; 0 of 0 for a product that is not under way."""

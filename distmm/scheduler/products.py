@@ -56,6 +56,7 @@ class Products:
     def __init__(self, ranks: Ranks | None = None) -> None:
         self.ranks = Ranks() if ranks is None else ranks
         self.products: dict[str, ProductState] = {}
+        self.held_loads = HeldLoads(self.products)
         self.replicas = Replicas()
         self.runs: WeakValueDictionary[str, OutputSlots] = WeakValueDictionary()
         self.opening: dict[str, None] = {}  # products that may open steps, or start chains
@@ -130,7 +131,7 @@ class Products:
         arranged = Arrangement()
         replicas = self.replicas
         seen: set[Key] = set()
-        held_loads: HeldLoads | None = None
+        advanced: set[tuple[str, Key]] = set()
         # By order: a block that several steps read waits for the first of them.
         for task in sorted(tasks, key=_order):
             where, order = task.where, task.where.order
@@ -148,24 +149,26 @@ class Products:
             for block, planned_home in zip(task.operands, where.homes, strict=True):
                 if planned or replicas.use(block, rank):
                     held.replicas[block, rank] = None
+                operand = operands[block]
+                elsewhere = not operand.makers and not operand.holders  # another product has its load
+                if elsewhere and (where.product, block) not in advanced:
+                    advanced.add((where.product, block))
+                    self.orphans.update(self.held_loads.advance(block, where))
                 if block in seen:
                     continue
                 seen.add(block)
-                operand, home = operands[block], product.rank(planned_home)
+                home = product.rank(planned_home)
                 replicas.settle(block, home, operand.holders)
                 # Tasks that a product needs to finish must not wait for a step of another product.
                 waits = operand.reader == where.product
                 earlier = order - product.limits.loads_first
                 if not operand.makers:
-                    if not operand.holders:
-                        held_loads = held_loads or HeldLoads(self.products)
-                        self.orphans.update(held_loads.advance(block, where))
                     continue
                 if waits:
                     for maker in operand.makers if self.orphans else ():
                         self.orphans.pop(maker, None)
                     arranged.hold += [(maker, earlier) for maker in operand.makers]
-                    held.loads[block] = operand.makers, home
+                    self.held_loads.hold(block, (operand.makers, home), where.product, order)
                 else:
                     arranged.place += [(maker, home, earlier) for maker in operand.makers]
             self.opening[where.product] = None
@@ -268,8 +271,7 @@ class Products:
             del self.products[where.product]
             steps = product.lookahead.held.values()
             loads = {block: load for held in steps for block, load in held.loads.items()}
-            if loads:
-                self.orphans.update(HeldLoads(self.products).pass_on(loads))
+            self.orphans.update(self.held_loads.forget(where.product, loads))
 
     def give_up(self, name: str) -> None:
         """Forget a product and its tasks at once."""
@@ -323,6 +325,7 @@ class Products:
             if (product := self.products.get(name)) is None:
                 continue
             for held in product.lookahead.open():
+                self.held_loads.opened(held.loads)
                 self.replicas.want(held.replicas)
                 blocks.update((block, None) for block, _ in held.replicas)
                 decided.start += [(maker, rank) for makers, rank in held.loads.values() for maker in makers]

@@ -259,8 +259,7 @@ class Telemetry(SchedulerPlugin):
     def _owner(self, task: ProductTask) -> str:
         """Return the name of the worker that will run a task."""
         placing = self.scheduler.plugins.get(PlacementPlugin.name)
-        ranks = placing.ranks if placing else ()
-        return self._name(ranks[task.placement.rank % len(ranks)]) if ranks else ""
+        return self._name(placing.owner(task.placement)) if placing else ""
 
     def log_event(self, topic: str, msg: Any) -> None:
         """Record messages of jobs (`distmm.telemetry.events.JOB_TOPIC`), and of workers whose GPU's memory was full."""

@@ -92,12 +92,38 @@ def product(size: int) -> Callable[[], object]:
     return run
 
 
+def products(count: int) -> Callable[[], object]:
+    """So many products that read one operand, whose loads the first one holds, until all are forgotten."""
+
+    def run() -> None:
+        machine = Products()
+        machine.worker_joined("w", "w")
+        arrived = []
+        for number in range(count):
+            name = f"c{number}"
+            where = [Placement(name, Grid(1, 1), (), 0, 0, step, step, run=name) for step in range(4)]
+            tasks = [PlannedTask((name, n), at, 0, not n, (("a", 0, n), (name, n, 0))) for n, at in enumerate(where)]
+            operands = {block: OperandBlock((block,), name) for task in tasks for block in task.operands}
+            if number:
+                operands |= {("a", 0, n): OperandBlock() for n in range(4)}
+            machine.arrived(tasks, (), operands, (), {name: Limits(lookahead=1)})
+            machine.decide(lambda key: ())
+            arrived.append(tasks)
+        for task in (task for tasks in arrived[::-1] for task in tasks):
+            machine.forgotten(task.key, task.where)
+        machine.decide(lambda key: ())
+        assert not [*machine.products, *machine.held_loads]
+
+    return run
+
+
 CASES: dict[str, Callable[[int], Callable[[], object]]] = {
     "writing tasks of many panels": lambda n: writing(plan(n)),
     "writing tasks of many columns": lambda n: writing(plan(1, n)),
     "product tasks": lambda n: chains(plan(n)),
     "lookahead": steps,
     "a product": product,
+    "products that share an operand": products,
 }
 
 
