@@ -107,10 +107,9 @@ class Plan:
     def cost(self) -> Cost:
         """Bytes, peak memory, tasks and seconds (see `distmm.planning.time_model.Cost`)."""
         moved, seconds, bound_by = self._time_model.predict()
-        p, grid = self.problem, self.grid
-        a, b = p.m * p.k * math.prod(p.a_batch), p.k * p.n * math.prod(p.b_batch)
-        summed = (self.layout.layers - 1) * self.blocking.c_elements * p.accumulator_bytes
-        bound = (a * (grid.columns - 1) + b * (grid.rows - 1)) * p.dtype.itemsize + summed
+        layout = self.layout
+        summed = (layout.layers - 1) * self.blocking.c_elements * self.problem.accumulator_bytes
+        bound = int(layout.operand_bytes(self.blocking.whole).received.sum()) + summed
         return Cost(moved, bound, self.peak.worker, self.peak.host, self.schedule.tasks, seconds, bound_by)
 
     @property
