@@ -113,12 +113,13 @@ class Plan:
     def cost(self) -> Cost:
         """Bytes, peak memory, tasks and seconds (see `distmm.planning.time_model.Cost`)."""
         moved, seconds, bound_by = self._time_model.predict()
-        p, grid = self.problem, self.grid
-        a, b = p.m * p.k * math.prod(p.a_batch), p.k * p.n * math.prod(p.b_batch)
-        if isinstance(grid, Owners):
-            bound = grid.fewest
+        if isinstance(self.grid, Owners):
+            bound = self.grid.fewest
+        elif len(self.waves) == 1:
+            bound = moved
         else:
-            bound = (a * (grid.columns - 1) + b * (grid.rows - 1)) * p.dtype.itemsize + self.layout.summed_bytes()
+            layout = self.layout
+            bound = int(layout.operand_bytes(self.blocking.whole).received.sum()) + layout.summed_bytes()
         return Cost(moved, bound, self.peak.worker, self.peak.host, self.schedule.tasks, seconds, bound_by)
 
     @property

@@ -58,10 +58,9 @@ class Cost:
         Sum of the blocks of A and B sent between workers, each sent once to each worker that needs it in each wave,
         and of the partial blocks of C where k is split.
     bytes_bound : int
-        The same for one wave on a full grid with every block at its home: ``mk (columns - 1) + kn (rows - 1)``
-        elements, and ``mn (layers - 1)`` accumulators. A symmetric product has half of these accumulators. It stays
-        below this figure, because fewer workers use its first and last blocks. If the operands are in the workers'
-        memory: the fewest that any table of owners moves from there (`distmm.planning.owners`).
+        The same if all of C is one wave: on a full grid ``mk (columns - 1) + kn (rows - 1)`` elements, and
+        ``mn (layers - 1)`` accumulators. No waves move less. If the operands are in the workers' memory: the fewest
+        that any table of owners moves from there (`distmm.planning.owners`).
     peak_bytes, peak_host_bytes : int
         `worker` and `host` of `distmm.planning.memory.Peak`.
     tasks : int

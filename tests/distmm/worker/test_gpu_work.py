@@ -103,6 +103,7 @@ def test_operands_are_dropped_when_products_have_stopped(
 
 def test_a_full_gpu_is_tried_again_after_freeing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "PAUSES", (0.0, 0.0))
+    monkeypatch.setattr(gpu, "prepared", gpu.Prepared())  # without what other tests have left
     attempts: list[int] = []
 
     def full_at_first() -> str:
