@@ -101,6 +101,14 @@ def test_a_dataset_whose_name_is_not_utf_8_is_refused(client: Client, product: n
     assert os.listdir() == ["in"]
 
 
+def test_a_folder_that_only_has_the_name_of_a_jobs_is_not_emptied(product: np.ndarray) -> None:
+    os.rename("in", "C.zarr.job")
+    for overwrite in (False, True):
+        with pytest.raises(InputError, match=r"contains A\.npy, which no job has left"):
+            job.multiply("C.zarr.job/A.npy", "C.zarr.job/B.zarr", "C.zarr", overwrite=overwrite)
+    assert sorted(os.listdir("C.zarr.job")) == ["A.npy", "B.zarr"]
+
+
 def test_a_reduced_product_does_not_replace_a_part_of_itself(client: Client, product: np.ndarray) -> None:
     job.topk("in/A.npy", "in/B.zarr", 120, "T.zarr", client=client)
     before = zarr.open_group("T.zarr", mode="r")["values"][...]  # type: ignore[index]
