@@ -128,4 +128,4 @@ def _temporary() -> Any:
     try:
         return Security.temporary()
     except ImportError as error:
-        raise InputError("TLS: temporary certificates need one more package: type pip install 'distmm[tls]'") from error
+        raise InputError("TLS: temporary certificates need one more package: type pip install '.[tls]'") from error

@@ -19,6 +19,7 @@ from distmm.api import array as products
 from distmm.api import einsum as contractions
 from distmm.api.array_types import package_of
 from distmm.errors import InputError
+from distmm.graph.parametric_layer import with_copies
 from distmm.graph.product_graph import ProductLayer
 
 __all__ = ["REPLACEMENTS"]
@@ -121,7 +122,7 @@ def _contracted(
     numbered = [[number[label] for label in labels] for labels in (of_a, of_b, out)]
     c = _kept(contractions.einsum(a, numbered[0], b, numbered[1], numbered[2]), a, b)
     chunks = tuple(edges[label] for label in out)
-    return c if c.chunks == chunks else c.rechunk(chunks)
+    return c if c.chunks == chunks else with_copies(c.rechunk(chunks))
 
 
 def _check_blocks(a: da.Array, b: da.Array) -> None:

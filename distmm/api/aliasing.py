@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Hashable, Iterator
 from mmap import mmap
+from pathlib import Path
 from typing import Any
 
 import dask.array as da
@@ -14,9 +15,9 @@ from dask.highlevelgraph import MaterializedLayer
 
 from distmm.api.array_types import package_of
 
-__all__ = ["coincide", "overlap", "repeats", "same", "transposes"]
+__all__ = ["coincide", "lies_in", "overlap", "repeats", "same", "transposes"]
 
-Part = tuple[Hashable, float, float]  # a file or store, and the first and the end byte of the elements in it
+Part = tuple[Hashable, float, float]  # a file (its path or URL) or store, and the first and end byte of the elements
 
 
 def overlap(first: Any, second: Any) -> bool:
@@ -24,13 +25,29 @@ def overlap(first: Any, second: Any) -> bool:
     return any(
         (isinstance(x, np.ndarray) and isinstance(y, np.ndarray) and np.may_share_memory(x, y))
         or any(
-            p == q and low < other_high and other_low < high
+            _identity(p) == _identity(q) and low < other_high and other_low < high
             for p, low, high in _parts(x)
             for q, other_low, other_high in _parts(y)
         )
         for x in _sources(first)
         for y in _sources(second)
     )
+
+
+def lies_in(array: Any, path: str) -> bool:
+    """Whether elements of an array are in the file, folder or URL `path`, whatever the names of it."""
+    from distmm.storage.object_store import is_url, within  # late: imports h5py and Zarr
+
+    if is_url(path):
+        return any(within(place, path) for place in _places(array) if is_url(place))
+    if not os.path.exists(path):
+        return False
+    whole = _identity(path)
+    for place in _places(array):
+        place = os.path.realpath(place.removeprefix("file://"))
+        if whole in (_identity(place), *(_identity(str(above)) for above in Path(place).parents)):
+            return True
+    return False
 
 
 def coincide(first: Any, second: Any) -> bool:
@@ -98,6 +115,11 @@ def _sources(array: Any) -> Iterator[Any]:
         yield from (source for source, axes in getattr(layer, "indices", ()) if axes is None)
 
 
+def _places(array: Any) -> Iterator[str]:
+    """Yield the paths and URLs of the files and folders that an array is in."""
+    yield from (place for x in _sources(array) for place, _, _ in _parts(x) if isinstance(place, str))
+
+
 def _parts(array: Any) -> Iterator[Part]:
     """Yield the places in files and stores where the elements of an array are, if other arrays can share them."""
     if isinstance(array, np.ndarray):
@@ -109,14 +131,17 @@ def _parts(array: Any) -> Iterator[Part]:
     import zarr
 
     from distmm.storage import Matrix
+    from distmm.storage.opened import OpenedZarr
 
+    if isinstance(array, OpenedZarr):
+        array = array.array
     if isinstance(array, Matrix):
-        yield _file(getattr(array, "file", array.path)), 0, math.inf
+        yield getattr(array, "file", array.path), 0, math.inf
     elif isinstance(array, zarr.Array):
         yield _zarr(array), 0, math.inf
     elif isinstance(array, h5py.Dataset):
         header = h5py.h5o.get_info(array.id).addr  # its address differs for each dataset of a file
-        yield _file(array.file.filename), header, header + 1
+        yield array.file.filename, header, header + 1
 
 
 def _mapped(array: np.ndarray) -> Iterator[Part]:
@@ -126,7 +151,7 @@ def _mapped(array: np.ndarray) -> Iterator[Part]:
     while base is not None:
         if isinstance(base, np.memmap) and isinstance(base.base, mmap) and base.filename is not None:
             shift = base.offset - base.ctypes.data
-            yield _file(os.fspath(base.filename)), low + shift, high + shift
+            yield os.fspath(base.filename), low + shift, high + shift
         base = getattr(base, "base", None)
 
 
@@ -138,19 +163,21 @@ def _zarr(array: Any) -> Hashable:
 
     store = store_of(array)
     if isinstance(store, zarr.storage.LocalStore):
-        return _file(os.path.join(store.root, array.path))
+        return os.path.join(str(store.root), array.path)
     if isinstance(store, zarr.storage.FsspecStore):
-        return _file(os.path.join(store.fs.unstrip_protocol(store.path), array.path).rstrip("/"))
+        return str(os.path.join(store.fs.unstrip_protocol(store.path), array.path)).rstrip("/")
     if isinstance(store, zarr.storage.ZipStore):
-        return _file(os.fspath(store.path)), array.path
+        return _identity(os.fspath(store.path)), array.path
     return id(dictionary_of(store)), array.path
 
 
-def _file(path: str) -> Hashable:
-    """Return the device and inode of a file or folder, so that all its names compare equal. A URL is returned."""
-    path = path.removeprefix("file://")
+def _identity(place: Hashable) -> Hashable:
+    """Return the device and inode of a file or folder, so that all its names compare equal. Others are returned."""
+    if not isinstance(place, str):
+        return place
+    place = place.removeprefix("file://")
     try:
-        found = os.stat(path)
+        found = os.stat(place)
     except OSError:
-        return path
+        return place
     return found.st_dev, found.st_ino

@@ -50,6 +50,7 @@ def matmul(
         - A NumPy or CuPy array. A NumPy array with gaps between the elements of its rows and of its columns is copied
           at the call.
         - An object with ``shape``, ``dtype`` and ``__getitem__``, such as a Zarr array. Workers read it block by block.
+          Zarr arrays and HDF5 datasets are opened again by their absolute path.
         - A memory map. Workers read its file. It is refused if another file has replaced that file.
         - An array of another package with DLPack (PyTorch, JAX), on the host or on a GPU. It is used without a copy.
         - An xarray object, of which ``data`` is used. Names of dimensions and coordinates are ignored. A lazily opened
@@ -57,11 +58,11 @@ def matmul(
     B : array-like of shape (..., k, n) or (k,)
         As `A`.
     precision : {"highest", "high", "medium", "ieee"}, optional
-        Minimum accuracy of the product. "highest": at least as accurate as arithmetic in the type of the operands.
-        "high", "medium": float32 operands may be rounded to TF32 or bfloat16. "ieee": each element of a float32,
-        float64 or complex product is a chain of fused multiply-adds, so that its bits do not depend on blocks. By
-        default the value of ``distmm.precision`` in Dask's configuration, which is "highest" unless it is changed. The
-        defaults of `kernel`, `reproducible` and `device` are configured in the same way.
+        Minimum accuracy of the product. "highest": within the error bound of arithmetic in the type of the operands,
+        for each element. "high", "medium": float32 operands may be rounded to TF32 or bfloat16. "ieee": each element of
+        a float32, float64 or complex product is a chain of fused multiply-adds, so that its bits do not depend on
+        blocks. By default the value of ``distmm.precision`` in Dask's configuration, which is "highest" unless it is
+        changed. The defaults of `kernel`, `reproducible` and `device` are configured in the same way.
     kernel : str, optional
         Name of a kernel, such as "tiled" or "cublas". By default the fastest kernel of the worker's device that has the
         precision.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,8 @@ from distmm.errors import InputError
 from distmm.transfer.pickling import pickled
 
 __all__ = ["as_array", "check_query_planning", "check_sendable", "package_of"]
+
+logger = logging.getLogger(__name__)
 
 # Advice for tables and sparse matrices, by the package of their type.
 INSTEAD = {
@@ -71,6 +74,8 @@ def as_array(source: Any, name: str) -> Any:
         raise InputError(f"{name} is a {kind} of Dask, a table: give {name}.to_dask_array(lengths=True)")
     if is_foreign(source):
         return as_native(source, name)
+    if package == "h5py" and not source:
+        raise InputError(f"{name} is a dataset of an HDF5 file that has been closed: open it again")
     if isinstance(source, (list, tuple, int, float, complex)):
         try:
             source = np.asarray(source)
@@ -97,7 +102,17 @@ def as_array(source: Any, name: str) -> Any:
         )
     if any(int(n) != n or n < 0 for n in source.shape):
         raise InputError(f"{name} has shape {source.shape}: sizes must be whole numbers of at least 0")
-    return source
+    return _by_path(source, name) if package in ("h5py", "zarr") else source
+
+
+def _by_path(source: Any, name: str) -> Any:
+    """Return what the path of an open Zarr array or HDF5 dataset would give, and warn of chunks that are missing."""
+    from distmm.storage.opened import by_path  # late: the import takes a second, and others need no storage
+
+    found = by_path(source, name)
+    if found is not source and (what := found.missing()) is not None:
+        logger.warning("%s: %s: %s; they may be empty, or lost", name, found.path, what)
+    return found
 
 
 def _layers(array: da.Array) -> Iterator[Any]:
@@ -111,24 +126,22 @@ def _layers(array: da.Array) -> Iterator[Any]:
 
 
 def check_sendable(source: Any, name: str) -> None:
-    """Refuse what cannot be sent to workers.
+    """Refuse what cannot be sent to workers: an array in this process's memory, an open file, or what holds a lock.
 
-    This includes an HDF5 dataset whose file is open for writing, as other processes cannot open that file. Of a Dask
-    array, one task of each layer is pickled for a trial, which takes some 0.2 ms.
+    Of a Dask array, one task of each layer is pickled for a trial, which takes some 0.2 ms.
 
     Raises
     ------
     InputError
         With the reason and the remedy.
     """
-    if package_of(source) == "h5py" and source.file.mode != "r":
-        raise InputError(
-            f"{name} is the dataset {source.name} of {source.file.filename}, which is open for writing "
-            f"({source.file.mode}): workers cannot open it at the same time; close it and open it again with "
-            "h5py.File(path, 'r'), or give its path to distmm.multiply"
-        )
     if isinstance(source, np.ndarray) or package_of(source) == "cupy":
         return
+    if package_of(source) in ("distmm", "h5py"):
+        from distmm.storage.opened import unsendable
+
+        if (why := unsendable(source)) is not None:
+            raise InputError(f"{name} {why}")
     buffers: list[Any] = []
     try:
         for part in _layers(source) if isinstance(source, da.Array) else [source]:

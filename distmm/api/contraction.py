@@ -33,6 +33,7 @@ from distmm.api.product import Gemm
 from distmm.api.scalars import common_type
 from distmm.api.wishes import Wishes
 from distmm.graph.dask_tasks import reshaped
+from distmm.graph.parametric_layer import with_copies
 from distmm.planning.blocks import even_edges
 from distmm.planning.problem import accumulator_dtype
 
@@ -138,7 +139,7 @@ class _Matrices:
             edges = self._edges(gemm, wishes, client)
             c_chunks = *(edges[label] for label in self.batch), _merged(edges, self.rows), _merged(edges, self.columns)
             lazy = gemm.array(wishes, None, client, c_chunks).rechunk(c_chunks)
-            lazy = reshaped(lazy, tuple(edges[label] for label in (*self.batch, *self.rows, *self.columns)))
+            lazy = with_copies(reshaped(lazy, tuple(edges[each] for each in (*self.batch, *self.rows, *self.columns))))
         result = Labelled(lazy, (*self.batch, *self.rows, *self.columns), name).transposed(output)
         return result if out is None else Labelled(fill(out, result.source, client), output, name)
 

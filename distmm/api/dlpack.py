@@ -47,7 +47,7 @@ def as_native(source: Any, name: str) -> Any:
             return _view(source, gpu.from_dlpack)
     except ImportError as error:
         raise InputError(
-            f"{name} is a {kind} on a GPU, which needs CuPy ({error}): type pip install 'distmm[cuda13]', or give a "
+            f"{name} is a {kind} on a GPU, which needs CuPy ({error}): type pip install '.[cuda13]', or give a "
             f"copy on the host, such as {name}.cpu()"
         ) from error
     except (BufferError, RuntimeError, TypeError, ValueError) as error:

@@ -30,6 +30,16 @@ class _Part:
     def __dask_tokenize__(self) -> str:
         return self.name  # not of the elements, which may change
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the part."""
+        return self.array.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Type of its elements."""
+        return self.array.dtype
+
     def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
         return self.array[index]
 

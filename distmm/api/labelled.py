@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ import dask.array as da
 import numpy as np
 
 from distmm.api.array_types import as_array, package_of
-from distmm.api.operands import kind_of, wrap
+from distmm.api.operands import checked, kind_of, wrap
 from distmm.errors import InputError
 from distmm.planning.problem import accumulator_dtype
 from distmm.transfer.memory_map import is_mapped
@@ -37,11 +37,14 @@ class Labelled:
         One label for each dimension.
     name : str
         Name of the array in messages.
+    unchecked : bool
+        Whether it is the user's Dask array, whose blocks must be checked before anything but a product reads them.
     """
 
     source: Any
     labels: tuple[Label, ...]
     name: str
+    unchecked: bool = False
 
     @classmethod
     def of(cls, source: Any, name: str) -> Labelled:
@@ -58,11 +61,11 @@ class Labelled:
             accumulator_dtype(np.dtype(source.dtype))
         except InputError as error:
             raise InputError(f"{name}: {error}") from None
-        return cls(source, tuple(range(len(source.shape))), name)
+        return cls(source, tuple(range(len(source.shape))), name, isinstance(source, da.Array))
 
     def labelled(self, labels: Sequence[Label]) -> Labelled:
         """Return the same array with other labels."""
-        return Labelled(self.source, tuple(labels), self.name)
+        return replace(self, labels=tuple(labels))
 
     @cached_property
     def sizes(self) -> dict[Label, int]:
@@ -101,6 +104,7 @@ class Labelled:
         edges = {label: cut for label, cut in (edges or {}).items() if label in self.labels}
         source = self.source
         if isinstance(source, da.Array):
+            source = checked(source, self.name) if self.unchecked else source
             cuts = {self.labels.index(label): cut for label, cut in edges.items()}
             return Labelled(source.rechunk(cuts), self.labels, self.name)
         if not self.labels:
@@ -115,7 +119,8 @@ class Labelled:
 
     def movable(self) -> Labelled:
         """Return it as an array that can be transposed and reshaped: an array in memory, or a Dask array."""
-        return self if self.in_memory or isinstance(self.source, da.Array) else self.lazy()
+        lazy = isinstance(self.source, da.Array) and not self.unchecked
+        return self if self.in_memory or lazy else self.lazy()
 
     def transposed(self, labels: Sequence[Label]) -> Labelled:
         """Return it with its dimensions in this order."""

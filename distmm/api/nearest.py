@@ -17,6 +17,7 @@ from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
 from distmm.errors import InputError
 from distmm.planning.precision import Precision
+from distmm.planning.problem import accumulator_dtype
 from distmm.worker import tasks
 
 __all__ = ["nearest"]
@@ -42,8 +43,7 @@ def nearest(
     Parameters
     ----------
     X : array-like of shape (m, d)
-        As `A` in `matmul`. Floating-point numbers. Products of float16 and bfloat16 are rounded to that type before
-        they are compared: convert to float32 to distinguish neighbours with nearly equal values.
+        As `A` in `matmul`. Floating-point numbers.
     Y : array-like of shape (n, d), or None
         As `X`. None: X itself. Each pair of rows is then multiplied once, and each row counts as its own neighbour.
     k : int
@@ -59,8 +59,10 @@ def nearest(
     -------
     TopK
         Lazy values (inner products, cosines or distances) and indices of rows of Y. They compute to NumPy arrays of
-        shape (m, k). Of equally near rows, the one with the lower index comes first. A row of Y with NaN comes last:
-        its inner product and cosine count as minus infinity, its distance as infinity.
+        shape (m, k). Values of float16 and bfloat16 are float32. Cosines and distances do not overflow where float64
+        would not; inner products of float32 do, as those of `matmul`. Of equally near rows, the one with the lower
+        index comes first. A row of Y with NaN comes last: its inner product and cosine count as minus infinity, its
+        distance as infinity.
 
     Raises
     ------
@@ -81,10 +83,10 @@ def nearest(
     check_metric(metric)
     product, wishes = _of_rows(X, Y, (precision, kernel, device, blocks, plan))
     k = checked_k(k, product.shape[-1], f"{'X' if Y is None else 'Y'} has {{n}} rows")
-    dtype = tasks.score_dtype(metric, product.dtype)
+    dtype = accumulator_dtype(product.dtype)
     kinds = [(dtype, (k,)), (np.dtype(np.int64), (k,))]
     reduction = tasks.Largest(k, dtype, metric)
-    return TopK(*results(product, wishes, reduction, kinds, client, normed=metric != "inner"))
+    return TopK(*results(product, wishes, reduction, kinds, client, metric=metric))
 
 
 def _of_rows(X: Any, Y: Any, how: tuple[Any, ...]) -> tuple[Gemm, Wishes]:

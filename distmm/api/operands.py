@@ -21,7 +21,7 @@ from distmm.transfer import has_gaps, share, shared_memory
 from distmm.transfer.memory_map import MappedFile, is_mapped
 from distmm.worker import tasks
 
-__all__ = ["Operand", "as_matrix", "check_pair", "kind_of", "wrap"]
+__all__ = ["Operand", "as_matrix", "check_pair", "checked", "kind_of", "wrap"]
 
 
 @dataclass(frozen=True)
@@ -161,6 +161,12 @@ def _loaded(
 def _uploaded(array: da.Array) -> da.Array:
     """Copy each NumPy block once to the GPU of its home worker. Products and transfers between GPUs use that copy."""
     return array.map_blocks(tasks.to_device, dtype=array.dtype, meta=array, name=f"distmm-upload-{uuid.uuid4().hex}")
+
+
+def checked(array: da.Array, name: str) -> da.Array:
+    """Return a user's Dask array for other tasks than products, which do not check the blocks that arrive."""
+    what = f"a block of {name}"
+    return array.map_blocks(tasks.arrived_at, what, array.chunks, array.dtype, dtype=array.dtype, meta=array)
 
 
 def wrap(source: Any, name: str, transposed: bool = False) -> Operand:

@@ -13,17 +13,19 @@ from distmm.all_workers import everywhere
 from distmm.api.operands import Operand
 from distmm.api.users_blocks import Chunks, storage_multiples, users_blocking
 from distmm.api.wishes import Wishes
-from distmm.clusters import cluster
+from distmm.clusters import cluster, view
+from distmm.clusters.homes import chunk_homes, homes_of_blocks
 from distmm.clusters.link_rate import link_rate
 from distmm.clusters.load_rate import load_rate
 from distmm.errors import InputError
-from distmm.planning.blocks import Blocking, even_edges
+from distmm.planning.blocks import Blocking, cut, even_edges
 from distmm.planning.cluster_spec import ClusterSpec, Residence, Result
 from distmm.planning.fewest import few_workers
+from distmm.planning.owners import Homes
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import EXAMPLE, parse
-from distmm.planning.search import make_plan
+from distmm.planning.search import checked_edges, make_plan
 from distmm.worker.tasks import WORKSPACE, KernelChoice
 
 __all__ = ["FileJob", "PlanRequest", "plan_for"]
@@ -89,6 +91,8 @@ class PlanRequest:
         Seconds that a run of a job takes before it may be stopped.
     most : int, optional
         Bytes that blocks may take on each worker, if that is less than the worker's free memory.
+    homes : pair of Homes or None
+        Ranks that hold the chunks of A and of B, if these are Dask arrays that are made from persisted chunks.
     """
 
     problem: Problem
@@ -103,6 +107,7 @@ class PlanRequest:
     shared: bool = False
     run_seconds: float | None = None
     most: int | None = None
+    homes: tuple[Homes | None, Homes | None] = (None, None)
 
 
 def plan_for(request: PlanRequest, client: Client | None) -> Plan:
@@ -125,7 +130,11 @@ def plan_for(request: PlanRequest, client: Client | None) -> Plan:
     if wishes.plan is not None and not isinstance(wishes.plan, str):
         raise InputError(f"plan is {wishes.plan!r}: give one that distmm.plan has made, or its text, such as {EXAMPLE}")
     spec = _cluster(request, client)
+    request = _with_homes(request, spec.workers, client)
     plan = _within_host_memory(request, spec)
+    if plan.shortfall and client is not None and view.forget(client):  # workers may have more free memory by now
+        spec = _cluster(request, client)
+        plan = _within_host_memory(request, spec)
     if wishes.plan is not None:
         _check_blocks(wishes, plan)
     if wishes.absent is not None:
@@ -146,6 +155,21 @@ def _check_blocks(wishes: Wishes, plan: Plan) -> None:
         raise InputError(
             f"blocks are {wishes.blocks}, and the plan {plan} has blocks {plan.block_shape}: leave out blocks, or plan"
         )
+
+
+def _with_homes(request: PlanRequest, workers: int, client: Client | None) -> PlanRequest:
+    """Find out which workers hold the chunks of A and B."""
+    if client is None or request.job is not None or request.wishes.absent is not None or request.problem.batch:
+        return request
+    sources = [each.source if each.chunks is not None else None for each in (request.a, request.b)]
+    if all(source is None for source in sources):
+        return request
+    a, b = chunk_homes(client, sources, workers)
+    a, b = (
+        tuple(zip(*homes, strict=True)) if homes is not None and each.transposed else homes
+        for homes, each in ((a, request.a), (b, request.b))
+    )
+    return replace(request, homes=(a, b))
 
 
 def _measured(request: PlanRequest, plan: Plan, spec: ClusterSpec, client: Client) -> ClusterSpec:
@@ -217,10 +241,11 @@ def _cluster(request: PlanRequest, client: Client | None) -> ClusterSpec:
 
     spec = described()
     if job is not None:
-        assert client is not None
-        # Libraries take memory: they are loaded before the free memory is read.
-        everywhere(client, job.prepare, KernelChoice(spec.device, problem.dtype, wishes.precision, wishes.kernel))
-        spec = described()
+        if client is not None:
+            # Libraries take memory: they are loaded before the free memory is read.
+            everywhere(client, job.prepare, KernelChoice(spec.device, problem.dtype, wishes.precision, wishes.kernel))
+            view.forget(client)
+            spec = described()
         load = job.loads[spec.device] * (spec.threads if spec.device == "cpu" else 1)
         spec = replace(spec, memory=int(spec.memory * (1 - job.spare)), load=load)
     if request.most is not None:
@@ -257,6 +282,8 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
     def planned(blocking: Blocking | None, unit: tuple[int, ...] | None = None, streamed: bool = False) -> Plan:
         blocks = blocking if text is None else parse(text, problem).blocking
         cuts = ((blocks.m, blocks.k), (blocks.k, blocks.n)) if blocks else (None, None)
+        at = blocks if edges is None else cut(problem, checked_edges(edges))
+        homes = (None, None) if at is None else _homes_of(request, at)
         c_is_freed = streamed or result == "reduced"
         plan = make_plan(
             problem,
@@ -271,7 +298,10 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
             operands=(_residence(a, cuts[0], request, c_is_freed), _residence(b, cuts[1], request, c_is_freed)),
             streamed=c_is_freed,
             run_seconds=request.run_seconds,
+            homes=homes,
+            reproducible=wishes.reproducible,
         )
+        plan = plan if request.job is None else replace(plan, on_disk=True)
         # A lazy product that cannot stay may be read block by block.
         if not plan.shortfall or result in ("out", "reduced") or streamed or not may_stream:
             return plan
@@ -299,6 +329,17 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
     *batch, m, n = c_chunks
     k = even_edges(problem.k, plan.block_shape[1])
     return planned(Blocking(m, k, n, tuple(batch), triangle=problem.symmetry is not None))
+
+
+def _homes_of(request: PlanRequest, blocking: Blocking) -> tuple[Homes | None, Homes | None]:
+    """Return the ranks that hold the blocks of A and of B."""
+    if request.homes == (None, None):
+        return None, None
+    (of_a, of_b), a, b = request.homes, request.a, request.b
+    return (
+        homes_of_blocks(of_a, a.chunks or (), (blocking.m, blocking.k)),
+        homes_of_blocks(of_b, b.chunks or (), (blocking.k, blocking.n)),
+    )
 
 
 def _residence(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from typing import Any, Literal
 
+import dask
 import dask.array as da
 import numpy as np
 from dask.array.utils import meta_from_array
@@ -30,6 +31,7 @@ from distmm.clusters import cluster
 from distmm.clusters.context import computing
 from distmm.errors import DeviceMemoryError, InputError
 from distmm.graph import product_graph
+from distmm.graph.parametric_layer import with_copies
 from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem, Symmetry
@@ -178,12 +180,14 @@ class Gemm:
         """Return the lazy product. If workers can write to this process's memory, its `compute` works like ``out=``."""
         if client is None or self.a.kind == "cupy" or any(self.vectors):
             return array
+        annotations = dask.get_annotations()  # those of the call hold for the graph that `compute` makes
 
         def fill(out: np.ndarray, client: Client) -> bool:
             # If workers cannot write to `out`, Dask's `compute` fetches C as one array, provided that C fits.
             if out_target.target(out, client) is None and not plan.streamed:
                 return False
-            self.array(wishes, out, client)
+            with dask.annotate(**annotations):
+                self.array(wishes, out, client)
             return True
 
         return ProductArray.of(array, fill)
@@ -246,7 +250,7 @@ class Gemm:
             name, layers = graphs(wave)
             c = da.Array(layers, name, chunks, meta=meta)
             c = c[..., 0, :] if vector_a else c
-            return c[..., 0] if vector_b else c
+            return with_copies(c[..., 0] if vector_b else c)
 
         return lazy
 
@@ -282,7 +286,8 @@ class Gemm:
         a, b, symmetry, on, blocking = self.a, self.b, self.symmetry, plan.cluster.device, plan.blocking
         choice = product_graph.kernel_choice(plan)
         conjugate = symmetry == "hermitian" and a.transposed
-        epilogue = Epilogue(self.dtype, kind, self.alpha, self.beta, conjugate=conjugate)
+        dtype = self.dtype if reduced is None or reduced.dtype is None else reduced.dtype
+        epilogue = Epilogue(dtype, kind, self.alpha, self.beta, conjugate=conjugate)
         self._check_added()
         chunks = (*blocking.batch, blocking.m, blocking.n)
         how: dict[str, Any] = {"reduced": reduced, "norms": norms}

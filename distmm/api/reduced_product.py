@@ -23,10 +23,13 @@ from distmm.errors import InputError
 from distmm.graph import reduction_graph
 from distmm.graph.product_graph import Reduced
 from distmm.planning.plan import Plan
-from distmm.planning.problem import Symmetry
+from distmm.planning.problem import Symmetry, accumulator_dtype
 from distmm.worker import tasks
 
-__all__ = ["Kinds", "check_metric", "check_ordered", "checked_k", "is_transpose", "norms_of", "product_of", "results"]
+__all__ = [
+    "Kinds", "bytes_widened", "check_metric", "check_ordered", "checked_k", "is_transpose", "norms_of", "product_of",
+    "results",
+]  # fmt: skip
 
 Kinds = Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
 
@@ -129,7 +132,7 @@ def results(
     kinds: Kinds,
     client: Client | None,
     down: bool = False,
-    normed: bool = False,
+    metric: tasks.Metric | None = None,
 ) -> list[da.Array]:
     """Plan a product and return the results of its reduction, as lazy arrays.
 
@@ -143,8 +146,8 @@ def results(
     client : distributed.Client, optional
     down : bool
         Whether lines are columns of the product.
-    normed : bool
-        Whether the reduction needs norms.
+    metric : {"inner", "cosine", "euclidean"}, optional
+        That of the reduction.
 
     Returns
     -------
@@ -169,14 +172,23 @@ def results(
         height, width = (width, height) if down else (height, width)
         share = min(1.0, width / reduction.k) if isinstance(reduction, tasks.Largest) else 1.0
         blocks = max(wave.c_blocks for wave in plan.waves) * (1 if product.symmetry is None else 2)
-        return nbytes + blocks * math.prod(map(max, plan.blocking.batch)) * math.ceil(height * of_line * share)
+        parts = blocks * math.prod(map(max, plan.blocking.batch)) * math.ceil(height * of_line * share)
+        return nbytes + parts + (0 if metric is None else bytes_widened(plan))
 
+    normed = metric in ("cosine", "euclidean")
     plan = product.reduced(wishes, kept, client, shared=normed)
     norms = norms_of(product, plan, client) if normed else ()
-    reduced = Reduced(reduction, down, (norms[0].name, norms[1].name) if norms else None)
+    dtype = None if metric is None else accumulator_dtype(product.dtype)
+    reduced = Reduced(reduction, down, (norms[0].name, norms[1].name) if norms else None, dtype=dtype)
     kind: Literal["numpy", "cupy"] = "cupy" if plan.cluster.device == "cuda" else "numpy"
     name, graph = product.graphs(plan, kind, client, reduced, norms)(None)
     return reduction_graph.results(name, graph, plan, reduced, kinds)
+
+
+def bytes_widened(plan: Plan) -> int:
+    """Return the bytes by which the blocks of a wave exceed those planned, if they have the accumulator's type."""
+    more = plan.problem.accumulator_bytes - plan.problem.dtype.itemsize
+    return max(wave.c_blocks for wave in plan.waves) * math.prod(plan.block_shape[::2]) * more
 
 
 def norms_of(product: Gemm, plan: Plan, client: Client | None) -> tuple[da.Array, da.Array]:

@@ -18,6 +18,7 @@ from distmm.api.product_array import ProductArray
 from distmm.api.reduced_product import Kinds, check_ordered, checked_k, product_of, results
 from distmm.clusters import cluster
 from distmm.errors import InputError
+from distmm.graph.parametric_layer import with_copies
 from distmm.planning.precision import Precision
 from distmm.worker import tasks
 
@@ -207,7 +208,7 @@ def reduce(
         check_ordered(product, "largest element")
         kinds: Kinds = [(c, (1,)), (np.dtype(np.int64), (1,))]
         best = results(product, wishes, tasks.Largest(1, c), kinds, client, down)
-        return best[0 if how == "max" else 1][..., 0]
+        return with_copies(best[0 if how == "max" else 1][..., 0])
     if how == "sum":
         of_sum = np.dtype(np.uint64 if c.kind == "u" else np.int64) if c.kind in "biu" else c
         return results(product, wishes, tasks.Sum(of_sum), [(of_sum, ())], client, down)[0]

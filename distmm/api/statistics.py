@@ -147,7 +147,8 @@ def corrcoef(
     Returns
     -------
     dask.array.Array of shape (variables, variables), or () for one variable
-        Lazy. Real and imaginary parts are between -1 and 1. Variables that do not vary have NaN.
+        Lazy. Real and imaginary parts are between -1 and 1. As in NumPy, variables that do not vary have NaN, and so
+        have two whose variances overflow, and all without observations.
 
     Raises
     ------
@@ -174,14 +175,19 @@ def corrcoef(
     variance = sum(part.var(axis=1, dtype=real, keepdims=True) for part in parts)
     scaled = ((second - mean) / np.sqrt(variance * n)).astype(dtype)
     how: dict[str, Any] = {"precision": precision, "kernel": kernel, "device": device, "client": client}
-    return gram(scaled, **how).map_blocks(_clipped, dtype=dtype).squeeze()
+    c = gram(scaled, alpha=1 if n else np.nan, **how)
+    lines = da.asanyarray(variance).rechunk((c.chunks[0], 1))
+    return c.map_blocks(_clipped, lines, lines.T, dtype=dtype, meta=c._meta).squeeze()
 
 
-def _clipped(block: Any) -> Any:
-    """Clip real and imaginary parts to -1 and 1, which rounding may exceed."""
+def _clipped(block: Any, of_rows: Any, of_columns: Any) -> Any:
+    """Clip real and imaginary parts to -1 and 1, which rounding may exceed. NaN where two variances have overflowed."""
     if block.dtype.kind != "c":
-        return block.clip(-1, 1)
-    return (block.real.clip(-1, 1) + 1j * block.imag.clip(-1, 1)).astype(block.dtype)
+        clipped = block.clip(-1, 1)
+    else:
+        clipped = (block.real.clip(-1, 1) + 1j * block.imag.clip(-1, 1)).astype(block.dtype)
+    clipped[(of_rows == np.inf) & (of_columns == np.inf)] = np.nan
+    return clipped
 
 
 def _observations(m: Any, y: Any, rowvar: bool, dtype: Any) -> tuple[Any, Any, np.dtype]:

@@ -20,7 +20,7 @@ import psutil
 from distributed import Client, Future, futures_of
 
 from distmm.api.product import Gemm
-from distmm.api.reduced_product import check_metric, check_ordered, norms_of, product_of
+from distmm.api.reduced_product import bytes_widened, check_metric, check_ordered, norms_of, product_of
 from distmm.api.scalars import check_scalars, plain
 from distmm.api.waves import Graph, Waves
 from distmm.clusters import cluster
@@ -31,6 +31,7 @@ from distmm.graph.product_graph import Reduced
 from distmm.planning.blocks import Wave, slices
 from distmm.planning.plan import Plan
 from distmm.planning.precision import Precision
+from distmm.planning.problem import accumulator_dtype
 from distmm.worker import tasks
 
 __all__ = ["Entries", "bytes_of_entry", "check_threshold", "most_of_block", "threshold"]
@@ -92,7 +93,8 @@ def threshold(
     metric : {"inner", "cosine", "euclidean"}, optional
         The value that is compared and returned for a row of A and a column of B, as in `nearest`: the inner product
         (the default: the element of the product), the cosine, or the Euclidean distance. Distances of at most `t` are
-        kept. With `transb`, the columns of B are the rows of the array that you give.
+        kept. With `transb`, the columns of B are the rows of the array that you give. Values of float16 and bfloat16
+        are float32.
     most : int, optional
         Number of elements that may be kept. By default, as many as fit into a quarter of this machine's free memory.
     transa, transb, precision, kernel, device, blocks, plan, client
@@ -133,7 +135,7 @@ def threshold(
     dtype = product.dtype
     if metric is not None:
         check_metric(metric, product.a, product.b)
-        dtype = tasks.score_dtype(metric, dtype)
+        dtype = accumulator_dtype(dtype)
     client = computing(client, now=True)
     each = bytes_of_entry(dtype)
     limit = int(psutil.virtual_memory().available * MOST) // each if most is None else index(most)
@@ -144,11 +146,13 @@ def threshold(
 
     def of_waves(plan: Plan) -> int:
         """Largest number of bytes that are kept of two waves, which may run at the same time."""
-        return 2 * max(wave.c_blocks for wave in plan.waves) * of_block(plan) * each
+        kept = 2 * max(wave.c_blocks for wave in plan.waves) * of_block(plan) * each
+        return kept + (0 if metric is None else bytes_widened(plan))
 
     made = product.reduced(wishes, of_waves, client)
     collected = _Collected(product, made, limit, lower=B is None)
-    _compute(product, made, tasks.Threshold(plain(t), of_block(made), metric=metric), collected, client)
+    selection = tasks.Threshold(plain(t), of_block(made), metric=metric, dtype=dtype)
+    _compute(product, made, selection, collected, client)
     return collected.result()
 
 
@@ -196,7 +200,8 @@ def _compute(
         lazy = norms_of(product, plan, client)
         norms = tuple(dask.persist(*lazy) if client is None else client.persist(list(lazy)))
     names = (norms[0].name, norms[1].name) if norms else None
-    graph = product.graphs(plan, kind, client, Reduced(reduction, norms=names, mirrored=False), norms)
+    wide = None if reduction.metric is None else reduction.dtype
+    graph = product.graphs(plan, kind, client, Reduced(reduction, norms=names, mirrored=False, dtype=wide), norms)
     if client is None:
         for wave in plan.waves:
             parts = reduction_graph.parts_of_blocks(*graph(wave), plan, wave)

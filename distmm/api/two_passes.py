@@ -22,8 +22,8 @@ def second_pass(array: Labelled) -> da.Array:
     describes these by `Blockwise` layers. Both passes share the blocks of other arrays: persisted arrays, products,
     rechunked arrays, and arrays made from several arrays.
     """
-    source = array.source
-    return _made_again(source) if isinstance(source, da.Array) else array.lazy().source
+    source = array.lazy().source
+    return _made_again(source) if isinstance(array.source, da.Array) else source
 
 
 def _made_again(array: da.Array) -> da.Array:

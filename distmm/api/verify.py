@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -10,12 +11,11 @@ import numpy as np
 
 from distmm import config
 from distmm.api.array_types import check_sendable
-from distmm.api.operands import Operand, check_pair, wrap
+from distmm.api.operands import Operand, check_pair, checked, wrap
 from distmm.api.scalars import check_scalars, checked_seed, plain
-from distmm.checking.freivalds import OVERFLOW, Freivalds, fetch, values
-from distmm.checking.scaling import SPOILT, exponents, scaled, weights
-from distmm.checking.tolerance import Tolerance, in_type, mantissa
-from distmm.checking.verdict import Verdict, of_tolerance
+from distmm.checking.freivalds import ProductCheck
+from distmm.checking.tolerance import Tolerance
+from distmm.checking.verdict import Verdict
 from distmm.clusters import cluster
 from distmm.clusters.context import computing
 from distmm.errors import InputError
@@ -41,7 +41,7 @@ def verify(
     C: Any,
     *,
     check: Literal["freivalds", "full"] = "freivalds",
-    seed: int = 0,
+    seed: int | None = None,
     transa: bool = False,
     transb: bool = False,
     alpha: complex = 1,
@@ -61,8 +61,9 @@ def verify(
     check : {"freivalds", "full"}
         "freivalds": compare ``A (B x)`` with ``C x`` for random vectors x, in O(n^2) operations. "full": compare every
         element with a float64 product, for small sizes.
-    seed : int
-        Seed of the random vectors, at least 0.
+    seed : int, optional
+        Seed of the random vectors, at least 0. By default a random one. The verdict names it, so that a check can be
+        repeated.
     transa, transb : bool
         Use the transpose of A or B.
     alpha : scalar
@@ -107,14 +108,15 @@ def verify(
     if check not in ("freivalds", "full"):
         raise InputError(f"check {check!r} is not one of freivalds, full")
     check_scalars(alpha=alpha)
-    seed, alpha = checked_seed(seed), plain(alpha)
+    seed, alpha = None if seed is None else checked_seed(seed), plain(alpha)
     check_possible(check, Problem(a.shape[0], a.shape[1], b.shape[1], c.dtype))
     tolerance = Tolerance.of(a.dtype, b.dtype, c.dtype, a.shape[1], config.chosen("precision", precision))
     if check == "full":
-        return _full([x.astype(tolerance.work) for x in _blocks((a, b, c), on_gpu=False)], tolerance, alpha)
-    on_gpu = _on_gpu((a, b, c), tolerance.work)
-    left, right, product = _blocks((a, b, c), on_gpu)
-    return Freivalds(left, right, product, tolerance, on_gpu, alpha).run(seed)
+        left, right, product = _blocks((a, b, c), on_gpu=False)
+        return ProductCheck(left, right, product, tolerance, alpha).full()
+    left, right, product = _blocks((a, b, c), _on_gpu((a, b, c), tolerance.work))
+    seed = secrets.randbits(32) if seed is None else int(seed)
+    return ProductCheck(left, right, product, tolerance, alpha).by_vectors(seed).seeded(seed)
 
 
 def check_possible(check: str, problem: Problem) -> None:
@@ -155,6 +157,8 @@ def _blocks(operands: tuple[Operand, ...], on_gpu: bool) -> list[da.Array]:
         edges = tuple(max(1, edge // c) * c for c in operand.storage_chunk or (edge, edge))
         chunks = operand.chunks or da.core.normalize_chunks(edges, operand.shape, dtype=operand.dtype)
         source = operand.source
+        if isinstance(source, da.Array):
+            operand = replace(operand, source=checked(source, operand.name))
         if client is not None:
             check_sendable(source, operand.name)
         if client is not None and isinstance(source, np.ndarray) and operand.file is None:  # read without a copy
@@ -164,33 +168,3 @@ def _blocks(operands: tuple[Operand, ...], on_gpu: bool) -> list[da.Array]:
             array = array.map_blocks(to_host, dtype=array.dtype, meta=np.empty((0, 0), array.dtype))
         arrays.append(array)
     return arrays
-
-
-def _full(blocks: list[da.Array], tolerance: Tolerance, alpha: complex) -> Verdict:
-    """Compare every element of C with a product in the type of the check."""
-    left, right, given = fetch(*blocks)
-    with np.errstate(invalid="ignore", over="ignore"):
-        if tolerance.exact:
-            truth = left @ (right * in_type(alpha, tolerance.work))
-            ratio, unknown = np.where(tolerance.differ(truth, given), np.inf, 0.0), np.zeros(given.shape, bool)
-        else:
-            largest = (exponents(abs(x).max(axis=axis, initial=0)) for x, axis in ((left, 1), (right, 0)))
-            rows, columns = (np.where(x == SPOILT, 0, weights(x)) for x in largest)
-            factor, exponent = mantissa(alpha)
-            left, right = scaled(left, -rows[:, None]), scaled(right, -columns)
-            truth, spread = left @ right * in_type(factor, tolerance.work), np.abs(left) @ np.abs(right) * abs(factor)
-            shift = rows[:, None] + columns + exponent
-            ratio, unknown = tolerance.elements(truth, given, spread, shift, alpha)
-            truth = scaled(truth, shift)
-    residual = float(ratio.max(initial=0.0))
-    for outcome, found in (("wrong", ratio > 1), ("cannot tell", unknown)):
-        if not found.any():
-            continue
-        row, column = (int(x) for x in np.unravel_index(int(np.argmax(found)), found.shape))
-        at = f"the first at [{row}, {column}]: {values(given[row, column], truth[row, column], tolerance.dtype)}"
-        count = f"{int(found.sum())} of {found.size} elements"
-        if outcome == "wrong":
-            return Verdict("wrong", residual, f"C is not A @ B: {count} are off, {at}")
-        message = f"C may be A @ B or not: {count} cannot be compared, {at}, and {OVERFLOW}"
-        return Verdict("cannot tell", residual, message)
-    return Verdict("right", residual, f"every element of C is right, the largest error is {of_tolerance(residual)}")

@@ -24,6 +24,7 @@ from distmm.all_workers import everywhere, workers_of
 from distmm.bench import matrices
 from distmm.bench.cases import KERNEL, Case, element
 from distmm.clusters import cluster
+from distmm.planning.grid import Grid
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm.telemetry import client as telemetry
@@ -164,6 +165,7 @@ def operands(client: Client, task: Task, case: Case, seed: int) -> tuple[da.Arra
     spec = cluster.describe(client, dtype, task.device, **how)
     edges = (case.block,) * 3
     homes = make_plan(Problem(case.n, case.n, case.n, dtype), spec, edges=edges, operands=("resident",) * 2, **how).grid
+    assert isinstance(homes, Grid)  # the planner has been told of no homes
     on_gpu = task.device == "gpu"
     A, B = (
         matrices.resident(client, operand, case.n, case.block, homes, dtype, seed + i, on_gpu)

@@ -21,14 +21,9 @@ def checksum(block: np.ndarray) -> int:
 def checksum_of_input(block: Any, by_rows: bool = False, columns_first: bool = False) -> int:
     """Return the CRC-32C of a block of A or B, without copying the whole block. Its memory may be in any order.
 
-    Parameters
-    ----------
-    block : NumPy or CuPy array of shape (m, k)
-    by_rows : bool
-        Compute the CRC-32C of 8 bytes for each row (`row_sums`) instead of all elements. A GPU computes these in its
-        own memory. All blocks of a job on GPUs use this form, also blocks in host memory.
-    columns_first : bool
-        Read the elements column by column. For blocks in Fortran order this takes 15 GB/s, and row by row 1 GB/s.
+    With `by_rows`, it is the CRC-32C of 8 bytes for each row (`row_sums`) instead of all elements. A GPU computes these
+    in its own memory. All blocks of a job on GPUs use this form, also blocks in host memory. With `columns_first`, the
+    elements are read column by column: 15 GB/s for blocks in Fortran order, and row by row 1 GB/s.
     """
     block = block.T if columns_first else block
     if not block.size:

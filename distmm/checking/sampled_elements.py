@@ -1,8 +1,8 @@
 r"""Compares sampled elements of C with float64 sums, to check that a block has the rounding of its precision.
 
 The bound of `distmm.checking.tolerance` holds for any data, so it is loose. At k = 65536 it allows a product of normal
-numbers ten thousand times the error of float32. It does not detect TF32 operands, or one missing step of k. The bound
-of the sampled elements is sharper, because it follows from their own partial sums.
+numbers ten thousand times the error of float32, and misses TF32 operands, or one missing step of k. The bound of the
+sampled elements is sharper, because it follows from their own partial sums.
 
 *The bound.* Let ``s_1, s_2 ...`` be the partial sums of an element. Each addition errs by ``delta_p s_p`` with
 ``|delta_p| <= u``. If the delta_p are independent of each other in the mean, the error is sub-Gaussian (Higham & Mary,
@@ -11,9 +11,9 @@ SIAM J. Sci. Comput. 41, 2019, theorem 2.4 and lemma 3.1: Azuma and Hoeffding; I
 
     P(|error| > t L) <= 2 exp(-t^2 / 2),     L^2 = u^2 sum_p s_p^2
 
-The partial sums are known, because a task sums the products of each sampled element again, in float64. Kernels add in
-different orders. L therefore uses the largest of these sums of squares: in ascending k, in descending k, and of kernels
-that sum each second, fourth, eighth or sixteenth product separately. These terms are added to L^2, each squared:
+A task sums the products of each sampled element again, in float64, to know the partial sums. Kernels add in different
+orders. So L uses the largest of these sums of squares: in ascending k, in descending k, and of kernels that sum each
+second, fourth, eighth or sixteenth product separately. These terms are added to L^2, each squared:
 
 - the error of float32 products by halves and tensor cores (`distmm_kernels`: ``fp16x3``, ``tf32x3``): 2^-20 of the
   element, of each product and of each sum of 16 products, and 2^-38 of the largest number of a row (column) times the
@@ -25,11 +25,10 @@ rounded, underflow, and for 16-bit types the truncation in tensor cores: `CUT_OF
 of 16 products, and of the products in the group.
 
 *Dependent roundings.* In a sum of equal numbers all additions may round in the same direction. A plain chain of
-k = 4096 then errs by more than 8 standard deviations. So some elements are also summed by a plain float32 chain. If
-twice the error of the chain is larger than L, L is multiplied by that ratio (`dependence`), and so is the bound of
-rows. float64 numbers are first multiplied by an irrational factor: the float32 chain then loses at least as many digits
-as a float64 chain can. The chain is in ascending k, as the chains of all kernels are. (A kernel that summed long sorted
-rows in descending k could be called wrong.)
+k = 4096 then errs by more than 8 standard deviations. So some elements are also summed by a plain float32 chain, in
+ascending k as in all kernels. (A kernel that summed long sorted rows in descending k could be called wrong.) If twice
+the error of the chain is larger than L, L and the bound of rows are multiplied by that ratio (`dependence`). float64
+numbers are first multiplied by an irrational factor: the chain then loses as many digits as a float64 chain can.
 
 *The test.* Let r be the ratios of N errors to their L. For independent sub-Gaussian r (Chernoff's bound with
 ``E exp(x r^2) <= (1 - 2 x)^(-1/2)``; Hsu, Kakade & Zhang, Electron. Commun. Probab. 17, 2012)::
@@ -44,40 +43,31 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
 from distmm.checking.sampled_sums import EDGE, GROUP, Sample, lines
+from distmm.checking.scaling import Block
 from distmm.checking.tolerance import CUT_OFF, Tolerance
 
 __all__ = ["FALSE_ALARM", "dependence", "level", "threshold"]
 
-# Probability that a right block is called wrong.
-FALSE_ALARM = 1e-9
+FALSE_ALARM = 1e-9  # probability that a right block is called wrong
 
-# Additional relative errors of float32 products by halves: of sums and products, and of the largest number of a row or
-# column.
+# Relative errors of float32 products by halves: of sums and products, and of the largest number of a row or column.
 HALVES, COARSE = 2.0**-20, 2.0**-38
-
-Block = Any  # a NumPy or CuPy array
 
 
 def _squares(sample: Sample) -> np.ndarray:
-    """Return the sums of squares of the partial sums, in the worse of ascending and descending order."""
-    left = GROUP * sample.sums * (sample.sixteenths * sample.sums - 2 * sample.totals)
-    return np.asarray(np.maximum(sample.squares, sample.squares + left))
+    """Return the sums of squares of the partial sums of each part, in the worse of ascending and descending order."""
+    sums, totals, squares = (np.stack([part[name] for part in sample.parts]) for name in ("sums", "totals", "squares"))
+    left = GROUP * sums * (sample.groups * sums - 2 * totals)
+    return np.asarray(np.maximum(squares, squares + left))
 
 
 @lru_cache
 def threshold(count: int) -> float:
-    """Return t: right products exceed it with probability `FALSE_ALARM`, by the root mean square of `count` ratios.
-
-    Examples
-    --------
-    >>> [round(threshold(count), 1) for count in (1, 8, 64)]
-    [6.8, 2.9, 1.6]
-    """
+    """Return t: right products exceed it with probability `FALSE_ALARM`, by the root mean square of `count` ratios."""
     goal, low, high = -2 * math.log(FALSE_ALARM) / count, 1.0, 1e6
     for _ in range(200):
         middle = (low + high) / 2
@@ -86,43 +76,22 @@ def threshold(count: int) -> float:
 
 
 def level(
-    tolerance: Tolerance,
-    sample: Sample,
-    position: int,
-    block: Block,
-    alpha: complex = 1,
-    beta: complex = 0,
+    tolerance: Tolerance, sample: Sample, position: int, block: Block, alpha: complex = 1, beta: complex = 0,
     added: np.ndarray | None = None,
-) -> tuple[float, int]:
+) -> tuple[float, int]:  # fmt: skip
     """Compare the sampled elements of a block of C with their float64 sums.
 
-    Parameters
-    ----------
-    tolerance : Tolerance
-    sample : Sample
-        The sums over all panels.
-    position : int
-        Position of this block among the blocks of `sample`.
-    block : NumPy or CuPy array of shape (m, n)
-    alpha, beta : scalars
-    added : array of shape (m, n), optional
-        The block of C0, in host memory.
-
-    Returns
-    -------
-    level : float
-        Root mean square of the ratios, divided by `threshold`. Above 1, the errors are larger than the precision
-        allows.
-    row : int
-        Row of the largest ratio, in the block.
+    `position` is that of the block among the blocks of `sample`, and `added` the block of C0, in host memory. Returns
+    the root mean square of the ratios, divided by `threshold`, and the row of the largest ratio. If the first is above
+    1, the errors are larger than the precision allows.
     """
     at, keep = np.unique(sample.columns[position], return_index=True)
     own = position * EDGE + keep
     given = lines(block, sample.rows, at).astype(tolerance.work)
     names = "terms", "groups", "spread", "cut", "coarse"
-    mine = {name: getattr(sample, name)[..., own].sum(axis=0) for name in names}
+    mine = {name: np.sum([part[name][:, own] for part in sample.parts], axis=0) for name in names}
     with np.errstate(invalid="ignore", over="ignore", under="ignore", divide="ignore"):
-        whole = sample.sums[..., own]
+        whole = np.stack([part["sums"][:, own] for part in sample.parts])
         product = whole[0] if len(whole) == 1 else (whole[0] - whole[1]) + 1j * (whole[2] + whole[3])
         truth, size = alpha * product, abs(alpha) * abs(whole).sum(axis=0)
         if added is not None:
@@ -135,7 +104,7 @@ def level(
         rounding = (tolerance.u_out * abs(truth)) ** 2 + (4 * tolerance.u * size) ** 2
         limit = np.sqrt(abs(alpha) ** 2 * (walk + halves) + rounding)
         if tolerance.cuts:
-            sure = CUT_OFF * (mine["cut"] + np.sqrt(sample.sixteenths * mine["terms"]))
+            sure = CUT_OFF * (mine["cut"] + np.sqrt(sample.groups * mine["terms"]))
         else:
             sure = 2 * tolerance.u_in * mine["spread"]
         sure = abs(alpha) * sure + tolerance.underflow(alpha)
@@ -149,23 +118,12 @@ def level(
 
 
 def dependence(sample: Sample, position: int) -> float:
-    """Return the factor of L for dependent roundings: 1 for most data.
-
-    Parameters
-    ----------
-    sample : Sample
-    position : int
-        Position of the block among the blocks of `sample`.
-
-    Returns
-    -------
-    float
-        At least 1.
-    """
-    pairs = np.arange(sample.chain.shape[1])
+    """Return the factor of L, at least 1, for dependent roundings in a block. 1 for most data."""
+    chain = np.stack([part["chain"][:, position] for part in sample.parts])
+    pairs = np.arange(chain.shape[1])
     own = position * EDGE + pairs
     with np.errstate(invalid="ignore", over="ignore"):
-        error = sample.chain[..., position] - sample.sums[:, pairs, own]
+        error = chain - np.stack([part["sums"][pairs, own] for part in sample.parts])
         bound = 2.0**-48 * _squares(sample)[:, pairs, own]  # u of float32 is 2^-24
     known = np.isfinite(error) & np.isfinite(bound) & (bound > 0)
     return max(1.0, 2 * math.sqrt(np.mean(error[known] ** 2 / bound[known]))) if known.any() else 1.0

@@ -1,9 +1,8 @@
-"""Powers of two that give the rows and columns of a check a common size.
+"""Powers of two that give the rows and columns of a check a common size. Most matrices need none (`uneven`).
 
 The sum of a row of C times a random vector has 16 digits in float64. If the columns of B differ in size by more than
 that, the small columns of C are lost in the sum. If elements are near 1e308 or 1e-308, their squares leave float64's
-range. The check then multiplies rows and columns by powers of two, which is exact. `graded` and `extreme` tell whether
-this is necessary. For most matrices it is not.
+range. The check then multiplies rows and columns by powers of two, which is exact.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import numpy as np
 
 from distmm.worker.gpu import namespace
 
-__all__ = ["EMPTY", "SPOILT", "exponents", "extreme", "graded", "measured", "scaled", "weights", "widened"]
+__all__ = ["EMPTY", "SPOILT", "Block", "exponents", "normalised", "scaled", "uneven", "weights", "widened"]
 
 # Exponents of rows or columns of zeros, and of those with inf or NaN.
 EMPTY, SPOILT = -(2**20), 2**20
@@ -29,11 +28,10 @@ SAFE = 300
 # Sums of squares in this range are accurate: squares below 2**-1022, which underflow, are negligible.
 LEAST_SQUARES, MOST_SQUARES = 2.0**-900, 2.0**900
 
-# Largest exponent of a weight: the inverse of the weight is a normal float64, and so is a sum over any number of
-# columns.
+# Largest exponent of a weight: its inverse is a normal float64, and so is a sum over any number of columns.
 MOST = 960
 
-Block = Any  # a NumPy or CuPy matrix
+Block = Any  # a NumPy or CuPy array
 
 
 def exponents(largest: np.ndarray) -> np.ndarray:
@@ -44,26 +42,16 @@ def exponents(largest: np.ndarray) -> np.ndarray:
     return found
 
 
-def _known(found: np.ndarray) -> np.ndarray:
-    """Return the exponents of lines that are neither zero nor have inf or NaN."""
-    return np.asarray(found[(found != EMPTY) & (found != SPOILT)])
-
-
-def graded(found: np.ndarray) -> bool:
-    """Whether columns with these exponents differ too much in size to be summed without scaling."""
-    known = _known(found)
-    return bool(known.size and int(known.max()) - int(known.min()) > EVEN)
-
-
-def extreme(found: np.ndarray) -> bool:
-    """Whether sums of squares of values with these exponents may leave float64's range, or some have inf or NaN."""
-    known = _known(found)
-    return bool((found == SPOILT).any() or (known.size and np.abs(known).max() > SAFE))
+def uneven(found: np.ndarray) -> bool:
+    """Whether lines with these exponents need divisors: they differ much in size, or squares may leave the range."""
+    known = found[(found != EMPTY) & (found != SPOILT)]
+    most, least = int(known.max(initial=-SAFE)), int(known.min(initial=SAFE))
+    return bool((found == SPOILT).any() or most - least > EVEN or most > SAFE or least < -SAFE)
 
 
 def weights(found: np.ndarray, least: int = -MOST) -> np.ndarray:
     """Return the exponents of the divisors of columns, at least `least`. Columns of zeros get the largest exponent."""
-    known = _known(found)
+    known = found[(found != EMPTY) & (found != SPOILT)]
     filled = np.where(found == EMPTY, known.max() if known.size else 0, found)
     clipped = filled.clip(min(max(least, -MOST), MOST), MOST)
     return np.asarray(np.where(found == SPOILT, SPOILT, clipped), np.int32)
@@ -81,22 +69,10 @@ def scaled(values: Block, exponent: Any) -> Block:
         return out
 
 
-def measured(part: Block, x: Block) -> tuple[Block, Block, Block]:
-    """Multiply rows by vectors, and compute the norms of the rows.
+def normalised(part: Block) -> tuple[Block, Block, Block]:
+    """Divide rows by powers of two if the sum of their squares would leave float64's range.
 
-    Parameters
-    ----------
-    part : matrix of shape (m, n)
-        float64 or complex128, as `x` is.
-    x : matrix of shape (n, v)
-
-    Returns
-    -------
-    products : array of shape (m, v)
-    norms : array of shape (m,)
-    exponents : array of shape (m,), int32
-        The true products and norms are these times ``2**exponents``. An exponent is not 0 if the sum of squares would
-        have left float64's range, and `EMPTY` in a row of zeros.
+    Returns the rows, their norms, and the exponents of the divisors: 0 for most rows, and `EMPTY` for a row of zeros.
     """
     xp = namespace(part)
     found = xp.zeros(part.shape[0], np.int32)
@@ -109,7 +85,7 @@ def measured(part: Block, x: Block) -> tuple[Block, Block, Block]:
             found = xp.where(largest == 0, EMPTY, own).astype(np.int32)
             part = scaled(part, -found[:, None])
             squares = _squares(xp, part)
-        return part @ x, xp.sqrt(squares), found
+        return part, xp.sqrt(squares), found
 
 
 def widened(values: Block, flushes: bool | None = None) -> Block:

@@ -1,121 +1,79 @@
 r"""The check of one block of C in a job: Freivalds' test on sketches of the blocks that the product has in memory.
 
-A sketch is a block times random vectors. X_j are the vectors of block column j of C: two, or 16 for integers. Each
-block is multiplied by vectors once, on the worker that has it in memory for the product::
+X_j are random vectors for block column j of C: two, or 16 for integers. Each block is multiplied by vectors once, on
+the worker that has it in memory for the product::
 
     Y_pj = B_pj X_j                  on the home of B_pj, once a wave        of_b (all blocks of a panel there)
     S_i  = sum_p A_ip [Y_p0 Y_p1 ..] on the homes of A_ip, once a wave       of_a
     C_ij X_j  ~  alpha S_ij          on the worker that writes C_ij          judge
 
-Each block of A is read once for all block columns of a wave. The test therefore costs O(n^2), while the product costs
-O(n^3). The sums are in float64 (for integers modulo 2**32 or 2**64), and share no code with the kernels. The GPU that
-has a block multiplies it. Only the products with vectors and some norms are copied to the host.
-
-*Floating-point numbers.* The vectors are +-U(1, 2). They are never near zero, so each single error is detected. They
-are continuous, so errors in one row cancel with probability zero. With +-1 that probability would be one half.
+*Floating-point numbers.* The vectors are +-U(1, 2), divided by their root mean square. They are never near zero, so
+each single error is detected. They are continuous, so errors in one row cancel with probability zero. With +-1, two
+errors cancel with probability one half: 16 such vectors are equal for 64 pairs of 3000 columns, and for some pair of
+more than 65,536, which could be swapped unseen.
 
 *Integers.* Errors may be multiples of a power of two. The elements of the first vector are odd, so each single error is
-detected. The elements of the other vectors are uniform modulo 2**w. A wrong element of A or B makes a whole row or
-column wrong. If all of these errors are multiples of 2**(w - t) in integers of w bits, one vector misses them with
-probability 2**-t. If the highest bit of an element was flipped, that is one half. So there are 16 vectors. All of them
-miss it with a probability below 2**-14.
+detected. The others are uniform modulo 2**w. A wrong element of A or B makes a whole row or column wrong. If all of
+these errors are multiples of 2**(w - t) in integers of w bits, one vector misses them with probability 2**-t, which is
+one half for the highest bit. All 16 vectors miss it with a probability below 2**-14.
 
-*Weights.* If the columns of B differ much in size, the columns are divided by weights, which give them a common size,
-before they are multiplied by the second vector (`weigh`). The first vector has no such weights. The weights follow from
-the first panel, B_0j, because a sum over panels needs the same weights for all of them. Any weights give a right bound.
-If weights do not suit a later panel, the second vector finds fewer errors there, and the first vector finds those. Rows
-of A need no weights, because each row of C has its own bound. If sums of squares would leave float64's range, a row is
-divided by a power of two. The sketch has its exponent.
+*Weights.* If columns of B differ much in size, weights give them a common size for the second vector (`weigh`). They
+follow from the first panel, B_0j, because a sum over panels needs the same weights for all of them. Any weights give a
+right bound. If they do not suit a later panel, the first vector, which has none, finds the errors there. Rows of A need
+no weights, because each row of C has its own bound.
 
-Sketches also have sampled elements of each block, computed again with a much sharper bound
-(`distmm.checking.sampled_elements`). They detect wrong rounding of a whole block. The vectors detect single errors.
+Sampled elements with a much sharper bound (`distmm.checking.sampled_elements`) detect wrong rounding of a whole block.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from distmm.checking import sampled_elements, sampled_sums
-from distmm.checking.sampled_sums import Columns, Sample
-from distmm.checking.scaling import SPOILT, exponents, extreme, graded, measured, scaled, weights, widened
-from distmm.checking.tolerance import Tolerance, in_type, mantissa, stands_out
+from distmm.checking.comparison import compared, stands_out
+from distmm.checking.scaling import SPOILT, Block, exponents, uneven, weights
+from distmm.checking.thin_products import Sums, largest, summed, times
+from distmm.checking.tolerance import Tolerance
 from distmm.worker import gpu, gpu_copies
 
 __all__ = ["VECTORS", "Judgement", "Sketch", "judge", "of_a", "of_b", "vectors", "weigh"]
 
 VECTORS, VECTORS_OF_INTEGERS = 2, 16
 
-# Root mean square of +-U(1, 2).
-RMS = math.sqrt(7 / 3)
+RMS = math.sqrt(7 / 3)  # root mean square of +-U(1, 2)
 
-# Bytes of a piece of a block in the type of the check. It fits into the cache of a core, or of the GPU.
-CPU_PIECE, GPU_PIECE = 2**19, 2**26
-
-# Bounds below this have lost digits to underflow. The test cannot tell then.
-FAINT = 2.0**-960
-
-Block = Any  # a NumPy or CuPy array
+FAINT = 2.0**-960  # least bound of the norm of a row of |A||B|; smaller ones have lost digits to underflow
 
 
 @dataclass(frozen=True)
 class Sketch:
-    """A block times some vectors, with norms that bound the errors.
+    """A block times some vectors, with norms that bound the errors."""
 
-    Attributes
-    ----------
-    values : array of shape (rows, vectors)
-    norms : array of shape (rows, 1) or (rows, vectors)
-        Norms of the block's rows, with columns divided by their weights.
-    exponents : array like `norms`
-        The true values and norms are `values` and `norms` times ``2**exponents``.
-    columns : array of shape (block columns, vectors of a column)
-        Norms of the blocks of B in `values`, with columns divided by their weights.
-    sample : Columns or Sample, optional
-        Sampled columns of B, or sums of sampled elements of C (`distmm.checking.sampled_sums`).
-    """
-
-    values: np.ndarray
-    norms: np.ndarray
-    exponents: np.ndarray
-    columns: np.ndarray
-    sample: Columns | Sample | None = None
+    sums: Sums
+    columns: np.ndarray  # norms (block columns, vectors of a column) of the blocks of B, divided by their weights
+    sample: Any  # of B: `sampled_sums.Columns` or None; of A: `sampled_sums.Sample` or None
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """The result of the test for one block.
+    """The result of the test for one block."""
 
-    Attributes
-    ----------
-    ok : bool
-        Whether the test found no error, and could compare all rows.
-    settled : bool
-        False if inf, NaN or underflow make the comparison impossible. The block is then confirmed only if a second
-        computation gives the same bits.
-    residual : float
-        Largest ratio of an error to its bound, over rows, vectors and the sampled elements. 0 for integers that agree.
-    row : int
-        Row of that ratio, in the block.
-    """
-
-    ok: bool
-    settled: bool
-    residual: float
-    row: int
+    ok: bool  # whether the test found no error, and could compare all rows
+    settled: bool  # False if inf or NaN prevent that: only a second computation with the same bits confirms the block
+    residual: float  # largest ratio of an error to its bound, over rows, vectors and the sampled elements
+    row: int  # of that ratio, in the block
 
 
-def vectors(seed: int, column: int, width: int, exact: bool) -> np.ndarray:
+def vectors(seed: int, column: int, width: int, exact: bool, number: int = VECTORS) -> np.ndarray:
     """Return the random vectors ``(width, number)`` of one block column of C. Every worker and run gets the same."""
     rng = np.random.default_rng([seed, column])
     if not exact:
-        return np.asarray(rng.uniform(1, 2, (width, VECTORS)) * rng.choice([-1.0, 1.0], (width, VECTORS)))
+        return np.asarray(rng.uniform(1, 2, (width, number)) * rng.choice([-1.0, 1.0], (width, number)) / RMS)
     x = rng.integers(0, 2**64, (width, VECTORS_OF_INTEGERS), dtype=np.uint64)
     x[:, 0] |= np.uint64(1)
     return x
@@ -125,28 +83,15 @@ Weights = np.ndarray | None  # exponents (VECTORS, width) of the columns' diviso
 
 
 def weigh(where: object, blocks: list[Block], columns: tuple[int, ...], work: np.dtype) -> dict[int, Weights]:
-    """Choose the weights of some block columns from their blocks ``(k, n)`` in the first panel of B.
-
-    `where` only pins the task to the worker that has the blocks.
-    """
+    """Choose the weights of block columns by their blocks ``(k, n)`` in the first panel of B, which are at `where`."""
     return {column: _weights(block, work) for block, column in zip(blocks, columns, strict=True)}
 
 
 def _weights(block: Block, work: np.dtype) -> Weights:
-    xp = gpu.namespace(block)
     if work.kind == "u" or not block.size:
         return None
-
-    def largest() -> np.ndarray:
-        size = np.zeros(block.shape[1])
-        with gpu.working("product") if xp is not np else nullcontext():
-            for _, part in _pieces(xp, block, work):
-                found = abs(part).max(axis=0)
-                size = np.maximum(size, found if xp is np else found.get())
-        return size
-
-    found = exponents(largest() if xp is np else gpu.retrying(largest, "the weights of a block"))
-    if not graded(found) and not extreme(found):
+    found = exponents(largest(block, work))
+    if not uneven(found):
         return None
     own = weights(found)
     own[found == SPOILT] = 0
@@ -160,11 +105,9 @@ def of_b(
 
     def one(block: Block, column: int) -> Sketch:
         x = vectors(seed, column, block.shape[1], work.kind == "u")
-        values, norms, shift = _times(block, x, work, by[column])
-        if shift.any():
-            values, norms = scaled(values, shift), scaled(norms, shift)
-        whole = np.broadcast_to(np.hypot.reduce(norms, axis=0), (1, x.shape[1]))
-        return Sketch(values, norms, np.zeros_like(shift), whole, sampled_sums.columns_of(block, seed, column))
+        sums = times(block, x, work, by[column]).at(0)
+        whole = np.broadcast_to(np.hypot.reduce(sums.norms, axis=0), (1, x.shape[1]))
+        return Sketch(sums, whole, sampled_sums.columns_of(block, seed, column))
 
     return [one(block, column) for block, column in zip(blocks, columns, strict=True)]
 
@@ -172,178 +115,42 @@ def of_b(
 def of_a(
     where: object, before: Sketch | None, block: Block, right: list[list[Sketch]], work: np.dtype, *seed: int
 ) -> Sketch:
-    """Add ``A_ip [Y_p0 Y_p1 ..]`` of one block of A ``(m, k)`` to the sum over the panels before.
-
-    `seed` is the seed of the sampled rows.
-    """
-    panel = list(itertools.chain.from_iterable(right))
-    sample = _sampled(before, block, panel, *seed)
-    values, norms, shift = _times(block, np.hstack([sketch.values for sketch in panel]), work)
+    """Add ``A_ip [Y_p0 Y_p1 ..]`` of one block of A to the sum over the panels before. `seed` is of sampled rows."""
+    panel, sample = list(itertools.chain.from_iterable(right)), None
+    if before is None or before.sample is not None:
+        of_b = [sketch.sample for sketch in panel]
+        sample = sampled_sums.sampled(None if before is None else before.sample, block, of_b, *seed)
+    sums = times(block, np.hstack([sketch.sums.values for sketch in panel]), work)
     columns = np.concatenate([sketch.columns for sketch in panel])
     if before is None:
-        return Sketch(values, norms, shift, columns, sample)
-    common = np.maximum(before.exponents, shift)
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        values = _to(before.values, before.exponents, common) + _to(values, shift, common)
-        norms = np.hypot(_to(before.norms, before.exponents, common), _to(norms, shift, common))
-        return Sketch(values, norms, common, np.hypot(before.columns, columns), sample)
-
-
-def _sampled(before: Sketch | None, block: Block, panel: list[Sketch], *seed: int) -> Sample | None:
-    """Add the products of one panel to the sums of the sampled elements."""
-    columns = [sketch.sample for sketch in panel if isinstance(sketch.sample, Columns)]
-    earlier = None if before is None else before.sample
-    if len(columns) < len(panel) or (before is not None and not isinstance(earlier, Sample)):
-        return None
-    return sampled_sums.sampled(earlier if isinstance(earlier, Sample) else None, block, columns, *seed)
-
-
-def _to(values: np.ndarray, exponent: np.ndarray, common: np.ndarray) -> np.ndarray:
-    """Convert rows in units of ``2**exponent`` to units of ``2**common``."""
-    return np.asarray(scaled(values, exponent - common)) if (exponent != common).any() else values
-
-
-Times = tuple[Any, Any, Any]  # products (m, v); norms and exponents (m, 1), or (m, v) where each vector has weights
-
-
-def _times(block: Block, x: np.ndarray, work: np.dtype, by: Weights = None) -> Times:
-    """Divide a block's columns by their weights, and multiply it by vectors. Results as of `measured`, on the host."""
-    xp = gpu.namespace(block)
-    if xp is np:
-        return _by_pieces(np, block, x, work, by)
-
-    def on_gpu() -> Times:
-        with gpu.working("product"):
-            values, norms, shift = (found.get() for found in _by_pieces(xp, block, x, work, by))
-            return values, norms, shift
-
-    return gpu.retrying(on_gpu, f"the check of a block, {block.shape[0]} x {block.shape[1]} {block.dtype},")
-
-
-def _times_uploaded(block: np.ndarray, x: np.ndarray, work: np.dtype, by: Weights) -> Times:
-    """As `_times`, on the worker's GPU, for a block in host memory. Some rows at a time are copied to the GPU."""
-    made = (_times(piece, x, work, by) for piece in gpu_copies.pieces(block))
-    values, norms, shift = (np.concatenate(parts) for parts in zip(*made, strict=True))
-    return values, norms, shift
-
-
-def _by_pieces(xp: Any, block: Block, x: np.ndarray, work: np.dtype, by: Weights) -> Times:
-    """As `_times`, on the device of the block, in pieces of rows."""
-    m, each = block.shape[0], 1 if by is None else len(by)
-    right = xp.asarray(x.astype(work))
-    values, norms = xp.zeros((m, x.shape[1]), work), xp.zeros((m, each))
-    shift = xp.zeros((m, each), np.int32)
-    weight = None if by is None else xp.asarray(by)
-    with np.errstate(over="ignore", invalid="ignore"):
-        for rows, part in _pieces(xp, block, work):
-            if work.kind == "u":
-                values[rows] = _sums(xp, part, right)
-            elif weight is None:
-                values[rows], norms[rows, 0], shift[rows, 0] = measured(part, right)
-            else:
-                for v in range(each):
-                    found = measured(scaled(part, -weight[v]), right[:, v : v + 1])
-                    values[rows, v], norms[rows, v], shift[rows, v] = found[0][:, 0], found[1], found[2]
-    return values, norms, shift
-
-
-def _sums(xp: Any, part: Any, right: Any) -> Any:
-    """Multiply integers. NumPy has no BLAS for them, but `einsum` sums products of two rows of 32-bit words fast."""
-    if xp is np and part.dtype == np.uint32:
-        return np.einsum("ik,vk->iv", part, np.ascontiguousarray(right.T))
-    return part @ right
-
-
-def _pieces(xp: Any, block: Block, work: np.dtype) -> Iterator[tuple[slice, Any]]:
-    """Yield pieces of rows in the type of the check. They share one buffer: new memory takes longer than the sums."""
-    m, k = block.shape
-    step = max(1, (CPU_PIECE if xp is np else GPU_PIECE) // max(1, k * work.itemsize))
-    converted = xp.empty((min(step, m), k), work)
-    for i in range(0, m, step):
-        part = converted[: min(step, m - i)]
-        part[...] = widened(block[i : i + step])
-        yield slice(i, i + step), part
+        return Sketch(sums, columns, sample)
+    return Sketch(summed([before.sums, sums]), np.hypot(before.columns, columns), sample)
 
 
 def judge(
-    tolerance: Tolerance,
-    left: Sketch,
-    position: int,
-    block: Block,
-    x: np.ndarray,
-    alpha: complex = 1,
-    beta: complex = 0,
-    added: np.ndarray | None = None,
-    by: Weights = None,
-) -> Judgement:
+    tolerance: Tolerance, left: Sketch, position: int, block: Block, x: np.ndarray, alpha: complex = 1,
+    beta: complex = 0, added: np.ndarray | None = None, by: Weights = None,
+) -> Judgement:  # fmt: skip
     """Compare a block of C with the sketches of A and B.
 
-    Parameters
-    ----------
-    tolerance : Tolerance
-    left : Sketch
-        ``S_i``, the sum over all panels.
-    position : int
-        Position of this block among the block columns of `left`.
-    block : NumPy or CuPy array of shape (m, n)
-        A block in GPU memory is multiplied there, and not copied to the host.
-    x : array of shape (n, vectors)
-        The vectors of this block column.
-    alpha, beta : scalars
-    added : array of shape (m, n), optional
-        The block of C0, before the multiplication by beta, in host memory. If `block` is on a GPU, the GPU multiplies
-        this one, too: 0.2 s for 28672 x 28672 in bfloat16. NumPy took 2.6 s with 16 threads, which wait for Python's
-        global lock.
-    by : array, optional
-        The weights of this block column (`weigh`).
-
-    Returns
-    -------
-    Judgement
+    `left` is ``S_i``, and `position` the position of the block among its block columns; `x` are the vectors of this
+    block column, and `by` its weights (`weigh`). A block in GPU memory is multiplied there. `added` is the block of C0,
+    before the multiplication by beta, in host memory. If `block` is on a GPU, the GPU multiplies this one, too: 0.2 s
+    for 28672 x 28672 in bfloat16. NumPy took 2.6 s with 16 threads, which wait for Python's global lock.
     """
-    work = tolerance.sketched
-    given, size, given_shift = _times(block, x, work, by)
-    truth = left.values[:, position * x.shape[1] : (position + 1) * x.shape[1]]
-    on_gpu = gpu.namespace(block) is not np
-    more = None
+    work, width = tolerance.sketched, x.shape[1]
+    given, more = times(block, x, work, by), None
     if added is not None:
-        more = _times_uploaded(added, x, work, by) if on_gpu and added.size else _times(added, x, work, by)
-    if tolerance.exact:
-        with np.errstate(over="ignore"):
-            truth = truth * in_type(alpha, work) + (0 if more is None else more[0] * in_type(beta, work))
-        wrong = tolerance.differ(truth, given).any(axis=1)
-        return Judgement(not wrong.any(), True, math.inf if wrong.any() else 0.0, int(np.argmax(wrong)))
-    sample = left.sample if isinstance(left.sample, Sample) else None
+        on_gpu = gpu.namespace(block) is not np and added.size
+        made = [times(piece, x, work, by) for piece in (gpu_copies.pieces(added) if on_gpu else [added])]
+        more = Sums(*map(np.concatenate, zip(*made, strict=True)))
+    sums, bound = left.sums, left.sums.norms * left.columns[position]
+    bound = np.where(bound > 0, np.maximum(bound, FAINT), bound)
+    truth = Sums(sums.values[:, position * width : (position + 1) * width], sums.norms, sums.exponents, bound)
+    sample = left.sample
     dependence = 1.0 if sample is None else sampled_elements.dependence(sample, position)
-    factor, exponent = mantissa(alpha)
-    underflow = np.array([tolerance.underflow(alpha, columns) for columns in _divisors(by, block.shape[1])])
-    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        bound = left.norms * left.columns[position]
-        faint = (bound < FAINT) & (left.norms > 0) & (left.columns[position] > 0)
-        # The largest power of two of all compared values, and of the error by underflow.
-        shift, lost = left.exponents + exponent, np.frexp(underflow)[1]
-        common = np.maximum(np.maximum(shift, given_shift), lost)
-        if more is not None:
-            beta_factor, beta_exponent = mantissa(beta)
-            common = np.maximum(common, more[2] + beta_exponent)
-        truth = scaled(truth * in_type(factor, work), shift - common)
-        spread, size = scaled(abs(factor) * bound, shift - common), scaled(size, given_shift - common)
-        if more is not None:
-            by_beta = more[2] + beta_exponent - common
-            truth = truth + scaled(more[0] * in_type(beta_factor, work), by_beta)
-            size = size + scaled(abs(beta_factor) * more[1], by_beta)
-        given = scaled(given, given_shift - common)
-        lost_by_rounding = RMS * size, RMS * scaled(underflow, -common), block.shape[1]
-        limit = tolerance.limit(RMS * spread, *lost_by_rounding, dependence)
-        ratio = tolerance.ratio(truth, given, limit)
-        rounding = (tolerance.limit(0.0, *lost_by_rounding) / limit).max(axis=1)
-        # If no partial sum can have overflowed, inf and NaN in C are wrong.
-        reach = scaled(max(1.0, abs(alpha)) * bound, left.exponents + int(_divisors(by, 1).max()))
-        if more is not None:
-            reach = reach + abs(beta) * scaled(more[1], more[2] + int(_divisors(by, 1).max()))
-        invented = np.isfinite(truth) & ~np.isfinite(given) & (reach < min(tolerance.most, tolerance.most_sum) / 2)
-    known = np.isfinite(truth) & np.isfinite(given) & np.isfinite(spread) & np.isfinite(size) & ~faint
-    known |= invented
+    columns = np.zeros((1, block.shape[1]), np.int32) if by is None else by
+    ratio, rounding, known = compared(tolerance, truth, given, columns, alpha, dependence, more, beta)
     rows = np.where(known, ratio, 0.0).max(axis=1, initial=0.0)
     row, largest = int(np.argmax(rows)) if rows.size else 0, float(rows.max(initial=0.0))
     suspect = bool(stands_out(rows, rounding).any())
@@ -352,8 +159,3 @@ def judge(
         suspect |= level > 1
         row, largest = (of_level, level) if level > largest else (row, largest)
     return Judgement(bool(known.all()) and not suspect, bool(known.all()) or suspect, largest, row)
-
-
-def _divisors(by: Weights, width: int) -> np.ndarray:
-    """Return the weights, or zeros if columns are not divided."""
-    return np.zeros((1, width), np.int32) if by is None else by

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from distmm.errors import UndecidedError, WrongResultError
 
-__all__ = ["Verdict", "of_tolerance"]
+__all__ = ["Outcome", "Verdict", "of_tolerance"]
+
+Outcome = Literal["right", "wrong", "cannot tell"]
 
 
 def of_tolerance(residual: float) -> str:
@@ -28,11 +30,14 @@ class Verdict:
         Largest ratio of an error to its tolerance, over rows (Freivalds) or elements (full). At most 1 if C is right.
     message : str
         One sentence. For a wrong C it names the first bad block, or the first bad position and both values.
+    seed : int or None
+        Seed of the random vectors or rows, to repeat the check. None if nothing in it is random.
     """
 
-    outcome: Literal["right", "wrong", "cannot tell"]
+    outcome: Outcome
     residual: float
     message: str
+    seed: int | None = None
 
     @property
     def ok(self) -> bool:
@@ -41,6 +46,10 @@ class Verdict:
 
     def __bool__(self) -> bool:
         return self.ok
+
+    def seeded(self, seed: int) -> Verdict:
+        """Return the verdict with the seed that repeats its check."""
+        return replace(self, message=f"{self.message} (seed {seed})", seed=seed)
 
     def raise_if_wrong(self) -> None:
         """Raise an error with the message unless C is right.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 import traceback
 from typing import Annotated, Any
@@ -9,6 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from distmm import interrupts
 from distmm.cli import bench, demo, examples, info, multiply, plan, reduced, resume, status, submit, verify
 from distmm.errors import DistmmError, Stopped, UndecidedError, WrongResultError
 
@@ -27,8 +29,13 @@ class Group(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command, and turn its exception into a message and an exit code."""
+        for stream in (sys.stdout, sys.stderr):
+            # The name of a file may have characters that the encoding does not have: they are escaped.
+            if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+                stream.reconfigure(errors="backslashreplace")
         try:
-            return super().invoke(ctx)
+            with interrupts.while_started():
+                return super().invoke(ctx)
         except (Exception, KeyboardInterrupt) as error:
             # Typer handles a closed pipe and its own errors. Some versions take their classes from a copy of click, so
             # their attribute identifies them.

@@ -13,6 +13,7 @@ from distmm.cli import options
 if TYPE_CHECKING:
     import dask.array as da
     import numpy as np
+    from distributed import Client
 
 __all__ = ["demo"]
 
@@ -61,10 +62,12 @@ def demo(
     _prepare(folder)
     a, b, c = (str(folder / f"{name}.zarr") for name in "ABC")
     with session.cluster(ctx, "local", device.value, workers, memory_limit) as client:
-        session.out(stderr=True).print(f"Making A ({m} x {k}) and B ({k} x {n}), {element}, in {folder}", markup=False)
-        _make(a, (m, k), element, seed=1)
-        _make(b, (k, n), element, seed=2)
-        summary = shown(multiply, a, b, c, client=client, device=device.value, overwrite=True)
+        session.out(stderr=True).print(f"Making A ({m} x {k}) and B ({k} x {n}), {element}, in {folder}")
+        _make(a, (m, k), element, 1, client)
+        _make(b, (k, n), element, 2, client)
+        stop = options.stop(None)
+        with stop.on_signals():
+            summary = shown(multiply, a, b, c, client=client, device=device.value, overwrite=True, stop=stop)
     rows = summary.rows()
     if not keep:
         shutil.rmtree(folder)
@@ -100,16 +103,15 @@ def _prepare(folder: Path) -> None:
         raise InputError(f"{folder}: cannot be used for the demo: {error}; give another folder with --dir") from error
 
 
-def _make(path: str, shape: tuple[int, int], element: np.dtype[Any], seed: int) -> None:
-    """Write a random matrix, block by block, on the workers."""
-    import dask.array as da
-
+def _make(path: str, shape: tuple[int, int], element: np.dtype[Any], seed: int, client: Client) -> None:
+    """Write a random matrix, block by block, on the workers. When this has raised, they write nothing more."""
+    from distmm.api.out_array import fill
     from distmm.storage import create_output
 
     values = _random(shape, element, seed)
     target = create_output(path, shape, element, (CHUNK, CHUNK), overwrite=True)
     try:
-        da.store(values, target, lock=False)
+        fill(target, values, client)
         target.output.commit()
     finally:
         target.output.discard()

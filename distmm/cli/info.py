@@ -51,7 +51,7 @@ def info(
         reasons = select.explain(config.Problem(m=m, k=k, n=n, dtype=dtype), here, precision)
         types.setdefault(reasons.partition(f"precision {precision}: ")[2], []).append(str(dtype))
     for reasons, names in types.items():
-        console.print(f"{', '.join(names)}: {reasons}", markup=False)
+        console.print(f"{', '.join(names)}: {reasons}")
 
 
 def _described(device: object) -> str:

@@ -77,7 +77,7 @@ def multiply(
     from distmm import interrupts
     from distmm.cli import session
     from distmm.job import multiply as job
-    from distmm.storage import check_output
+    from distmm.job.spec import Spec
 
     edges = options.edges(blocks) if blocks else None
     element = options.element(dtype) if dtype else None
@@ -85,8 +85,12 @@ def multiply(
     stop = options.stop(deadline)
     with stop.on_signals():
         with interrupts.while_started():  # refuse bad input before a cluster starts
-            session.pair(a, b, transa, transb)
-            check_output(output, overwrite or beta != 0)
+            left, right = session.pair(a, b, transa, transb)
+            added = output if beta != 0 else None
+            spec = Spec.of(
+                left, right, added, transa=transa, transb=transb, alpha=_plain(alpha), beta=_plain(beta), dtype=element
+            )
+            spec.refuse(output, overwrite or beta != 0)
         with session.cluster(ctx, cluster, where, workers, memory_limit, tls) as client:
             summary = shown(
                 job, a, b, output, client=client, overwrite=overwrite, transa=transa, transb=transb,

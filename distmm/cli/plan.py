@@ -48,9 +48,9 @@ def plan(
 ) -> None:
     """Show how A @ B would be computed, with memory and time, without computing it.
 
-    The plan is for a C on disk. If it does not fit in memory, the exit code is 2, and the error says how much is
-    missing. The last line is the plan in the form of --plan. With --gpus or --memory no cluster starts: the plan is for
-    the GPUs or CPU workers that the options describe, and says how many would be enough.
+    The plan is that of **distmm multiply**, for a C on disk. If it does not fit in memory, the exit code is 2, and the
+    error says how much is missing. The last line is the plan in the form of --plan. With --gpus or --memory no cluster
+    starts: the plan is for the GPUs or CPU workers that the options describe, and says how many would be enough.
 
     ```text
     distmm plan A.zarr B.npy
@@ -59,25 +59,29 @@ def plan(
     distmm plan 2000000x768:float32 768x2000000:float32 --workers 8 --threads 16 --memory 64GB
     ```
     """
-    import distmm
+    from distmm import config
     from distmm.cli import session
+    from distmm.job import planning
+    from distmm.job.spec import Spec
 
-    edges = options.edges(blocks) if blocks else None
-    how: dict[str, Any] = {
-        "transa": transa, "transb": transb, "precision": precision, "kernel": kernel, "reproducible": reproducible,
-        "blocks": edges, "plan": plan, "out": True,
-    }  # fmt: skip
+    edges, where = options.edges(blocks) if blocks else None, options.device_name(device)
     hardware = _described(workers, gpus, model, gpu_memory, threads, memory, link)
     left, right = session.pair(_matrix(a), _matrix(b), transa, transb)
+    spec = Spec.of(
+        left, right, None, transa=transa, transb=transb, precision=config.chosen("precision", precision),
+        kernel=config.chosen("kernel", kernel), reproducible=config.chosen("reproducible", reproducible),
+    )  # fmt: skip
     if hardware is None:
-        where = options.device_name(device)
         with session.cluster(ctx, cluster, where, workers, memory_limit, tls) as client:
-            planned = distmm.plan(left, right, device=where, client=client, **how)
+            planned = planning.plan(spec, planning.request(spec, where, edges, None, plan), client)
     else:
-        excluded = {"--cluster": cluster != "local", "--memory-limit": memory_limit is not None, "--tls": tls != "none"}
+        excluded = {
+            "--cluster": cluster != "local", "--device": device not in (None, options.Device.auto),
+            "--memory-limit": memory_limit is not None, "--tls": tls != "none",
+        }  # fmt: skip
         if given := [name for name, is_given in excluded.items() if is_given]:
             raise typer.BadParameter(f"{' and '.join(given)} is for an existing cluster: leave it out, or --gpus")
-        planned = distmm.plan(left, right, device=None if device is None else device.value, cluster=hardware, **how)
+        planned = planning.plan(spec, planning.request(spec, "auto", edges, None, plan, machines=hardware), None)
     session.out().print(session.table(planned.rows(), "Plan"))
     planned.validate()
 

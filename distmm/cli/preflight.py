@@ -82,8 +82,8 @@ def check_packages(job: Job, python: str | None) -> None:
         where = sys.executable if python is None else python
         raise InputError(
             f"workers.device = {job.workers.device!r}, but {where}, which the nodes start, lacks "
-            f"{', '.join(lacking)}: install distmm[cuda13] (or cuda12) there, give another --python, or set "
-            f"workers.device = 'cpu'"
+            f"{', '.join(lacking)}: install distmm there by pip install '.[cuda13]' (or cuda12), give another "
+            f"--python, or set workers.device = 'cpu'"
         )
 
 

@@ -188,9 +188,9 @@ class _Command:
         with stop.on_signals():
             with interrupts.while_started():  # refuse bad input before a cluster starts
                 b, transb = (self.a, not self.transa) if self.b is None else (self.b, self.transb)
-                session.pair(self.a, b, self.transa, transb)
-                spec = Spec.of(self.a, b, None, transa=self.transa, transb=transb, reduction=reduction)
-                spec.result.refuse(self.output, self.overwrite)
+                left, right = session.pair(self.a, b, self.transa, transb)
+                spec = Spec.of(left, right, None, transa=self.transa, transb=transb, reduction=reduction)
+                spec.refuse(self.output, self.overwrite)
             where = self.cluster, on, self.workers, self.memory_limit, self.tls
             with session.cluster(ctx, *where) as client:
                 summary = shown(

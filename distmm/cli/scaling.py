@@ -134,10 +134,10 @@ def scaling(
     )
     notes = session.out(stderr=True)
     if missing and device is options.Device.auto and clusters.gpu_count():
-        notes.print(f"Working on the CPU: {missing}", markup=False)
+        notes.print(f"Working on the CPU: {missing}")
 
     def progress(results: Results, row: Row) -> None:
-        notes.print(f"{row.case}: {_outcome(row)}", markup=False)
+        notes.print(f"{row.case}: {_outcome(row)}")
         if json is not None:
             results.write(json)
 

@@ -21,8 +21,8 @@ __all__ = ["cluster", "debugging", "out", "pair", "table", "tell_missing"]
 
 
 def out(stderr: bool = False) -> Console:
-    """Return a console on stdout, for results, or on stderr, for progress and notes."""
-    return Console(stderr=stderr, highlight=False, soft_wrap=True)
+    """Return a console on stdout, for results, or on stderr, for progress and notes. It prints all text as it is."""
+    return Console(stderr=stderr, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 def table(rows: Iterable[tuple[str, str]], title: str) -> Table:
@@ -55,7 +55,7 @@ def tell_missing(*matrices: Matrix) -> None:
     """Print a note on stderr about chunks that a Zarr array lacks: they may be empty or lost."""
     for matrix in matrices:
         if (what := matrix.missing()) is not None:
-            out(stderr=True).print(f"note: {matrix.path}: {what}", markup=False)
+            out(stderr=True).print(f"note: {matrix.path}: {what}")
 
 
 @contextmanager
@@ -76,11 +76,12 @@ def cluster(
     if where == "local" and device == "auto" and clusters.gpu_count():
         missing = clusters.missing_for_gpu()
         if missing:
-            console.print(f"Working on the CPU: {missing}", markup=False)
-    # Without this, workers log a traceback for each failed task. The client receives the error and prints it once.
+            console.print(f"Working on the CPU: {missing}")
+    # Without this, workers log a traceback for each failed task. The client receives the error and prints it once. An
+    # interrupted wait of Dask leaves an asyncio task whose error nobody asks for.
     quiet = not debugging(ctx)
     if quiet:
-        for name in ("distributed", "distributed.client"):
+        for name in ("distributed", "distributed.client", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         logging.getLogger("distributed.nanny").setLevel(logging.WARNING)  # still report restarted workers
     with ExitStack() as stack:
@@ -91,5 +92,5 @@ def cluster(
         count = len(workers_of(client))
         page = page_address(client)
         dashboard = "without a dashboard" if page is None else f"dashboard {page}"
-        console.print(f"Cluster with {count} worker{'s' * (count != 1)}, {dashboard}", markup=False)
+        console.print(f"Cluster with {count} worker{'s' * (count != 1)}, {dashboard}")
         yield client

@@ -20,7 +20,9 @@ def verify(
     transa: options.TransA = False,
     transb: options.TransB = False,
     check: options.CheckOption = options.Check.freivalds,
-    seed: Annotated[int | None, typer.Option(min=0, help="Seed of the random vectors.", show_default=False)] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Seed of the random vectors or rows.", show_default="random")
+    ] = None,
     precision: options.ConfiguredPrecision = None,
     cluster: options.Cluster = "local-cpu",
     workers: options.Workers = None,
@@ -35,7 +37,8 @@ def verify(
     are compared: exit code 4.
 
     Freivalds' test multiplies by random vectors: it reads each matrix once and names the first bad block. The full
-    check computes every element in float64 and names the first bad position with both values.
+    check computes every element in float64 and names the first bad position with both values. The output names the
+    seed of the random numbers: with **--seed**, the same check is repeated.
 
     ```text
     distmm verify C.zarr
@@ -63,11 +66,11 @@ def verify(
             else verdict_of(
                 *matrices,
                 check="full" if check is options.Check.full else "freivalds",
-                seed=seed or 0,
+                seed=seed,
                 transa=transa,
                 transb=transb,
                 precision=precision,
             )
         )
     verdict.raise_if_wrong()
-    session.out().print(f"Right: {verdict.message}", markup=False)
+    session.out().print(f"Right: {verdict.message}")

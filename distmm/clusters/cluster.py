@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any, Literal, NamedTuple
 
 import dask.array as da
 import numpy as np
 from distributed import Client, Scheduler, wait
-from distributed.core import clean_exception
-from distributed.protocol.pickle import dumps
 
 from distmm.all_workers import everywhere, workers_of
+from distmm.clusters import view
 from distmm.clusters.measured import measured_once
-from distmm.config import chosen
 from distmm.errors import InputError
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.precision import Precision
 from distmm.planning.search import TILE
 from distmm.scheduler.plugin import PlacementPlugin
-from distmm.telemetry.faults import tolerated
-from distmm.telemetry.scheduler import Telemetry
-from distmm.transfer import serialization
 from distmm.worker import tasks
-from distmm.worker.plugin import DevicePlugin
 
 __all__ = ["Progress", "describe", "install", "progress", "spec", "warm_up"]
 
@@ -53,37 +46,8 @@ class Progress(NamedTuple):
 
 
 def install(client: Client) -> None:
-    """Register the missing plugins on scheduler and workers. If none is missing, this costs one message.
-
-    The client keeps no record of earlier calls: the scheduler may be a new one, or may have lost its plugins.
-    """
-    plugin = DevicePlugin(gpu_checksums=chosen("gpu-checksums"))
-    serialization.register(plugin.gpu_checksums)  # in this process, for blocks that the client receives
-    if not client.run_on_scheduler(_install_on_scheduler):
-        client.sync(_register_on_workers, client, plugin)
-
-
-async def _install_on_scheduler(dask_scheduler: Scheduler) -> bool:
-    """Add the scheduler's plugins, and return whether the workers' plugin is registered."""
-    await dask_scheduler.register_scheduler_plugin(PlacementPlugin(), idempotent=True)
-    with tolerated("telemetry"):
-        await dask_scheduler.register_scheduler_plugin(Telemetry(), idempotent=True)
-    return DevicePlugin.name in dask_scheduler.worker_plugins
-
-
-async def _register_on_workers(client: Client, plugin: DevicePlugin) -> None:
-    """Register the workers' plugin like `Client.register_plugin`, but ignore workers that die during the call.
-
-    The loss of a worker raises an OSError of the connection, which is ignored. An error of the plugin itself is part of
-    a worker's answer and is raised, also if it is an OSError.
-    """
-    answers: dict[str, Any] = {}
-    with suppress(OSError):  # the scheduler has sent the plugin to the other workers, and sends it to new ones
-        answers = await client.scheduler.register_worker_plugin(plugin=dumps(plugin), name=plugin.name, idempotent=True)
-    for answer in answers.values():
-        if answer["status"] == "error":
-            _, error, trace = clean_exception(answer["exception"], answer["traceback"])
-            raise error.with_traceback(trace)
+    """Register the missing plugins on scheduler and workers, if anything may have changed since this was last done."""
+    view.ask(client)
 
 
 def warm_up(client: Client) -> None:
@@ -158,14 +122,16 @@ def describe(
     gpus = "none" if device == "cpu" else "any" if any_gpu else "own"
 
     def probe() -> dict[str, dict[str, Any]]:
-        return (
-            everywhere(client, tasks.probe, gpus, *asked) if client else {"this process": _this_process(device, *asked)}
-        )
+        if client is None:
+            return {"this process": _this_process(device, *asked)}
+        return view.ask(client, (tasks.probe, (gpus, *asked)))
 
     facts = probe()
     on_gpus = all(fact["device"] == "cuda" for fact in facts.values())
     if on_gpus and any(fact.get("unmeasured") for fact in facts.values()):
         _measure(client, frozenset(facts), tasks.KernelChoice("cuda", dtype, precision))
+        if client:
+            view.forget(client)
         facts = probe()
     if not facts:
         raise InputError(
@@ -182,7 +148,7 @@ def describe(
         )
     use: Literal["cpu", "cuda"] = "cpu" if device == "cpu" or without else "cuda"
     if use == "cpu" and client and len(without) < len(facts):  # some workers have described their GPUs
-        facts = everywhere(client, tasks.probe, "none", *asked)
+        facts = view.ask(client, (tasks.probe, ("none", *asked)))
     problem = next((fact["no kernel"] for fact in facts.values() if "no kernel" in fact), None)
     if problem:
         raise InputError(problem)

@@ -50,9 +50,7 @@ def missing_for_gpu() -> str | None:
     absent = [name for name in ("dask_cuda", "cupy", "rmm") if importlib.util.find_spec(name) is None]
     if not absent:
         return None
-    return (
-        f"{count} GPU(s) found, but not the package(s) {', '.join(absent)}: type pip install 'distmm[{_extra(count)}]'"
-    )
+    return f"{count} GPU(s) found, but not the package(s) {', '.join(absent)}: type pip install '.[{_extra(count)}]'"
 
 
 def _extra(count: int) -> str:

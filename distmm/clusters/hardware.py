@@ -26,6 +26,9 @@ WORKER_BYTES = 200_000_000
 # Bytes/s of copies from pinned memory over 16 lanes of PCI Express 5. Each earlier generation has half of the next.
 PCIE_5 = cluster.LOADS["cuda"]
 
+# A smaller size, such as "64", lacks its unit.
+LEAST_SIZE = 1 << 20
+
 Size = int | str  # bytes, or text such as "80GB"
 
 
@@ -155,7 +158,7 @@ def gpus(
     Raises
     ------
     InputError
-        For an unknown model, a count below 1, and a size that is invalid or not positive.
+        For an unknown model, a count below 1, and a size that is invalid or below a MiB.
 
     Examples
     --------
@@ -194,7 +197,7 @@ def cpus(workers: int, *, threads: int = 1, memory: Size, link: Size | None = No
     Raises
     ------
     InputError
-        For a number of workers or threads below 1, and a size that is invalid or not positive.
+        For a number of workers or threads below 1, and a size that is invalid or below a MiB.
 
     Examples
     --------
@@ -227,6 +230,6 @@ def _size(name: str, value: Size | None, default: int | None) -> int | None:
         size = parse_bytes(value if isinstance(value, str) else float(value))
     except (ValueError, TypeError, AttributeError):
         size = 0
-    if size < 1 or isinstance(value, bool):
-        raise InputError(f"{name} is {value!r}: give bytes, or a size such as '80GB'")
+    if size < LEAST_SIZE or isinstance(value, bool):
+        raise InputError(f"{name} is {value!r}: give bytes, at least a MiB, or a size with its unit, such as '80GB'")
     return int(size)

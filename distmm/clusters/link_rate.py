@@ -18,9 +18,9 @@ import numpy as np
 from distributed import Client, Worker, wait
 from distributed.worker import get_data_from_worker
 
-from distmm.all_workers import workers_of
 from distmm.clusters.context import seceded
 from distmm.clusters.measured import measured_once
+from distmm.clusters.view import hosts_of
 from distmm.worker.tasks import to_device
 from distmm.worker.tasks.epilogue import Block
 
@@ -54,7 +54,7 @@ def link_rate(client: Client, device: Literal["cpu", "cuda"]) -> float | None:
     float or None
         Bytes/s, measured once for each set of workers. None for a single worker, and after a failed measurement.
     """
-    hosts = {address: info["host"] for address, info in workers_of(client).items()}
+    hosts = hosts_of(client)
     pairs = list(_pairs(hosts))
     if not pairs:
         return None

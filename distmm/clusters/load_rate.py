@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from distributed import Client
 
-from distmm.all_workers import everywhere, workers_of
+from distmm.all_workers import everywhere
 from distmm.clusters.measured import measured_once
+from distmm.clusters.view import hosts_of
 from distmm.worker.tasks import copy_rate
 
 __all__ = ["load_rate"]
@@ -28,7 +29,7 @@ def load_rate(client: Client) -> float | None:
     float or None
         Bytes/s, measured once for each set of workers. None after a failed measurement.
     """
-    workers = frozenset(workers_of(client))
+    workers = frozenset(hosts_of(client))
 
     def slowest() -> float:
         rates: dict[str, float] = everywhere(client, copy_rate)

@@ -7,9 +7,11 @@ import logging
 import multiprocessing
 import os
 import socket
+import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -63,6 +65,11 @@ MOST_CPU_TASKS = 4
 # before its first task, because of its imports; with 200 MB it multiplied small matrices.
 LEAST_MEMORY = 200_000_000
 
+UNGUARDED = (
+    "this script starts a cluster while a worker imports it: each worker imports the script that started it. Put the "
+    "script's work below the line  if __name__ == '__main__':"
+)
+
 
 @contextmanager
 def local(
@@ -106,8 +113,8 @@ def local(
     ------
     InputError
         If `device` is "gpu" and no GPU can be used, for more workers than GPUs, and for an invalid size or address.
-        Also if a worker process imports the calling script, which then lacks ``if __name__ == "__main__":``, and if a
-        GPU worker does not start, as when other processes use the GPU's memory (``distmm.gpu-pool``).
+        Also if a worker does not start, as when the calling script, which each worker imports, lacks
+        ``if __name__ == "__main__":``, or when other processes use the GPU's memory (``distmm.gpu-pool``).
 
     Examples
     --------
@@ -117,10 +124,7 @@ def local(
     ...     C = distmm.matmul(np.ones((8, 8)), np.ones((8, 8)), client=client).compute()
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # on GPUs this would be a deadlock
-        raise InputError(
-            "this script starts a cluster while a worker imports it: each worker imports the script that started it. "
-            "Put the script's work below the line  if __name__ == '__main__':"
-        )
+        sys.exit(UNGUARDED)  # without a traceback: the process that starts the worker raises the error
     if device not in ("auto", "gpu", "cpu"):
         raise InputError(f"device {device!r} is not one of auto, gpu, cpu")
     missing = missing_for_gpu() if device != "cpu" else "the CPU was chosen"
@@ -160,7 +164,10 @@ def local(
         ExitStack() as start,
     ):
         start.enter_context(sigint_blocked())
-        local_cluster = started()
+        try:
+            local_cluster = started()
+        except RuntimeError as error:
+            raise _not_started("workers of the local cluster have not started", error) from None
         try:
             with local_cluster, Client(local_cluster) as client:
                 start.close()
@@ -180,10 +187,22 @@ def _refuse_failed_workers(local_cluster: LocalCluster) -> None:
             try:
                 local_cluster.sync(nanny.start)  # raises the error again
             except Exception as error:
-                cause: BaseException = error
-                while cause.__cause__ is not None:
-                    cause = cause.__cause__
-                raise InputError(f"worker {name} of the local cluster has not started: {cause}") from error
+                raise _not_started(f"worker {name} of the local cluster has not started", error) from None
+
+
+def _not_started(what: str, error: BaseException) -> InputError:
+    """Return the error that says why workers have not started, with the first cause of the error that Dask raises.
+
+    A process that ends before it is a worker has imported a script without a guard, if the script has none.
+    """
+    while error.__cause__ is not None:
+        error = error.__cause__
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    if script is not None and "failed to start worker process" in str(error):
+        with suppress(OSError, ValueError):  # not a file, or not text
+            if "__main__" not in Path(script).read_text():
+                return InputError(UNGUARDED)
+    return InputError(f"{what}: {error}")
 
 
 ClusterSetup = tuple[Any, dict[str, Any], dict[str, Any]]  # class of the cluster, its arguments, Dask's configuration

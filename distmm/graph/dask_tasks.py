@@ -7,15 +7,18 @@ That module has a private name, and since Dask 2024.12 there is no other way to 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from operator import getitem
 from typing import Any
 
 import dask.array as da
 import numpy as np
-from dask._task_spec import Alias, List, Task, TaskRef
+from dask._task_spec import Alias, GraphNode, List, Task, TaskRef
 from dask.array.core import getter, getter_inline, getter_nofancy
 from dask.base import tokenize
+from dask.core import get_dependencies
+from dask.graph_manipulation import chunks
 from dask.highlevelgraph import HighLevelGraph
 
 from distmm.graph.placement import Key, Placement
@@ -29,8 +32,11 @@ __all__ = [
     "ProductTask",
     "Task",
     "TaskRef",
+    "copied",
     "is_view",
+    "needs",
     "one_per_block",
+    "renamed",
     "reshaped",
     "stores",
 ]
@@ -63,29 +69,33 @@ class PlacedTask(Task):
 class ProductTask(PlacedTask):
     """One step of a chain, or the sum of two partial blocks of C.
 
-    The plan is for the scheduler's plugin, where the tasks are made. It is not sent to workers.
+    The plan, and Dask's annotations of the layer, are for the scheduler's plugin, where the tasks are made. Workers do
+    not get them.
     """
 
-    __slots__ = ("plan",)
+    __slots__ = ("annotations", "plan")
 
-    def __init__(self, key: Key, func: Callable[..., Any], /, *args: Any, plan: Plan | None = None, **kwargs: Any):
+    def __init__(
+        self,
+        key: Key,
+        func: Callable[..., Any],
+        /,
+        *args: Any,
+        plan: Plan | None = None,
+        annotations: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ):
         super().__init__(key, func, *args, **kwargs)
-        self.plan = plan
+        self.plan, self.annotations = plan, annotations
 
     def __getstate__(self) -> tuple[Any, ...]:
         slots = zip(self.get_all_slots(), super().__getstate__(), strict=True)
-        return tuple(None if name == "plan" else value for name, value in slots)
+        return tuple(None if name in ProductTask.__slots__ else value for name, value in slots)
 
     @property
     def is_first(self) -> bool:
         """Whether it begins a chain: it adds to no earlier sum."""
         return self.func is tasks.multiply and self.args[2] is None
-
-    @property
-    def added(self) -> str | None:
-        """Name of the array whose block it adds at the end, the C of ``beta * C``; None for most tasks."""
-        last = self.args[-1]
-        return last.key[0] if self.func in (tasks.multiply, tasks.combine) and isinstance(last, TaskRef) else None
 
     def operands(self) -> tuple[Key, ...]:
         """Key of every block of A and B that it reads; none for a sum of partial blocks."""
@@ -93,6 +103,14 @@ class ProductTask(PlacedTask):
             return ()
         a_blocks, b_blocks = self.args[3:5]
         return tuple([ref.key for ref in a_blocks.args] + [ref.key for ref in b_blocks.args])
+
+
+def needs(graph: Mapping[Any, Any], key: Any) -> frozenset[Any]:
+    """Keys that a task of a graph reads; none for a key that the graph does not have."""
+    task = graph.get(key)
+    if task is None:
+        return frozenset()
+    return frozenset(task.dependencies if isinstance(task, GraphNode) else get_dependencies(graph, key))
 
 
 def is_view(task: object) -> bool:
@@ -103,6 +121,29 @@ def is_view(task: object) -> bool:
 def stores(key: object) -> bool:
     """Whether a task writes a block of C: with ``out=``, or by Dask's own `store`, as ``C.to_zarr`` does."""
     return isinstance(key, tuple) and str(key[0]).startswith(STORES)
+
+
+def renamed(key: Any, names: Mapping[str, str]) -> Any:
+    """Return a key with the new name of its array."""
+    return (names.get(key[0], key[0]), *key[1:]) if isinstance(key, tuple) else names.get(key, key)
+
+
+def copied(task: GraphNode, names: Mapping[str, str], blocker: Any = None) -> GraphNode:
+    """Return a copy of a task for arrays that have new names. If it reads none of these, it waits for `blocker`."""
+    key = renamed(task.key, names)
+    reads = {old: new for old in task.dependencies if (new := renamed(old, names)) != old}
+    if isinstance(task, Alias):
+        task = Alias(key, reads.get(task.target, task.target))
+    else:
+        task = task.substitute(reads, key=key)
+    waits = blocker is not None and not reads
+    if isinstance(task, PlacedTask):
+        where, argument, *others = task.args
+        where = replace(where, product=names.get(where.product, where.product), run=names.get(where.run, where.run))
+        argument = Task(None, chunks.bind, argument, TaskRef(blocker)) if waits else argument
+        more = {"plan": task.plan, "annotations": task.annotations} if isinstance(task, ProductTask) else {}
+        return type(task)(key, task.func, where, argument, *others, **task.kwargs, **more)
+    return Task(key, chunks.bind, task, TaskRef(blocker)) if waits else task
 
 
 def one_per_block(name: str, function: Callable[..., Any], arguments: dict[tuple[int, ...], Any]) -> HighLevelGraph:

@@ -6,7 +6,8 @@ C is stationary: block ``C[i, j]`` stays with its owner, which runs one chain of
 
 The chain continues a kernel's loop over k across tasks: step s starts from the result of step s - 1. If C has too
 few blocks for all workers, k is split: each layer of the grid runs such a chain over its part of k, and a binary
-tree of fixed shape adds the results.
+tree of fixed shape adds the results. If the operands are in the workers' memory, a table says which rank multiplies
+which blocks (`distmm.planning.owners`); each rank runs a chain over its panels.
 
 A symmetric product has chains for ``i >= j`` only. They read blocks of A alone: ``A[j,p]`` stands for the transpose of
 ``B[p,j]``, and ``C[j, i]`` is a view of ``C[i, j]`` on the same worker.
@@ -23,15 +24,19 @@ from functools import cached_property
 from typing import Any
 
 import dask.array as da
+import numpy as np
 from dask.highlevelgraph import HighLevelGraph, Layer
 
 from distmm.graph.dask_tasks import List, PlacedTask, ProductTask, TaskRef
-from distmm.graph.parametric_layer import ParametricLayer
+from distmm.graph.parametric_layer import ParametricLayer, copyable
 from distmm.graph.placement import Chain, Key, Placement
 from distmm.planning.blocks import Wave, slices
+from distmm.planning.owners import Owners
 from distmm.planning.plan import Plan
 from distmm.planning.problem import operand_batch
 from distmm.worker import tasks
+
+Ranks = tuple[int, tuple[int, ...], tuple[int, ...]]  # of a task, of the chains of its block, of what it reads
 
 __all__ = ["ProductLayer", "Reduced", "build", "kernel_choice", "one_graph"]
 
@@ -49,12 +54,15 @@ class Reduced:
         Names of the arrays of squared norms, ``(m,)`` and ``(n,)``, cut like C.
     mirrored : bool
         Whether a block of a symmetric product is reduced a second time, as its mirror image.
+    dtype : dtype, optional
+        Type of the blocks that are reduced; by default that of the product.
     """
 
     reduction: tasks.Chunk
     down: bool = False
     norms: tuple[str, str] | None = None
     mirrored: bool = True
+    dtype: np.dtype[Any] | None = None
 
 
 class ProductLayer(ParametricLayer):
@@ -70,15 +78,16 @@ class ProductLayer(ParametricLayer):
         wave: Wave | None = None,
         run: str | None = None,
         reduced: Reduced | None = None,
+        dtypes: tuple[np.dtype[Any] | None, ...] = (None, None, None),
     ) -> None:
         super().__init__()
         self.name, self.plan, self.operands, self.choice, self.epilogue = name, plan, operands, choice, epilogue
-        self.wave, self.run, self.reduced = wave, run or name, reduced
+        self.wave, self.run, self.reduced, self.dtypes = wave, run or name, reduced, dtypes
         self.mirrored = plan.problem.symmetry is not None and reduced is None
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def _parameters(self) -> tuple[Any, ...]:
         product = self.name, self.plan, self.operands, self.choice, self.epilogue
-        return type(self), (*product, self.wave, self.run, self.reduced)
+        return *product, self.wave, self.run, self.reduced, self.dtypes
 
     def get_output_keys(self) -> set[Key]:
         """Keys of the blocks of C."""
@@ -89,6 +98,8 @@ class ProductLayer(ParametricLayer):
         blocking = self.plan.blocking
         wave = blocking.whole if self.wave is None else self.wave
         mirrored = blocking.mirrored(wave) if self.mirrored else 0
+        if isinstance(self.plan.grid, Owners):  # C is one wave
+            return self.plan.schedule.tasks + mirrored
         return wave.c_blocks * blocking.chain_tasks(self.plan.grid.layers) + mirrored
 
     def _tasks(self) -> Iterator[PlacedTask]:
@@ -102,58 +113,82 @@ class ProductLayer(ParametricLayer):
         if self.choice.device == "cuda":
             both |= {"prepared": plan.peak.prepared, "planned": plan.peak.worker}
         else:
-            both["tasks"] = wave.c_blocks * plan.grid.layers
+            both["tasks"] = wave.c_blocks * plan.layout.layers
         on_diagonal = replace(self.epilogue, symmetry=symmetry)
-        parts = plan.blocking.parts(plan.grid.layers)
+        schedule = plan.schedule
         orders = plan.schedule.wave_orders
         token = self.name.rpartition("-")[2]
 
         def task(
-            chain: Chain, key: Key, step: int, order: int, layer: int, func: Any, *args: Any, **kwargs: Any
+            chain: Chain, key: Key, step: int, order: int, ranks: Ranks, func: Any, *args: Any, **kwargs: Any
         ) -> ProductTask:
-            where = Placement(self.name, plan.grid, *chain, step, wave.index * orders + order, layer, self.run)
+            where = Placement(self.name, *chain, step, wave.index * orders + order, *ranks, self.run)
             last = key[0] == self.name
             added = TaskRef((c0, *key[1:])) if last and c0 is not None else None
             epilogue = on_diagonal if chain[1] == chain[2] else self.epilogue
-            if last:
-                kwargs |= self._reduction(chain)
+            if last or self._scales:
+                kwargs |= self._norms(chain)
+            if last and self.reduced is not None:
+                kwargs["reduction"] = self._reduction(self.reduced, chain)
             return ProductTask(
-                key, func, where, self.choice, *args, epilogue if last else None, added, plan=plan, **kwargs
-            )
+                key, func, where, self.choice, *args, epilogue if last else None, added, plan=plan,
+                annotations=self.annotations, **kwargs,
+            )  # fmt: skip
 
         for chain in plan.blocking.c_indices(wave):
             batch, i, j = chain
             c_key = (self.name, *batch, i, j)
             a_batch, b_batch = (operand_batch(batch, own) for own in (plan.problem.a_batch, plan.problem.b_batch))
-            partial: list[tuple[Key, int]] = []  # sums over the parts of k, and their layers
+            chains = schedule.chains(batch, i, j)
+            owners = tuple(rank for rank, _ in chains)
+            partial: list[tuple[Key, int]] = []  # sums over the parts of k, and their ranks
             first = 0
-            for layer, steps in enumerate(parts):
+            for rank, steps in chains:
                 previous: TaskRef | None = None
                 for s, panels in enumerate(steps):
-                    last = len(parts) == 1 and s == len(steps) - 1
+                    last = len(chains) == 1 and s == len(steps) - 1
                     key = c_key if last else (f"distmm-step-{token}", *batch, i, j, first + s)
                     a_blocks = List(*(TaskRef((a, *a_batch, i, p)) for p in panels))
                     b_keys = ((b, *b_batch, *((p, j) if symmetry is None else (j, p))) for p in panels)
                     b_blocks = List(*map(TaskRef, b_keys))
-                    end = task(chain, key, first + s, s, layer, tasks.multiply, previous, a_blocks, b_blocks, **both)
+                    homes = schedule.homes("A", a_batch, i, panels)
+                    homes += schedule.homes(*(("B", b_batch) if symmetry is None else ("A", a_batch)), j, panels)
+                    ranks = rank, owners, tuple(homes)
+                    both["arrivals"] = self._arrivals(chain, panels)
+                    end = task(chain, key, first + s, s, ranks, tasks.multiply, previous, a_blocks, b_blocks, **both)
                     yield end
                     previous = TaskRef(key)
-                partial.append((key, layer))
+                partial.append((key, rank))
                 first += len(steps)
             # A tree of fixed shape: its bits depend on how k was split, and not on which sum was ready first.
-            order = max(map(len, parts))
+            order = schedule.steps
             while len(partial) > 1:
                 sums: list[tuple[Key, int]] = []
-                for (left, layer), (right, _) in zip(partial[::2], partial[1::2], strict=False):
+                for (left, rank), (right, _) in zip(partial[::2], partial[1::2], strict=False):
                     key = c_key if len(partial) == 2 else (f"distmm-sum-{token}", *batch, i, j, first)
-                    end = task(chain, key, first, order, layer, tasks.combine, TaskRef(left), TaskRef(right))
+                    ranks = rank, owners, ()
+                    added = {"arrivals": self._arrivals(chain)} if key == c_key and c0 is not None else {}
+                    end = task(chain, key, first, order, ranks, tasks.combine, TaskRef(left), TaskRef(right), **added)
                     yield end
-                    sums.append((key, layer))
+                    sums.append((key, rank))
                     first += 1
                 partial = sums + partial[2 * len(sums) :]
                 order += 1
             if self.mirrored and i != j:
                 yield PlacedTask((self.name, *batch, j, i), tasks.mirror, end.placement, symmetry, TaskRef(c_key))
+
+    def _arrivals(self, chain: Chain, panels: Sequence[int] = ()) -> tasks.Arrivals:
+        """Return what the operands say of the blocks that a task reads."""
+        (batch, i, j), problem, blocking = chain, self.plan.problem, self.plan.blocking
+        own = tuple(edges[at] for edges, at in zip(blocking.batch, batch, strict=True))
+        a_own, b_own = (
+            tuple(1 if n == 1 else edge for n, edge in zip(given, own[len(own) - len(given) :], strict=True))
+            for given in (problem.a_batch, problem.b_batch)
+        )
+        m, n, depths = blocking.m[i], blocking.n[j], [blocking.k[p] for p in panels]
+        a = tuple((*a_own, m, k) for k in depths)
+        b = tuple((*b_own, *((k, n) if problem.symmetry is None else (n, k))) for k in depths)
+        return tasks.Arrivals(a, b, (*own, m, n), self.dtypes)
 
     @cached_property
     def _starts(self) -> tuple[list[int], list[int]]:
@@ -161,18 +196,24 @@ class ProductLayer(ParametricLayer):
         rows, columns = ([at.start for at in slices(edges)] for edges in (self.plan.blocking.m, self.plan.blocking.n))
         return rows, columns
 
-    def _reduction(self, chain: Chain) -> dict[str, Any]:
-        """Return what the last task of a chain gets so that it reduces its block."""
-        if self.reduced is None:
+    @property
+    def _scales(self) -> bool:
+        """Whether all steps need norms, and not the last alone."""
+        return tasks.needs_exponents(self.plan.problem.dtype)
+
+    def _norms(self, chain: Chain) -> dict[str, Any]:
+        """Return the norms of the rows whose inner products are a block, if its reduction needs them."""
+        if self.reduced is None or self.reduced.norms is None:
             return {}
+        (of_rows, of_columns), (_, i, j) = self.reduced.norms, chain
+        return {"norms": List(TaskRef((of_rows, i)), TaskRef((of_columns, j)))}
+
+    def _reduction(self, reduced: Reduced, chain: Chain) -> tasks.BlockReduction:
+        """Return what the last task of a chain gets so that it reduces its block."""
         _, i, j = chain
         row, column = self._starts[0][i], self._starts[1][j]
-        mirrored = self.plan.problem.symmetry if i != j and self.reduced.mirrored else None
-        of_block = tasks.BlockReduction(self.reduced.reduction, row, column, self.reduced.down, mirrored)
-        if self.reduced.norms is None:
-            return {"reduction": of_block}
-        of_rows, of_columns = self.reduced.norms
-        return {"reduction": of_block, "norms": List(TaskRef((of_rows, i)), TaskRef((of_columns, j)))}
+        mirrored = self.plan.problem.symmetry if i != j and reduced.mirrored else None
+        return tasks.BlockReduction(reduced.reduction, row, column, reduced.down, mirrored)
 
 
 def one_graph(name: str, waves: Sequence[HighLevelGraph]) -> HighLevelGraph:
@@ -230,6 +271,7 @@ def build(
         Those that `reduced` names.
     """
     names = a.name, (a if b is None else b).name, None if c0 is None else c0.name
-    layer = ProductLayer(name, plan, names, choice, epilogue, wave, run, reduced)
+    dtypes = a.dtype, (a if b is None else b).dtype, (a if c0 is None else c0).dtype
+    layer = ProductLayer(name, plan, names, choice, epilogue, wave, run, reduced, dtypes)
     read = [x for x in (a, b, c0, *norms) if x is not None]
-    return HighLevelGraph.from_collections(name, layer, dependencies=read)
+    return copyable(HighLevelGraph.from_collections(name, layer, dependencies=read))

@@ -17,7 +17,7 @@ from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
 
 from distmm.graph.dask_tasks import List, Task, TaskRef
-from distmm.graph.parametric_layer import ParametricLayer
+from distmm.graph.parametric_layer import ParametricLayer, copyable
 from distmm.graph.placement import Key
 from distmm.graph.product_graph import Reduced
 from distmm.planning.blocks import Wave
@@ -38,8 +38,8 @@ class MergeLayer(ParametricLayer):
         super().__init__()
         self.name, self.product, self.plan, self.reduced = name, product, plan, reduced
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.name, self.product, self.plan, self.reduced)
+    def _parameters(self) -> tuple[Any, ...]:
+        return (self.name, self.product, self.plan, self.reduced)
 
     def get_output_keys(self) -> set[Key]:
         """Keys of the results."""
@@ -120,7 +120,7 @@ def results(
         name = f"distmm-reduced-{number}-{token}"
         sources = {(name, *key[1:], *(0 for _ in shape)): key for key in layer.get_output_keys()}
         picks = {key: Task(key, operator.getitem, TaskRef(source), number) for key, source in sources.items()}
-        whole = HighLevelGraph({**layers, name: picks}, {**dependencies, name: {merged}})
+        whole = copyable(HighLevelGraph({**layers, name: picks}, {**dependencies, name: {merged}}))
         chunks = (*blocking.batch, lines, *((size,) for size in shape))
         arrays.append(da.Array(whole, name, chunks, meta=np.empty((0,) * len(chunks), dtype)))
     return arrays

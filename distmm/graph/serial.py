@@ -29,7 +29,7 @@ def execute(
     problem, blocking = plan.problem, plan.blocking
     symmetry = problem.symmetry
     m, k, n = slices(blocking.m), slices(blocking.k), slices(blocking.n)
-    batches, parts = [slices(edges) for edges in blocking.batch], blocking.parts(plan.grid.layers)
+    batches = [slices(edges) for edges in blocking.batch]
     c = np.empty(problem.shape, epilogue.dtype)
     for batch, i, j in (index for wave in plan.waves for index in blocking.c_indices(wave)):
         at = tuple(edges[x] for edges, x in zip(batches, batch, strict=True))
@@ -38,10 +38,11 @@ def execute(
         added = None if c0 is None else c0[(*at, m[i], n[j])]
         ending = replace(epilogue, symmetry=symmetry) if i == j else epilogue
         partial = []
-        for steps in parts:
+        chains = plan.schedule.chains(batch, i, j)
+        for _, steps in chains:
             block = None
             for s, panels in enumerate(steps):
-                last = len(parts) == 1 and s == len(steps) - 1
+                last = len(chains) == 1 and s == len(steps) - 1
                 a_blocks = [a[(*a_at, m[i], k[p])] for p in panels]
                 b_blocks = [a[(*a_at, m[j], k[p])] if symmetry else b[(*b_at, k[p], n[j])] for p in panels]
                 b_blocks = a_blocks if symmetry and i == j else b_blocks

@@ -77,8 +77,8 @@ class StoreLayer(ParametricLayer):
             name, source, first, chunks, begin, target,
         )  # fmt: skip
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.name, self.source, self.first, self.chunks, self.begin, self.target)
+    def _parameters(self) -> tuple[Any, ...]:
+        return (self.name, self.source, self.first, self.chunks, self.begin, self.target)
 
     def get_output_keys(self) -> set[Key]:
         """Keys of all tasks."""

@@ -25,6 +25,7 @@ from distmm.checking import sketch
 from distmm.checking.checksum import checksum, checksum_of_input
 from distmm.checking.tolerance import Tolerance
 from distmm.graph.placement import Placement
+from distmm.job import made_blocks
 from distmm.job.folded_checksums import Order
 from distmm.job.folder import Folder, Json, read_json, write_json
 from distmm.job.json_forms import MARKER
@@ -104,11 +105,6 @@ class Writer:
     def needs_norms(self) -> bool:
         """Whether the norms of rows of A and columns of B are computed, too."""
         return False
-
-    @property
-    def topic(self) -> str:
-        """Topic of the Dask events by which workers report to the client that a block is computed."""
-        return f"distmm-made-{self.run.id}"
 
     def region(self, i: int, j: int) -> tuple[slice, slice]:
         """Return the rows and columns of a block."""
@@ -282,10 +278,10 @@ def _shared(kind: type[Writer], content: bytes) -> Writer:
 
 def write(where: Placement, writer: Writer, block: Any, *about: Any) -> Json:
     """Check and write a block while the worker's products continue. The task of a block of C. Runs on workers."""
-    cluster, worker = writer.plan.cluster, get_worker()
+    cluster = writer.plan.cluster
     # A GPU worker writes at most as many blocks concurrently as it has slots. If the disk is slower than the GPU,
     # products wait, and host memory has no more blocks than planned. On CPU workers the plan counts all finished blocks
     # of a wave, but each write takes a thread.
     with slot_released("write", WRITERS if cluster.device == "cpu" else cluster.threads):
-        worker.log_event(writer.topic, worker.get_current_task())
+        made_blocks.report(writer.run.id)
         return writer.write(where, block, *about)

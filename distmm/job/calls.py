@@ -13,11 +13,10 @@ from distmm.api.verify import check_possible
 from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
 from distmm.errors import InputError
-from distmm.job.certificate import holds
+from distmm.job.certificate import holds, read_certificate
 from distmm.job.commit import refuse_twice, same_call, settle
-from distmm.job.folder import Folder, Json, read_json
+from distmm.job.folder import Folder, Json
 from distmm.job.job import Announce, Job, Progress
-from distmm.job.json_forms import CERTIFICATE
 from distmm.job.manifest import read_manifest
 from distmm.job.spec import Check, Spec
 from distmm.job.stop import Stop
@@ -82,8 +81,8 @@ def multiply(
     alpha, beta : scalars
         Factors of the product and of C0. With a beta of 0, C0 is not read.
     dtype : dtype, optional
-        Type of C. By default NumPy's result type. The product is computed in the wider of these two types, and cast
-        once.
+        Type of C, which is written in native byte order. By default NumPy's result type. The product is computed in the
+        wider of these two types, and cast once.
     precision, kernel, reproducible, device, blocks, plan
         As in `distmm.matmul`. A job may be continued with another plan, for another cluster, with the same blocks.
     overwrite : bool
@@ -136,8 +135,11 @@ def multiply(
     )  # fmt: skip
     if check == "full" and beta != 0:
         raise InputError(f"check is full and beta is {beta}: a full check does not support beta; use freivalds or none")
-    if is_url(folder.target):
-        _refuse_in_store(folder, spec)
+    if is_url(folder.target) and check == "full":
+        raise InputError(
+            f"{folder.target}: a full check renames a wrong C, but an object store has no rename: use check "
+            f"freivalds, and distmm verify A B C --check full when C is complete"
+        )
     job = Job(
         folder, os.fspath(out), spec, spec.files(), overwrite or (beta != 0 and c is None), blocks, seed,
         None if plan is None else str(plan),
@@ -156,10 +158,9 @@ def begin(
         if not overwrite:
             return Summary.of_complete(folder, ended)
         if spec.reads(folder.target):
-            refuse_twice(folder, spec)
-    spec.result.refuse(job.out, job.overwrite)
+            refuse_twice(folder)
     if not overwrite and not folder.exists():
-        there = finished(folder, spec)
+        there = finished(folder, spec, client)
         if there is not None:
             return there
     return job.run(client, device, stop or Stop(), announce, progress or _no_report, anew=overwrite)
@@ -209,8 +210,11 @@ def resume(
     if ended is not None:
         return Summary.of_complete(folder, ended)
     if not folder.exists():
-        if folder.store.exists(folder.certificate) and is_there(folder.target):
-            return Summary.of_complete(folder, read_json(folder.certificate, CERTIFICATE))
+        content = read_certificate(folder)
+        if content is not None and is_there(folder.target):
+            if not holds(folder.target, content, client):
+                raise _changed(folder)
+            return Summary.of_complete(folder, content)
         raise InputError(f"{folder.path}: there is no unfinished job for this output; begin one with distmm multiply")
     manifest = read_manifest(folder)
     spec = Spec.from_json(manifest["spec"])
@@ -218,39 +222,30 @@ def resume(
     return job.run(client, device, stop or Stop(), announce, progress or _no_report, anew=False)
 
 
-def _refuse_in_store(folder: Folder, spec: Spec) -> None:
-    """Refuse calls that an object store does not allow, because the existing C is removed first."""
-    names = spec.reads(folder.target)
-    if names:
-        raise InputError(
-            f"{folder.target}: the product reads {' and '.join(names)} from there, but in an object store the existing "
-            f"C is removed before the new one is written: give another name for the result"
-        )
-    if spec.check == "full":
-        raise InputError(
-            f"{folder.target}: a full check renames a wrong C, but an object store has no rename: use check "
-            f"freivalds, and distmm verify A B C --check full when C is complete"
-        )
-
-
-def finished(folder: Folder, spec: Spec) -> Summary | None:
+def finished(folder: Folder, spec: Spec, client: Client | None = None) -> Summary | None:
     """Return the summary of a complete C that is the result of the same call. None otherwise.
 
     Raises
     ------
     InputError
-        If the product reads C, and C is already its result.
+        If the product reads C, and C is already its result. If it does not read C, and C has changed since.
     """
-    if not (folder.store.exists(folder.certificate) and is_there(folder.target)):
+    content = read_certificate(folder)
+    if content is None or not is_there(folder.target) or not same_call(folder, content, spec):
         return None
-    content = read_json(folder.certificate, CERTIFICATE)
-    if not same_call(folder, content, spec):
-        return None
-    if spec.reads(folder.target):
-        if not holds(folder.target, content):
-            return None
-        refuse_twice(folder, spec)
-    return Summary.of_complete(folder, content)
+    right, adds = holds(folder.target, content, client), bool(spec.reads(folder.target))
+    if right and adds:
+        refuse_twice(folder)
+    if not right and not adds:
+        raise _changed(folder)
+    return Summary.of_complete(folder, content) if right else None
+
+
+def _changed(folder: Folder) -> InputError:
+    return InputError(
+        f"{folder.target}: has changed since the job that {folder.certificate} describes completed it: restore it, or "
+        f"compute it again with distmm multiply --overwrite (overwrite=True)"
+    )
 
 
 def _no_report(figures: Figures) -> None:

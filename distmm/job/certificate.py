@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import dask
 import numpy as np
@@ -19,12 +21,13 @@ from distmm.errors import InputError
 from distmm.job.folder import Folder, Json, read_json
 from distmm.job.json_forms import CERTIFICATE
 from distmm.job.manifest import FORMAT, completed
+from distmm.job.moved import relocated
 from distmm.job.result import described
 from distmm.job.sampled_rows import check_sample
 from distmm.job.spec import Spec, differences
-from distmm.storage import is_there, open_matrix
+from distmm.storage import is_there, open_matrix, stamp_of
 
-__all__ = ["certificate", "damaged", "holds", "recheck"]
+__all__ = ["certificate", "damaged", "holds", "read_certificate", "recheck"]
 
 WHAT = "C = alpha op(A) op(B) + beta C0: each block compared with sketches of A and B as it was made"
 WHAT_OF_REDUCED = (
@@ -113,15 +116,33 @@ def damaged(
     return {(b["i"], b["j"]): message for b, message in zip(blocks, found, strict=True) if message is not None}
 
 
-def holds(path: str, content: Json) -> bool:
-    """Whether a file or folder is the C of a certificate: this process reads all blocks and compares checksums."""
+def read_certificate(folder: Folder, path: str | None = None) -> Json | None:
+    """Return the certificate next to C, or the one at `path`, with the paths that hold now. None if there is none.
+
+    Raises
+    ------
+    InputError
+        If it is damaged.
+    """
+    path = path or folder.certificate
+    return relocated(read_json(path, CERTIFICATE), folder.target) if folder.store.exists(path) else None
+
+
+def holds(path: str, content: Json, client: Client | None = None) -> bool:
+    """Whether a file or folder is the C of a certificate.
+
+    A C with the stamp of the certificate was not written since. Otherwise all blocks are read, by the workers of
+    `client` or by this process, and their checksums are compared.
+    """
     if not is_there(path):
         return False
+    if content.get("stamp") == stamp_of(path):
+        return True
     try:
         check = described(content["spec"]).in_place(path, content)
     except InputError:  # an old C of another kind, or one that is partly removed
         return False
-    return check is not None and not damaged(None, check, content["done"])
+    return check is not None and not damaged(client, check, content["done"])
 
 
 def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: int | None = None) -> Verdict:
@@ -137,7 +158,7 @@ def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: in
     client : distributed.Client, optional
         Its workers read. By default this process reads.
     seed : int, optional
-        Seed of the random vectors. By default another one than the job's.
+        Seed of the random vectors, or of the choice of rows of a reduced product. By default a random one.
 
     Returns
     -------
@@ -151,11 +172,11 @@ def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: in
     seed = None if seed is None else checked_seed(seed)
     folder = Folder.of(path)
     _refuse_unended(folder)
-    if not folder.store.exists(folder.certificate):
+    content = read_certificate(folder)
+    if content is None:
         raise InputError(
             f"{folder.certificate}: there is no certificate of {folder.target}; with A and B: distmm verify A B C"
         )
-    content = read_json(folder.certificate, CERTIFICATE)
     spec = content["spec"]
     result = described(spec)
     check = result.in_place(folder.target, content)
@@ -176,16 +197,16 @@ def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: in
         )
         return Verdict("cannot tell", content["largest_residual"] or 0.0, message)
     job = Spec.from_json({**spec, "C0": None, "beta": 0})
-    seed = content["seed"] + 1 if seed is None else seed
     if job.reduction is not None:
-        verdict = check_sample(client, job, folder.target, content, seed)
+        seed = secrets.randbits(32) if seed is None else seed
+        verdict = check_sample(client, job, folder.target, content, seed).seeded(seed)
     else:
         with dask.config.set({} if client is None else {"scheduler": client.get}):
             verdict = verify(
                 job.a.source, job.b.source, open_matrix(path), seed=seed, transa=job.a.transposed,
                 transb=job.b.transposed, alpha=job.alpha, precision=job.precision,
             )  # fmt: skip
-    return Verdict(verdict.outcome, verdict.residual, f"{kept}; {verdict.message}")
+    return replace(verdict, message=f"{kept}; {verdict.message}")
 
 
 def _refuse_unended(folder: Folder) -> None:
@@ -194,8 +215,8 @@ def _refuse_unended(folder: Folder) -> None:
     if job is None:
         return
     content = read_json(job.pending_certificate, CERTIFICATE)
-    next_to_c = read_json(folder.certificate) if folder.store.exists(folder.certificate) else None
-    if next_to_c != content and holds(folder.target, content):
+    next_to_c = read_json(folder.certificate) if folder.store.exists(folder.certificate) else {}
+    if next_to_c.get("job") != content.get("job") and holds(folder.target, content):
         raise InputError(
             f"{folder.target}: is the result of a job that was killed, or lost its power, before it wrote the "
             f"certificate next to C; end the job with distmm resume {folder.target}, then verify again"

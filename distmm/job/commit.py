@@ -16,15 +16,16 @@ checksums in the certificate tell whether C already has its final name. So a pro
 from __future__ import annotations
 
 import os
+from typing import NoReturn
 
 from distmm.errors import InputError
-from distmm.job.certificate import holds
-from distmm.job.folder import Folder, Json, read_json, write_json
+from distmm.job.certificate import holds, read_certificate
+from distmm.job.folder import Folder, Json, write_json
 from distmm.job.lock import Lock, locked
 from distmm.job.manifest import completed
 from distmm.job.result import described
-from distmm.job.spec import Spec, differences, lies_in
-from distmm.storage import fsync, is_url, output_of, reopen_output
+from distmm.job.spec import Spec, differences
+from distmm.storage import file_of, fsync, is_url, output_of, reopen_output, stamp_of
 
 __all__ = ["finish", "refuse_twice", "same_call", "settle"]
 
@@ -76,7 +77,8 @@ def settle(folder: Folder, anew: bool) -> Json | None:
 
 def _complete(folder: Folder, lock: Lock, anew: bool) -> Json | None:
     """Give C its final name, unless it has it, and clean up. None if its blocks are not as they were written."""
-    content = read_json(folder.pending_certificate)
+    content = read_certificate(folder, folder.pending_certificate)
+    assert content is not None
     if is_url(folder.target):
         return _complete_in_store(folder, content, lock, anew)
     if not holds(folder.target, content):
@@ -116,21 +118,20 @@ def _complete_in_store(folder: Folder, content: Json, lock: Lock, anew: bool) ->
 
 
 def same_call(folder: Folder, content: Json, spec: Spec) -> bool:
-    """Whether C is the result of the same call. An operand that C has replaced is not compared."""
+    """Whether C is the result of the same call. A C0 that C has replaced is not compared."""
     before, now = dict(content["spec"]), spec.json()
-    for name in spec.reads(folder.target):
-        if before[name] is None or not lies_in(before[name].get("path", ""), folder.target):
+    if "C0" in spec.reads(folder.target):
+        paths = [(c0 or {}).get("path", "") for c0 in (before.pop("C0"), now.pop("C0"))]
+        if len({os.path.realpath(file_of(path)) for path in paths}) > 1:
             return False
-        before[name], now[name] = before[name]["transposed"], now[name]["transposed"]
     return not any(differences(before, now))
 
 
-def refuse_twice(folder: Folder, spec: Spec) -> None:
+def refuse_twice(folder: Folder) -> NoReturn:
     """Refuse a call that reads C, if C is already its result: a second call would apply the product twice."""
-    names = " and ".join(spec.reads(folder.target))
     raise InputError(
-        f"{folder.target}: is already the result of the same call, which reads {names} from there; nothing was done. "
-        f"To apply it once more, call with --overwrite (overwrite=True)"
+        f"{folder.target}: is already the result of the same call, which reads C0 from there; nothing was done. To "
+        f"apply it once more, call with --overwrite (overwrite=True)"
     )
 
 
@@ -140,6 +141,7 @@ def _clean(folder: Folder, content: Json, lock: Lock) -> None:
     spec = content["spec"]
     # An unchecked product has no certificate, unless it was added to a C: a repeated call must find that it has ended.
     if spec["check"] != "none" or spec["beta"] != 0:
+        content = {**content, "stamp": stamp_of(folder.target)}
         write_json(folder.certificate, content, os.path.join(folder.work, "certificate.draft"))
     elif folder.store.exists(folder.certificate):  # the certificate of the C that was replaced
         folder.store.discard(folder.certificate, folder.work)

@@ -6,12 +6,11 @@ import logging
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
 from typing import Any
-from weakref import WeakMethod
 
 import dask
 import dask.array as da
@@ -22,6 +21,7 @@ from distmm.api.smaller_plan import memory_full
 from distmm.api.waves import Graph, Waves
 from distmm.errors import DistmmError, Stopped, WrongResultError
 from distmm.graph import product_graph
+from distmm.job import made_blocks
 from distmm.job.block_writer import Writer
 from distmm.job.entries import Entries
 from distmm.job.faulty_workers import FaultyWorkers
@@ -33,6 +33,7 @@ from distmm.job.spec import RECHUNK, Spec
 from distmm.job.stop import Stop
 from distmm.job.wave_graph import Names, RowLayer, WritingLayer
 from distmm.planning.blocks import Wave
+from distmm.planning.grid import Grid
 from distmm.planning.plan import Plan
 from distmm.telemetry import client as telemetry
 from distmm.telemetry.events import JOB_TOPIC
@@ -138,13 +139,10 @@ class Computation:
         unit = self.spec.result.unit
         kept = [[i, j] for _, i, j in self.plan.blocking.c_indices() if unit(i, j) not in missing]
         self._event("begin", path=self.writer.folder.target, kept=kept, note=self.note)
-        topic = None if self._reads_users_tasks else self.writer.topic
-        if topic is not None:
-            # A weak reference, because Dask's client keeps the handler even after `unsubscribe_topic`.
-            note_made = WeakMethod(self.waves.note_made)
-            self.client.subscribe_topic(topic, lambda event: (note := note_made()) and note(tuple(event[1])))
+        reported = made_blocks.reported_to(self.waves.note_made, self.job, self.client)
         try:
-            self.waves.run(self._graphs(missing))
+            with nullcontext() if self._reads_users_tasks else reported:
+                self.waves.run(self._graphs(missing))
             self._look()
         except (DistmmError, OSError) as error:
             tell_failure(self.client, self.job, error)
@@ -154,8 +152,6 @@ class Computation:
             tell_failure(self.client, self.job, full)
             raise full from error
         finally:
-            if topic is not None and self.client.status == "running":
-                self.client.unsubscribe_topic(topic)
             # Breaks a reference cycle, which would keep operands in memory until the next garbage collection.
             del self.waves
 
@@ -266,8 +262,9 @@ class Computation:
         if attempt == ATTEMPTS or systematic:
             raise WrongResultError(_wrong(record, before if systematic else None))
         shift = attempt if self.plan.cluster.workers > 1 else 0
-        schedule = self.plan.schedule
-        plan = replace(self.plan, schedule=replace(schedule, grid=replace(schedule.grid, shift=shift)))
+        schedule, grid = self.plan.schedule, self.plan.grid
+        assert isinstance(grid, Grid)  # blocks of A and B are in files
+        plan = replace(self.plan, schedule=replace(schedule, grid=replace(grid, shift=shift)))
         waves = next(
             waves for waves in result.together(self.plan) if any(i in w.rows and j in w.columns for w in waves)
         )
@@ -282,7 +279,7 @@ class Computation:
 
     def _event(self, event: str, **facts: Any) -> None:
         """Send telemetry an event that the scheduler does not see (`distmm.telemetry.events.JOB_TOPIC`)."""
-        self.client.log_event(JOB_TOPIC, {"event": event, "job": self.job, **facts})
+        _log(self.client, {"event": event, "job": self.job, **facts})
 
     def _beat(self) -> None:
         """Raise Stopped if a stop was requested. Query the scheduler every `LOOK_SECONDS`."""
@@ -321,7 +318,13 @@ def tell_failure(client: Client, job: str, error: DistmmError | OSError) -> None
     if isinstance(error, (Stopped, ConnectionError)) or client.status != "running":
         return
     with suppress(OSError, TimeoutError):  # the scheduler was lost in the meantime
-        client.log_event(JOB_TOPIC, {"event": "failed", "job": job, "error": str(error)})
+        _log(client, {"event": "failed", "job": job, "error": str(error)})
+
+
+def _log(client: Client, message: Json) -> None:
+    """Send an event. Dask sends only Unicode, and the name of a file may have bytes that are not: they are escaped."""
+    escaped = {k: v.encode(errors="backslashreplace").decode() for k, v in message.items() if isinstance(v, str)}
+    client.log_event(JOB_TOPIC, {**message, **escaped})
 
 
 def _results(client: Client, futures: Sequence[Future]) -> Iterator[Json]:

@@ -133,6 +133,18 @@ class Folder:
         """Path of the folder of the markers."""
         return os.path.join(self.work, "done")
 
+    def check_names(self) -> None:
+        """Raise `InputError` if a name of one of these files would be too long for the disk."""
+        above, name = os.path.split(self.certificate)  # the longest name
+        if is_url(above) or not os.path.isdir(above):
+            return
+        most, length = os.pathconf(above, "PC_NAME_MAX"), len(os.fsencode(name))
+        if length > most:
+            raise InputError(
+                f"{self.target}: this name is too long: that of the certificate, {name}, would have {length} bytes, "
+                f"and {above} takes {most}: give a name that is {length - most} bytes shorter"
+            )
+
     def exists(self) -> bool:
         """Whether there is an unfinished job: it has a manifest."""
         return self.store.exists(self.manifest)
@@ -142,6 +154,15 @@ class Folder:
         self.store.make_folder(self.work)
         self.store.make_folder(self.done)
         self.store.sync(self.path)
+
+    def rename_draft(self) -> None:
+        """Give the draft of a job whose folder was renamed, as C is named now, the name that belongs to it."""
+        if is_url(self.path) or os.path.lexists(self.draft):
+            return
+        suffix, mine = os.path.splitext(self.target)[1], {"done", "rows", os.path.basename(self.pending_certificate)}
+        for name in set(self.store.names(self.work)) - mine:
+            if os.path.splitext(name)[1] == suffix:
+                os.rename(os.path.join(self.work, name), self.draft)
 
     def clear(self) -> None:
         """Remove all files of jobs except the lock, which the caller has. The manifest, which makes a job, is first."""

@@ -29,7 +29,7 @@ from distmm.job.folded_checksums import Order, fold, folded
 from distmm.job.folder import Json
 from distmm.job.spec import Spec
 from distmm.planning.blocks import Blocking, slices
-from distmm.storage import Matrix
+from distmm.storage import Matrix, open_matrix
 
 __all__ = ["Seen", "misread", "orders", "stamps", "unchanged"]
 
@@ -131,6 +131,7 @@ def unchanged(
     records, now = list(records), stamps(spec)
     seen = Seen(records)
     for name in (name for name in now if before.get(name, now[name]) != now[name]):
+        _refuse_lost(_operands(spec)[name].source)
         _compare(client, name, spec, blocking, orders(spec, device)[name], seen, records)
     if stamps(spec) != now:
         raise InputError("another program is writing A, B or C: wait until it has ended, and call again")
@@ -206,6 +207,16 @@ def _compare(
                 f"{operand.source.path} has changed since C[{one['i']}, {one['j']}] was made from it: restore the "
                 f"original, or start over with --overwrite (overwrite=True), which discards the finished blocks"
             )
+
+
+def _refuse_lost(source: Matrix) -> None:
+    """Raise `InputError` if other chunks of an input are missing than when this call opened it."""
+    before, now = (matrix.fingerprint().get("missing") for matrix in (source, open_matrix(source.path)))
+    if before != now:
+        raise InputError(
+            f"{source.path} has changed: {now or 'no chunk is missing'}; when this call opened it: "
+            f"{before or 'no chunk was missing'}; restore the original"
+        )
 
 
 def _operands(spec: Spec) -> dict[str, Operand]:

@@ -87,6 +87,7 @@ class Job:
     ) -> Summary:  # fmt: skip
         """Plan, take the lock, and compute the missing blocks. After a full memory, repeat with a smaller plan."""
         folder = self.folder
+        self.spec.refuse(self.out, self.overwrite)
         with ExitStack() as stack:
             if folder.exists() and not anew:
                 refuse_changes(folder, self.spec, self.blocks, self.plan)
@@ -170,6 +171,7 @@ class Job:
         folder = self.folder
         if begun is not None:
             manifest = begun
+            folder.rename_draft()
             finished = FinishedBlocks(client, folder, self.spec, plan)
             manifest["rejected"] += finished.drop_misread(manifest["stamps"])
             manifest["stamps"] = finished.unchanged(manifest["stamps"])
@@ -318,7 +320,7 @@ class Job:
             checks.all_elements()
         manifest["runs"][-1]["ended"] = time.time()
         content = certificate(manifest, markers, self._tolerance, manifest["rejected"], made.seconds, sample)
-        self.spec.result.refuse(self.out, self.overwrite)  # other files may have been created in the meantime
+        self.spec.refuse(self.out, self.overwrite)  # other files may have been created in the meantime
         finish(self.folder, content, lock)
         return Summary.of(self.folder, content, plan, made)
 

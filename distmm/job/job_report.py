@@ -68,4 +68,4 @@ def _write(
         text = report.html(record, title=folder.target, certificate=rows, runs=table(runs, time.time()))
         # If another job has taken over, the draft's folder does not exist.
         if draft is None or is_url(folder.path) or os.path.isdir(os.path.dirname(draft)):
-            folder.store.write(folder.report, text.encode(), draft)
+            folder.store.write(folder.report, text.encode(errors="backslashreplace"), draft)

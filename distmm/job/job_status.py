@@ -8,12 +8,13 @@ import time
 from dataclasses import dataclass
 
 from distmm.errors import InputError
-from distmm.job.folder import Folder, read_json
-from distmm.job.json_forms import CERTIFICATE
+from distmm.job.certificate import read_certificate
+from distmm.job.folder import Folder
 from distmm.job.lock import holder
 from distmm.job.manifest import read_manifest
 from distmm.job.result import described
 from distmm.planning.blocks import even_edges
+from distmm.storage import is_there, stamp_of
 from distmm.telemetry import units
 from distmm.telemetry.time_left import Pace
 
@@ -28,8 +29,9 @@ class Status:
     ----------
     path : str
         Path of C.
-    state : {"running", "stopped", "complete"}
-        A job whose process has died is stopped.
+    state : {"running", "stopped", "complete", "changed", "missing"}
+        A job whose process has died is stopped. If C was complete, and its files were written or copied since, it is
+        changed, and `distmm verify` says whether it is right. If they were removed or renamed, it is missing.
     done, total : int
         Number of finished blocks of C (or block rows), and of all blocks.
     runs, rejected : int
@@ -68,8 +70,13 @@ class Status:
             rows.append(("certificate", self.certificate))
         if self.report is not None:
             rows.append(("report", self.report))
-        if self.state == "stopped":
-            rows.append(("continue with", f"distmm resume {self.path}"))
+        match self.state:
+            case "stopped":
+                rows.append(("continue with", f"distmm resume {self.path}"))
+            case "changed":
+                rows.append(("check with", f"distmm verify {self.path}"))
+            case "missing":
+                rows.append(("compute again with", f"distmm multiply ... -o {self.path}"))
         return rows
 
 
@@ -114,11 +121,15 @@ def status(out: str | os.PathLike[str]) -> Status:
         left = pace.left(time.time(), total - len(markers))
         process = f"process {owner.pid} on {owner.host}"
         return Status(folder.target, "running", *counts, process, left if math.isfinite(left) else None)
-    if folder.store.exists(folder.certificate):
-        content = read_json(folder.certificate, CERTIFICATE)
-        done = len(content["done"])
+    content = read_certificate(folder)
+    if content is not None:
+        done, state = len(content["done"]), "complete"
+        if not is_there(folder.target):
+            state = "missing"
+        elif "stamp" in content and content["stamp"] != stamp_of(folder.target):
+            state = "changed"
         counts = done, done, len(content["runs"]), content["rejected"]
-        return Status(folder.target, "complete", *counts, certificate=folder.certificate, report=_report(folder))
+        return Status(folder.target, state, *counts, certificate=folder.certificate, report=_report(folder))
     raise InputError(
         f"{folder.target}: there is no unfinished job ({folder.path}) and no certificate ({folder.certificate}); check "
         f"the name, or begin with distmm multiply"

@@ -17,6 +17,7 @@ from distmm.errors import InputError
 from distmm.job.folder import Folder, Json, read_json, write_json
 from distmm.job.input_checksums import stamps
 from distmm.job.json_forms import MANIFEST
+from distmm.job.moved import relocated
 from distmm.job.spec import Spec, differences
 from distmm.planning.plan import Plan
 from distmm.planning.schedule import parse
@@ -102,7 +103,7 @@ def read_manifest(folder: Folder) -> Json:
             f"{folder.manifest}: has been changed since distmm wrote it: restore the original, or start over with "
             f"--overwrite"
         )
-    return manifest
+    return relocated(manifest, folder.target)
 
 
 def completed(folder: Folder, anew: bool) -> Folder | None:
@@ -142,8 +143,8 @@ def refuse_changes(folder: Folder, spec: Spec, blocks: tuple[int, int, int] | No
         changed.append(f"plan was {manifest['plan']}, is {shape}")
     if changed:
         raise InputError(
-            f"{folder.path}: has an unfinished job that differs: {'; '.join(changed)}; give the same arguments as "
-            f"before, or start over with --overwrite (overwrite=True), which discards its finished blocks"
+            f"{folder.path}: has an unfinished job that differs: {'; '.join(changed)}; give the same arguments and "
+            f"inputs as before, or start over with --overwrite (overwrite=True), which discards its finished blocks"
         )
 
 

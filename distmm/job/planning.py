@@ -10,9 +10,11 @@ from distributed import Client
 
 from distmm.api.operands import Operand
 from distmm.api.plan_request import FileJob, PlanRequest, plan_for
+from distmm.api.reduced_product import bytes_widened
 from distmm.api.smaller_plan import smaller_plan
 from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
+from distmm.clusters.hardware import Hardware
 from distmm.errors import DeviceMemoryError
 from distmm.job.folder import Json
 from distmm.job.read_rate import read_rate
@@ -51,6 +53,7 @@ def request(
     manifest: Json | None,
     text: str | None,
     run_seconds: float | None = None,
+    machines: Hardware | None = None,
 ) -> PlanRequest:
     """Return the planning request of a job.
 
@@ -67,6 +70,8 @@ def request(
         The text of a plan.
     run_seconds : float, optional
         Seconds after which a run may be stopped.
+    machines : Hardware, optional
+        Workers that are not there yet. The plan then needs no client, and no measurements.
 
     Returns
     -------
@@ -74,12 +79,12 @@ def request(
     """
     if manifest is not None:
         blocks, text = tuple(manifest["blocks"]), manifest["plan"] if manifest["layers"] > 1 else text
-    wishes = Wishes(spec.precision, spec.kernel, device, blocks, text, reproducible=spec.reproducible)
+    wishes = Wishes(spec.precision, spec.kernel, device, blocks, text, machines, spec.reproducible)
     job = FileJob(SPARE, LOADS, GPU_HOST_MEMORY, _load, _read_rate)
     return PlanRequest(spec.problem, spec.a, spec.b, wishes, written=True, job=job, run_seconds=run_seconds)
 
 
-def plan(spec: Spec, asked: PlanRequest, client: Client) -> Plan:
+def plan(spec: Spec, asked: PlanRequest, client: Client | None) -> Plan:
     """Plan a job. A long job has short waves, so that a run that ends early loses little work."""
     made = planned(spec, asked, client)
     if asked.run_seconds is not None or made.shortfall or made.cost.seconds < LONG_SECONDS:
@@ -106,7 +111,7 @@ def smaller(
     return smaller_plan(full, error, before, within, "the job continues", remedy)
 
 
-def planned(spec: Spec, asked: PlanRequest, client: Client) -> Plan:
+def planned(spec: Spec, asked: PlanRequest, client: Client | None) -> Plan:
     """Plan a job. If C is reduced, reserve host memory for the reduced blocks."""
     if spec.reduction is None:
         return plan_for(asked, client)
@@ -129,7 +134,8 @@ def bytes_of_parts(reduction: Reduction, spec: Spec, plan: Plan) -> int:
     """
     of_block, of_row = reduction.bytes_of_parts(spec.dtype, plan)
     largest, cluster = max(plan.waves, key=lambda wave: wave.c_blocks), plan.cluster
-    return largest.c_blocks * of_block + (len(largest.rows) + 2 * cluster.threads * cluster.workers) * of_row
+    widened = 0 if reduction.metric is None else bytes_widened(plan)
+    return widened + largest.c_blocks * of_block + (len(largest.rows) + 2 * cluster.threads * cluster.workers) * of_row
 
 
 def _read_rate(client: Client, operand: Operand, device: Literal["cpu", "cuda"]) -> float | None:

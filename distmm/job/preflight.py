@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import replace
 
 from distmm.api.plan_request import plan_for
 from distmm.api.verify import check_possible
@@ -14,7 +13,7 @@ from distmm.job.calls import finished
 from distmm.job.folder import Folder
 from distmm.job.lock import STALE_SECONDS, holder
 from distmm.job.manifest import read_manifest, refuse_changes
-from distmm.job.planning import SPARE, request
+from distmm.job.planning import request
 from distmm.job.spec import Check, Spec
 from distmm.planning.precision import Precision
 from distmm.storage import check_output
@@ -72,6 +71,8 @@ def preflight(
     if "://" in a or "://" in b:
         return
     spec = Spec.of(a, b, None, transa=transa, transb=transb, precision=precision, kernel=kernel, check=check)
+    if folder is not None:
+        spec.refuse(out, overwrite)
     check_possible(check, spec.problem)
     manifest = None
     if folder is not None and not overwrite:
@@ -88,9 +89,7 @@ def preflight(
     if machines is None:
         yield "whether it fits: the machines are not known"
         return
-    spared = replace(machines, memory=int(machines.memory * (1 - SPARE)))
-    asked = request(spec, "auto", blocks, manifest, plan, run_seconds)
-    made = plan_for(replace(asked, job=None, wishes=replace(asked.wishes, absent=spared)), None)
+    made = plan_for(request(spec, "auto", blocks, manifest, plan, run_seconds, machines), None)
     made.validate()
     made.validate_run()
 

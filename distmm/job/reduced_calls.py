@@ -67,10 +67,11 @@ def topk(
         Number of elements of each row, from 1 to n.
     out : str or path
         Zarr group with the arrays ``values`` and ``indices``, both of shape (m, k). ``indices`` has columns of C, in
-        int64. Values of bfloat16 products are written as float32.
+        int64. Values of bfloat16 products, and of float16 with a metric, are written as float32.
     metric : {"inner", "cosine", "euclidean"}, optional
         As in `distmm.nearest`, for the rows of A and the columns of B (with `transb`, the rows of `b`). By default the
-        largest elements of C are kept, in NumPy's order, as in `distmm.topk`.
+        largest elements of C are kept, in NumPy's order, as in `distmm.topk`. Rows of float32 whose norms are so large
+        or small that float32 cannot hold their products are refused for "cosine" and "euclidean".
     client, transa, transb, precision, kernel, device, blocks, plan, overwrite
         As in `distmm.multiply`.
     check : {"freivalds", "none"}, optional

@@ -14,6 +14,7 @@ from distmm.api.reduced_product import check_metric, checked_k
 from distmm.api.threshold import bytes_of_entry, check_threshold, most_of_block
 from distmm.errors import InputError
 from distmm.planning.plan import Plan
+from distmm.planning.problem import accumulator_dtype
 from distmm.worker import tasks
 
 __all__ = ["Arrays", "Reduction", "Threshold", "TopK", "element_type", "from_json"]
@@ -53,7 +54,7 @@ class TopK:
 
     def dtype(self, c: np.dtype[Any]) -> np.dtype[Any]:
         """Type of the values, for a product of type `c`."""
-        return c if self.metric is None else tasks.score_dtype(self.metric, c)
+        return c if self.metric is None else accumulator_dtype(c)
 
     def arrays(self, c: np.dtype[Any]) -> Arrays:
         """Return the type, and the shape of one line, of each array on the disk, by name."""
@@ -117,7 +118,7 @@ class Threshold:
 
     def dtype(self, c: np.dtype[Any]) -> np.dtype[Any]:
         """Type of the values, for a product of type `c`."""
-        return c if self.metric is None else tasks.score_dtype(self.metric, c)
+        return c if self.metric is None else accumulator_dtype(c)
 
     def arrays(self, c: np.dtype[Any]) -> Arrays:
         """Return the type, and the shape of one line, of each array on the disk, by name."""

@@ -21,6 +21,7 @@ from distmm.checking import sketch
 from distmm.checking.checksum import checksum_of_input
 from distmm.errors import InputError
 from distmm.graph.placement import Placement
+from distmm.job import made_blocks
 from distmm.job.block_rows import RowFolder, sum_of
 from distmm.job.block_writer import WRITERS, Left, Writer
 from distmm.job.folded_checksums import folded
@@ -71,6 +72,13 @@ class RowWriter(Writer):
         """
         norms = left[2]
         of_block = None if norms is None else (norms[0][:, 0], norms[1 + position][:, 0])
+        if of_block is not None and tasks.exponents(of_block, self.plan.problem.dtype) is not None:
+            squares = np.concatenate(of_block)
+            least, most = np.sqrt([squares[squares > 0].min(), squares[np.isfinite(squares)].max()])
+            raise InputError(
+                f"rows that are compared have norms from {least:.2g} to {most:.2g}, and float32 cannot hold their "
+                "products: divide A and B by a number near their norms, or store them as float64, and start over"
+            )
         record, part = self.judged(where, block, left, position, added, weights, of_block)
         return [record], part if record["right"] else None
 
@@ -159,6 +167,5 @@ def gather(writer: RowWriter, i: int, made: Sequence[Made], last: bool) -> Made 
     if not last:
         return records, part
     # The task keeps its slot, so that no more rows are merged at a time than planned. The write is short.
-    worker = get_worker()
-    worker.log_event(writer.topic, worker.get_current_task())
+    made_blocks.report(writer.run.id)
     return writer.store(i, records, part)

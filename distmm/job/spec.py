@@ -12,26 +12,27 @@ import dask.array as da
 import numpy as np
 from dask.base import tokenize
 
+from distmm.api.aliasing import lies_in
 from distmm.api.array_types import check_sendable
 from distmm.api.operands import Operand, check_pair, wrap
 from distmm.api.scalars import check_held, common_type, plain
 from distmm.api.verify import CHECKS
 from distmm.errors import InputError
+from distmm.job.folder import Folder, Json
 from distmm.job.reduction import Reduction, element_type, from_json
 from distmm.job.result import Result, result_of
 from distmm.planning.precision import Precision, check_precision
 from distmm.planning.problem import Problem
 from distmm.storage import Matrix, is_url, open_matrix
-from distmm.storage.object_store import within
+from distmm.storage.matrix import check_dtype
 
-__all__ = ["RECHUNK", "Check", "Spec", "differences", "lies_in"]
+__all__ = ["RECHUNK", "Check", "Spec", "differences"]
 
 # Peer-to-peer rechunking moves a whole operand at once, which the plan does not count, and cannot be repeated for each
 # wave.
 RECHUNK = {"array.rechunk.method": "tasks"}
 
 Check = Literal["freivalds", "full", "none"]
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -101,7 +102,7 @@ class Spec:
         types = {x.name: x.dtype for x in (left, right, added) if x is not None}
         natural = common_type(types, alpha=alpha, beta=beta)
         alpha, beta = plain(alpha), plain(beta)  # only the type of C depends on whether they are NumPy's
-        kept = np.dtype(dtype) if dtype is not None else natural
+        kept = natural if dtype is None else check_dtype("C", dtype)
         if (natural.kind == "c" and kept.kind != "c") or (natural.kind not in "iub" and kept.kind in "iub"):
             raise InputError(
                 f"C should be {kept}, but the product is {natural}, which {kept} cannot represent: choose another dtype"
@@ -109,6 +110,7 @@ class Spec:
         check_held(kept, alpha=alpha, beta=beta)
         if reduction is not None:
             _check_reduced(reduction, left, right, check)
+            kept = reduction.dtype(kept)
         accuracy = check_precision(precision)
         return cls(left, right, added, alpha, beta, kept, accuracy, kernel, check, reduction, reproducible)
 
@@ -119,8 +121,11 @@ class Spec:
 
     @property
     def problem(self) -> Problem:
-        """The product, in the type of the computation, which is never narrower than its operands or C."""
-        wide = np.result_type(self.a.dtype, self.b.dtype, self.dtype)
+        """The product, in the type of the computation, which is never narrower than its operands or C.
+
+        Blocks that are reduced may be wider: those of a metric have the type of the accumulator.
+        """
+        wide = np.result_type(self.a.dtype, self.b.dtype, *([self.dtype] if self.reduction is None else []))
         return Problem(self.a.shape[0], self.a.shape[1], self.b.shape[1], wide)
 
     @property
@@ -159,8 +164,27 @@ class Spec:
 
     def reads(self, path: str) -> list[str]:
         """Return the names of the operands that are in the file or folder `path`."""
-        sources = {name: x.source for name, x in self._operands.items() if isinstance(x.source, Matrix)}
-        return [name for name, source in sources.items() if lies_in(source.path, path)]
+        return [name for name, operand in self._operands.items() if lies_in(operand.source, path)]
+
+    def refuse(self, out: str, overwrite: bool) -> None:
+        """Refuse an output that would damage other data, or replace A or B, before any work.
+
+        Raises
+        ------
+        InputError
+            With the reason, and what to give instead.
+        """
+        self.result.refuse(out, overwrite)
+        folder = Folder.of(out)
+        folder.check_names()
+        # A job replaces C0, which it reads, only at its end. An object store has no rename: there C is removed first.
+        names = [name for name in self.reads(folder.target) if name != "C0" or is_url(out)]
+        names += self.reads(folder.path)
+        if names:
+            raise InputError(
+                f"{folder.target}: the product reads {' and '.join(names)} from there, and would replace it: give "
+                f"another name for the result"
+            )
 
     @property
     def _operands(self) -> dict[str, Operand]:
@@ -209,16 +233,11 @@ def _check_reduced(reduction: Reduction, a: Operand, b: Operand, check: Check) -
     reduction.check(a, b)
 
 
-def lies_in(matrix: str, path: str) -> bool:
-    """Whether the path of a matrix is the file or folder `path`, a dataset of that HDF5 file, or inside that URL."""
-    if is_url(matrix) and is_url(path):
-        return within(matrix, path)
-    return matrix == path or matrix.startswith(f"{path}:")
-
-
 def differences(before: Json, now: Json) -> Iterator[str]:
     """Yield a text for each difference between two descriptions, with both values."""
     for name in sorted(before.keys() | now.keys()):
+        if name == "missing" and name not in before:
+            continue  # manifests of older versions do not say which chunks of an input were missing
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
             yield from (f"{name}: {what}" for what in differences(old, new))

@@ -11,7 +11,6 @@ from distmm.checking.verdict import of_tolerance
 from distmm.job.folder import Folder, Json
 from distmm.job.reduction import element_type
 from distmm.planning.plan import Plan
-from distmm.storage import open_matrix
 from distmm.telemetry import units
 
 __all__ = ["Made", "Summary"]
@@ -63,7 +62,7 @@ class Summary:
     """
 
     path: str
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     dtype: np.dtype[Any]
     plan: Plan | None
     seconds: float
@@ -89,10 +88,13 @@ class Summary:
         m, n = self.shape
         kept = "" if self.entries is None else f"{self.entries:,} elements of "
         again = f", {self.recomputed} computed again" if self.recomputed else ""
-        return [
+        run = [
             ("time", f"{units.duration(self.seconds)}, reading and writing included"),
             ("rate", units.scaled(self.flops_per_second, "FLOP/s")),
             ("moved", f"{units.size(self.bytes_moved)} between workers{planned}"),
+        ]
+        return [
+            *(run if self.kept < self.blocks else [("run", "nothing was left to compute")]),
             (
                 "blocks" if self.entries is None else "block rows",
                 f"{self.blocks}, {self.kept} of them finished before{again}",
@@ -109,22 +111,16 @@ class Summary:
         """Summarise a complete C, and the run that completed it."""
         spec, output = certificate["spec"], certificate["output"]
         entries = None
-        if spec.get("reduction") is None:
-            c = open_matrix(output["name"])
-            shape, dtype = c.shape, c.dtype
-        else:
-            (rows, columns), dtype = output["shape"], element_type(spec["dtype"])
-            shape = rows, columns
+        if spec.get("reduction") is not None:
             entries = sum(marker["count"] for marker in certificate["done"]) * spec["reduction"].get("k", 1)
-        checked = certificate["spec"]["check"] != "none"
         return cls(
             path=folder.target,
-            shape=shape,
-            dtype=dtype,
+            shape=tuple(output["shape"]),
+            dtype=element_type(spec["dtype"]),
             entries=entries,
             plan=plan,
             blocks=len(certificate["done"]),
-            residual=certificate["largest_residual"] or 0.0 if checked else None,
+            residual=certificate["largest_residual"] or 0.0 if spec["check"] != "none" else None,
             certificate=folder.certificate if folder.store.exists(folder.certificate) else None,
             report=folder.report if plan is not None and folder.store.exists(folder.report) else None,
             missing=certificate.get("missing", {}),

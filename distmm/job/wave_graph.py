@@ -114,8 +114,8 @@ class WritingLayer(ParametricLayer):
         super().__init__()
         self.name, self.names, self.writer, self.wave, self.blocks = name, names, writer, wave, blocks
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.name, self.names, self.writer, self.wave, self.blocks)
+    def _parameters(self) -> tuple[Any, ...]:
+        return (self.name, self.names, self.writer, self.wave, self.blocks)
 
     def get_output_keys(self) -> set[Key]:
         """Keys of the writing tasks."""
@@ -130,25 +130,22 @@ class WritingLayer(ParametricLayer):
         """Block columns whose blocks of B have the same home. One task sketches them, to save tasks."""
         homes: dict[int, list[int]] = {}
         for j in sorted({j for _, j in self.blocks}):
-            homes.setdefault(self.writer.plan.grid.owner(0, j), []).append(j)
+            homes.setdefault(self._place(0, j, 0).rank, []).append(j)
         return [tuple(columns) for columns in homes.values()]
 
     @cached_property
-    def columns(self) -> list[int]:
-        """Block columns in the order of their sketches."""
-        return list(itertools.chain.from_iterable(self.groups))
-
-    @cached_property
-    def steps(self) -> dict[int, tuple[int, int]]:
-        """Layer of the grid and step of the chain to which each panel belongs."""
+    def steps(self) -> dict[int, tuple[int, int, int]]:
+        """Layer of the grid, step of the chain and order (`Placement.order`) to which each panel belongs."""
         plan = self.writer.plan
-        parts = plan.blocking.parts(plan.grid.layers)
-        return {p: (layer, s) for layer, part in enumerate(parts) for s, panels in enumerate(part) for p in panels}
+        parts = plan.schedule.chains((), 0, 0)
+        first = self.wave.index * plan.schedule.wave_orders
+        steps = ((layer, s, panels) for layer, (_, part) in enumerate(parts) for s, panels in enumerate(part))
+        return {p: (layer, s, first + s) for layer, s, panels in steps for p in panels}
 
     def _place(self, i: int, j: int, panel: int) -> Placement:
-        layer, step = self.steps[panel]
-        order = self.wave.index * (1 + max(step for _, step in self.steps.values())) + step
-        return Placement(self.names.c, self.writer.plan.grid, (), i, j, step, order, layer)
+        layer, step, order = self.steps[panel]
+        owners = tuple(rank for rank, _ in self.writer.plan.schedule.chains((), i, j))
+        return Placement(self.names.c, (), i, j, step, order, owners[layer], owners)
 
     def _tasks(self) -> Iterator[PlacedTask]:
         yield from self._sketches()
@@ -157,6 +154,7 @@ class WritingLayer(ParametricLayer):
     def _sketches(self) -> Iterator[PlacedTask]:
         writer, names, panels = self.writer, self.names, range(len(self.writer.plan.blocking.k))
         work = None if writer.tolerance is None else writer.tolerance.sketched
+        rows = sorted({i for i, _ in self.blocks})
         for p in panels:
             for columns in self.groups:
                 blocks = List(*(TaskRef((names.b, p, j)) for j in columns))
@@ -176,7 +174,7 @@ class WritingLayer(ParametricLayer):
                     writer.needs_norms,
                 )
             right = List(*(TaskRef((f"{self.name}-b", p, columns[0])) for columns in self.groups))
-            for i in sorted({i for i, _ in self.blocks}):
+            for i in rows:
                 before = TaskRef((f"{self.name}-a", i, p - 1)) if p else None
                 yield PlacedTask(
                     (f"{self.name}-a", i, p),
@@ -195,6 +193,7 @@ class WritingLayer(ParametricLayer):
         last = len(self.writer.plan.blocking.k) - 1
         judged = self.writer.tolerance is not None
         weights = {j: TaskRef((f"{self.name}-weights", columns[0])) for columns in self.groups for j in columns}
+        place = {j: at for at, j in enumerate(weights)}  # in the order of the sketches
         for i, j in self.blocks:
             yield PlacedTask(
                 self.key(i, j),
@@ -203,7 +202,7 @@ class WritingLayer(ParametricLayer):
                 self.writer,
                 TaskRef((self.names.c, i, j)),
                 TaskRef((f"{self.name}-a", i, last)),
-                self.columns.index(j),
+                place[j],
                 TaskRef((self.names.c0, i, j)) if self.names.c0 is not None else None,
                 weights[j] if judged else None,
             )
@@ -226,8 +225,8 @@ class RowLayer(ParametricLayer):
         super().__init__()
         self.name, self.writer, self.rows, self.waves = name, writer, rows, made
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.name, self.writer, self.rows, self.waves)
+    def _parameters(self) -> tuple[Any, ...]:
+        return (self.name, self.writer, self.rows, self.waves)
 
     def get_output_keys(self) -> set[Key]:
         """Keys of the tasks that write block rows."""

@@ -9,10 +9,12 @@ from dataclasses import replace
 from distmm.planning.blocks import Blocking, cut
 from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec
 from distmm.planning.grid import Grid
+from distmm.planning.owners import Homes, Owners, candidates
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import LOOKAHEAD, Schedule
+from distmm.planning.table_layout import TableLayout
 
-__all__ = ["DEEPER_STEPS", "STEPS", "free", "given", "waves"]
+__all__ = ["DEEPER_STEPS", "STEPS", "free", "given", "placed", "waves"]
 
 # Chains per worker, as blocks of C down and across. With one chain, a worker waits for the scheduler between steps.
 # More than 4 x 4 chains add tasks and gain nothing.
@@ -67,10 +69,7 @@ def waves(problem: Problem, cluster: ClusterSpec, stays: bool) -> Iterator[tuple
 def given(problem: Problem, blocking: Blocking, cluster: ClusterSpec, waves: tuple[int, int]) -> Iterator[Schedule]:
     """Schedules for blocks that are given: the grid, the panels a task and the lookahead are free."""
     count = len(blocking.k)
-    products = blocking.whole.c_blocks * count
-    seconds = problem.element_flops * blocking.c_elements / cluster.rate / max(1, products)
-    # The scheduler must be busy for 30 % of the time at most.
-    enough = math.ceil(cluster.workers * SCHEDULER_SECONDS / 0.3 / max(seconds, 1e-9))
+    seconds, enough = _pace(problem, blocking, cluster)
     for grid in Grid.all_of(cluster.workers):
         # A step with as many panels as the grid is wide reads from as many homes. With fewer, one home sends to all.
         # Of a long chain never the whole: its inputs would all be in memory at once.
@@ -81,6 +80,55 @@ def given(problem: Problem, blocking: Blocking, cluster: ClusterSpec, waves: tup
             cut_k = replace(blocking, panels=panels)
             for lookahead in (LOOKAHEAD, LOOKAHEAD + 2):
                 yield Schedule(cut_k, grid, (1, *waves), lookahead)
+
+
+def placed(
+    problem: Problem,
+    blocking: Blocking,
+    cluster: ClusterSpec,
+    homes: tuple[Homes | None, Homes | None],
+    stays: bool,
+    one_chain: bool,
+) -> Iterator[Schedule]:
+    """Schedules for blocks some of which are in the workers' memory: what stays, and the panels a task, are free.
+
+    Parameters
+    ----------
+    problem : Problem
+    blocking : Blocking
+    cluster : ClusterSpec
+    homes : pair of Homes or None
+        Ranks that hold the blocks of A and of B.
+    stays : bool
+        Whether all blocks of A and B stay in memory. A task may then take all panels of its chain.
+    one_chain : bool
+        Whether k is not split, so that cuts depend on the shape alone.
+    """
+    tables = list(candidates(blocking, homes, cluster.workers, one_chain))
+    if not tables:
+        return
+
+    def moved(owners: Owners) -> int:
+        layout = TableLayout(problem, Schedule(blocking, owners))
+        return layout.summed_bytes() + int(layout.operand_bytes(blocking.whole).received.sum())
+
+    fewest = min(moved(owners) for owners in tables)
+    _, enough = _pace(problem, blocking, cluster)
+    for table in tables:
+        owners = replace(table, fewest=fewest)
+        longest = Schedule(blocking, owners).steps
+        tried = {min(enough, longest), max(1, min(longest, max(enough, longest // 4)))}
+        if stays:
+            tried.add(longest)
+        for panels in sorted(tried):
+            yield Schedule(replace(blocking, panels=panels), owners)
+
+
+def _pace(problem: Problem, blocking: Blocking, cluster: ClusterSpec) -> tuple[float, int]:
+    """Return the seconds of one block product, and the panels a task that keep the scheduler idle 70 % of the time."""
+    products = blocking.whole.c_blocks * len(blocking.k)
+    seconds = problem.element_flops * blocking.c_elements / cluster.rate / max(1, products)
+    return seconds, math.ceil(cluster.workers * SCHEDULER_SECONDS / 0.3 / max(seconds, 1e-9))
 
 
 def free(

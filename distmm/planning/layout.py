@@ -71,6 +71,7 @@ class Layout:
     @property
     def grid(self) -> Grid:
         """Owners of the blocks."""
+        assert isinstance(self.schedule.grid, Grid)
         return self.schedule.grid
 
     @cached_property
@@ -101,6 +102,36 @@ class Layout:
                 i = np.arange(wave.rows.start, wave.rows.stop)
                 np.subtract.at(images[0], (i % self.grid.rows, i % self.grid.columns), self._edges[0][i] ** 2)
         return self._of_all_batches(images.ravel() * itemsize, wave, self.problem.batch)
+
+    def multiplied(self, wave: Wave) -> float:
+        """Multiply-adds of the busiest rank in a wave."""
+        return float(self.c_bytes(wave, 1, self.layers).max()) * self.depth
+
+    def summed_bytes(self) -> int:
+        """Bytes of the partial sums of C that are sent."""
+        return (self.layers - 1) * self.blocking.c_elements * self.problem.accumulator_bytes
+
+    def received_sums(self) -> int:
+        """Bytes of partial sums that the busiest rank receives beside what it receives of A and B.
+
+        Not counted on grids: their sums come when the last products are done, from one other rank each.
+        """
+        return 0
+
+    def chains_abreast(self, wave: Wave) -> int:
+        """Chains of a wave that a rank runs, if these are shared out evenly."""
+        return math.ceil(wave.c_blocks / self.grid.rows / self.grid.columns)
+
+    def first_products(self) -> float:
+        """Largest share of the transfers of a worker's first step that its first products wait for.
+
+        A GPU waits for its first block row of A and block column of B, and receives the others while it multiplies. On
+        a grid of one column, no blocks of A are sent; on a grid of one row, none of B.
+        """
+        wave, grid = self.schedule.waves[0], self.grid
+        rows, columns = len(wave.rows) // grid.rows, len(wave.columns) // grid.columns
+        sent = [lines for lines, receivers in ((rows, grid.columns), (columns, grid.rows)) if receivers > 1]
+        return 1 / max(1, min(sent, default=1))
 
     def chains(self, wave: Wave) -> Ints:
         """Blocks of C of a wave that each rank multiplies."""

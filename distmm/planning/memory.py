@@ -24,6 +24,7 @@ import numpy as np
 from distmm.planning.blocks import Wave, are_even
 from distmm.planning.cluster_spec import ClusterSpec, Residence, Result
 from distmm.planning.layout import Ints, Layout, Traffic
+from distmm.planning.table_layout import TableLayout
 from distmm.planning.time_model import TimeModel
 
 __all__ = ["MemoryModel", "Peak"]
@@ -79,7 +80,7 @@ class MemoryModel:
     If `streamed`, blocks of C leave when the tasks that read them are done.
     """
 
-    layout: Layout
+    layout: Layout | TableLayout
     cluster: ClusterSpec
     operands: tuple[Residence, Residence]
     result: Result

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import html as escape
 import math
+from collections.abc import Callable
 
-from distmm.planning.blocks import Blocking
-from distmm.planning.grid import Grid
+from distmm.planning.schedule import Schedule
 
 __all__ = ["html", "svg"]
 
@@ -17,28 +17,40 @@ SIZE, GAP, SMALLEST = 240, 20, 4
 MOST = 64
 
 
-def html(rows: list[tuple[str, str]], blocking: Blocking, grid: Grid) -> str:
+def html(rows: list[tuple[str, str]], schedule: Schedule) -> str:
     """Return the table of a plan with its picture beside it."""
     cells = "".join(
         f"<tr><th style='text-align:left'>{escape.escape(label)}</th>"
         f"<td style='text-align:left'>{escape.escape(value)}</td></tr>"
         for label, value in rows
     )
-    return f"<div style='display:flex;gap:2em;align-items:center'><table>{cells}</table>{svg(blocking, grid)}</div>"
+    return f"<div style='display:flex;gap:2em;align-items:center'><table>{cells}</table>{svg(schedule)}</div>"
 
 
-def svg(blocking: Blocking, grid: Grid) -> str:
-    """Draw the blocks of the first batch block and layer, with the names of the matrices.
+def svg(schedule: Schedule) -> str:
+    """Draw the blocks of the first batch block, with the names of the matrices and the ranks where the blocks are.
 
     Text and borders take the page's colour, which a dark notebook sets to a light one.
     """
+    blocking, batch = schedule.blocking, (0,) * len(schedule.blocking.batch)
+
+    def home_of_a(i: int, p: int) -> int:
+        return schedule.homes("A", batch, i, [p])[0]
+
+    def home_of_b(p: int, j: int) -> int:
+        return schedule.homes("A", batch, j, [p])[0] if blocking.triangle else schedule.homes("B", batch, j, [p])[0]
+
+    def owner(i: int, j: int) -> int:
+        return schedule.chains(batch, i, j)[0][0]
+
+    workers = schedule.grid.size
     m, k, n = sum(blocking.m), sum(blocking.k), sum(blocking.n)
     scale = SIZE / max(m, k, n, 1)
     left, top = k * scale + GAP, k * scale + GAP
     parts = [
-        _matrix("A", blocking.m, blocking.k, (0, top), scale, grid),
-        _matrix("B", blocking.k, blocking.n, (left, 0), scale, grid),
-        _matrix("C", blocking.m, blocking.n, (left, top), scale, grid, blocking.triangle),
+        _matrix("A", blocking.m, blocking.k, (0, top), scale, home_of_a, workers),
+        _matrix("B", blocking.k, blocking.n, (left, 0), scale, home_of_b, workers),
+        _matrix("C", blocking.m, blocking.n, (left, top), scale, owner, workers, blocking.triangle),
     ]
     places = (("A", k * scale / 2, top - 5), ("B", left - 7, k * scale / 2 + 5), ("C", left - 7, top - 5))
     parts += [
@@ -60,7 +72,8 @@ def _matrix(
     across: tuple[int, ...],
     at: tuple[float, float],
     scale: float,
-    grid: Grid,
+    owner: Callable[[int, int], int],
+    workers: int,
     triangle: bool = False,
 ) -> str:
     """Draw one matrix: each block in its owner's colour, with the owner's rank where there is room.
@@ -74,12 +87,13 @@ def _matrix(
         x = at[0]
         for j, width in enumerate(columns):
             image = triangle and i < j
-            source = (j, i) if image else (i, j)
-            rank, w, h = grid.owner(*source), width * scale, height * scale
-            title = f"{name}[{i}, {j}]: " + (f"C[{j}, {i}] transposed, " if image else "") + f"worker {rank}"
+            block = i * len(down) // len(rows), j * len(across) // len(columns)
+            source = block[::-1] if image else block
+            rank, w, h = owner(*source), width * scale, height * scale
+            title = f"{name}{list(block)}: " + (f"C{list(source)} transposed, " if image else "") + f"worker {rank}"
             border = " stroke='currentColor' stroke-opacity='.45'" if min(w, h) >= SMALLEST else ""
             shapes.append(
-                f"<rect x='{x:.1f}' y='{y:.1f}' width='{w:.1f}' height='{h:.1f}' fill='{_colour(rank, grid.size)}' "
+                f"<rect x='{x:.1f}' y='{y:.1f}' width='{w:.1f}' height='{h:.1f}' fill='{_colour(rank, workers)}' "
                 f"fill-opacity='{'.12' if image else '.55'}'{border}><title>{title}</title></rect>"
             )
             if min(w, h) >= 5 * SMALLEST and not image:

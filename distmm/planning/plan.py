@@ -16,9 +16,11 @@ from distmm.planning.cluster_spec import ClusterSpec, Residence, Result
 from distmm.planning.grid import Grid
 from distmm.planning.layout import Layout
 from distmm.planning.memory import MemoryModel, Peak
+from distmm.planning.owners import Owners
 from distmm.planning.precision import Precision
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import Schedule
+from distmm.planning.table_layout import TableLayout
 from distmm.planning.time_model import Cost, TimeModel
 
 __all__ = ["Plan"]
@@ -55,6 +57,8 @@ class Plan:
     fewest : float, optional
         How few of these workers would be enough (`distmm.planning.fewest`), infinity if no number is. Only plans for a
         cluster that is not there have it.
+    on_disk : bool
+        Whether workers read A and B from files and write C to one. The predicted time does not count the writes.
     """
 
     problem: Problem
@@ -67,6 +71,7 @@ class Plan:
     streamed: bool = False
     run_seconds: float | None = None
     fewest: float | None = None
+    on_disk: bool = False
 
     @property
     def blocking(self) -> Blocking:
@@ -74,7 +79,7 @@ class Plan:
         return self.schedule.blocking
 
     @property
-    def grid(self) -> Grid:
+    def grid(self) -> Grid | Owners:
         """Owners of the blocks."""
         return self.schedule.grid
 
@@ -94,9 +99,10 @@ class Plan:
         return self.blocking.largest
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> Layout | TableLayout:
         """Bytes by rank; not kept, because a plan travels to the scheduler."""
-        return Layout(self.problem, self.schedule)
+        kind = TableLayout if isinstance(self.grid, Owners) else Layout
+        return kind(self.problem, self.schedule)
 
     @cached_property
     def peak(self) -> Peak:
@@ -109,8 +115,10 @@ class Plan:
         moved, seconds, bound_by = self._time_model.predict()
         p, grid = self.problem, self.grid
         a, b = p.m * p.k * math.prod(p.a_batch), p.k * p.n * math.prod(p.b_batch)
-        summed = (self.layout.layers - 1) * self.blocking.c_elements * p.accumulator_bytes
-        bound = (a * (grid.columns - 1) + b * (grid.rows - 1)) * p.dtype.itemsize + summed
+        if isinstance(grid, Owners):
+            bound = grid.fewest
+        else:
+            bound = (a * (grid.columns - 1) + b * (grid.rows - 1)) * p.dtype.itemsize + self.layout.summed_bytes()
         return Cost(moved, bound, self.peak.worker, self.peak.host, self.schedule.tasks, seconds, bound_by)
 
     @property
@@ -206,10 +214,11 @@ class Plan:
             workers = self.cluster.workers
             early_end.refuse(self.wave_seconds, self.cost.seconds, self.run_seconds, workers, self.block_shape)
 
-    def check_memory(self, blocks: int = 0) -> None:
+    def check_memory(self, blocks: int = 0, workers: int | None = None) -> None:
         """Refuse a plan that does not fit into memory while each worker holds up to `blocks` blocks of C.
 
-        The plan's own number of blocks counts where it is larger.
+        The plan's own number of blocks counts where it is larger. With fewer `workers` than the plan's, some do the
+        work of several.
 
         Raises
         ------
@@ -219,13 +228,15 @@ class Plan:
         gpu, host = self.cluster.device == "cuda", self.cluster.host_memory
         more = max(0, blocks - (self.peak.output_slots or blocks)) * self.peak.slot
         on_host = self.result == "host"
+        workers = self.cluster.workers if workers is None else workers
+        ranks = math.ceil(self.grid.size / workers)
         for where, peak, have in (
-            ("", self.peak.worker + more * (not on_host), self.cluster.memory),
-            (" of host memory", self.peak.host + more * on_host, math.inf if host is None else host),
+            ("", ranks * (self.peak.worker + more * (not on_host)), self.cluster.memory),
+            (" of host memory", ranks * (self.peak.host + more * on_host), math.inf if host is None else host),
         ):
             if peak > have:
                 what = "GPUs" if gpu else "workers"
-                use = f"use about {math.ceil(self.cluster.workers * peak / max(1, have))} {what},"
+                use = f"use about {math.ceil(workers * peak / max(1, have))} {what},"
                 if self.fewest is not None:
                     none_does = f"no number of these {what} would do: take others,"
                     use = none_does if self.fewest == math.inf else f"use {self.fewest} {what},"
@@ -237,7 +248,7 @@ class Plan:
                     remedy = "a worker has almost none: end what fills its memory, or start the cluster without it"
                 held = f", with {blocks} blocks of C in memory at a time" if more else ""
                 raise DoesNotFitError(
-                    f"this product needs {peak / 1e9:.3g} GB{where} on each of {self.cluster.workers} {what}{held}, "
+                    f"this product needs {peak / 1e9:.3g} GB{where} on each of {workers} {what}{held}, "
                     f"{have / 1e9:.3g} GB is free there: short by {(peak - have) / 1e9:.3g} GB; "
                     f"{remedy} (blocks are now {'x'.join(map(str, self.block_shape))})"
                 )
@@ -254,9 +265,18 @@ class Plan:
         m, k, n = b.largest
         what = "GPUs" if self.cluster.device == "cuda" else "CPU workers"
         batch = f" x {math.prod(p.batch)} (batch {p.batch})" if p.batch else ""
-        chained = f" of {b.panels} panels" if b.panels > 1 else ""
-        layers = f" x {grid.layers} (k is split)" if grid.layers > 1 else ""
-        waves = f", in {len(self.waves)} waves" if len(self.waves) > 1 else ""
+        if isinstance(grid, Owners):
+            workers, bound = f"{grid.size} {what}: {grid.title}", "the fewest from where A and B are:"
+            longest = max(max(chains) for chains, _ in grid.lines(b))
+        else:
+            layers = f" x {grid.layers} (k is split)" if grid.layers > 1 else ""
+            workers, bound = f"{grid.rows} x {grid.columns}{layers} {what}", "2-D bound"
+            longest = b.part_panels(grid.layers)
+        steps, panels = self.schedule.steps, min(b.panels, longest, len(b.k))
+        chained = f"{steps} step{'s' * (steps != 1)}"
+        if panels > 1:
+            chained += f" of {'up to ' * (len(b.k) % panels > 0)}{panels} panels{' each' * (steps > 1)}"
+        waves = f", in {len(self.waves)} waves of" if len(self.waves) > 1 else ","
         what_by_what = f"{p.m} x {p.k} times {p.k} x {p.n}"
         blocks = f"{b.c_blocks} blocks of C"
         if p.symmetry is not None:
@@ -282,6 +302,10 @@ class Plan:
         if self.idle_workers:
             few = f"{self.idle_workers} of {self.cluster.workers} have no block of C: smaller blocks would use them"
             idle = [("without work", few)]
+        disk = ""
+        if self.on_disk:
+            rate = self.cluster.load * self.cluster.workers / 1e9
+            disk = f", with files read at {rate:.2g} GB/s, and without the time in which a disk writes C"
         early = []
         if self.run_seconds is not None:
             early = [("a stop", f"loses the work of about {self.wave_seconds:.2g} s at most: a wave")]
@@ -289,8 +313,8 @@ class Plan:
         return [
             ("product", f"{what_by_what}{batch}, {p.dtype}, {p.flops:.3g} operations"),
             ("kernel", f"{self.kernel or self.cluster.kernel or 'automatic'}, precision {self.precision}"),
-            ("workers", f"{grid.rows} x {grid.columns}{layers} {what}"),
-            ("blocks", f"{m} x {k} x {n} (m x k x n), {blocks}{waves}, {self.schedule.steps} steps each{chained}"),
+            ("workers", workers),
+            ("blocks", f"{m} x {k} x {n} (m x k x n), {blocks}{waves} {chained}"),
             ("tasks", f"{c.tasks}"),
             ("memory", f"{c.peak_bytes / 1e9:.3g} GB a worker at most, {self.cluster.memory / 1e9:.3g} GB are free"),
             ("lookahead", f"blocks of A and B of {self.lookahead} steps in memory"),
@@ -301,10 +325,10 @@ class Plan:
             *streamed,
             (
                 "moved",
-                f"{c.bytes_moved / 1e9:.3g} GB between workers (2-D bound {c.bytes_bound / 1e9:.3g} GB)",
+                f"{c.bytes_moved / 1e9:.3g} GB between workers ({bound} {c.bytes_bound / 1e9:.3g} GB)",
             ),
             ("bits", bits),
-            ("time", f"about {c.seconds:.2g} s, limited by {c.bound_by}"),
+            ("time", f"about {c.seconds:.2g} s, limited by {c.bound_by}{disk}"),
             *early,
             ("plan", str(self)),
         ]
@@ -313,7 +337,7 @@ class Plan:
         return str(self.schedule)
 
     def _repr_html_(self) -> str:
-        return picture.html(self.rows(), self.blocking, self.grid)
+        return picture.html(self.rows(), self.schedule)
 
 
 def _at_least(fewest: float, what: str) -> str:

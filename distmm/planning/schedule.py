@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 from distmm.errors import InputError
 from distmm.planning.blocks import Blocking, Wave, cut
 from distmm.planning.grid import Grid
+from distmm.planning.owners import FAMILIES, Homes, Owners, of_family, of_grid
 from distmm.planning.problem import Problem
 
 __all__ = ["EXAMPLE", "LOOKAHEAD", "Schedule", "parse"]
@@ -28,8 +31,8 @@ class Schedule:
     ----------
     blocking : Blocking
         Edges of the blocks, and panels a task.
-    grid : Grid
-        Owners of the blocks, and the layers into which k is split.
+    grid : Grid or Owners
+        Owners of the blocks: a grid with layers into which k is split, or a table for operands that are in memory.
     wave_cuts : tuple of int
         Most waves along the batch blocks, block rows and block columns of C.
     lookahead : int
@@ -37,7 +40,7 @@ class Schedule:
     """
 
     blocking: Blocking
-    grid: Grid
+    grid: Grid | Owners
     wave_cuts: tuple[int, int, int] = (1, 1, 1)
     lookahead: int = LOOKAHEAD
 
@@ -65,40 +68,83 @@ class Schedule:
     @property
     def steps(self) -> int:
         """Steps of the longest chain."""
+        if isinstance(self.grid, Owners):
+            longest = max(max(chains) for chains, _ in self.grid.lines(self.blocking))
+            return -(-longest // self.blocking.panels)
         return self.blocking.chain_steps(self.grid.layers)
 
     @property
     def wave_orders(self) -> int:
         """Steps of a wave: those of its longest chain, and the levels of the tree that adds the layers."""
-        parts = self.blocking.parts(self.grid.layers)
-        return max(map(len, parts)) + (len(parts) - 1).bit_length()
+        if isinstance(self.grid, Owners):
+            chains = max(len(chains) for chains, _ in self.grid.lines(self.blocking))
+        else:
+            chains = len(self._parts)
+        return self.steps + (chains - 1).bit_length()
 
     @property
     def tasks(self) -> int:
         """Product tasks of all chains; without the mirror images of a symmetric product."""
-        return self.blocking.tasks(self.grid.layers)
+        if not isinstance(self.grid, Owners):
+            return self.blocking.tasks(self.grid.layers)
+        steps = 0
+        for chains, blocks in self.grid.lines(self.blocking):
+            steps += blocks * (sum(-(-panels // self.blocking.panels) for panels in chains) + len(chains) - 1)
+        return steps
+
+    def chains(self, batch: tuple[int, ...], i: int, j: int) -> list[tuple[int, Sequence[Sequence[int]]]]:
+        """Return the chains that make ``C[*batch, i, j]``: the rank of each, and the panels of each of its steps.
+
+        A tree adds the results of several chains. The rank of the first one gets the sum.
+        """
+        if isinstance(self.grid, Grid):
+            return [(self.grid.owner(i, j, batch, layer), steps) for layer, steps in enumerate(self._parts)]
+        length = self.blocking.panels
+        return [
+            (rank, [panels[at : at + length] for at in range(0, len(panels), length)])
+            for rank, panels in self.grid.chains(i, j, len(self.blocking.k))
+        ]
+
+    def homes(self, operand: Literal["A", "B"], batch: tuple[int, ...], line: int, panels: Sequence[int]) -> list[int]:
+        """Return the ranks at which blocks of A ``[line, p]``, or of B ``[p, line]``, are when the product begins."""
+        if isinstance(self.grid, Grid):
+            length = self.blocking.part_panels(self.grid.layers)
+            at = ((line, p) if operand == "A" else (p, line) for p in panels)
+            return [self.grid.owner(*index, batch, p // length) for index, p in zip(at, panels, strict=True)]
+        return [self.grid.home(operand, *((line, p) if operand == "A" else (p, line))) for p in panels]
+
+    @cached_property
+    def _parts(self) -> tuple[tuple[range, ...], ...]:
+        """Panels of each step, by layer."""
+        assert isinstance(self.grid, Grid)
+        return self.blocking.parts(self.grid.layers)
 
     def __str__(self) -> str:
         grid, blocking = self.grid, self.blocking
         edges = [max(e) for e in (*blocking.batch, blocking.m, blocking.k, blocking.n)]
         waves = self.wave_cuts[self.wave_cuts[0] == 1 :] if max(self.wave_cuts) > 1 else (1,)
-        lists = ([grid.rows, grid.columns, grid.layers], edges, [blocking.panels], waves, [self.lookahead])
-        return " ".join(name + "x".join(map(str, values)) for name, values in zip("gbpwl", lists, strict=True))
+        owners = grid.text if isinstance(grid, Owners) else f"{grid.rows}x{grid.columns}x{grid.layers}"
+        lists = (edges, [blocking.panels], waves, [self.lookahead])
+        others = (name + "x".join(map(str, values)) for name, values in zip("bpwl", lists, strict=True))
+        return " ".join((f"g{owners}", *others))
 
 
-def parse(text: str, problem: Problem) -> Schedule:
+def parse(text: str, problem: Problem, homes: tuple[Homes | None, Homes | None] = (None, None)) -> Schedule:
     """Read what `Schedule.__str__` wrote: ``g2x1x1 b8192x8192x8192 p1 w1 l2``, for any problem of as many dimensions.
 
-    g: rows, columns and layers of the grid; b: edges of the blocks along batch dimensions, m, k and n; p: panels a
-    task; w: waves down and across (before them along the batch); l: lookahead.
+    g: rows, columns and layers of the grid, or what stays and the number of workers (``gk4``: see
+    `distmm.planning.owners`); b: edges of the blocks along batch dimensions, m, k and n; p: panels a
+    task; w: waves down and across (before them along the batch); l: lookahead. `homes` are those of the text's blocks.
 
     Raises
     ------
     InputError
         For any other text.
     """
-    fields = re.fullmatch(r"g(\d+x\d+x\d+) b(\d+(?:x\d+)*) p(\d+) w(\d+(?:x\d+){0,2}) l(\d+)", text.strip())
-    lists = [[int(x) for x in group.split("x")] for group in fields.groups()] if fields else [[]]
+    fields = re.fullmatch(
+        r"g(\d+x\d+x\d+|[rcabkRCABK]\d+) b(\d+(?:x\d+)*) p(\d+) w(\d+(?:x\d+){0,2}) l(\d+)", text.strip()
+    )
+    lists = [[int(x) for x in group.lstrip("rcabkRCABK").split("x")] for group in fields.groups()] if fields else [[]]
     grid, edges, panels, waves, lookahead = lists if fields else ([], [], [], [], [])
     if len(edges) != 3 + len(problem.batch) or min(map(min, lists)) < 1:
         raise InputError(
@@ -111,4 +157,22 @@ def parse(text: str, problem: Problem) -> Schedule:
         raise InputError(
             f"plan {text!r}: a symmetric product has as many waves down as across, not w{cuts[1]}x{cuts[2]}"
         )
-    return Schedule(cut(problem, edges, panels[0]), Grid(*grid), (cuts[0], cuts[1], cuts[2]), lookahead[0])
+    blocking = cut(problem, edges, panels[0])
+    return Schedule(blocking, _owners(text, grid, blocking, homes, max(cuts)), (cuts[0], cuts[1], cuts[2]), *lookahead)
+
+
+def _owners(
+    text: str, grid: list[int], blocking: Blocking, homes: tuple[Homes | None, Homes | None], waves: int
+) -> Grid | Owners:
+    """Return the owners that a plan's text names."""
+    family = text.strip()[1]
+    if family not in FAMILIES:
+        whole = waves == grid[2] == 1 and not blocking.batch and homes != (None, None)
+        return of_grid(Grid(*grid), blocking, homes) if whole else Grid(*grid)
+    if blocking.batch or waves > 1 or (blocking.triangle and family in "abcABC"):
+        raise InputError(
+            f"plan {text!r}: owners by {family!r} are for one wave of one matrix"
+            + (", and symmetric products have owners by 'k' or 'r'" if blocking.triangle else "")
+            + f"; give a grid, as in {EXAMPLE}"
+        )
+    return of_family(family, blocking, homes, *grid)

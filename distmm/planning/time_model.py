@@ -16,6 +16,7 @@ import numpy as np
 
 from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec, Residence, Result
 from distmm.planning.layout import Layout
+from distmm.planning.table_layout import TableLayout
 
 __all__ = ["Cost", "Resource", "TimeModel"]
 
@@ -59,7 +60,8 @@ class Cost:
     bytes_bound : int
         The same for one wave on a full grid with every block at its home: ``mk (columns - 1) + kn (rows - 1)``
         elements, and ``mn (layers - 1)`` accumulators. A symmetric product has half of these accumulators. It stays
-        below this figure, because fewer workers use its first and last blocks.
+        below this figure, because fewer workers use its first and last blocks. If the operands are in the workers'
+        memory: the fewest that any table of owners moves from there (`distmm.planning.owners`).
     peak_bytes, peak_host_bytes : int
         `worker` and `host` of `distmm.planning.memory.Peak`.
     tasks : int
@@ -84,7 +86,7 @@ class Cost:
 class TimeModel:
     """Predicts seconds, for a schedule on `cluster` with A and B where `operands` says and C where `result` says."""
 
-    layout: Layout
+    layout: Layout | TableLayout
     cluster: ClusterSpec
     operands: tuple[Residence, Residence]
     result: Result
@@ -92,18 +94,18 @@ class TimeModel:
     def predict(self) -> tuple[int, float, Resource]:
         """Return bytes moved between workers, seconds, and the resource that is busy longest."""
         layout, cluster, problem, schedule = self.layout, self.cluster, self.layout.problem, self.layout.schedule
-        grid, waves, steps, on_gpu = layout.grid, schedule.waves, schedule.steps, cluster.device == "cuda"
-        arithmetic = transfers = loading = storing = 0.0
-        moved = (layout.layers - 1) * layout.blocking.c_elements * problem.accumulator_bytes
-        per_element = layout.depth * problem.element_flops / max(1, problem.k) / cluster.rate
+        waves, steps, on_gpu = schedule.waves, schedule.steps, cluster.device == "cuda"
+        arithmetic = loading = storing = 0.0
+        moved, transfers = layout.summed_bytes(), layout.received_sums() / cluster.link
+        per_product = problem.element_flops / max(1, problem.k) / cluster.rate
         # On CPU clusters nothing overlaps with products: what counts is all that a worker receives, in whatever step.
         ahead = max(1, min(steps, schedule.lookahead - 1)) if on_gpu else max(1, steps)
         for wave, count in schedule.kinds_of_waves:
-            elements = float(layout.c_bytes(wave, 1, layout.layers).max())
+            products = layout.multiplied(wave)
             if not on_gpu:  # each thread has its own cores, which are idle if there are fewer chains
-                chains = max(1, math.ceil(wave.c_blocks / grid.rows / grid.columns))
-                elements *= math.ceil(chains / cluster.threads) * cluster.threads / chains
-            arithmetic += count * elements * per_element
+                chains = max(1, layout.chains_abreast(wave))
+                products *= math.ceil(chains / cluster.threads) * cluster.threads / chains
+            arithmetic += count * products * per_product
             traffic = layout.operand_bytes(wave)
             moved += count * int(traffic.received.sum())
             received, sent, *_ = traffic if ahead >= steps else layout.operand_bytes(wave, slice(0, ahead))
@@ -206,18 +208,8 @@ class TimeModel:
 
     @property
     def _first_products(self) -> float:
-        """Largest share of the transfers of a worker's first step that its first products wait for.
-
-        A GPU waits for its first block row of A and block column of B, and receives the others while it multiplies. On
-        a grid of one column, no blocks of A are sent; on a grid of one row, none of B. On CPUs nothing overlaps with
-        products.
-        """
-        if self.cluster.device == "cpu":
-            return 1.0
-        wave, grid = self.layout.schedule.waves[0], self.layout.grid
-        rows, columns = len(wave.rows) // grid.rows, len(wave.columns) // grid.columns
-        sent = [lines for lines, receivers in ((rows, grid.columns), (columns, grid.rows)) if receivers > 1]
-        return 1 / max(1, min(sent, default=1))
+        """Share of the transfers of the first step that its first products wait for. On CPUs nothing overlaps."""
+        return 1.0 if self.cluster.device == "cpu" else self.layout.first_products()
 
     def _on_gpus(self, busy: dict[Resource, float], waves: int) -> float:
         """Seconds until GPUs have made C, and have copied it to their hosts if it does not stay.
@@ -236,7 +228,6 @@ class TimeModel:
         if not self.copied:
             return longest
         product, copy = self.paces()
-        blocks = schedule.blocking.whole.c_blocks
-        chains = max(1, math.ceil(blocks / schedule.grid.rows / schedule.grid.columns / waves))
+        chains = max(1, math.ceil(self.layout.chains_abreast(schedule.blocking.whole) / waves))
         late = (chains - 1) * max(0.0, copy - product)
         return max(longest + copy + late, busy["storing"])

@@ -7,27 +7,37 @@ when they change.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import cast
 
+import dask
+from dask.utils import parse_timedelta
 from distributed.protocol.pickle import dumps
 from distributed.scheduler import Scheduler, TaskState
 
 __all__ = [
     "HELD",
     "VERSIONS_SEEN",
+    "AdaptiveTarget",
     "MemoryManager",
+    "Restriction",
+    "allowed",
+    "annotate",
     "copy_blocks",
+    "described",
     "drop_blocks",
+    "elsewhere",
     "fail",
     "hold",
     "is_held",
+    "is_placed",
     "makers",
     "move_tasks",
     "park",
     "place",
+    "restrictions",
     "start",
-    "stranded",
     "to_run",
 ]
 
@@ -39,9 +49,62 @@ VERSIONS_SEEN = ("2026.7.1", "2026.8.0")
 HELD = "distmm-held"
 
 
-def hold(ts: TaskState, order: int) -> None:
+class Restriction(set[str]):
+    """Addresses to which distmm has restricted a task; all other restrictions are the user's.
+
+    It is strict: Dask's work stealing moves tasks whose restriction is loose. `elsewhere` widens it if no worker of
+    these addresses can run the task.
+
+    Attributes
+    ----------
+    ranks : tuple of int, optional
+        Where the user lets the task run; None for all workers.
+    """
+
+    ranks: tuple[int, ...] | None = None
+
+
+def _restrict(ts: TaskState, addresses: Iterable[str], ranks: tuple[int, ...] | None) -> None:
+    ts.worker_restrictions, ts.host_restrictions, ts.loose_restrictions = Restriction(addresses), None, False
+    ts.worker_restrictions.ranks = ranks
+
+
+def annotate(scheduler: Scheduler, ts: TaskState, annotations: Mapping[str, object]) -> None:
+    """Give a new task the annotations of its layer, which array optimisation has dropped, as Dask would."""
+    if not ts.annotations and not isinstance(ts.worker_restrictions, Restriction):
+        scheduler._apply_annotations([ts], {}, dict(annotations))
+
+
+def restrictions(ts: TaskState) -> Hashable:
+    """Return what the user asks for the place of a task; None for nothing."""
+    if isinstance(ts.worker_restrictions, Restriction):
+        return None
+    asked = ts.worker_restrictions, ts.host_restrictions, (ts.resource_restrictions or {}).items()
+    return (*map(frozenset, (each or () for each in asked)), ts.loose_restrictions) if any(asked) else None
+
+
+def described(ts: TaskState) -> str:
+    """Return what the user asks for the place of a task, as he has written it."""
+    workers = sorted((ts.worker_restrictions or set()) | (ts.host_restrictions or set()))
+    asked = {"workers": workers, "resources": ts.resource_restrictions}
+    return ", ".join(f"{name}={value}" for name, value in asked.items() if value)
+
+
+def allowed(scheduler: Scheduler, ts: TaskState) -> set[str] | None:
+    """Addresses of the workers on which the user lets a task run, also if they are paused; None for all."""
+    found = None
+    if ts.worker_restrictions or ts.host_restrictions:
+        named, hosts = ts.worker_restrictions or (), set(map(scheduler.coerce_hostname, ts.host_restrictions or ()))
+        found = {address for address, ws in scheduler.workers.items() if address in named or ws.host in hosts}
+    for resource, amount in (ts.resource_restrictions or {}).items():
+        enough = {address for address, has in scheduler.resources.get(resource, {}).items() if has >= amount}
+        found = enough if found is None else found & enough
+    return None if not found and ts.loose_restrictions and not ts.resource_restrictions else found
+
+
+def hold(ts: TaskState, order: int, ranks: tuple[int, ...] | None = None) -> None:
     """Keep a task from being sent to a worker."""
-    ts.worker_restrictions, ts.loose_restrictions = {HELD}, False
+    _restrict(ts, {HELD}, ranks)
     _delay(ts, order)
 
 
@@ -65,10 +128,33 @@ def is_held(ts: TaskState) -> bool:
     return HELD in (ts.worker_restrictions or ())
 
 
-def place(ts: TaskState, address: str, order: int = 0) -> None:
-    """Let a task run on one worker; on any worker while this one is dead and has no replacement."""
-    ts.worker_restrictions, ts.loose_restrictions = {address}, True
+def place(ts: TaskState, address: str, order: int = 0, ranks: tuple[int, ...] | None = None) -> None:
+    """Let a task run on one worker, and one that was held, too."""
+    before = ts.worker_restrictions
+    _restrict(ts, {address}, before.ranks if isinstance(before, Restriction) else ranks)
     _delay(ts, order)
+
+
+def is_placed(ts: TaskState) -> bool:
+    """Whether `place` has said where a task runs."""
+    return isinstance(ts.worker_restrictions, Restriction) and not is_held(ts)
+
+
+def elsewhere(scheduler: Scheduler, ts: TaskState, ranks: Sequence[str]) -> bool:
+    """Let a task run on all workers that it may run on, if its own one cannot run it; return whether there is one now.
+
+    Parameters
+    ----------
+    ranks : sequence of str
+        Address of each rank.
+    """
+    if not is_placed(ts):
+        return False
+    if not scheduler.valid_workers(ts):
+        running, restriction = {worker.address for worker in scheduler.running}, ts.worker_restrictions
+        may = running if restriction.ranks is None else running & {ranks[rank] for rank in restriction.ranks}
+        _restrict(ts, restriction | may, restriction.ranks)
+    return bool(scheduler.valid_workers(ts))
 
 
 def _delay(ts: TaskState, order: int) -> None:
@@ -81,8 +167,8 @@ def _delay(ts: TaskState, order: int) -> None:
 def move_tasks(scheduler: Scheduler, old: str, new: str) -> None:
     """Place the tasks of a dead worker on its replacement."""
     for ts in scheduler.tasks.values():
-        if ts.worker_restrictions and old in ts.worker_restrictions:
-            ts.worker_restrictions = {new}
+        if isinstance(ts.worker_restrictions, Restriction) and old in ts.worker_restrictions:
+            _restrict(ts, {new}, ts.worker_restrictions.ranks)
 
 
 def start(scheduler: Scheduler, tasks: Iterable[TaskState]) -> None:
@@ -98,15 +184,6 @@ def start(scheduler: Scheduler, tasks: Iterable[TaskState]) -> None:
     scheduler.transitions({ts.key: "processing" for ts in ready}, stimulus_id="distmm-open")
 
 
-def stranded(scheduler: Scheduler) -> list[TaskState]:
-    """Tasks without a worker that may run on any, and whose own worker has gone or does not run.
-
-    Dask sends them elsewhere when they become ready. If no worker runs then, they become "no-worker"; and when a worker
-    joins, Dask looks only at those of them whose restrictions name it. Without this they would wait for ever.
-    """
-    return [ts for ts in scheduler.unrunnable if ts.loose_restrictions and not scheduler.valid_workers(ts)]
-
-
 def to_run(scheduler: Scheduler, keys: Iterable[object]) -> set[object]:
     """Keys of the tasks that a new graph will run: all that `keys` need and that are not in memory or under way."""
     found: set[object] = set()
@@ -119,12 +196,14 @@ def to_run(scheduler: Scheduler, keys: Iterable[object]) -> set[object]:
     return found
 
 
-def makers(ts: TaskState, new: set[object]) -> Iterator[TaskState]:
+def makers(
+    ts: TaskState, new: set[object], free: Callable[[TaskState], bool] = lambda ts: not ts.worker_restrictions
+) -> Iterator[TaskState]:
     """Yield the task that makes a block, and the tasks that it needs and no other task needs.
 
-    Tasks that have run, and those that the user or an earlier product has placed, are left out.
+    Tasks that have run, and those that are not `free` to run where the product runs, are left out.
     """
-    while ts.key in new and not ts.worker_restrictions:
+    while ts.key in new and free(ts):
         yield ts
         if len(ts.dependencies) != 1:
             return
@@ -165,6 +244,40 @@ def fail(scheduler: Scheduler, tasks: Iterable[TaskState], reason: Exception) ->
             ts.exception, ts.exception_text, ts.exception_blame = dumps(reason), repr(reason), ts
             failed[ts.key] = "erred"
     scheduler.transitions(failed, stimulus_id="distmm-failed")
+
+
+class AdaptiveTarget:
+    """The number of workers that an adaptive cluster asks the scheduler for, with the product tasks that are held.
+
+    Dask counts the tasks that are ready. Of each chain of a product that is one.
+
+    Parameters
+    ----------
+    scheduler : Scheduler
+    waiting : callable
+        Yields for each product one of its tasks, how many are to be done, and how many may run at the same time.
+
+    Attributes
+    ----------
+    asked : bool
+        Whether the cluster is adaptive: it has asked.
+    """
+
+    def __init__(self, scheduler: Scheduler, waiting: Callable[[], Iterable[tuple[TaskState, int, int]]]) -> None:
+        self.scheduler, self.waiting, self.asked = scheduler, waiting, False
+        self.without = scheduler.handlers["adaptive_target"]
+        scheduler.handlers["adaptive_target"] = self.target
+
+    def target(self, target_duration: float | str | None = None) -> int:
+        """Return the number of workers with which the tasks end in `target_duration`, seconds or as Dask writes it."""
+        self.asked, scheduler = True, self.scheduler
+        least: int = self.without(target_duration=target_duration)
+        within = parse_timedelta(target_duration or dask.config.get("distributed.adaptive.target-duration"))
+        threads = scheduler.total_nthreads / max(1, len(scheduler.workers))
+        wanted = 0.0
+        for ts, tasks, parallel in self.waiting():
+            wanted += min(parallel, tasks * scheduler._get_prefix_duration(ts.prefix) / within)
+        return int(max(least, math.ceil(wanted / max(1.0, threads))))
 
 
 class MemoryManager:

@@ -14,8 +14,10 @@ whose token is gone, Dask would recompute every chain up to that step, also thos
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass, field
+from heapq import heappop, heappush
 
 from distmm.graph.placement import Key
 
@@ -54,10 +56,17 @@ class Lookahead:
         self.steps = steps
         self.unfinished: defaultdict[int, set[Key]] = defaultdict(set)  # order -> product tasks
         self.held: defaultdict[int, HeldStep] = defaultdict(HeldStep)
+        # Heaps: the orders of both, some of them gone or twice. A chain may have thousands of steps.
+        self._unfinished: list[int] = []
+        self._held: list[int] = []
 
     def add(self, order: int, key: Key) -> HeldStep:
         """Add a product task to a step; return what waits for this step to open."""
+        if order not in self.unfinished:
+            heappush(self._unfinished, order)
         self.unfinished[order].add(key)
+        if order not in self.held:
+            heappush(self._held, order)
         return self.held[order]
 
     def finish(self, order: int, key: Key) -> bool:
@@ -73,5 +82,11 @@ class Lookahead:
 
     def open(self) -> list[HeldStep]:
         """Open the steps that need not wait any longer; return what waited for them, in the order of steps."""
-        end = min(self.unfinished) + self.steps if self.unfinished else max(self.held, default=0) + 1
-        return [self.held.pop(order) for order in sorted(order for order in self.held if order < end)]
+        while self._unfinished and self._unfinished[0] not in self.unfinished:
+            heappop(self._unfinished)
+        end = self._unfinished[0] + self.steps if self._unfinished else math.inf
+        opened = []
+        while self._held and self._held[0] < end:
+            if (step := self.held.pop(heappop(self._held), None)) is not None:
+                opened.append(step)
+        return opened

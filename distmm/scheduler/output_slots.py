@@ -105,7 +105,7 @@ class OutputSlots:
         if results:
             return ()
         del self.results[holder]
-        owners = where.owners()
+        owners = set(where.owners)
         for rank in owners:
             self._give_back(rank, holder)
         return self._wake(owners)

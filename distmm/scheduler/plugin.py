@@ -3,8 +3,9 @@
 Annotations would not survive Dask's array optimisation. The plugin sees tasks after all optimisers and before they run,
 and reads from each `PlacedTask` where it belongs.
 
-A fault in the plugin ends the products under way with its reason. Dask logs what a plugin raises and goes on, so tasks
-that wait for their step would wait for ever.
+A fault in the plugin ends a product with its reason: the products of the graph that arrives, or the product of the task
+that changes its state; elsewhere all products under way. Dask logs what a plugin raises and goes on, so tasks that wait
+for their step would wait for ever.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
 from distributed import SchedulerPlugin
-from distributed.scheduler import Scheduler, TaskState
+from distributed.scheduler import Scheduler, TaskState, WorkerState
 
 from distmm.errors import DoesNotFitError
 from distmm.graph.dask_tasks import PlacedTask, ProductTask, is_view
@@ -27,11 +29,14 @@ from distmm.scheduler.consumers import reached
 from distmm.scheduler.product_state import Limits, OperandBlock, PlannedTask
 from distmm.scheduler.products import Products
 from distmm.scheduler.replicas import Replica
-from distmm.transfer import FORGOTTEN_TOPIC
+from distmm.scheduler.restrictions import Restrictions
 
-__all__ = ["PlacementPlugin"]
+__all__ = ["CHANGES_TOPIC", "PlacementPlugin", "by_name"]
 
 logger = logging.getLogger(__name__)
+
+# Topic of the message by which a client learns that what it knows of the cluster has changed.
+CHANGES_TOPIC = "distmm-changed"
 
 # The state machine is told of tasks that reach one of these states.
 TOLD = frozenset({"memory", "released", "erred", "forgotten"})
@@ -44,6 +49,11 @@ STRANDED_SECONDS = 30.0
 PENDING = frozenset({"waiting", "no-worker", "queued", "processing"})
 
 Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def by_name(scheduler: Scheduler) -> list[WorkerState]:
+    """Return the workers in the order of their names, which is that of their ranks when the plugin starts."""
+    return sorted(scheduler.workers.values(), key=lambda ws: (str(type(ws.name)), ws.name))
 
 
 def reported(method: Method) -> Method:
@@ -72,9 +82,13 @@ class PlacementPlugin(SchedulerPlugin):
         self.loop = asyncio.get_running_loop()
         self.memory_manager = dask_internals.MemoryManager(scheduler)
         self.products = Products()
+        self.adaptive = dask_internals.AdaptiveTarget(scheduler, self._waiting)
         self.deciding = False
         self.watch: asyncio.TimerHandle | None = None
-        for worker in sorted(scheduler.workers.values(), key=lambda ws: (str(type(ws.name)), ws.name)):
+        # Clients that are told of the next change of the workers, or of their memory.
+        self.told: dict[str, set[str]] = {"workers": set(), "memory": set()}
+        self.said: dict[bytes, dict[str, Any]] = {}  # last answer of each worker to a question of clients
+        for worker in by_name(scheduler):
             self.add_worker(scheduler, worker.address)
 
     @property
@@ -87,62 +101,122 @@ class PlacementPlugin(SchedulerPlugin):
         state = self.products.products.get(product)
         return (len(state.done), state.total) if state else (0, 0)
 
+    def _waiting(self) -> Iterable[tuple[TaskState, int, int]]:
+        """By product: one of its tasks, how many are to be done, and how many of them may run at the same time."""
+        for product in self.products.products.values():
+            if (key := next(iter(product.tasks.keys() - product.done), None)) is not None:
+                yield self.scheduler.tasks[key], product.total - len(product.done), product.parallel
+
+    def tell(self, client: str) -> None:
+        """Tell a client of the next change, once: it asks again, and is then told again."""
+        for clients in self.told.values():
+            clients.add(client)
+
+    def _announce(self, what: str) -> None:
+        clients, self.told[what] = self.told[what], set()
+        event = {"op": "event", "topic": CHANGES_TOPIC, "event": (time.time(), what)}
+        self.scheduler.send_all({client: [event] for client in clients}, {})
+
     # Events
 
     @reported
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Give a new worker a rank, and the tasks of the dead worker that it replaces."""
-        replaced = self.products.worker_joined(worker, scheduler.workers[worker].name)
+        self._announce("workers")
+        products = self.products
+        replaced = products.worker_joined(worker, scheduler.workers[worker].name)
         if replaced is not None:
             dask_internals.move_tasks(scheduler, replaced, worker)
+        elif self.adaptive.asked:
+            products.share(products.ranks.alive[worker])
 
     @reported
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """Note that a worker is dead."""
+        self._announce("workers")
         self.products.worker_left(worker)
 
     @reported
-    def update_graph(self, scheduler: Scheduler, *, keys: Iterable[object], **kwargs: Any) -> None:
-        """Hold or place the product tasks of a new graph, and the tasks that make their operands."""
+    def update_graph(
+        self, scheduler: Scheduler, *, keys: Collection[object], tasks: Iterable[Key], **kwargs: Any
+    ) -> None:
+        """Hold or place the product tasks of a new graph. A fault ends the products of this graph alone."""
         if not self.ranks:
             return  # there has been no worker yet: the tasks run like any others
+        try:
+            self._arrive(set(keys))
+        except Exception as error:
+            logger.exception("distmm's plugin failed: the products of a new graph are given up")
+            known = [scheduler.tasks[key] for key in tasks]
+            self._refuse([ts for ts in known if ts.state == "released"], _fault(error))
+
+    def _arrive(self, wanted: set[object]) -> None:
+        """Hold or place the product tasks that clients want now, and the tasks that make their operands."""
         self.products.renumber()
-        known = scheduler.tasks
-        new = dask_internals.to_run(scheduler, keys)
+        known, restrictions = self.scheduler.tasks, Restrictions(self.scheduler, self.products)
+        new = dask_internals.to_run(self.scheduler, wanted)
+        placed = [ts for key in new if isinstance((ts := known[key]).run_spec, PlacedTask)]
+        refused = restrictions.read(placed)
         tasks, others = [], []
         operands: dict[Key, OperandBlock] = {}
         limits: dict[str, Limits] = {}
-        for key in new:
-            task, priority = known[key].run_spec, known[key].priority
-            if not isinstance(task, PlacedTask):
+        for ts in placed:
+            task, where = ts.run_spec, ts.run_spec.placement
+            if where.product in refused:
                 continue
-            where = task.placement
             if not isinstance(task, ProductTask):
                 others.append((task.key, where))
                 continue
             blocks = task.operands()
-            tasks.append(PlannedTask(task.key, where, where.rank, task.is_first, blocks, priority, task.added))
+            tasks.append(PlannedTask(task.key, where, where.rank, task.is_first, blocks, ts.priority))
             for block in blocks:
                 if block not in operands:
-                    operands[block] = self._operand(known[block], new)
+                    operands[block] = self._operand(known[block], new, restrictions)
             if where.product not in limits and where.product not in self.products.products:
                 limits[where.product] = Limits.of(task.plan)
-        kept = {key[0] for key in keys if isinstance(key, tuple)}
-        arranged = self.products.arrived(tasks, others, operands, kept, limits)
+        kept = {key[0] for key in wanted if isinstance(key, tuple)}
+        arranged = self.products.arrived(tasks, others, operands, kept, limits, restrictions.products)
         for key, order in arranged.hold:
-            dask_internals.hold(known[key], order)
+            dask_internals.hold(known[key], order, restrictions.strict(known[key]))
         for key, rank, order in arranged.place:
-            dask_internals.place(known[key], self.ranks[rank], order)
-        self._make_room(new, set(keys))
+            if restrictions.allow(known[key], {rank}):  # the user's own place of the task comes first
+                dask_internals.place(known[key], self.ranks[rank], order, restrictions.strict(known[key]))
+        self._make_room(new, wanted)
+        for name, error in refused.items():
+            self._refuse([ts for ts in placed if ts.run_spec.placement.product == name], error)
         self._decide_soon()  # after Dask has sent the tasks that do not wait, in its own order
+
+    def _refuse(self, tasks: Iterable[TaskState], error: Exception) -> None:
+        """Let the tasks of a product that have just arrived fail."""
+        failed = [ts for ts in tasks if isinstance(ts.run_spec, PlacedTask)]
+        for ts in failed:
+            dask_internals.hold(ts, 0)
+            self.products.forgotten(ts.key, ts.run_spec.placement)
+        self.loop.call_soon(dask_internals.fail, self.scheduler, failed, error)
 
     @reported
     def transition(self, key: Key, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
-        """Tell the state machine what a change of a task's state means for products."""
-        if finish not in TOLD:
-            if finish == "no-worker":
-                dask_internals.park(self.scheduler, self.scheduler.tasks[key])
-                self._watch_stranded()
+        """Tell the state machine what a change of a task's state means. A fault ends the task's product."""
+        if self.told["memory"]:
+            self._announce("memory")
+        if finish not in TOLD and finish != "no-worker":
+            return
+        try:
+            self._tell(key, start, finish)
+        except Exception as error:
+            task = self.scheduler.tasks[key].run_spec
+            if not isinstance(task, PlacedTask):
+                raise
+            name = task.placement.product
+            logger.exception("distmm's plugin failed: product %s is given up", name)
+            self.loop.call_soon(self.give_up_product, name, error)
+
+    def _tell(self, key: Key, start: str, finish: str) -> None:
+        if finish == "no-worker":
+            ts = self.scheduler.tasks[key]
+            dask_internals.park(self.scheduler, ts)
+            if ts.state == "no-worker":
+                self.loop.call_soon(self._start_elsewhere, [ts])
             return
         products, ts = self.products, self.scheduler.tasks[key]
         # A result or a task that was lost with its worker is computed again: the chain keeps its slot.
@@ -202,15 +276,17 @@ class PlacementPlugin(SchedulerPlugin):
             except DoesNotFitError as error:
                 self.loop.call_soon(dask_internals.fail, self.scheduler, failed, error)
 
-    def _operand(self, ts: TaskState, new: set[object]) -> OperandBlock:
+    def _operand(self, ts: TaskState, new: set[object], restrictions: Restrictions) -> OperandBlock:
         """Describe a block of A or B."""
         readers = {
             dependent.run_spec.placement.product if isinstance(dependent.run_spec, PlacedTask) else None
             for dependent in ts.dependents
         }
         alive = self.products.ranks.alive
+        at = {rank for name in readers for rank in restrictions.ranks(name)}
+        makers = dask_internals.makers(ts, new, lambda maker: restrictions.allow(maker, at))
         return OperandBlock(
-            () if isinstance(ts.run_spec, ProductTask) else tuple(ts.key for ts in dask_internals.makers(ts, new)),
+            () if isinstance(ts.run_spec, ProductTask) else tuple(maker.key for maker in makers),
             readers.pop() if len(readers) == 1 else None,
             [alive[worker.address] for worker in ts.who_has or () if worker.address in alive],
         )
@@ -239,28 +315,27 @@ class PlacementPlugin(SchedulerPlugin):
             dask_internals.copy_blocks(scheduler, address, keys)
         if started:
             dask_internals.start(scheduler, started)
-        if decided.unread:
-            scheduler.log_event(FORGOTTEN_TOPIC, decided.unread)
         if decided.busy is True:
             self.memory_manager.pause()
         elif decided.busy is False:
             self.memory_manager.resume()
 
-    def _watch_stranded(self) -> None:
-        """Check after some seconds whether tasks wait for workers that have gone."""
-        if self.watch is None and any(ts.loose_restrictions for ts in self.scheduler.unrunnable):
+    @reported
+    def _start_elsewhere(self, tasks: Iterable[TaskState]) -> None:
+        """Start tasks whose own workers have gone, or are paused, on other workers; later if no worker is there."""
+        if self.scheduler.running:
+            found = [ts for ts in tasks if dask_internals.elsewhere(self.scheduler, ts, self.ranks)]
+            dask_internals.start(self.scheduler, found)
+        if self.watch is None and any(map(dask_internals.is_placed, self.scheduler.unrunnable)):
             self.watch = self.loop.call_later(STRANDED_SECONDS, self._start_stranded)
 
-    @reported
     def _start_stranded(self) -> None:
-        """Start tasks whose own workers have gone on other workers, if no worker was there when they became ready."""
         self.watch = None
-        if self.scheduler.running and (tasks := dask_internals.stranded(self.scheduler)):
-            dask_internals.start(self.scheduler, tasks)
-        self._watch_stranded()
+        self._start_elsewhere(list(self.scheduler.unrunnable))
 
     async def close(self) -> None:
-        """Stop looking for stranded tasks."""
+        """Stop looking for stranded tasks, and telling of changes."""
+        self._announce("workers")
         if self.watch is not None:
             self.watch.cancel()
 
@@ -282,17 +357,29 @@ class PlacementPlugin(SchedulerPlugin):
 
     # Faults
 
+    @reported
+    def give_up_product(self, name: str, error: Exception) -> None:
+        """Let a product fail: its state here may be wrong, and its steps would never open."""
+        self.products.give_up(name)
+        known = self.scheduler.tasks.values()
+        tasks = [ts for ts in known if isinstance(ts.run_spec, PlacedTask) and ts.run_spec.placement.product == name]
+        dask_internals.fail(self.scheduler, tasks, _fault(error))
+        self._decide_soon()
+
     def give_up(self, error: Exception) -> None:
-        """Let the products under way fail: their state here may be wrong, and their steps would never open."""
+        """Let all products under way fail: the state that they share may be wrong."""
         self.products, self.deciding = Products(self.products.ranks), False
-        reason = RuntimeError(
-            f"distmm's plugin of the scheduler failed ({type(error).__name__}: {error}), and the products under way "
-            f"cannot go on: compute them again, and report it with the scheduler's log"
-        )
         held = [
             ts
             for ts in self.scheduler.tasks.values()
             if isinstance(ts.run_spec, PlacedTask) or dask_internals.is_held(ts)
         ]
-        dask_internals.fail(self.scheduler, held, reason)
+        dask_internals.fail(self.scheduler, held, _fault(error))
         self.memory_manager.resume()
+
+
+def _fault(error: Exception) -> RuntimeError:
+    return RuntimeError(
+        f"distmm's plugin of the scheduler failed ({type(error).__name__}: {error}), and the products under way "
+        f"cannot go on: compute them again, and report it with the scheduler's log"
+    )

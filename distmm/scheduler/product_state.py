@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 from distmm.graph.placement import Key, Placement
@@ -69,8 +69,6 @@ class PlannedTask(NamedTuple):
         Blocks of A and B that it reads.
     priority : tuple
         The scheduler's priority before any product was placed: lower starts earlier.
-    added : str or None
-        Array whose block it adds at the end of its chain.
     """
 
     key: Key
@@ -79,13 +77,6 @@ class PlannedTask(NamedTuple):
     is_first: bool
     operands: tuple[Key, ...]
     priority: tuple[Any, ...] = (0,)
-    added: str | None = None
-
-    @property
-    def arrays(self) -> set[str]:
-        """Names of the arrays that it reads blocks of."""
-        added = set() if self.added is None else {self.added}
-        return added | ({self.operands[0][0], self.operands[-1][0]} if self.operands else set())
 
 
 class OperandBlock(NamedTuple):
@@ -112,22 +103,30 @@ class ProductState:
     Parameters
     ----------
     limits : Limits
-    workers : int
-        Ranks when the product arrived. Workers that join later get other ranks, and change nothing for it.
+    ranks : sequence of int
+        Those that it uses: all when it arrived, or those of them that the user's restrictions allow. Workers that join
+        later get other ranks, and change nothing for it but on adaptive clusters (`Products.share`).
     slots : OutputSlots, optional
         Shared with other products of the same run.
     """
 
-    def __init__(self, limits: Limits, workers: int, slots: OutputSlots | None = None) -> None:
-        self.limits, self.workers, self.slots = limits, workers, slots
+    def __init__(self, limits: Limits, ranks: Sequence[int], slots: OutputSlots | None = None) -> None:
+        self.limits, self.ranks, self.slots = limits, ranks, slots
         self.lookahead = Lookahead(limits.lookahead)
         self.tasks: dict[Key, PlannedTask] = {}  # product tasks that the scheduler knows
         self.done: set[Key] = set()
         self.total = 0  # product tasks, those that the scheduler has forgotten included
+        self.shared: dict[Key, int] = {}  # product tasks that workers have taken over which joined later, with the rank
 
-    def rank(self, planned: int) -> int:
-        """Rank of the cluster for a rank of the plan, modulo the workers: a plan may be for more than there are."""
-        return planned % self.workers
+    def rank(self, planned: int, task: Key | None = None) -> int:
+        """Rank of the cluster for a rank of the plan. A plan may be for more workers than there are."""
+        shared = None if task is None else self.shared.get(task)
+        return self.ranks[planned % len(self.ranks)] if shared is None else shared
+
+    @property
+    def parallel(self) -> int:
+        """Most product tasks that may run at the same time: the unfinished ones of one step."""
+        return max(map(len, self.lookahead.unfinished.values()), default=0)
 
     def add(self, task: PlannedTask) -> HeldStep:
         """Add a task that is to run; return what waits for its step to open."""

@@ -8,15 +8,16 @@ on the scheduler, and carries out what it decides.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from weakref import WeakValueDictionary
 
-from distmm.graph.placement import Key, Placement
+from distmm.graph.placement import Chain, Key, Placement
 from distmm.scheduler.consumers import MadeBlock, Neighbours, most_at_a_time
 from distmm.scheduler.held_loads import HeldLoads
+from distmm.scheduler.lookahead import HeldStep
 from distmm.scheduler.output_slots import OutputSlots
 from distmm.scheduler.product_state import Limits, OperandBlock, PlannedTask, ProductState
 from distmm.scheduler.ranks import Ranks
@@ -43,7 +44,6 @@ class Decisions:
     drop: list[Replica] = field(default_factory=list)
     start: list[tuple[Key, int]] = field(default_factory=list)  # held tasks that may run now, at these ranks
     copy: list[Replica] = field(default_factory=list)
-    unread: list[str] = field(default_factory=list)  # arrays that no product task will read any more
     busy: bool | None = None  # whether a product has unfinished steps, where that may have changed
 
 
@@ -58,10 +58,8 @@ class Products:
         self.products: dict[str, ProductState] = {}
         self.replicas = Replicas()
         self.runs: WeakValueDictionary[str, OutputSlots] = WeakValueDictionary()
-        self.readers: Counter[str] = Counter()  # array -> product tasks known to the scheduler that read blocks of it
         self.opening: dict[str, None] = {}  # products that may open steps, or start chains
         self.loaded: list[Key] = []  # blocks that have come into memory, and are to be copied
-        self.unread: list[str] = []
         self.orphans: dict[Key, int] = {}  # tasks held for a product that is gone, and that others may need now
 
     # Events
@@ -69,6 +67,31 @@ class Products:
     def worker_joined(self, address: str, name: Hashable) -> str | None:
         """Give a worker a rank; return the address of the dead worker that it replaces."""
         return self.ranks.join(address, name)
+
+    def share(self, rank: int) -> None:
+        """Give a worker that has just joined an even share of the chains of all products: of their steps to come.
+
+        Products that may not run on all workers are left alone.
+        """
+        for product in self.products.values():
+            if not isinstance(product.ranks, range):
+                continue
+            chains: defaultdict[tuple[Chain, int], list[tuple[HeldStep, PlannedTask]]] = defaultdict(list)
+            for held in product.lookahead.held.values():
+                for key in held.tasks:
+                    if (task := product.tasks.get(key)) is not None:
+                        chains[task.where.chain, task.where.rank].append((held, task))
+            by_rank: defaultdict[int, list[list[tuple[HeldStep, PlannedTask]]]] = defaultdict(list)
+            for steps in chains.values():
+                held, task = steps[0]
+                by_rank[held.tasks[task.key]].append(steps)
+            for _ in range(len(chains) // (len(by_rank) + 1)):
+                for held, task in max(by_rank.values(), key=len).pop():
+                    self.replicas.used(task.operands, held.tasks[task.key])
+                    product.shared[task.key] = held.tasks[task.key] = rank
+                    for block in task.operands:
+                        if self.replicas.use(block, rank):
+                            held.replicas[block, rank] = None
 
     def worker_left(self, address: str) -> None:
         """Keep the rank of a dead worker for its replacement."""
@@ -86,6 +109,7 @@ class Products:
         operands: Mapping[Key, OperandBlock],
         kept: Collection[str] = (),
         limits: Mapping[str, Limits] = MappingProxyType({}),
+        ranks: Mapping[str, Sequence[int]] = MappingProxyType({}),
     ) -> Arrangement:
         """Take the tasks of a new graph that are to run.
 
@@ -100,6 +124,8 @@ class Products:
             Names of arrays whose blocks clients keep.
         limits : mapping
             Limits of the products that are new.
+        ranks : mapping
+            The ranks of new products that may not run on all.
         """
         arranged = Arrangement()
         replicas = self.replicas
@@ -110,23 +136,22 @@ class Products:
             where, order = task.where, task.where.order
             product = self.products.get(where.product)
             if product is None:
-                product = self._begin(where, limits.get(where.product, Limits()))
-            if task.key not in product.tasks:
-                self.readers.update(task.arrays)
+                allowed = ranks.get(where.product, range(len(self.ranks)))
+                product = self._begin(where, limits.get(where.product, Limits()), allowed)
             # A task that was given up before it ran, and is wanted again, has its uses planned already.
             planned = task.key in product.tasks and task.key not in product.done
-            held, rank = product.add(task), product.rank(task.rank)
+            held, rank = product.add(task), product.rank(task.rank, task.key)
             held.tasks[task.key] = rank
             arranged.hold.append((task.key, order))
             if product.slots is not None:
                 product.slots.expect(task.key, where)
-            for block in task.operands:
+            for block, planned_home in zip(task.operands, where.homes, strict=True):
                 if planned or replicas.use(block, rank):
                     held.replicas[block, rank] = None
                 if block in seen:
                     continue
                 seen.add(block)
-                operand, home = operands[block], product.rank(where.home(block))
+                operand, home = operands[block], product.rank(planned_home)
                 replicas.settle(block, home, operand.holders)
                 # Tasks that a product needs to finish must not wait for a step of another product.
                 waits = operand.reader == where.product
@@ -146,7 +171,8 @@ class Products:
             self.opening[where.product] = None
         for key, where in others:
             product = self.products.get(where.product)
-            arranged.place.append((key, where.rank % (product.workers if product else len(self.ranks)), where.order))
+            rank = product.rank(where.rank) if product else where.rank % len(self.ranks)
+            arranged.place.append((key, rank, where.order))
             if product is not None and product.slots is not None:
                 product.slots.expect(key, where)
         for name in kept:
@@ -197,7 +223,7 @@ class Products:
             task = next((product.tasks[key] for key in keys if key in product.tasks), None) if of == name else None
             if task is not None:
                 where, wave = task.where, task.where.order // product.limits.wave_orders
-                made.append(MadeBlock(tuple(keys), wave, where.owners(), any(map(stays, keys))))
+                made.append(MadeBlock(tuple(keys), wave, set(where.owners), any(map(stays, keys))))
         return made
 
     def finished(self, key: Key, where: Placement) -> None:
@@ -237,18 +263,19 @@ class Products:
         self._count(product, task)
         self._close(product, task)
         del product.tasks[key]
-        arrays = task.arrays
-        self.readers.subtract(arrays)
-        for name in arrays:
-            if self.readers[name] <= 0:
-                del self.readers[name]
-                self.unread.append(name)
+        product.shared.pop(key, None)
         if not product.tasks:
             del self.products[where.product]
             steps = product.lookahead.held.values()
             loads = {block: load for held in steps for block, load in held.loads.items()}
             if loads:
                 self.orphans.update(HeldLoads(self.products).pass_on(loads))
+
+    def give_up(self, name: str) -> None:
+        """Forget a product and its tasks at once."""
+        if (product := self.products.get(name)) is not None:
+            for key, task in list(product.tasks.items()):
+                self.forgotten(key, task.where)
 
     def block_loaded(self, block: Key) -> None:
         """Copy a block that has come into memory to the ranks whose open steps need it."""
@@ -264,7 +291,7 @@ class Products:
     @property
     def undecided(self) -> bool:
         """Whether there is something to decide."""
-        return bool(self.opening or self.loaded or self.replicas.used_up or self.unread or self.orphans)
+        return bool(self.opening or self.loaded or self.replicas.used_up or self.orphans)
 
     def decide(self, holders: Callable[[Key], Collection[int]]) -> Decisions:
         """Decide what to do after the events since the last call.
@@ -280,10 +307,6 @@ class Products:
         if self.orphans:
             decided.start += self.orphans.items()
             self.orphans.clear()
-        if self.unread:
-            # A product that has arrived meanwhile may read them again.
-            decided.unread = [name for name in dict.fromkeys(self.unread) if name not in self.readers]
-            self.unread.clear()
         blocks = dict.fromkeys(self.loaded)
         self.loaded.clear()
         if self.opening:
@@ -315,13 +338,13 @@ class Products:
                         decided.start.append((key, rank))
             if product.slots is not None:
                 for key, where in product.slots.admit(self._is_wanted):
-                    decided.start.append((key, self.products[where.product].rank(where.rank)))
+                    decided.start.append((key, self.products[where.product].rank(where.rank, key)))
 
-    def _begin(self, where: Placement, limits: Limits) -> ProductState:
+    def _begin(self, where: Placement, limits: Limits, ranks: Sequence[int]) -> ProductState:
         slots = None
         if limits.output_slots is not None:
             slots = self.runs.setdefault(where.run, OutputSlots(limits.output_slots))
-        product = self.products[where.product] = ProductState(limits, len(self.ranks), slots)
+        product = self.products[where.product] = ProductState(limits, ranks, slots)
         return product
 
     def _is_wanted(self, name: str, key: Key) -> bool:
@@ -332,7 +355,7 @@ class Products:
         """Count a task as done, once: it does not need its operands any more."""
         if task.key not in product.done:
             product.done.add(task.key)
-            self.replicas.used(task.operands, product.rank(task.rank))
+            self.replicas.used(task.operands, product.rank(task.rank, task.key))
 
     def _close(self, product: ProductState, task: PlannedTask) -> None:
         """Open another step of the product if this task was the last one of its step."""

@@ -6,19 +6,20 @@ import os
 from typing import Any
 
 from distmm.errors import InputError
-from distmm.storage import flat, hdf5, npy
+from distmm.storage import flat, hdf5, matrix, npy
 from distmm.storage.durability import fsync, fsync_tree
 from distmm.storage.matrix import Matrix, check_dtype, check_shape
 from distmm.storage.npy import NpyMatrix
 from distmm.storage.object_store import is_url, located
 from distmm.storage.output import Output, Target
 from distmm.storage.overwriting import check_place, check_replaceable
+from distmm.storage.zarr_chunks import files, stamp_of_objects
 from distmm.storage.zarr_folder import ZarrMatrix, ZarrTarget
 from distmm.storage.zarr_objects import ObjectDraft, ObjectOutput, ObjectTarget, check_url, is_array
 
 __all__ = [
-    "Matrix", "Target", "check_output", "create_output", "fsync", "is_there", "is_url", "locate", "open_draft",
-    "open_matrix", "output_of", "reopen_output", "reserve_output",
+    "Matrix", "Target", "check_output", "create_output", "file_of", "fsync", "is_there", "is_url", "locate",
+    "open_draft", "open_matrix", "output_of", "reopen_output", "reserve_output", "stamp_of",
 ]  # fmt: skip
 
 FORMATS = (
@@ -66,6 +67,11 @@ def open_matrix(path: str | os.PathLike[str]) -> Matrix:
     raise InputError(f"{file}: a file of unknown format; distmm reads {FORMATS}")
 
 
+def file_of(path: str) -> str:
+    """Return the file or folder of a path of `open_matrix`, without the dataset or the description."""
+    return (flat.split(path) or hdf5.split(path) or (path,))[0]
+
+
 def locate(path: str | os.PathLike[str]) -> tuple[str, str | None]:
     """Return the absolute path or the URL of an output, and the name of the dataset in an HDF5 file.
 
@@ -79,6 +85,8 @@ def locate(path: str | os.PathLike[str]) -> tuple[str, str | None]:
         return located(name), None
     file, dataset = hdf5.split(name) or (name, None)
     file = os.path.abspath(os.path.expanduser(file))
+    if dataset is not None and os.fsencode(dataset) != dataset.encode(errors="replace"):
+        raise InputError(f"{name}: HDF5 files have names in UTF-8, and that of the dataset is not: choose another one")
     suffix = os.path.splitext(file)[1].lower()
     in_group = any(part.endswith(".zarr") for part in os.path.dirname(file).split(os.sep))
     if suffix not in ("", ".npy", ".zarr", ".h5", ".hdf5") and not in_group:
@@ -113,9 +121,9 @@ def check_output(path: str | os.PathLike[str], overwrite: bool) -> None:
 
 def create_output(
     path: str | os.PathLike[str],
-    shape: tuple[int, int],
+    shape: tuple[int, ...],
     dtype: Any,
-    chunks: tuple[int, int],
+    chunks: tuple[int, ...],
     overwrite: bool = False,
     draft: str | None = None,
     job: str | None = None,
@@ -204,3 +212,10 @@ def open_draft(path: str, draft: str) -> Matrix:
 def is_there(path: str) -> bool:
     """Whether the output exists: a file or folder with its name, or an array in an object store."""
     return is_array(path) if is_url(path) else os.path.lexists(path)
+
+
+def stamp_of(path: str) -> str:
+    """Return a hash of what the file system or store says of an output, which differs after any write to it."""
+    if is_url(path):
+        return stamp_of_objects(path)
+    return matrix.stamp_of(files(path) if os.path.isdir(path) else [("", os.stat(path))])

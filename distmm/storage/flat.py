@@ -52,7 +52,7 @@ EXAMPLE = "A.bin:1000x500:float32, with :F at the end for Fortran order"
 
 def split(path: str) -> tuple[str, str] | None:
     """Split ``file:ROWSxCOLUMNS:TYPE[:F]`` into file and description. None for any other path."""
-    found = re.fullmatch(r"(.+?):(\d+x\d+:[^:]*(?::[CF])?)", path)
+    found = re.fullmatch(r"(?s)(.+?):(\d+x\d+:[^:]*(?::[CF])?)", path)
     return None if found is None else (found[1], found[2])
 
 
@@ -74,8 +74,8 @@ class FlatMatrix(Matrix):
         plain = stored.flags.c_contiguous and stored.dtype == self.dtype
         return stripes(rows, cols, self.dtype.itemsize, most) if plain else None
 
-    def _read(self, rows: slice, cols: slice) -> NDArray[Any]:
-        return read_rows(self._stored(), rows, cols).astype(self.dtype, copy=False)
+    def _read(self, *region: slice) -> NDArray[Any]:
+        return read_rows(self._stored(), *region).astype(self.dtype, copy=False)
 
     def _fill(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
         stored = self._stored()
@@ -86,9 +86,13 @@ class FlatMatrix(Matrix):
 
 @dataclass(frozen=True)
 class RawMatrix(FlatMatrix):
-    """A file without a header. ``path`` has the name of the file, the shape, the type and the order."""
+    """A file without a header. ``path`` has the name of the file, the shape, the type and the order.
+
+    `stored` is the type of its elements, in the byte order of the file.
+    """
 
     file: str = field(kw_only=True)
+    stored: np.dtype[Any] = field(kw_only=True)
     order: Literal["C", "F"] = field(kw_only=True)
 
     @classmethod
@@ -110,7 +114,8 @@ class RawMatrix(FlatMatrix):
         path = f"{file}:{description}"
         rows, columns = map(int, sides.split("x"))
         try:
-            dtype = check_dtype(path, ml_dtypes.bfloat16 if name == "bfloat16" else name)
+            stored = np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+            dtype = check_dtype(path, stored)
         except TypeError as error:
             raise InputError(f"{path}: {name!r} is not a type of elements; write it as {EXAMPLE}") from error
         try:
@@ -123,7 +128,8 @@ class RawMatrix(FlatMatrix):
                 f"{path}: {rows} x {columns} elements of {dtype} are {need} bytes, and the file has {have}; give its "
                 f"shape and type as {EXAMPLE}"
             )
-        return cls(path, (rows, columns), dtype, None, file=file, order="F" if rest == ["F"] else "C")
+        order: Literal["C", "F"] = "F" if rest == ["F"] else "C"
+        return cls(path, (rows, columns), dtype, None, file=file, stored=stored, order=order)
 
     def fingerprint(self) -> dict[str, Any]:
         """Return size and time of the file too."""
@@ -135,7 +141,9 @@ class RawMatrix(FlatMatrix):
 
     def _stored(self) -> np.memmap[Any, Any]:
         check_regular(self.file)
-        return np.memmap(self.file, self.dtype, "r", 0, self.shape, self.order)
+        if not self.size:  # an empty file cannot be mapped
+            return np.empty(self.shape, self.dtype, self.order).view(np.memmap)
+        return np.memmap(self.file, self.stored, "r", 0, self.shape, self.order)
 
 
 def read_rows(stored: np.memmap[Any, Any], rows: slice, cols: slice) -> NDArray[Any]:

@@ -26,7 +26,7 @@ MOST_LINKS = 16
 
 def split(path: str) -> tuple[str, str | None] | None:
     """Split ``file.h5:/name`` into file and dataset, which may be None. None for a path that is not HDF5."""
-    found = re.fullmatch(r"(.*\.(?:h5|hdf5))(?::(.*))?", path, re.IGNORECASE)
+    found = re.fullmatch(r"(.*\.(?:h5|hdf5))(?::(.*))?", path, re.IGNORECASE | re.DOTALL)
     return None if found is None else (found[1], found[2] or None)
 
 
@@ -99,8 +99,10 @@ class Hdf5Matrix(Matrix):
     dataset: str = field(kw_only=True)
 
     @classmethod
-    def open(cls, file: str, dataset: str | None) -> Self:
+    def open(cls, file: str, dataset: str | None, any_shape: bool = False) -> Self:
         """Open a dataset and check it. `dataset` may be None if the file has only one matrix.
+
+        With `any_shape` it may also be a stack or a vector.
 
         Raises
         ------
@@ -119,7 +121,9 @@ class Hdf5Matrix(Matrix):
         except OSError as error:
             raise InputError(f"{file}: not a readable HDF5 file: {error}; copy or write it again") from error
         path = f"{file}:{name}"
-        return cls(path, check_shape(path, shape), check_dtype(path, dtype), chunks, file=file, dataset=name)
+        if not any_shape:
+            check_shape(path, shape)
+        return cls(path, shape, check_dtype(path, dtype), chunks, file=file, dataset=name)
 
     def fingerprint(self) -> dict[str, Any]:
         """Return size and time of the file too."""
@@ -129,12 +133,12 @@ class Hdf5Matrix(Matrix):
         """Hash what the file system says of the file."""
         return stamp_of([(self.file, os.stat(self.file))])
 
-    def _read(self, rows: slice, cols: slice) -> NDArray[Any]:
+    def _read(self, *region: slice) -> NDArray[Any]:
         with _open(self.file) as opened:
             found = _dataset(opened, self.dataset)
             if found is None:
                 raise OSError(f"the dataset {self.dataset} was removed")
-            return np.asarray(read(found, rows, cols), dtype=self.dtype)
+            return np.asarray(read(found, region), dtype=self.dtype)
 
 
 def check_replaceable(path: str, dataset: str | None) -> None:

@@ -69,8 +69,8 @@ def check_filters(path: str, dataset: h5py.Dataset) -> None:
         )
 
 
-def read(dataset: h5py.Dataset, rows: slice, cols: slice) -> NDArray[Any]:
-    """Read a region of a dataset. Both slices are ascending, not empty, and within the shape.
+def read(dataset: h5py.Dataset, region: tuple[slice, ...]) -> NDArray[Any]:
+    """Read a region of a dataset. The slices are ascending, not empty, and within the shape.
 
     Raises
     ------
@@ -79,20 +79,18 @@ def read(dataset: h5py.Dataset, rows: slice, cols: slice) -> NDArray[Any]:
     """
     pipeline = filters(dataset)
     if not {code for code, *_ in pipeline} <= OWN or not _plain(dataset) or not pipeline:
-        for at in _chunks(dataset, rows, cols) if pipeline else ():
+        for at in _chunks(dataset, region) if pipeline else ():
             _check_header(dataset, at, [code for code, *_ in pipeline])
-        return np.asarray(dataset[rows, cols])
-    sides = [len(range(s.start, s.stop, s.step)) for s in (rows, cols)]
-    block = np.empty((sides[0], sides[1]), dataset.dtype)
-    for at in _chunks(dataset, rows, cols):
-        (here, inside), (across, along) = (
-            _common(part, low, edge) for part, low, edge in zip((rows, cols), at, dataset.chunks, strict=True)
-        )
+        return np.asarray(dataset[region])
+    block = np.empty([len(range(s.start, s.stop, s.step)) for s in region], dataset.dtype)
+    for at in _chunks(dataset, region):
+        common = [_common(part, low, edge) for part, low, edge in zip(region, at, dataset.chunks, strict=True)]
+        here, inside = (tuple(slices) for slices in zip(*common, strict=True))
         if (data := _packed(dataset, at)) is None:
-            block[here, across] = dataset.fillvalue
+            block[here] = dataset.fillvalue
         else:
             elements = np.frombuffer(_unpacked(dataset, pipeline, *data), dataset.dtype)
-            block[here, across] = elements.reshape(dataset.chunks)[inside, along]
+            block[here] = elements.reshape(dataset.chunks)[inside]
     return block
 
 
@@ -102,10 +100,10 @@ def _plain(dataset: h5py.Dataset) -> bool:
     return bool(kind == h5py.h5t.py_create(dataset.dtype, logical=True))
 
 
-def _chunks(dataset: h5py.Dataset, rows: slice, cols: slice) -> Iterator[tuple[int, int]]:
-    """Yield the first row and column of each chunk that intersects a region."""
-    edges = [range(s.start // edge * edge, s.stop, edge) for s, edge in zip((rows, cols), dataset.chunks, strict=True)]
-    return itertools.product(edges[0], edges[1])
+def _chunks(dataset: h5py.Dataset, region: tuple[slice, ...]) -> Iterator[tuple[int, ...]]:
+    """Yield the first index along each dimension of each chunk that intersects a region."""
+    edges = (range(s.start // edge * edge, s.stop, edge) for s, edge in zip(region, dataset.chunks, strict=True))
+    return itertools.product(*edges)
 
 
 def _common(part: slice, low: int, edge: int) -> tuple[slice, slice]:
@@ -116,7 +114,7 @@ def _common(part: slice, low: int, edge: int) -> tuple[slice, slice]:
     return slice(first, last), slice(start, start + (last - first) * part.step, part.step)
 
 
-def _packed(dataset: h5py.Dataset, at: tuple[int, int]) -> tuple[int, bytes] | None:
+def _packed(dataset: h5py.Dataset, at: tuple[int, ...]) -> tuple[int, bytes] | None:
     """Return the mask of the filters that were skipped, and the bytes of a chunk. None if the chunk does not exist."""
     if dataset.id.get_chunk_info_by_coord(at).byte_offset is None:
         return None
@@ -144,7 +142,7 @@ def _most(dataset: h5py.Dataset) -> int:
     return 2 * int(math.prod(dataset.chunks) * dataset.dtype.itemsize) + SLACK
 
 
-def _check_header(dataset: h5py.Dataset, at: tuple[int, int], codes: list[int]) -> None:
+def _check_header(dataset: h5py.Dataset, at: tuple[int, ...], codes: list[int]) -> None:
     """Refuse a chunk that is too large, by its compressed length and the decompressed length in its header."""
     stored = dataset.id.get_chunk_info_by_coord(at)
     if stored.byte_offset is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import socket
 import uuid
@@ -18,12 +19,14 @@ from numpy.typing import NDArray
 
 from distmm.errors import InputError
 
-__all__ = ["Matrix", "check_dtype", "check_shape", "modified", "normalise", "only_matrix", "stamp_of", "stripes"]
+__all__ = [
+    "Matrix", "check_dtype", "check_shape", "explained", "modified", "normalise", "only_matrix", "stamp_of", "stripes",
+]  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Matrix(ABC):
-    """A lazy matrix on disk or in an object store.
+    """A lazy matrix on disk or in an object store. An array that a program has opened may be a stack or a vector.
 
     It has no open file. Each read opens the file, reads and closes it. So it pickles to a few hundred bytes, and a
     worker that can access the same path reads its blocks itself.
@@ -33,29 +36,29 @@ class Matrix(ABC):
     path : str
         Absolute path, or URL.
     shape : tuple of int
-        ``(rows, columns)``.
+        ``(rows, columns)``, or ``(*batch, rows, columns)``, or ``(n,)``.
     dtype : numpy.dtype
         Boolean, integer, floating or complex, in native byte order.
     chunks : tuple of int or None
-        Storage chunks ``(rows, columns)``. None if the format has no chunks.
+        Shape of the storage chunks. None if the format has no chunks.
     """
 
     path: str
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    chunks: tuple[int, int] | None
+    chunks: tuple[int, ...] | None
     # Opening a path twice gives two different matrices, with different Dask keys: the file may have changed.
     opening: str = field(default_factory=lambda: uuid.uuid4().hex, kw_only=True, repr=False, compare=False)
 
     @property
     def ndim(self) -> int:
-        """Always 2."""
-        return 2
+        """Number of dimensions."""
+        return len(self.shape)
 
     @property
     def size(self) -> int:
         """Number of elements."""
-        return self.shape[0] * self.shape[1]
+        return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:
@@ -80,12 +83,11 @@ class Matrix(ABC):
         InputError
             If the stored data cannot be read.
         """
-        (rows, cols), rest = normalise(key, self.shape)
-        if rows.start == rows.stop or cols.start == cols.stop:
-            sides = (len(range(s.start, s.stop, s.step)) for s in (rows, cols))
-            return np.empty(tuple(sides), self.dtype)[rest]
-        with self._explained(rows, cols):
-            block = self._read(rows, cols)
+        region, rest = normalise(key, self.shape)
+        if any(s.start == s.stop for s in region):
+            return np.empty([len(range(s.start, s.stop, s.step)) for s in region], self.dtype)[rest]
+        with explained(self.path, *region):
+            block = self._read(*region)
             self._check()
         return block[rest]
 
@@ -127,33 +129,13 @@ class Matrix(ABC):
 
     def read_into(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
         """Fill a block in C order with one of the `pieces`. Call `check` after the last piece."""
-        with self._explained(rows, cols):
+        with explained(self.path, rows, cols):
             self._fill(rows, cols, block)
 
     def check(self, rows: slice, cols: slice) -> None:
         """Raise InputError if the matrix was replaced, so that `read_into` may have read another matrix."""
-        with self._explained(rows, cols):
+        with explained(self.path, rows, cols):
             self._check()
-
-    @contextmanager
-    def _explained(self, rows: slice, cols: slice) -> Iterator[None]:
-        """Raise InputError with the region and the host for any error of a read.
-
-        The library's error appears only in the text. Dask pickles an error together with its causes. If one of them
-        cannot be unpickled, as Zarr's ArrayNotFoundError cannot, the client gets a bare Exception instead.
-        """
-        try:
-            yield
-        except Exception as error:  # the libraries raise a dozen types of errors for damaged or missing data
-            explained = InputError(
-                f"{self.path}: cannot read [{rows.start}:{rows.stop}, {cols.start}:{cols.stop}] on "
-                f"{socket.gethostname()}: {type(error).__name__}: {error}; each worker must see the same path, and the "
-                f"data must be whole: copy it again if it is damaged"
-            )
-            try:
-                raise explained from None
-            finally:
-                explained.__context__ = None
 
     def _fill(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
         block[...] = self._read(rows, cols)
@@ -163,8 +145,30 @@ class Matrix(ABC):
         return
 
     @abstractmethod
-    def _read(self, rows: slice, cols: slice) -> NDArray[Any]:
-        """Return a new array of ``self.dtype``. Both slices are ascending, not empty, and within the shape."""
+    def _read(self, *region: slice) -> NDArray[Any]:
+        """Return a new array of ``self.dtype``. The slices are ascending, not empty, and within the shape."""
+
+
+@contextmanager
+def explained(path: str, *region: slice) -> Iterator[None]:
+    """Raise InputError with the region and the host for any error of a read.
+
+    The library's error appears only in the text. Dask pickles an error together with its causes. If one of them cannot
+    be unpickled, as Zarr's ArrayNotFoundError cannot, the client gets a bare Exception instead.
+    """
+    try:
+        yield
+    except Exception as error:  # the libraries raise a dozen types of errors for damaged or missing data
+        where = ", ".join(f"{s.start}:{s.stop}" for s in region)
+        needs = "must reach the store with its keys" if "://" in path else "must see the same path"
+        told = InputError(
+            f"{path}: cannot read [{where}] on {socket.gethostname()}: {type(error).__name__}: {error}; each worker "
+            f"{needs}, and the data must be whole: copy it again if it is damaged"
+        )
+        try:
+            raise told from None
+        finally:
+            told.__context__ = None
 
 
 def stripes(rows: slice, cols: slice, itemsize: int, most: int) -> list[tuple[slice, slice]]:
@@ -173,7 +177,7 @@ def stripes(rows: slice, cols: slice, itemsize: int, most: int) -> list[tuple[sl
     return [(slice(i, min(i + height, rows.stop), 1), cols) for i in range(rows.start, rows.stop, height)]
 
 
-def normalise(key: Any, shape: tuple[int, int]) -> tuple[tuple[slice, slice], tuple[slice | int, ...]]:
+def normalise(key: Any, shape: tuple[int, ...]) -> tuple[tuple[slice, ...], tuple[slice | int, ...]]:
     """Split a basic index into the region to read, and an index of the block that was read.
 
     Storage formats support only ascending slices. So a descending slice is read in ascending order and then reversed.
@@ -182,7 +186,7 @@ def normalise(key: Any, shape: tuple[int, int]) -> tuple[tuple[slice, slice], tu
     Returns
     -------
     region : tuple of slice
-        Two ascending slices within the shape.
+        Ascending slices within the shape.
     rest : tuple
         The index for the block that was read.
 
@@ -196,10 +200,12 @@ def normalise(key: Any, shape: tuple[int, int]) -> tuple[tuple[slice, slice], tu
         raise IndexError("an index can only have a single ellipsis ('...')")
     if Ellipsis in keys:
         at = keys.index(Ellipsis)
-        keys[at : at + 1] = [slice(None)] * (3 - len(keys))
-    keys += [slice(None)] * (2 - len(keys))
-    if len(keys) > 2:
-        raise IndexError(f"too many indices: a matrix of shape {shape} has 2 dimensions, {len(keys)} were indexed")
+        keys[at : at + 1] = [slice(None)] * (len(shape) + 1 - len(keys))
+    keys += [slice(None)] * (len(shape) - len(keys))
+    if len(keys) > len(shape):
+        raise IndexError(
+            f"too many indices: an array of shape {shape} has {len(shape)} dimensions, {len(keys)} were indexed"
+        )
     read: list[slice] = []
     rest: list[slice | int] = []
     for index, length in zip(keys, shape, strict=True):
@@ -220,7 +226,7 @@ def normalise(key: Any, shape: tuple[int, int]) -> tuple[tuple[slice, slice], tu
             rest.append(0)
         else:
             raise IndexError(f"matrices on disk take integers, slices and '...', not {type(index).__name__}: {index!r}")
-    return (read[0], read[1]), tuple(rest)
+    return tuple(read), tuple(rest)
 
 
 def modified(file: str) -> dict[str, Any]:
@@ -237,7 +243,8 @@ def stamp_of(files: Iterable[tuple[str, os.stat_result]]) -> str:
     """
     found = hashlib.sha256()
     for name, facts in files:
-        found.update(f"{name} {facts.st_ino} {facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns}\n".encode())
+        line = f"{name} {facts.st_ino} {facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns}\n"
+        found.update(os.fsencode(line))
     return found.hexdigest()
 
 

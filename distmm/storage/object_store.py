@@ -24,7 +24,7 @@ import fsspec
 
 from distmm.errors import InputError
 
-__all__ = ["ObjectFolder", "is_url", "located", "tag_of", "within"]
+__all__ = ["ObjectFolder", "check_access", "is_url", "located", "tag_of", "within"]
 
 # fsspec's packages that support conditional puts, by the scheme of a URL.
 PACKAGES = {
@@ -79,6 +79,19 @@ def located(url: str) -> str:
     except OSError as error:
         raise InputError(f"{place}: cannot be reached: {error.strerror}; check endpoint, region and keys") from error
     return place
+
+
+def check_access(url: str) -> None:
+    """Raise InputError if a store cannot be reached, or refuses access. It need not have an array at that URL."""
+    try:
+        ObjectFolder(url).read("zarr.json")
+    except (FileNotFoundError, IsADirectoryError):
+        return
+    except OSError as error:
+        raise InputError(
+            f"{url}: cannot be reached: {error.strerror}; check its address and keys (for S3 also endpoint and region, "
+            "in AWS_* variables of the environment, or FSSPEC_S3_ANON=true for public data)"
+        ) from error
 
 
 def within(url: str, other: str) -> bool:

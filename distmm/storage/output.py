@@ -131,7 +131,7 @@ class Target(ABC):
     """
 
     output: Output
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     dtype: np.dtype[Any]
 
     def __setitem__(self, key: Any, block: Any) -> None:

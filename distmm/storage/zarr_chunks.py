@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 import os
+import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,62 +18,78 @@ from typing import Any, Self
 import numpy as np
 import zarr
 
+from distmm.storage.object_store import ObjectFolder
 from distmm.storage.zarr_internals import chunk_names
 
 __all__ = ["Present", "files", "stamp_of_objects"]
 
+NUMBER = re.escape("{}")  # of a pattern of names
+
 
 @dataclass(frozen=True)
 class Present:
-    """Which files (shards, or else chunks) of a local array exist. A missing file reads as the fill value.
+    """Which files or objects (shards, or else chunks) of an array exist. A missing one reads as the fill value.
 
     Attributes
     ----------
     names : str
         Pattern of the files' names, such as ``c/{}/{}``.
     edges : tuple of int
-        Rows and columns of a file.
-    wide : int
-        Number of files in a row.
+        Shape of a file in elements.
+    counts : tuple of int
+        Number of files along each dimension.
     absent : bytes
         One bit for each file, compressed. Empty if no file is missing.
+    listed : bool
+        Whether the files could be listed.
     """
 
     names: str
-    edges: tuple[int, int]
-    wide: int
+    edges: tuple[int, ...]
+    counts: tuple[int, ...]
     absent: bytes
+    listed: bool
 
     @classmethod
     def of(cls, path: str, stored: zarr.Array[Any]) -> Self:
-        """List the existing files. Object stores are not listed: all of their files count as missing."""
-        edges = stored.shards or stored.chunks
-        names = chunk_names(stored)
-        high, wide = (-(-n // edge) for n, edge in zip(stored.shape, edges, strict=True))
-        found = set() if "://" in path else {inside for inside, _ in _entries(path)}
-        absent = np.array([names.format(*at) not in found for at in itertools.product(range(high), range(wide))], bool)
-        packed = zlib.compress(np.packbits(absent).tobytes()) if absent.any() else b""
-        return cls(names, (edges[0], edges[1]), wide, packed)
+        """List the existing files of a folder or URL."""
+        return cls.among(_objects(path) if "://" in path else {inside for inside, _ in _entries(path)}, stored)
 
-    def at(self, i: int, j: int) -> bool:
+    @classmethod
+    def among(cls, found: Collection[str] | None, stored: zarr.Array[Any]) -> Self:
+        """Look for an array's files among names. With None, for a store that cannot list them, none is expected."""
+        edges = tuple(stored.shards or stored.chunks)
+        names = chunk_names(stored)
+        counts = tuple(-(-n // edge) for n, edge in zip(stored.shape, edges, strict=True))
+        each = (names.format(*at) for at in itertools.product(*map(range, counts)))
+        absent = np.array([found is not None and name not in found for name in each], bool)
+        packed = zlib.compress(np.packbits(absent).tobytes()) if absent.any() else b""
+        return cls(names, edges, counts, packed, found is not None)
+
+    def at(self, *index: int) -> bool:
         """Whether the file of these indices existed."""
         if not self.absent:
-            return True
-        byte, bit = divmod(i * self.wide + j, 8)
+            return self.listed
+        byte, bit = divmod(int(np.ravel_multi_index(index, self.counts)), 8)
         return not _unpacked(self.absent)[byte] << bit & 128
 
-    def absences(self, shape: tuple[int, int]) -> tuple[int, int]:
-        """Return the number of missing files, and the number of all files of an array of this shape."""
-        high, wide = (-(-n // edge) for n, edge in zip(shape, self.edges, strict=True))
-        absent = int.from_bytes(_unpacked(self.absent)).bit_count() if self.absent else 0
-        return absent, high * wide
+    def missing(self, fill: Any) -> str | None:
+        """Say how many files are missing, and read as the value `fill`. None if none is, or not known."""
+        if not self.absent:
+            return None
+        absent = int.from_bytes(_unpacked(self.absent)).bit_count()
+        return f"{absent} of {math.prod(self.counts)} chunks are missing, and read as {fill}"
 
-    def check(self, path: str, rows: slice, cols: slice) -> None:
-        """Raise FileNotFoundError if a file of a region existed and is now missing."""
-        sides = (range(s.start // edge, -(-s.stop // edge)) for s, edge in zip((rows, cols), self.edges, strict=True))
-        for i, j in itertools.product(*sides):
-            if self.at(i, j):
-                os.stat(os.path.join(path, self.names.format(i, j)))
+    def digest(self) -> str:
+        """Return the name of the first missing file, and a hash of which files are missing."""
+        bits = np.unpackbits(np.frombuffer(_unpacked(self.absent), np.uint8))
+        first = self.names.format(*map(int, np.unravel_index(int(bits.argmax()), self.counts)))
+        return f"{first} ... {hashlib.sha256(bits.tobytes()).hexdigest()[:16]}"
+
+    def expects(self, key: str) -> bool:
+        """Whether a key of the store ends with the name of a file that existed."""
+        found = re.search(rf"(?:^|/){re.escape(self.names).replace(NUMBER, '([0-9]+)')}$", key)
+        return found is not None and self.at(*map(int, found.groups()))
 
 
 @lru_cache(maxsize=8)
@@ -96,12 +114,20 @@ def _entries(folder: str, inside: str = "") -> Iterator[tuple[str, os.DirEntry[s
                 yield f"{inside}{entry.name}", entry
 
 
+def _objects(url: str) -> set[str] | None:
+    """Return the names of the objects of an array. None if the store cannot list them."""
+    if url.startswith(("http://", "https://")):
+        return None
+    try:
+        found = set(ObjectFolder(url).everything())
+    except OSError:
+        return None
+    return found if found & {"zarr.json", ".zarray"} else None
+
+
 def stamp_of_objects(url: str) -> str:
     """Return a hash of the tags of objects, or else of their sizes and times."""
-    import fsspec
-
-    store, folder = fsspec.url_to_fs(url)
-    found = store.find(folder, detail=True)
+    found = ObjectFolder(url).everything()
     facts = ("size", "ETag", "etag", "LastModified", "last_modified", "mtime", "updated", "created")
     described = [[name, *(str(found[name].get(fact)) for fact in facts)] for name in sorted(found)]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()

@@ -20,14 +20,17 @@ from distmm.errors import InputError
 from distmm.storage.durability import fsync, published
 from distmm.storage.flat import read_into, write_rows
 from distmm.storage.matrix import Matrix, check_dtype, check_shape, only_matrix, stamp_of, stripes
+from distmm.storage.object_store import check_access, is_url
 from distmm.storage.output import Output, Target
 from distmm.storage.regular_files import check_regular
 from distmm.storage.zarr_chunks import Present, files, stamp_of_objects
 from distmm.storage.zarr_internals import bounded, chunk_names, open_zarr, register_bfloat16
 
-__all__ = ["ZarrMatrix", "ZarrTarget", "create_raw"]
+__all__ = ["ZarrMatrix", "ZarrTarget", "check_codecs", "create_raw", "metadata_hash"]
 
 register_bfloat16()
+
+Facts = tuple[str, int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -40,17 +43,23 @@ class ZarrMatrix(Matrix):
         SHA-256 of its metadata.
     plain : str or None
         Pattern of the chunks' names, such as ``c/{}/{}``, if chunks are plain: uncompressed elements in C order.
+    fill : scalar
+        Value of the elements of missing chunks.
+    facts : tuple or None
+        Name of the file with the metadata, and its inode, size and times. None for a URL.
     present : Present
         Which of its files existed when it was opened.
     """
 
     metadata: str = field(kw_only=True)
     plain: str | None = field(kw_only=True)
+    fill: Any = field(kw_only=True, repr=False, compare=False)
+    facts: Facts | None = field(kw_only=True, repr=False, compare=False)
     present: Present = field(kw_only=True, repr=False)
 
     @classmethod
-    def open(cls, path: str) -> Self:
-        """Open an array, or the only matrix of a group, and check its metadata.
+    def open(cls, path: str, any_shape: bool = False) -> Self:
+        """Open an array, or the only matrix of a group, and check its metadata. `any_shape` allows stacks and vectors.
 
         Raises
         ------
@@ -58,31 +67,38 @@ class ZarrMatrix(Matrix):
             For missing or damaged metadata, several matrices, and codecs that are not trusted.
         """
         try:
+            facts = _facts(path)  # before the metadata is read: a file that replaces it later has other facts
             stored = open_zarr(path)
             members = dict(stored.arrays()) if isinstance(stored, zarr.Group) else {}
         except Exception as error:  # Zarr raises a dozen types of errors for damaged metadata
+            if is_url(path):
+                check_access(path)
             raise InputError(
                 f"{path}: not a readable Zarr array: {type(error).__name__}: {error}; its metadata (zarr.json, or "
                 f".zarray) is missing or damaged: write or copy the array again"
             ) from error
         if isinstance(stored, zarr.Group):
             name = only_matrix(path, {name: array.shape for name, array in members.items()}, "Zarr group", "/")
-            path, stored = f"{path.rstrip('/')}/{name}", members[name]
-        shape, chunks = check_shape(path, stored.shape), tuple(stored.chunks)
-        if len(chunks) != 2 or min(chunks) < 1:
+            return cls.open(f"{path.rstrip('/')}/{name}")
+        shape, chunks = tuple(stored.shape), tuple(stored.chunks)
+        if not any_shape:
+            check_shape(path, shape)
+        if len(chunks) != len(shape) or min(chunks) < 1:
             raise InputError(
                 f"{path}: its metadata is damaged: chunks {chunks} for shape {shape}; write the array again"
             )
-        _check_codecs(path, stored.metadata.to_dict())
-        dtype, digest = check_dtype(path, stored.dtype), _digest(stored)
+        check_codecs(path, stored.metadata.to_dict())
+        dtype, digest = check_dtype(path, stored.dtype), metadata_hash(stored)
         present = Present.of(path, stored)
         return cls(
-            path, shape, dtype, (chunks[0], chunks[1]), metadata=digest, plain=_plain(path, stored), present=present
-        )
+            path, shape, dtype, chunks, metadata=digest, plain=_plain(path, stored),
+            fill=0 if stored.fill_value is None else stored.fill_value, facts=facts, present=present,
+        )  # fmt: skip
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return the hash of the metadata too."""
-        return {**super().fingerprint(), "metadata": self.metadata}
+        """Return the hash of the metadata, and which chunks are missing, too."""
+        missing = f"{self.missing()}: {self.present.digest()}" if self.present.absent else None
+        return {**super().fingerprint(), "metadata": self.metadata, "missing": missing}
 
     def stamp(self) -> str:
         """Return a hash of the inodes, sizes and times of the files, or of the tags of the objects."""
@@ -91,11 +107,8 @@ class ZarrMatrix(Matrix):
         return stamp_of(files(self.path))
 
     def missing(self) -> str | None:
-        """Say how many chunks (or shards) of a local array were missing when it was opened. None if none was."""
-        absent, count = self.present.absences(self.shape)
-        if "://" in self.path or not absent:
-            return None
-        return f"{absent} of {count} chunks are missing, and read as {open_zarr(self.path).fill_value}"
+        """Say how many chunks (or shards) were missing when the array was opened. None if none was, or not known."""
+        return self.present.missing(self.fill)
 
     def pieces(self, rows: slice, cols: slice, most: int) -> list[tuple[slice, slice]] | None:
         """Cut a region at the edges of plain chunks. Larger chunks are cut into ranges of rows."""
@@ -107,14 +120,13 @@ class ZarrMatrix(Matrix):
         parts = [stripes(i, j, self.dtype.itemsize, most) for i, j in itertools.product(*inside)]
         return list(itertools.chain.from_iterable(parts))
 
-    def _read(self, rows: slice, cols: slice) -> NDArray[Any]:
-        if self.plain is not None and rows.step == cols.step == 1:
+    def _read(self, *region: slice) -> NDArray[Any]:
+        if self.plain is not None and all(s.step == 1 for s in region):
+            rows, cols = region
             block = np.empty((rows.stop - rows.start, cols.stop - cols.start), self.dtype)
             self._fill(rows, cols, block)
             return block
-        block = np.asarray(bounded(open_zarr(self.path))[rows, cols], dtype=self.dtype)
-        self.present.check(self.path, rows, cols)
-        return block
+        return np.asarray(bounded(open_zarr(self.path), self.present.expects)[region], dtype=self.dtype)
 
     def _fill(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
         """Read plain chunks directly into the block. 8 MB take 1.6 ms of CPU time; Zarr, which copies, takes 5 ms."""
@@ -130,8 +142,7 @@ class ZarrMatrix(Matrix):
             except FileNotFoundError:
                 if self.present.at(i, j):
                     raise
-                # The chunk was never written: Zarr returns the fill value.
-                part[...] = bounded(open_zarr(self.path))[top:bottom, left:right]
+                part[...] = self.fill  # the chunk was never written
                 continue
             with file:
                 need, have = height * width * self.dtype.itemsize, os.fstat(file.fileno()).st_size
@@ -141,8 +152,11 @@ class ZarrMatrix(Matrix):
 
     def _check(self) -> None:
         # A missing chunk reads as the fill value, and so do all chunks if the mount is lost during the read. The data
-        # are valid only if the array's metadata still exists and is unchanged.
-        if _digest(open_zarr(self.path)) != self.metadata:
+        # are valid only if the array's metadata still exists and is unchanged. A stat takes 10 us. To read the metadata
+        # takes 1 to 3 ms, and is needed only if the file has changed, or is a copy on another machine.
+        if self.facts is not None and _facts(self.path, self.facts[0]) == self.facts:
+            return
+        if metadata_hash(open_zarr(self.path)) != self.metadata:
             raise OSError("the array has been replaced since it was opened")
 
     def _cut(self, axis: int, part: slice) -> Iterator[tuple[int, int, int]]:
@@ -162,12 +176,22 @@ def _plain(path: str, stored: zarr.Array[Any]) -> str | None:
         first, *others = described["codecs"]
         order = first.get("configuration", {}).get("endian", "little")
         packed = others or first["name"] != "bytes" or order != "little"
-    if "://" in path or packed or sys.byteorder != "little" or not stored.dtype.isnative:
+    if "://" in path or stored.ndim != 2 or packed or sys.byteorder != "little" or not stored.dtype.isnative:
         return None
     return chunk_names(stored)
 
 
-def _digest(stored: zarr.Array[Any]) -> str:
+def _facts(path: str, *names: str) -> Facts | None:
+    """Return name, inode, size and times of the file with an array's metadata. None if there is none."""
+    for name in names or ("zarr.json", ".zarray"):
+        with suppress(OSError):
+            found = os.stat(os.path.join(path, name))
+            return name, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return None
+
+
+def metadata_hash(stored: zarr.Array[Any]) -> str:
+    """Return a hash of the metadata of an array."""
     described = json.dumps(stored.metadata.to_dict(), sort_keys=True, default=str)
     return hashlib.sha256(described.encode()).hexdigest()
 
@@ -183,7 +207,7 @@ CODECS = {
 TYPES = ("dtype", "astype", "encode_dtype", "decode_dtype")
 
 
-def _check_codecs(path: str, metadata: dict[str, Any]) -> None:
+def check_codecs(path: str, metadata: dict[str, Any]) -> None:
     """Refuse an array whose chunks need a codec that is not trusted."""
     if metadata["zarr_format"] == 2:
         codecs = [*(metadata.get("filters") or ()), *filter(None, [metadata.get("compressor")])]
@@ -226,11 +250,11 @@ def create_raw(
 class ZarrTarget(Target):
     """A Zarr array (version 3) whose chunks are C's blocks, so that each chunk has one writer."""
 
-    chunks: tuple[int, int]
+    chunks: tuple[int, ...]
 
     @classmethod
     def create(
-        cls, output: Output, shape: tuple[int, int], dtype: np.dtype[Any], chunks: tuple[int, int], job: str | None
+        cls, output: Output, shape: tuple[int, int], dtype: np.dtype[Any], chunks: tuple[int, ...], job: str | None
     ) -> Self:
         """Write the metadata. `chunks` is in elements.
 

@@ -8,8 +8,11 @@ bfloat16 arrays are not supported, and a wrapped array is not recognised as the 
 from __future__ import annotations
 
 import asyncio
+import errno
 import math
+import os
 import warnings
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
@@ -20,7 +23,8 @@ import numpy as np
 import zarr
 from zarr.abc.codec import BytesBytesCodec
 from zarr.codecs import ShardingCodec
-from zarr.storage import LocalStore, WrapperStore
+from zarr.core.sync import sync
+from zarr.storage import LocalStore, StorePath, WrapperStore
 
 from distmm.storage.regular_files import check_regular
 from distmm.storage.unpacking import PACKED, unpacked
@@ -35,14 +39,22 @@ try:
 except (ImportError, AttributeError) as error:
     NO_TYPES, BaseFloat = str(error), object  # type: ignore[assignment, misc]
 
-__all__ = ["bounded", "chunk_names", "dictionary_of", "open_zarr", "register_bfloat16", "store_of"]
+__all__ = [
+    "bounded", "chunk_names", "dictionary_of", "keys_of", "open_zarr", "opened_again",
+    "register_bfloat16", "store_of",
+]  # fmt: skip
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def open_zarr(path: str) -> Any:
-    """Open an array or a group for reading. In a local one, only regular files are read."""
-    return zarr.open(path if "://" in path else _RegularFiles(path, read_only=True), mode="r")
+    """Open an array or a group for reading. In a local one, only regular files are read.
+
+    The consolidated metadata of a local group are not used: they may be older than those of its arrays.
+    """
+    if "://" in path:
+        return zarr.open(path, mode="r")
+    return zarr.open(_RegularFiles(path, read_only=True), mode="r", use_consolidated=False)
 
 
 def store_of(array: Any) -> Any:
@@ -60,19 +72,42 @@ def dictionary_of(store: Any) -> Any:
 
 def chunk_names(array: Any) -> str:
     """Return the pattern of the names of an array's chunks, or of its shards, such as ``c/{}/{}``."""
-    return str(array.metadata.encode_chunk_key((0, 0))).replace("0", "{}")
+    return str(array.metadata.encode_chunk_key((0,) * array.ndim)).replace("0", "{}")
 
 
-def bounded(array: Any) -> Any:
-    """Return the same array with codecs that refuse to decompress more than the size of a chunk."""
+def keys_of(array: Any) -> set[str] | None:
+    """Return the names of an array's metadata and chunks in its store. None if the store cannot list them."""
+    store, prefix = array.store, f"{array.path}/" if array.path else ""
+    if not store.supports_listing or "http" in getattr(getattr(store_of(array), "fs", None), "protocol", ()):
+        return None
+
+    async def listed() -> set[str]:
+        return {key.removeprefix(prefix) async for key in store.list_prefix(prefix)}
+
     try:
-        return _bounded(array)
+        return sync(listed())
+    except OSError:
+        return None
+
+
+def opened_again(array: Any) -> Any:
+    """Open an array in its store again, in whatever mode the store is."""
+    return zarr.Array.open(StorePath(array.store, array.path))
+
+
+def bounded(array: Any, expects: Callable[[str], bool]) -> Any:
+    """Return the same array, which refuses to decompress more than the size of a chunk, or to lack a chunk.
+
+    `expects` takes a key of the store. A missing chunk whose key it expects is an error, and not the fill value.
+    """
+    try:
+        return _bounded(array, expects)
     except (AttributeError, TypeError, ValueError) as error:
-        _warn(error, "chunks are unpacked without a bound on memory")
+        _warn(error, "chunks are unpacked without a bound on memory, and lost chunks read as the fill value")
         return array
 
 
-def _bounded(array: Any) -> Any:
+def _bounded(array: Any, expects: Callable[[str], bool]) -> Any:
     metadata = array.metadata
     if metadata.zarr_format == 2:
         size = math.prod(array.chunks) * array.dtype.itemsize
@@ -83,8 +118,8 @@ def _bounded(array: Any) -> Any:
         )
     else:
         metadata = replace(metadata, codecs=_wrapped(metadata.codecs))
-    opened = array.async_array
-    return zarr.Array(zarr.AsyncArray(metadata, opened.store_path, opened.config))
+    place = StorePath(_Whole(array.store, expects), array.path)
+    return zarr.Array(zarr.AsyncArray(metadata, place, array.async_array.config))
 
 
 def _wrapped(codecs: Any) -> tuple[Any, ...]:
@@ -146,6 +181,21 @@ class _BoundedV2(numcodecs.abc.Codec):  # type: ignore[misc]
     def get_config(self) -> Any:
         """Return the configuration of the wrapped codec."""
         return self.codec.get_config()
+
+
+class _Whole(WrapperStore[Any]):
+    """A store in which some keys have to exist."""
+
+    def __init__(self, store: Any, expects: Callable[[str], bool]) -> None:
+        super().__init__(store)
+        self._expects = expects
+
+    async def get(self, key: str, *arguments: Any, **options: Any) -> Any:
+        """Read a value. Raise FileNotFoundError if it is missing and expected."""
+        found = await super().get(key, *arguments, **options)
+        if found is None and self._expects(key):
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), key)
+        return found
 
 
 class _RegularFiles(LocalStore):

@@ -91,12 +91,12 @@ class ObjectTarget(Target):
         Shapes ``(rows, columns)`` of a chunk and of a block.
     """
 
-    chunks: tuple[int, int]
+    chunks: tuple[int, ...]
     blocks: tuple[int, int]
 
     @classmethod
     def create(
-        cls, output: Output, shape: tuple[int, int], dtype: np.dtype[Any], blocks: tuple[int, int], job: str | None
+        cls, output: Output, shape: tuple[int, int], dtype: np.dtype[Any], blocks: tuple[int, ...], job: str | None
     ) -> Self:
         """Put the metadata under the name of the draft. `blocks` is the shape of a block of C, in elements."""
         height, width = (max(1, min(edge, side)) for edge, side in zip(blocks, shape, strict=True))
@@ -203,8 +203,9 @@ class ObjectDraft(Matrix):
         stored = ZarrMatrix.open(draft)
         return cls(path, stored.shape, stored.dtype, stored.chunks)
 
-    def _read(self, rows: slice, cols: slice) -> NDArray[Any]:
+    def _read(self, *region: slice) -> NDArray[Any]:
         assert self.chunks is not None
+        rows, cols = region
         height, width = self.chunks
         top, left = rows.start // height, cols.start // width
         bottom, right = -(-rows.stop // height), -(-cols.stop // width)

@@ -168,7 +168,7 @@ def start(
     try:
         from dask_jobqueue import SLURMCluster
     except ImportError as error:
-        raise InputError("--cluster slurm needs dask-jobqueue: type pip install 'distmm[slurm]'") from error
+        raise InputError("--cluster slurm needs dask-jobqueue: type pip install '.[slurm]'") from error
     if shutil.which("sbatch") is None:
         raise InputError("there is no sbatch here: use --cluster slurm on a login node of a cluster with Slurm")
     slurm_queue.check_answers()

@@ -38,7 +38,7 @@ def choose(device: str, transport: str, interface: str = "", *, system: Path = P
     """
     has_ucx = importlib.util.find_spec("distributed_ucxx") is not None
     if transport == "ucx" and not has_ucx:
-        raise SystemExit("transport = 'ucx' needs distributed-ucxx on the nodes: install distmm[cuda13], or use tcp")
+        raise SystemExit("transport = 'ucx' needs distributed-ucxx on the nodes: pip install '.[cuda13]', or use tcp")
     if transport == "auto":
         transport = "ucx" if device == "gpu" and has_ucx else "tcp"
     if not interface:

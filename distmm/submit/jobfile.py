@@ -85,7 +85,7 @@ def _read(path: Path) -> str:
             raw = file.read(MOST_BYTES + 1)
         if len(raw) > MOST_BYTES:
             raise InputError(f"{path}: larger than {MOST_BYTES} bytes: not a job file; give the path of one")
-        return raw.decode()
+        return raw.decode("utf-8-sig")  # some editors begin a file with a byte-order mark
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}; give the path of a job file") from error
     except UnicodeDecodeError as error:

@@ -140,8 +140,8 @@ def _class(f: Figures) -> str:
 
 def _share(record: Record, f: Figures) -> float:
     """Return the fraction of a product's steps that is done; the steps of blocks from disk count as done."""
-    kept = f.resumed * record.steps
-    return (f.done + kept) / max(1, f.total + kept)
+    kept = float((record.resumed * record.steps_of).sum())
+    return float((f.done + kept) / max(1, f.total + kept))
 
 
 def _took(record: Record, now: float) -> float:

@@ -45,7 +45,8 @@ class Heartbeats:
         name_of: Callable[[str], str],
     ) -> None:
         self.scheduler, self.records, self.arrays, self.name_of = scheduler, records, arrays, name_of
-        self.received: dict[tuple[str, str], int] = {}  # (worker, array) -> bytes at the last heartbeat
+        self.received: dict[str, dict[str, int]] = {}  # worker -> its bytes by array in its last heartbeat
+        self.seen: dict[str, float] = {}  # worker -> time of the last heartbeat that was read
         self._sampling = PeriodicCallback(self._sample, SAMPLE_MILLISECONDS)
 
     def start(self) -> None:
@@ -58,7 +59,8 @@ class Heartbeats:
 
     def forget(self, address: str) -> None:
         """Forget the bytes that a worker received: it has left."""
-        self.received = {key: total for key, total in self.received.items() if key[0] != address}
+        self.received.pop(address, None)
+        self.seen.pop(address, None)
 
     def active(self, now: float) -> Iterator[Record]:
         """Return the records of running products, and of just ended ones, whose last heartbeats are still to come."""
@@ -84,11 +86,13 @@ class Heartbeats:
             return
         received: Counter[str] = Counter()
         active = list(self.active(now))
-        for array, total in heartbeat["received"].items():
-            before = self.received.get((address, array), 0)
-            self.received[address, array] = total
+        last = self.received.get(address, {})
+        # A heartbeat may come after a statement that is newer: totals of a process never fall.
+        totals = {array: max(total, last.get(array, 0)) for array, total in heartbeat["received"].items()}
+        self.received[address] = totals
+        for array, total in totals.items():
             user = next((r.product for r in reversed(active) if array in self._arrays(r)), "")
-            received[user] += total - before if total >= before else total
+            received[user] += total - last.get(array, 0)
         device = Device(*heartbeat["device"]) if heartbeat["device"] else None
         name, process = self.name_of(address), ws.metrics.get("memory", 0)
         for record in active:
@@ -103,9 +107,18 @@ class Heartbeats:
     def _arrays(self, record: Record) -> set[str]:
         return self.arrays.get(record.product, set())
 
-    def _sample(self) -> None:
+    def read(self) -> None:
+        """Read the heartbeats that have come since the last call. One call before a product starts is its zero."""
         for ws in list(self.scheduler.workers.values()):
-            self.take(ws.address, ws.metrics.get(METRIC, {}))
+            if self.seen.get(ws.address) != ws.last_seen:
+                self.seen[ws.address] = ws.last_seen
+                self.take(ws.address, ws.metrics.get(METRIC, {}))
+
+    def _sample(self) -> None:
+        active = list(self.active(time.time()))
+        if not active:
+            return
+        self.read()
         heard = Heard({self.name_of(ws.address): ws.last_seen for ws in self.scheduler.workers.values()})
-        for record in self.active(time.time()):
+        for record in active:
             record.add(heard)

@@ -121,7 +121,7 @@ def _progress(**options: Any) -> Progress:
     return Progress(
         TextColumn("multiplying"),
         BarColumn(),
-        TextColumn("{task.completed:g}/{task.total:g} steps, {task.fields[figures]}"),
+        TextColumn("{task.completed:g}/{task.total:g} steps, {task.fields[figures]}", markup=False),
         **options,
     )
 

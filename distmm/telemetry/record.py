@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from distmm.planning.owners import Owners
 from distmm.planning.plan import Plan
 from distmm.telemetry import liveness, theme
 from distmm.telemetry.events import (
@@ -140,12 +141,9 @@ class Record:
         b = plan.blocking
         self.batches = tuple(len(edges) for edges in b.batch)
         self.rows, self.columns = len(b.m), len(b.n)
-        parts = b.parts(plan.grid.layers)
-        # With split k, the sums of partial blocks are steps too. Their few operations are not counted.
-        depths = np.zeros(b.chain_tasks(plan.grid.layers))
-        products = [sum(b.k[p] for p in panels) for steps in parts for panels in steps]
-        depths[: len(products)] = products
-        self.chains, self.steps = b.c_blocks, len(depths)
+        depths, tasks = _depths(plan)
+        self.chains, self.steps = b.c_blocks, depths.shape[1]
+        self.steps_of = tasks  # number of steps of each chain, or one number for all
         # The chain that makes each block. In a symmetric product, the chain of its mirror image makes a block above the
         # diagonal.
         self.source = np.arange(self.chains)
@@ -157,6 +155,9 @@ class Record:
         self.again = np.zeros(self.chains, dtype=np.int32)
         self.resumed = np.zeros(self.chains, dtype=bool)
         self.resumed[list(kept)] = True
+        self.computed = ~self.resumed & ~self.mirrored  # chains with tasks
+        self.count = int((self.computed * self.steps_of).sum()) if self.whole else 0  # expected steps
+        self.to_do = self.count  # those of them that are not done; counted, since every event and sample may ask for it
         self.certified = np.zeros(self.chains, dtype=bool)
         self.refuted = np.zeros(self.chains, dtype=bool)  # failed its last check
         self.rejections = np.zeros(self.chains, dtype=np.int32)
@@ -186,7 +187,7 @@ class Record:
         for edges in b.batch:
             counts = np.outer(counts, edges).ravel()
         unit = plan.problem.element_flops / max(1, plan.problem.k)
-        self.step_flops = np.outer(np.outer(counts, areas).ravel(), depths) * unit
+        self.step_flops = np.outer(counts, areas).ravel()[:, None] * depths * unit
 
     def chain(self, batch: tuple[int, ...], i: int, j: int) -> int:
         """Return the index of the chain of block ``C[*batch, i, j]``."""
@@ -226,6 +227,9 @@ class Record:
     def want(self, chain: int, step: int, owner: str, time: float = 0.0) -> None:
         """Add a step that was submitted to the scheduler."""
         self._begin_anew(time)
+        if not self.whole and not self.wanted[chain, step]:
+            self.count += 1
+            self.to_do += not self.done[chain, step]
         self.wanted[chain, step] = True
         self.owners[chain] = self.owners[chain] or owner
         self.lane(owner)
@@ -234,14 +238,13 @@ class Record:
     @property
     def expected(self) -> np.ndarray:
         """Steps to do, shape (chains, steps): the submitted ones, and those of later waves."""
-        computed = ~self.resumed & ~self.mirrored
-        return np.broadcast_to(computed[:, None], self.done.shape) if self.whole else self.wanted
+        steps = np.arange(self.steps) < np.reshape(self.steps_of, (-1, 1))
+        return np.broadcast_to(self.computed[:, None] & steps, self.done.shape) if self.whole else self.wanted
 
     @property
     def made(self) -> bool:
         """Whether all expected steps are done."""
-        expected = self.expected
-        return bool(expected.any()) and not bool((expected & ~self.done).any())
+        return self.count > 0 and not self.to_do
 
     @property
     def complete(self) -> bool:
@@ -251,7 +254,7 @@ class Record:
     @property
     def progress(self) -> np.ndarray:
         """Fraction of each block that is done, shape (chains,); 1 for blocks that were on disk before."""
-        return np.where(self.resumed, 1.0, self.done.mean(axis=1))[self.source]
+        return np.where(self.resumed, 1.0, self.done.sum(axis=1) / self.steps_of)[self.source]
 
     def figures(self, now: float) -> Figures:
         """Return the progress of the product at the time `now` (seconds since the epoch)."""
@@ -320,7 +323,7 @@ class Record:
                 self.lane(event.worker).access(event)
             case Again(time, chain, step, finished):
                 self._begin_anew(time)
-                self.done[chain, step] = False
+                self._set_done(chain, step, False)
                 self.again[chain] += finished
                 self.interrupted += not finished
                 self.incidents.add(time, "step lost, computed again" if finished else "run interrupted, repeated")
@@ -365,7 +368,7 @@ class Record:
         lane.steps += 1
         lane.left = None
         lane.recent.append((run.start, run.stop, flops))
-        self.done[run.chain, run.step] = True
+        self._set_done(run.chain, run.step, True)
         self.owners[run.chain] = run.worker
         self.runs.append(run)
         self.advanced = max(self.advanced, run.stop)
@@ -376,7 +379,33 @@ class Record:
         self.started = run.start if self.started is None else min(self.started, run.start)
         self.stopped = run.stop if self.stopped is None else max(self.stopped, run.stop)
 
+    def _set_done(self, chain: int, step: int, done: bool) -> None:
+        expected = self.computed[chain] if self.whole else self.wanted[chain, step]
+        self.to_do += int(expected) * (int(self.done[chain, step]) - done)
+        self.done[chain, step] = done
+
     def _begin_anew(self, time: float) -> None:
         """Restart the idle time at `time` if the product had no work until then."""
         if time - self.advanced > liveness.STALLED_SECONDS and self.made:
             self.advanced = time
+
+
+def _depths(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
+    """Return the elements along k of each step, and how many steps each block of C has.
+
+    Their shapes are ``(blocks, steps)`` and ``(blocks,)``, or with 1 in place of `blocks` if all blocks are alike.
+
+    The sums of partial blocks of C are steps too. Their few operations are not counted. All blocks of C have the same
+    steps, unless a table says who multiplies what.
+    """
+    blocking, schedule = plan.blocking, plan.schedule
+    blocks = [(i, j) for i in range(len(blocking.m)) for j in range(len(blocking.n))]
+    if not isinstance(plan.grid, Owners):
+        blocks = blocks[:1]
+    chains = [schedule.chains((0,) * len(blocking.batch), i, j) for i, j in blocks]
+    products = [[sum(blocking.k[p] for p in panels) for _, steps in made for panels in steps] for made in chains]
+    tasks = np.array([len(steps) + len(made) - 1 for steps, made in zip(products, chains, strict=True)])
+    depths = np.zeros((len(blocks), int(tasks.max())))
+    for row, steps in zip(depths, products, strict=True):
+        row[: len(steps)] = steps
+    return depths, tasks

@@ -278,6 +278,8 @@ class Telemetry(SchedulerPlugin):
                 record = self.records.get(job)
                 if record is None:  # the job failed before its first wave
                     self.past["distmm_failures"] += 1
+                    self.begin_messages.pop(job, None)
+                    self.jobs = {wave: of for wave, of in self.jobs.items() if of != job}
                 elif not record.failures:
                     record.add(Failed(time.time(), job, "job", error))
                     logger.error("job %s has failed: %s", record.title, error)
@@ -315,6 +317,7 @@ class Telemetry(SchedulerPlugin):
             self.known.pop(product, None)
             self.jobs = {wave: job for wave, job in self.jobs.items() if job != product}
             self.readers = {array: reader for array, reader in self.readers.items() if reader != product}
+        self.heartbeats.read()
         self.records[record.product] = record
         record.add(Unwritten(record.submitted, len(self.unwritten.get(record.product, ()))))
         return record

@@ -4,7 +4,7 @@ On a local cluster, a NumPy operand of `distmm.matmul` is not sent through the s
 the client's memory. README.md describes the modules.
 """
 
-from distmm.transfer.client_array import FORGOTTEN_TOPIC, ClientArray, has_gaps, release, share
+from distmm.transfer.client_array import ClientArray, has_gaps, share
 from distmm.transfer.shared_memory import drop_freed, empty
 
-__all__ = ["FORGOTTEN_TOPIC", "ClientArray", "drop_freed", "empty", "has_gaps", "release", "share"]
+__all__ = ["ClientArray", "drop_freed", "empty", "has_gaps", "share"]

@@ -10,7 +10,6 @@ import math
 import os
 import socket
 import weakref
-from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -21,16 +20,13 @@ from distributed import Client
 
 from distmm.all_workers import everywhere, workers_of
 from distmm.errors import InputError
-from distmm.transfer import process_memory, shared_memory
+from distmm.transfer import loans, process_memory, shared_memory
 from distmm.transfer.write_lease import Lease
 
-__all__ = ["FORGOTTEN_TOPIC", "ClientArray", "has_gaps", "release", "share"]
+__all__ = ["ClientArray", "has_gaps", "share"]
 
 # Arrays of fewer bytes are sent with the graph: to ask the workers whether they reach the array would take longer.
 SMALLEST = 1 << 20
-
-# Topic of Dask's events by which the scheduler names the operands of products that it has forgotten.
-FORGOTTEN_TOPIC = "distmm-forgotten"
 
 
 @dataclass(frozen=True)
@@ -40,7 +36,7 @@ class ClientArray:
     Attributes
     ----------
     name : str
-        The owner keeps the array alive under this name; "" if the caller keeps it alive.
+        Name of the loan that keeps the array alive; "" if the caller keeps it alive.
     pid, address : int
         Process that owns the memory, and address of the first element there.
     shape, strides, dtype
@@ -50,10 +46,13 @@ class ClientArray:
     proof : tuple of int and bytes
         An address in that process, and the random bytes there. Process numbers repeat on other machines: a worker that
         reads these bytes reads that process's memory and no other's.
-    owner : numpy.ndarray or None
-        The array; None in other processes.
+    loan : Loan or None
+        Keeps the array alive in its process (`distmm.transfer.loans`). None in other processes, on schedulers, and if
+        the caller keeps it alive.
     lease : Lease or None
         Writers hold it. Without a lease, the caller must keep the memory allocated until the last write.
+    mark : tuple of int
+        An address in that process, and the number that is there as long as the array lives; (0, 0) without a loan.
     """
 
     name: str
@@ -64,21 +63,23 @@ class ClientArray:
     dtype: np.dtype[Any]
     segment: shared_memory.Segment | None
     proof: tuple[int, bytes]
-    owner: np.ndarray | None = field(default=None, compare=False, repr=False)
+    loan: loans.Loan | None = field(default=None, compare=False, repr=False)
     lease: Lease | None = None
+    mark: tuple[int, int] = (0, 0)
 
     @classmethod
     def of(cls, array: np.ndarray, name: str = "") -> ClientArray:
         """Describe a whole array of this process."""
         address, secret = array.__array_interface__["data"][0], process_memory.secret()
         where = name, os.getpid(), address, array.shape, array.strides, array.dtype
-        return cls(*where, shared_memory.behind(array), (secret.ctypes.data, secret.tobytes()), owner=array)
+        loan, proof = loans.Loan(name, array), (secret.ctypes.data, secret.tobytes())
+        return cls(*where, shared_memory.behind(array), proof, loan, mark=loan.mark)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.name and self.owner is not None:  # sent to a cluster, whose tasks may need it longer than the caller
-            _kept[self.name] = self.owner
+        if self.loan is not None:
+            self.loan.send()
         where = self.name, self.pid, self.address, self.shape, self.strides, self.dtype, self.segment, self.proof
-        return type(self), (*where, None, self.lease)
+        return _received, (*where, None, self.lease, self.mark)
 
     def __dask_tokenize__(self) -> Any:
         return self.name, self.lease
@@ -159,9 +160,30 @@ class ClientArray:
         if not self.is_local:
             return None
         layout = {"version": 3, "data": (self.address, False), "shape": self.shape, "strides": self.strides}
-        owner = self.owner if self.owner is not None else _kept[self.name] if self.name else None
-        view = np.asarray(_Memory(owner, {**layout, "typestr": f"|V{self.dtype.itemsize}"}))
+        loan = self.loan if self.loan is not None else loans.lent(self.name)
+        if loan is None and self.name:
+            raise InputError(self._freed())
+        view = np.asarray(_Memory(loan, {**layout, "typestr": f"|V{self.dtype.itemsize}"}))
         return view.view(self.dtype)  # in two steps, because the array interface has no name for bfloat16
+
+    def _check_mark(self) -> None:
+        """Raise `InputError` if the array was freed before its elements had been read in this process."""
+        address, number = self.mark
+        if number:
+            found = np.zeros(1, np.uint64)
+            process_memory.read(self.pid, (np.array([address]), found.nbytes), found.ctypes.data)
+            if found[0] != number:
+                raise InputError(self._freed())
+
+    def counted(self) -> None:
+        """Give up the loan, in a scheduler that counts the tasks which refer to this object instead."""
+        object.__setattr__(self, "loan", None)
+
+    def _freed(self) -> str:
+        return (
+            f"a NumPy operand of shape {self.shape} has been freed: it lives as long as the lazy product and what is "
+            "computed from it, but not as long as a pickled copy. Make the product again, or keep the operand"
+        )
 
     def with_contiguous_rows(self) -> tuple[ClientArray, bool]:
         """Return the array with a contiguous last dimension, and whether its last two dimensions were swapped."""
@@ -185,6 +207,7 @@ class ClientArray:
             process_memory.copy(target, view)
         else:
             process_memory.read(self.pid, self.rows(), target.ctypes.data)
+            self._check_mark()
 
     def write_from(self, source: np.ndarray) -> None:
         """Copy a C-contiguous array of the same shape into it; its own rows must be contiguous."""
@@ -197,19 +220,21 @@ class ClientArray:
 
 @dataclass(frozen=True)
 class _Memory:
-    """Memory for a NumPy view. The view keeps this object alive, and this object keeps the owner alive."""
+    """Memory for a NumPy view. The view keeps this object alive, and this object keeps the array alive."""
 
-    owner: np.ndarray | None
+    owner: loans.Loan | np.ndarray | None
     __array_interface__: dict[str, Any]
 
 
-_kept: dict[str, np.ndarray] = {}  # arrays that submitted products may still read
-
-
-def release(names: Iterable[str]) -> None:
-    """Stop keeping the arrays that were shared under these names; unknown names are ignored."""
-    for name in names:
-        _kept.pop(name, None)
+def _received(*fields: Any) -> ClientArray:
+    """Make an array again that has arrived in this process."""
+    array = ClientArray(*fields)
+    if not array.name or not array.is_local:
+        return array
+    loan = loans.received(array.name)
+    if loan is None:
+        raise InputError(array._freed())
+    return replace(array, loan=loan)
 
 
 def share(array: np.ndarray, client: Client, name: str | None = None, writable: bool = False) -> ClientArray | None:
@@ -222,7 +247,8 @@ def share(array: np.ndarray, client: Client, name: str | None = None, writable: 
     client : distributed.Client
         Client of the cluster.
     name : str, optional
-        Once the array is sent, it is kept alive under this name until `release`. By default the caller keeps it alive.
+        The array is kept alive under this name as long as the result, or a task that has received it, may read it
+        (`distmm.transfer.loans`). By default the caller keeps it alive.
     writable : bool
         Whether workers will write to it. Such an array is never copied.
 
@@ -261,17 +287,28 @@ def _check_reach(pid: int, proof: tuple[int, bytes]) -> None:
         )
 
 
-_tried: weakref.WeakKeyDictionary[Client, tuple[frozenset[str], bool]] = weakref.WeakKeyDictionary()
+# Whether all workers reach this process's memory, and for which workers; None: until `forget_reach`.
+_tried: weakref.WeakKeyDictionary[Client, tuple[frozenset[str] | None, bool]] = weakref.WeakKeyDictionary()
+
+
+def note_reach(client: Client, reached: bool) -> None:
+    """Note whether all workers reach this process's memory, until `forget_reach`."""
+    _tried[client] = None, reached
+
+
+def forget_reach(client: Client) -> None:
+    """Note that there may be other workers."""
+    _tried.pop(client, None)
 
 
 def _within_reach(client: Client) -> bool:
     """Whether every worker reaches this process's memory. The answer is kept until the set of workers changes."""
-    workers = frozenset(workers_of(client))
     known = _tried.get(client)
+    if known is not None and known[0] is None:
+        return known[1]
+    workers = frozenset(workers_of(client))
     if known is not None and known[0] == workers:
         return known[1]
-    if known is None:
-        client.subscribe_topic(FORGOTTEN_TOPIC, lambda event: release(event[1]))
     reached = False
     if process_memory.allow():
         secret = process_memory.secret()

@@ -11,9 +11,10 @@ import mmap
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from functools import cache
+from typing import TypeVar
 
 import numpy as np
 
@@ -33,6 +34,8 @@ MADV_POPULATE_WRITE = 23
 
 Rows = tuple[np.ndarray, int]  # addresses of all rows, and bytes of a row
 
+Piece = TypeVar("Piece")
+
 
 @cache
 def _libc() -> ctypes.CDLL:
@@ -48,6 +51,21 @@ def _libc() -> ctypes.CDLL:
 @cache
 def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(THREADS, thread_name_prefix="distmm-copy")
+
+
+def _in_threads(function: Callable[[Piece], object], pieces: Iterable[Piece]) -> None:
+    """Call a function of each piece in several threads, and return or raise when none of the calls runs any more.
+
+    The caller may free the memory, or use it otherwise, as soon as this has raised.
+    """
+    calls = [_threads().submit(function, piece) for piece in pieces]
+    try:
+        wait(calls, return_when=FIRST_EXCEPTION)
+    finally:
+        pending = [call for call in calls if not call.cancel()]
+        wait(pending)
+    for call in pending:
+        call.result()
 
 
 def read(pid: int, theirs: Rows, ours: int) -> None:
@@ -72,13 +90,11 @@ def copy(target: np.ndarray, source: np.ndarray) -> None:
         target, source = (x.view(f"u{x.itemsize}") for x in (target, source))
     height = max(1, PIECE // max(1, target[:1].nbytes))
     bands = [slice(first, first + height) for first in range(0, len(target), height)]
-    for _ in _threads().map(lambda band: np.copyto(target[band], source[band]), bands):
-        pass
+    _in_threads(lambda band: np.copyto(target[band], source[band]), bands)
 
 
 def _copy_pieces(call: Callable[..., int], pid: int, theirs: Rows, ours: int) -> None:
-    for _ in _threads().map(lambda piece: _copy_piece(call, pid, *piece), list(_pieces(theirs, ours))):
-        pass
+    _in_threads(lambda piece: _copy_piece(call, pid, *piece), _pieces(theirs, ours))
 
 
 def _pieces(theirs: Rows, ours: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -110,11 +126,10 @@ def populate(address: int, nbytes: int) -> None:
     size = -(-nbytes // THREADS)
     size += -size % mmap.PAGESIZE
     # Linux before 5.14 refuses this advice and allocates the pages at their first use.
-    for _ in _threads().map(
+    _in_threads(
         lambda first: _libc().madvise(address + first, min(size, nbytes - first), MADV_POPULATE_WRITE),
         range(0, nbytes, size),
-    ):
-        pass
+    )
 
 
 def allow() -> bool:

@@ -28,8 +28,8 @@ class Source(Protocol):
     """A matrix that can be read in pieces, such as `distmm.storage.Matrix`."""
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns."""
+    def shape(self) -> tuple[int, ...]:
+        """Rows and columns, of a matrix."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -79,6 +79,8 @@ def upload(source: Source, index: tuple[slice, ...]) -> Any:
     """
     import cupy
 
+    if len(source.shape) != 2:
+        return cupy.asarray(source[index])
     rows, cols = (slice(*part.indices(size)) for part, size in zip(index, source.shape, strict=True))
     pieces = source.pieces(rows, cols, BUFFER) if rows.step == cols.step == 1 else None
     if not pieces or any((j.stop - j.start) * source.dtype.itemsize > BUFFER for _, j in pieces):

@@ -4,3 +4,7 @@ Importing this package initialises neither CUDA nor Numba. A kernel's modules ar
 """
 
 from __future__ import annotations
+
+from distmm_kernels.launch import cache as _cache
+
+_cache.sources()

@@ -113,7 +113,7 @@ def _found() -> _Search:
     missing = _missing_library(oldest)
     if missing is not None:
         extra = "cuda13" if cuda >= 13000 and not _needs_cuda_12(oldest) else "cuda12"
-        return _Search((), f"GPU found ({oldest.name}), but {missing}: type pip install 'distmm[{extra}]'")
+        return _Search((), f"GPU found ({oldest.name}), but {missing}: type pip install '.[{extra}]'")
     # The simulator replaces Numba's CUDA by Python threads. Its kernels do not take CuPy's arrays.
     if _simulated():
         return _Search((), "Numba's CUDA simulator is on: unset NUMBA_ENABLE_CUDASIM to use the GPU")

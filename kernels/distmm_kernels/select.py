@@ -68,9 +68,9 @@ def select(
     Parameters
     ----------
     precision
-        ``"highest"``: the error of float32, float64 and complex products is not larger than that of ``"ieee"``, and
-        within its bound for each element (``kernels/README.md``, Grades); 16-bit operands are multiplied exactly and
-        added in float32. ``"ieee"``: a chain of fused multiply-adds in the operands' own type, bit for bit.
+        ``"highest"``: float32, float64 and complex products keep the error bound of ``"ieee"`` for each element, and
+        have a smaller error on ordinary data (``kernels/README.md``, Grades); 16-bit operands are multiplied exactly
+        and added in float32. ``"ieee"``: a chain of fused multiply-adds in the operands' own type, bit for bit.
         ``"high"``: float32 operands may be rounded to TF32 (11 bits), ``"medium"``: to bfloat16 (8 bits). A kernel that
         is stricter than asked for may be chosen if it is faster. 16-bit types, float64 and complex numbers have
         ``"ieee"`` and ``"highest"``, integers one precision.

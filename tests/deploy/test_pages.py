@@ -6,6 +6,7 @@ import ast
 import logging
 import os
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -32,16 +33,19 @@ REFERENCE = SITE / "pages" / "reference"
 JOB_FILES = {"slurm": ROOT / "deploy/slurm/one_node.toml", "kubernetes": ROOT / "deploy/kubernetes/job.toml"}
 
 
-def having(*languages: str, marks: set[str]) -> Any:
+def having(*languages: str, marks: set[str], among: list[Path] = PAGES) -> Any:
     """Parametrise over the pages that have such blocks."""
-    found = [path for path in PAGES if any(block.mark in marks for block in blocks(path, *languages))]
+    found = [path for path in among if any(block.mark in marks for block in blocks(path, *languages))]
     return pytest.mark.parametrize("page", found, ids=name_of)
 
 
 @pytest.fixture
-def here(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """An empty folder, and the cluster of the tests in place of a local one that each snippet would start anew."""
-    start = clusters.connect
+def started(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """An empty folder, and the cluster of the tests in place of a local one that each snippet would start anew.
+
+    Each start adds an element to the list.
+    """
+    start, starts = clusters.connect, list[str]()
 
     @contextmanager
     def connect(where: str = "local", *, tls: str = "none", **options: Any) -> Iterator[Client]:
@@ -52,7 +56,9 @@ def here(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
     @contextmanager
     def local(*given: Any, **options: Any) -> Iterator[Client]:
-        yield client
+        starts.append("local")
+        with client.as_current():
+            yield client
 
     monkeypatch.chdir(tmp_path)
     before = client.run(os.getcwd)
@@ -61,8 +67,7 @@ def here(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     monkeypatch.setattr(clusters, "local", local)
     loggers = [logging.getLogger(name) for name in ("distributed", "distributed.client", "distributed.nanny")]
     levels = [logger.level for logger in loggers]
-    with client.as_current():
-        yield
+    yield starts
     for worker, folder in before.items():
         client.run(os.chdir, folder, workers=[worker])
     for logger, level in zip(loggers, levels, strict=True):  # commands quiet them for the rest of their process
@@ -79,12 +84,25 @@ def test_every_block_says_what_it_is() -> None:
     assert unknown == []
 
 
-@having("python", marks={""})
-def test_python_runs(page: Path, here: None) -> None:
-    names: dict[str, Any] = {"__name__": "__main__"}
-    for block in blocks(page, "python"):
-        if not block.mark:
-            exec(compile(block.text, block.place, "exec"), names)
+@having("python", marks={""}, among=[*PAGES, *READMES])
+def test_python_runs_as_a_script_in_a_folder_of_its_own(
+    page: Path, client: Client, started: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number, block in enumerate(blocks(page, "python")):
+        if block.mark:
+            continue
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        monkeypatch.chdir(folder)
+        client.run(os.chdir, str(folder))
+        script = folder / "script.py"
+        script.write_text(block.text)
+        started.clear()
+        runpy.run_path(str(script), run_name="__main__")
+        if started:  # then each worker imports the script, under this name
+            started.clear()
+            runpy.run_path(str(script), run_name="__mp_main__")
+            assert started == [], f"{block.place} starts a cluster while a worker imports it"
 
 
 @having("python", marks={"script"})
@@ -100,12 +118,21 @@ def test_scripts_run_as_programs_of_their_own_and_print_what_the_page_says(page:
 
 
 @having("sh", marks={""})
-def test_commands_run(page: Path, here: None) -> None:
+def test_commands_run(page: Path, started: list[str]) -> None:
     for block in blocks(page, "sh"):
         for program, *arguments in block.commands if not block.mark else ():
             assert program == "distmm", f"{block.place}: {program} is not run here; mark the block"
             done = CliRunner().invoke(app, arguments)
             assert done.exit_code == 0, f"{block.place}: {arguments}\n{done.output}"
+
+
+def test_the_loop_of_resume_leaves_the_shell_open_and_has_the_last_exit_code() -> None:
+    (loop,) = (block for block in blocks(SITE / "pages/howto/resume.md", "sh") if block.mark == "script")
+    stub = "count=0; distmm() { count=$((count + 1)); [ $count -gt 2 ] && return 2; return 75; }\n"
+    done = subprocess.run(
+        ["bash", "-c", f"{stub}{loop.text}\necho $code after $count"], stdout=-1, text=True, check=True
+    )
+    assert done.stdout == "2 after 3\n"
 
 
 def parse(arguments: list[str], place: str) -> None:

@@ -59,7 +59,7 @@ def test_a_gpu_without_cupy_says_what_to_type(fresh_search, gpus, driver, extra)
     fresh_search.setattr(device.importlib.util, "find_spec", lambda name: None)
     assert device.gpus() == ()
     named = gpus[-1].name  # the oldest
-    assert device.why_no_gpu() == f"GPU found ({named}), but CuPy is missing: type pip install 'distmm[{extra}]'"
+    assert device.why_no_gpu() == f"GPU found ({named}), but CuPy is missing: type pip install '.[{extra}]'"
 
 
 @pytest.mark.parametrize(("driver", "said"), [(12030, "12.3"), (11080, "11.8"), (12020, "12.2")])
@@ -86,7 +86,7 @@ def test_a_gpu_that_the_compilers_do_not_know_is_refused_with_the_extra_that_doe
     if refused:
         assert device.why_no_gpu() == (
             "GPU found (Tesla V100), but the compilers of CUDA 13 do not know its compute capability 7.0: "
-            "type pip install 'distmm[cuda12]'"
+            "type pip install '.[cuda12]'"
         )
 
 

@@ -6,10 +6,11 @@ would then count a product twice.
 """
 
 from distmm.worker.gpu_copies import to_host
+from distmm.worker.tasks.arrivals import Arrivals, arrived, arrived_at
 from distmm.worker.tasks.epilogue import Epilogue
 from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_facts, measure, measure_kernels
 from distmm.worker.tasks.loads import load, to_device
-from distmm.worker.tasks.metrics import METRICS, Metric, score_dtype, squared_norms
+from distmm.worker.tasks.metrics import METRICS, Metric, exponents, needs_exponents, squared_norms
 from distmm.worker.tasks.probe import PAUSE_FRACTION, copy_rate, local_gpu, probe
 from distmm.worker.tasks.products import combine, mirror, multiply
 from distmm.worker.tasks.reductions import (
@@ -32,6 +33,7 @@ __all__ = [
     "METRICS",
     "PAUSE_FRACTION",
     "WORKSPACE",
+    "Arrivals",
     "BlockReduction",
     "Chunk",
     "Custom",
@@ -44,9 +46,12 @@ __all__ = [
     "Reduction",
     "Sum",
     "Threshold",
+    "arrived",
+    "arrived_at",
     "block_qr",
     "combine",
     "copy_rate",
+    "exponents",
     "kernel_facts",
     "load",
     "local_gpu",
@@ -55,9 +60,9 @@ __all__ = [
     "merge",
     "mirror",
     "multiply",
+    "needs_exponents",
     "probe",
     "rows_times",
-    "score_dtype",
     "small_block",
     "squared_norms",
     "to_device",

@@ -50,7 +50,7 @@ def largest(x: Block, k: int) -> tuple[Block, Block]:
     values, columns : arrays ``(r, k)``, of the type of `x` and int64
         In descending order.
     """
-    if reductions_on_gpu.finds_largest(x, k, None):
+    if reductions_on_gpu.finds_largest(x, k):
         return reductions_on_gpu.largest(x, k, None, None)
     library = gpu.namespace(x)
     rows, n = x.shape

@@ -7,10 +7,9 @@ import threading
 from functools import partial
 from typing import Any, Literal
 
-import numpy as np
-
 from distmm.transfer import ClientArray, loaded_blocks
 from distmm.worker import files_to_gpu, gpu, gpu_copies
+from distmm.worker.tasks.arrivals import arrived
 from distmm.worker.worker_slots import slot_released
 
 __all__ = ["load", "to_device"]
@@ -23,15 +22,18 @@ _copying = threading.BoundedSemaphore(2)
 def load(source: Any, index: tuple[slice, ...], device: Literal["cpu", "cuda"], noted: bool = False) -> Any:
     """Read one block of an array-like (Zarr array, HDF5 matrix, array of the client) into host or GPU memory.
 
-    With `noted`, the checksum of a block in host memory is noted (`distmm.transfer.loaded_blocks`).
+    The block is checked against what the array-like says (`arrived`). With `noted`, the checksum of a block in host
+    memory is noted (`distmm.transfer.loaded_blocks`).
     """
-    if device == "cuda" and isinstance(source, (ClientArray, files_to_gpu.Source)):
+    raw = isinstance(source, ClientArray) and source.dtype.isnative  # a GPU has no other byte order
+    if device == "cuda" and (raw or isinstance(source, files_to_gpu.Source)):
         with slot_released("load"), _copying:
             if isinstance(source, ClientArray):
                 part = source.part(index)
                 return gpu.retrying(partial(gpu_copies.upload, part), "a block that is loaded", part.nbytes)
             return gpu.retrying(partial(files_to_gpu.upload, source, index), "a block that is read")
-    block = np.asarray(source[index])
+    shape = tuple(len(range(*part.indices(n))) for part, n in zip(index, source.shape, strict=True))
+    block = arrived(source[index], f"a block of a {type(source).__name__}", shape, source.dtype)
     if device == "cuda":
         return to_device(block)
     if noted and not (isinstance(source, ClientArray) and source.pid == os.getpid()):  # that may be the user's memory
@@ -43,4 +45,5 @@ def to_device(block: Any) -> Any:
     """Return a CuPy copy of a NumPy block: uploaded once, then used by every product and sent between GPUs."""
     import cupy
 
+    block = arrived(block, "a block of an operand")
     return gpu.retrying(partial(cupy.asarray, block), "a block that is loaded", block.nbytes)

@@ -7,25 +7,36 @@ For one row x of X, and all rows y of Y, each metric is a growing or falling fun
     euclidean   sqrt(|x|^2 + |y|^2 - 2 x . y)      score  x . y - |y|^2 / 2
 
 The best k by the score are the nearest, and |x| counts only for what is returned.
+
+Inner products come in the type in which they were accumulated: rounded to float16, those beyond 65504 are infinite.
+Where norms are so large or so small that float32 could not hold their products, rows are multiplied after a division
+by powers of two, and `unscaled` makes inner products in float64 of them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
+import ml_dtypes
 import numpy as np
 
+from distmm.planning.problem import accumulator_dtype
 from distmm.worker import gpu
 from distmm.worker.tasks.rows import by_rows
 
 __all__ = [
-    "METRICS", "Metric", "least_scores", "score_dtype", "scores", "squared_norms", "value_of", "weighed",
-    "weighing",
+    "METRICS", "Metric", "exponents", "least_scores", "needs_exponents", "scaled", "scores", "squared_norms",
+    "unscaled", "value_of", "weighed", "weighing",
 ]  # fmt: skip
 
 Metric = Literal["inner", "cosine", "euclidean"]
 
 METRICS: tuple[Metric, ...] = ("inner", "cosine", "euclidean")
+
+# Least product of two norms, and largest square of a norm, for which float32 holds inner products and squares with all
+# digits that count: a term that is lost is below 2^-126.
+LEAST, MOST = 2.0**-96, 2.0**120
 
 Block = Any  # a NumPy or CuPy array
 
@@ -47,11 +58,43 @@ def squared_norms(block: Block, device: Literal["cpu", "cuda"] = "cpu") -> np.nd
     return gpu.retrying(on_gpu, "the norms of a block")
 
 
-def score_dtype(metric: Metric, dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Type of the scores of products of type `dtype`: theirs, where the metric does not divide or subtract."""
-    if metric == "inner":
-        return dtype
-    return np.dtype(np.float64 if dtype.kind in "iub" or dtype.itemsize > 4 else np.float32)
+def needs_exponents(dtype: np.dtype[Any]) -> bool:
+    """Whether products of this type may overflow where float64 does not: products of float16 are below 2^33 k."""
+    return dtype in (np.float32, ml_dtypes.bfloat16)
+
+
+def exponents(norms: Sequence[np.ndarray], dtype: np.dtype[Any]) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the powers of two by which rows are divided before they are multiplied, or None if none needs it.
+
+    Parameters
+    ----------
+    norms : arrays ``(m,)`` and ``(n,)``
+        Squared norms of the rows of X and of Y, in host memory.
+    dtype : dtype
+        Type of the product.
+    """
+    if not needs_exponents(dtype):
+        return None
+    counted = [np.isfinite(squares) & (squares > 0) for squares in norms]
+    known = [squares[at] for squares, at in zip(norms, counted, strict=True) if at.any()]
+    if not known or (known[0].min() * known[-1].min() >= LEAST**2 and max(map(np.max, known)) <= MOST):
+        return None
+    rows, columns = (np.frexp(np.sqrt(np.where(at, squares, 0)))[1] for squares, at in zip(norms, counted, strict=True))
+    return rows, columns
+
+
+def scaled(block: Block, powers: np.ndarray, dtype: np.dtype[Any]) -> Block:
+    """Return rows ``(m, k)`` divided by powers of two, as an array of type `dtype`, which holds the results."""
+    library = gpu.namespace(block)
+    wide = block.astype(np.float32, copy=False)
+    return library.ldexp(wide, -library.asarray(powers)[:, None]).astype(dtype, copy=False)
+
+
+def unscaled(products: Block, powers: tuple[np.ndarray, np.ndarray]) -> Block:
+    """Return the inner products ``(m, n)`` of rows, in float64, given those of rows that were divided."""
+    library = gpu.namespace(products)
+    rows, columns = map(library.asarray, powers)
+    return library.ldexp(products.astype(np.float64), rows[:, None] + columns)
 
 
 def weighing(metric: Metric, squares: Any, work: np.dtype[Any]) -> tuple[Literal["plain", "times", "minus"], Any]:
@@ -81,7 +124,7 @@ def weighed(products: Block, metric: Metric, squares: Any) -> Block:
     metric, squares
         As in `weighing`.
     """
-    work = score_dtype(metric, products.dtype)
+    work = accumulator_dtype(products.dtype)
     made = products.astype(work)
     with np.errstate(invalid="ignore", over="ignore"):  # of infinite products and norms
         how, weights = weighing(metric, squares, work)
@@ -100,11 +143,11 @@ def scores(products: Block, metric: Metric, squares: Any) -> Block:
     return made
 
 
-def least_scores(t: float, metric: Metric, squares: Any, work: np.dtype[Any]) -> Any:
+def least_scores(t: float, metric: Metric, squares: Any, work: np.dtype[Any], dtype: np.dtype[Any]) -> Any:
     """Return a score ``(r,)`` for each row of X that no pair of rows with a value of at least `t` is below.
 
     For "euclidean", `t` is the greatest distance. It is a little lower than the score of `t` itself: `value_of` rounds
-    a quotient or a square root once, and its result to the type `work`. So `t` is taken four units of that type lower
+    a quotient or a square root once, and its result to the type `dtype`. So `t` is taken four units of that type lower
     (higher for distances), and a score that falls between two numbers becomes the lower one.
 
     Parameters
@@ -113,12 +156,12 @@ def least_scores(t: float, metric: Metric, squares: Any, work: np.dtype[Any]) ->
     metric : {"cosine", "euclidean"}
     squares : array ``(r,)``
         Squared norms of the rows of X, in float64.
-    work : dtype
-        Of the scores.
+    work, dtype : dtype
+        Of the scores, and of the values, which are no wider.
     """
-    library, limits = gpu.namespace(squares), np.finfo(work)
+    library, limits = gpu.namespace(squares), np.finfo(dtype)
     with np.errstate(invalid="ignore", over="ignore"):
-        limit = float(work.type(float(t)))  # values are compared with t in their type
+        limit = float(dtype.type(float(t)))  # values are compared with t in their type
         slack = 4 * float(limits.eps) * abs(limit) + float(limits.smallest_subnormal)
         if metric == "cosine":
             least = _lengths(squares) * (limit - slack)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,10 @@ from distmm.planning.problem import Symmetry
 from distmm.worker import gpu
 from distmm.worker.blas_threads import shared_by
 from distmm.worker.gpu_copies import to_host
+from distmm.worker.tasks.arrivals import Arrivals
 from distmm.worker.tasks.epilogue import Block, Epilogue, finish, flipped, last_product
 from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_for
+from distmm.worker.tasks.metrics import exponents, scaled, unscaled
 from distmm.worker.tasks.reductions import BlockReduction, Part, on_host
 
 if TYPE_CHECKING:
@@ -37,6 +40,7 @@ def multiply(
     reduction: BlockReduction | None = None,
     norms: list[np.ndarray] | None = None,
     planned: int | None = None,
+    arrivals: Arrivals | None = None,
 ) -> Block | tuple[Part, ...]:
     """One step of a chain: ``D = C + sum(A[i, p] @ B[p, j])`` over the step's panels, in ascending k, into a new block.
 
@@ -60,37 +64,51 @@ def multiply(
     reduction : BlockReduction, optional
         Given at the last step of a product that is reduced: the block's parts are returned in its place.
     norms : list of arrays ``(m,)`` and ``(n,)``, optional
-        For a reduction that asks for norms.
+        For a reduction that asks for norms. All steps have them if products of rows may overflow (`exponents`).
     planned : int, optional
         Bytes that the plan expects on a GPU at the peak, for the message where its memory is full.
+    arrivals : Arrivals, optional
+        What A, B and C say of these blocks, which are then checked.
     """
+    if arrivals is not None:
+        a_blocks, b_blocks, c0 = arrivals.checked(a_blocks, b_blocks, c0)
     batch = np.broadcast_shapes(a_blocks[0].shape[:-2], b_blocks[0].shape[:-2])
     depth = max(a.shape[-1] for a in a_blocks)
     kernel = kernel_for(choice, a_blocks[0].shape[-2], depth, b_blocks[0].shape[-2 if symmetry else -1], batch)
     pairs = list(zip(a_blocks, b_blocks, strict=True))
+    reduced = partial(_reduced, reduction, norms, choice.dtype)
+    powers = None if norms is None else exponents(norms, choice.dtype)
+
+    def prepare_a(block: Block, wait: bool = True) -> Any:
+        return kernel.prepare_a(block if powers is None else scaled(block, powers[0], choice.dtype), wait=wait)
 
     def prepare_b(block: Block, wait: bool = True) -> Any:
+        if powers is not None:
+            rows = block if symmetry else block.T
+            return kernel.prepare_b(scaled(rows, powers[1], choice.dtype).T, wait=wait)
         return kernel.prepare_b(flipped(block, symmetry) if symmetry else block, wait=wait)
 
     if choice.device == "cpu":
         # NumPy multiplies a block with its own transpose by SYRK, with other bits than GEMM's, if both are in the same
         # memory. So where the block has to be copied first, one copy serves as both operands.
-        lefts = [kernel.prepare_a(a) for a, _ in pairs]
-        rights = [prepare_b(left if symmetry and b is a else b) for left, (a, b) in zip(lefts, pairs, strict=True)]
+        lefts = [prepare_a(a) for a, _ in pairs]
+        shared = symmetry is not None and powers is None
+        rights = [prepare_b(left if shared and b is a else b) for left, (a, b) in zip(lefts, pairs, strict=True)]
         with shared_by(tasks):
-            return _step(kernel, c, list(zip(lefts, rights, strict=True)), epilogue, c0, reduction, norms)
+            return _step(kernel, c, list(zip(lefts, rights, strict=True)), epilogue, c0, reduced)
 
     def on_gpu() -> Block | tuple[Part, ...]:
         with gpu.multiplying():
-            a_form, b_form = ("A", kernel.name, kernel.dtype), ("B", kernel.name, kernel.dtype, symmetry)
+            form = kernel.name, kernel.dtype, powers is not None
+            a_form, b_form = ("A", *form), ("B", *form, symmetry)
             operands = [
                 (
-                    gpu.prepared.get(a, a_form, partial(kernel.prepare_a, wait=False), prepared),
+                    gpu.prepared.get(a, a_form, partial(prepare_a, wait=False), prepared),
                     gpu.prepared.get(b, b_form, partial(prepare_b, wait=False), prepared),
                 )
                 for a, b in pairs
             ]
-            return _step(kernel, c, operands, epilogue, c0, reduction, norms)
+            return _step(kernel, c, operands, epilogue, c0, reduced)
 
     height, width = a_blocks[0].shape[-2], b_blocks[0].shape[-2 if symmetry else -1]
     result = math.prod(batch) * height * width * kernel.accumulator.itemsize
@@ -107,8 +125,7 @@ def _step(
     operands: list[tuple[Any, Any]],
     epilogue: Epilogue | None,
     c0: Block | None,
-    reduction: BlockReduction | None,
-    norms: list[np.ndarray] | None,
+    reduced: Callable[[Block], Block | tuple[Part, ...]],
 ) -> Block | tuple[Part, ...]:
     """Add the products of prepared operands to `c`. After the last product, apply the epilogue and the reduction."""
     *others, (a, b) = kernel.joined(operands)
@@ -116,8 +133,17 @@ def _step(
         c = kernel.multiply(left, right, c, wait=False)
     if epilogue is None:
         return kernel.multiply(a, b, c, wait=False)
-    block = last_product(kernel, a, b, c, epilogue, c0)
-    return block if reduction is None else reduction(block, norms)
+    return reduced(last_product(kernel, a, b, c, epilogue, c0))
+
+
+def _reduced(
+    reduction: BlockReduction | None, norms: list[np.ndarray] | None, dtype: np.dtype[Any], block: Block
+) -> Block | tuple[Part, ...]:
+    """Reduce a finished block of a product of type `dtype`, if there is a reduction."""
+    if reduction is None:
+        return block
+    powers = None if norms is None else exponents(norms, dtype)
+    return reduction(block if powers is None else unscaled(block, powers), norms)
 
 
 def combine(
@@ -129,8 +155,11 @@ def combine(
     c0: Block | None = None,
     reduction: BlockReduction | None = None,
     norms: list[np.ndarray] | None = None,
+    arrivals: Arrivals | None = None,
 ) -> Block | tuple[Part, ...]:
     """Add two partial blocks ``(*batch, m, n)`` of C, of accumulators, into a new one; the rest is as in `multiply`."""
+    if arrivals is not None:
+        _, _, c0 = arrivals.checked([], [], c0)
 
     def summed() -> Block | tuple[Part, ...]:
         with gpu.multiplying() if choice.device == "cuda" else contextlib.nullcontext():
@@ -138,8 +167,7 @@ def combine(
             if epilogue is None:
                 return c
             kernel = kernel_for(choice, c.shape[-2], 1, c.shape[-1], c.shape[:-2])
-            out = finish(kernel, c, epilogue, c0)
-            return out if reduction is None else reduction(out, norms)
+            return _reduced(reduction, norms, choice.dtype, finish(kernel, c, epilogue, c0))
 
     if choice.device == "cuda":
         what = f"a sum of two blocks of C, {left.shape[-2]} x {left.shape[-1]} {left.dtype},"

@@ -178,7 +178,7 @@ class Largest:
     def chunk(self, block: Block, first: int, norms: Norms | None) -> Part:
         """Reduce a block's part of some lines."""
         k, metric = min(self.k, block.shape[-1]), self.metric
-        if reductions_on_gpu.finds_largest(block, k, metric):
+        if reductions_on_gpu.finds_largest(block, k):
             values, columns = reductions_on_gpu.largest(block, k, metric, None if norms is None else norms[1])
             return (values, columns + first, *(() if norms is None else norms[:1]))
 
@@ -205,7 +205,8 @@ class Largest:
         values, indices, *norms = part
         if self.metric is not None:
             values = value_of(values, self.metric, norms[0] if norms else None)
-        return values.astype(self.dtype, copy=False), indices
+        with np.errstate(over="ignore"):  # a distance that the type cannot hold is infinite
+            return values.astype(self.dtype, copy=False), indices
 
 
 @dataclass(frozen=True)

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from distmm.worker import gpu
-from distmm.worker.tasks.metrics import Metric, score_dtype, weighing
+from distmm.planning.problem import accumulator_dtype
+from distmm.worker.tasks.metrics import Metric, weighing
 
 __all__ = ["Block", "above", "finds_above", "finds_largest", "largest"]
 
 Block = Any  # a CuPy array
 
 
-def finds_largest(block: Block, k: int, metric: Metric | None) -> bool:
+def finds_largest(block: Block, k: int) -> bool:
     """Whether `largest` can reduce this block: on a GPU, for small k, of types that the kernel compares."""
     if not hasattr(block, "__cuda_array_interface__") or block.size == 0:
         return False
     from distmm_kernels.reductions import largest as kernel
 
-    if metric is not None and block.dtype.kind in "iub":
-        return False  # integers have scores in float64
     return kernel.suits(block.dtype, k, block.shape[-1])
 
 
@@ -40,9 +38,7 @@ def largest(block: Block, k: int, metric: Metric | None, squares: Any) -> tuple[
 
     if metric is None:
         return kernel.largest(block, k, device.current())
-    library = gpu.namespace(block)
-    work = score_dtype(metric, library.dtype("f4") if block.itemsize < 4 else block.dtype)
-    how, weights = weighing(metric, squares, work)
+    how, weights = weighing(metric, squares, accumulator_dtype(block.dtype))
     return kernel.largest(block, k, device.current(), how, weights)
 
 

@@ -33,12 +33,15 @@ class Threshold:
         The same for a row of blocks.
     metric : {"inner", "cosine", "euclidean"}, optional
         The inner product is the element itself.
+    dtype : dtype, optional
+        Type of the values, if there is a metric; by default that of the block.
     """
 
     least: float
     most: int
     most_of_row: float = math.inf
     metric: Metric | None = None
+    dtype: np.dtype[Any] | None = None
 
     def chunk(self, block: Block, first: int, norms: tuple[Block, Block] | None) -> Picked:
         """Find these elements in a block ``(m, n)``; rows are numbered from the block's first one."""
@@ -72,9 +75,11 @@ class Threshold:
         assert self.metric is not None
         library = gpu.namespace(products)
         scores = weighed(sortable(products), self.metric, of_columns)
-        places = library.flatnonzero(scores >= least_scores(self.least, self.metric, of_rows, scores.dtype)[:, None])
+        dtype = self.dtype or scores.dtype
+        least = least_scores(self.least, self.metric, of_rows, scores.dtype, dtype)
+        places = library.flatnonzero(scores >= least[:, None])
         row = places // scores.shape[1]
-        values = value_of(scores.ravel()[places][:, None], self.metric, of_rows[row])[:, 0]
+        values = value_of(scores.ravel()[places][:, None], self.metric, of_rows[row])[:, 0].astype(dtype, copy=False)
         near = values <= self.least if self.metric == "euclidean" else values >= self.least
         return places[near], values[near]
 

@@ -34,6 +34,9 @@ SHARE = 64  # a row may have one small number for each 64 near ones; N(0, 1) has
 # Sums of products of TF32 numbers within these bounds neither overflow nor underflow, for any k.
 TF32_LARGEST_EXPONENT = 56
 TF32_SMALLEST_EXPONENT = -50
+# hi has 11 bits and lo the next 11, which are multiples of 2^-136 at least: the smallest TF32 number. Smaller numbers
+# than this keep fewer bits, whatever they are multiplied by, so that one of them is too many.
+TF32_TINY_EXPONENT = -115
 
 
 class Guard(enum.IntFlag):

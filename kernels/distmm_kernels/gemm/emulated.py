@@ -147,7 +147,7 @@ class Fp16x3Kernel(GuardedKernel):
         if self._expected(a.shape[-1]) != (self.first,) or (known and not self._allowed(a, b)):
             return None
         d, c, c0 = self._empty(shape, dtype), self._loadable(c), self._loadable(c0)
-        finish = Finish(float(alpha), float(beta), None if c0 is None else Stack.for_tensor_map(c0))
+        finish = Finish.of(float(alpha), float(beta), None if c0 is None else Stack.for_tensor_map(c0))
         left, right, to = a.parts.piece(0), b.parts.piece(0), Stack.for_tensor_map(d)
         gemm = self._hopper(a.parts, b.parts, to, c is not None, finishes=True, c0=kind)
         added = None if c is None else Stack.for_tensor_map(c)

@@ -183,7 +183,7 @@ class HopperKernel(AlignedKernel):
         if last is None:
             gemm(a_stacks, b_stacks, added, to)
         else:
-            finish = Finish(last.alpha, last.beta, None if c0 is None else Stack.for_tensor_map(c0))
+            finish = Finish.of(last.alpha, last.beta, None if c0 is None else Stack.for_tensor_map(c0))
             gemm(a_stacks, b_stacks, added, to, NO_SCALES, finish)
 
     def _slices_at_once(self, shape: tuple[int, ...], k: int) -> int:

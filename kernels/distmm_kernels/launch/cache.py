@@ -22,7 +22,15 @@ def cache_folder() -> Path:
 
 @functools.cache
 def sources() -> str:
-    """Return a digest of all modules of this package, since a kernel's maker may import any of them."""
+    """Return a digest of all modules of this package, since a kernel's maker may import any of them.
+
+    The package calls this when it is imported (5 ms), before any other of its modules is. A digest made later could be
+    that of an upgrade, while this process compiles the old code.
+    """
+    return _digest()
+
+
+def _digest() -> str:
     digest = hashlib.sha256()
     root = Path(__file__).parents[1]
     for path in sorted(root.rglob("*.py")):
@@ -30,8 +38,15 @@ def sources() -> str:
     return digest.hexdigest()
 
 
+def _is_replaced() -> bool:
+    """Whether the package's files have changed since the import, so that modules of both versions may be in use."""
+    return _digest() != sources()
+
+
 def read(path: Path) -> bytes | None:
-    """Read what `write` has written; None if there is no such file, or if its checksum is wrong."""
+    """Read what `write` has written; None if there is no such file, its checksum is wrong, or the package changed."""
+    if _is_replaced():
+        return None
     try:
         content = path.read_bytes()
     except OSError:
@@ -48,6 +63,14 @@ def write(path: Path, content: bytes, what: str) -> None:
     what
         Name of the content, for the warning if it cannot be written.
     """
+    if _is_replaced():
+        warnings.warn(
+            f"{what} cannot be kept: the files of distmm_kernels have changed since this process imported it. Start "
+            "the process again",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+        return
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         name = path.with_suffix(f".{uuid.uuid4().hex}")

@@ -46,16 +46,23 @@ class Finish(NamedTuple):
 
     Attributes
     ----------
+    factors
+        Bits of alpha and beta. Launches are kept by their arguments, and -0.0 equals 0.0.
     c0
         ``(m, n)`` of type `HopperTile.c0`, one matrix or as many as D, aligned as C is. None: nothing is added.
     """
 
-    alpha: float
-    beta: float
+    factors: tuple[int, int]
     c0: Stack | None
 
+    @classmethod
+    def of(cls, alpha: float, beta: float, c0: Stack | None) -> Finish:
+        """Make the step for these factors."""
+        first, second = struct.unpack("2I", struct.pack("2f", alpha, beta))
+        return cls((first, second), c0)
 
-NO_FINISH = Finish(1, 0, None)
+
+NO_FINISH = Finish.of(1, 0, None)
 
 PER_THREAD = 2  # CUDA's handle of the default stream that each thread has for itself
 
@@ -152,8 +159,13 @@ class HopperGemm:
             c0 = finish.c0
             c0_map = d_map if c0 is None or tile.c0 is None else tensor_map(c0, tile.c0, ROWS, tile.c0_columns)
             maps = *maps, c0_map
-            factors = struct.unpack("2I", struct.pack("2f", finish.alpha, finish.beta))
-            values = *values, *factors, int(c0 is not None and c0.matrices > 1), len(a), others[-1] if others else k
+            values = (
+                *values,
+                *finish.factors,
+                int(c0 is not None and c0.matrices > 1),
+                len(a),
+                others[-1] if others else k,
+            )
         block = ParameterBlock(len(maps), len(values))
         return _Launch(grid, block.fill([each.address for each in maps], values), block, maps)
 

@@ -22,6 +22,7 @@ from distmm_kernels.emulation.formats import (
     SMALL_EXPONENT,
     TF32_LARGEST_EXPONENT,
     TF32_SMALLEST_EXPONENT,
+    TF32_TINY_EXPONENT,
     TOP,
     Guard,
     tf32_bits,
@@ -119,6 +120,8 @@ def split_tf32(x: Float32) -> tuple[Float32, Float32, Guard]:
         if not (np.abs(x) < np.ldexp(1.0, TF32_LARGEST_EXPONENT)).all():
             guard |= Guard.OVERFLOW
         if Guard.RANGE in guards_of(words(x, *[2.0**TF32_SMALLEST_EXPONENT] * 2), x.shape[1]):
+            guard |= Guard.UNDERFLOW
+        if ((x != 0) & (np.abs(x) < 2.0**TF32_TINY_EXPONENT)).any():
             guard |= Guard.UNDERFLOW
         hi = round_tf32(x)
         return hi, round_tf32(x - hi), guard

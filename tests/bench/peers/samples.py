@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from distmm.checking.comparison import elements
+from distmm.checking.thin_products import Sums
 from distmm.checking.tolerance import Tolerance
 from distmm.planning.precision import Precision
 
@@ -29,6 +31,7 @@ def sampled(a: Any, b: Any, c: Any, precision: Precision, seed: int) -> dict[str
     left, right, given = (np.asarray(x).astype(np.float32).astype(np.float64) for x in parts)
     truth = left @ right
     tolerance = Tolerance.of(np.dtype(a.dtype), np.dtype(b.dtype), np.dtype(c.dtype), left.shape[1], precision)
-    ratio, unknown = tolerance.elements(truth, given, abs(left) @ abs(right), np.zeros(truth.shape, int), 1)
+    products = Sums(truth, abs(truth), np.zeros((1, 1), np.int32), abs(left) @ abs(right))
+    _, ratio, unknown = elements(tolerance, products, given)
     residual = float(np.where(unknown, np.inf, ratio).max())
     return {"ok": residual <= 1, "residual": residual}

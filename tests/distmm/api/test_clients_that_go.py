@@ -19,7 +19,7 @@ import os, signal, sys
 import numpy as np, dask.array as da
 from distributed import Client
 import distmm
-from distmm.transfer import client_array
+from distmm.transfer import loans
 from tests.until import until
 
 def wait(block, gate):
@@ -37,11 +37,11 @@ print("ready", flush=True)
 try:
     C.compute()
 except KeyboardInterrupt:
-    del C
     print("interrupted", flush=True)
-    until(lambda: not client_array._kept)
-    print("released", flush=True)
-    sys.stdin.read()  # the connection stays: it is not its end that frees
+del C
+until(lambda: not loans.open_loans())
+print("released", flush=True)
+sys.stdin.read()  # the connection stays: it is not its end that frees
 """
 
 

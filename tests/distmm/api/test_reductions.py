@@ -256,6 +256,54 @@ def test_a_threshold_of_a_metric_keeps_near_pairs_of_rows(client: Client, metric
     assert len(rows) > 20
 
 
+@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+@pytest.mark.parametrize(
+    ("scale", "dtype", "text"),
+    [
+        (1e3, "f2", "waves"),
+        (1e25, "f4", "waves"),
+        (1e-25, "f4", "itself"),
+        (1e25, ml_dtypes.bfloat16, "split k"),
+        (10.0 ** np.arange(-25, 26), "f4", "split k"),
+        (10.0 ** np.arange(-25, 26), "f4", "itself"),
+    ],
+)
+def test_metrics_are_those_of_float64_where_products_leave_the_type(
+    metric: Any, scale: Any, dtype: Any, text: str
+) -> None:
+    rng = np.random.default_rng(8)
+    x, y = (rng.standard_normal((n, 20)) * rng.choice(np.atleast_1d(scale), (n, 1)) for n in (34, 40))
+    x[2], y[3] = 0, 0
+    x, y = x.astype(dtype), y.astype(dtype)
+    itself = text == "itself"
+    given, plan = ((x, None), "g2x1x1 b16x10x16 p1 w2 l2") if itself else ((x, y), TEXTS[text])
+    wide, other = x.astype(float), (x if itself else y).astype(float)
+    of_rows, of_columns = (np.linalg.norm(each, axis=1) for each in (wide, other))
+    with np.errstate(invalid="ignore"):
+        cosines = np.nan_to_num(wide @ other.T / np.outer(of_rows, of_columns))
+    # Squares, larger for nearer rows. A square of a distance has the error of those of the norms.
+    truth = cosines if metric == "cosine" else -(((wide[:, None] - other) ** 2).sum(axis=-1))
+    error = 1e-6 * (1 if metric == "cosine" else of_rows[:, None] ** 2 + of_columns**2)
+
+    found = distmm.nearest(*given, 5, metric, plan=plan)
+    assert found.values.dtype == np.float32
+    values, indices = compute(None, found)
+    own = np.take_along_axis(truth, indices, axis=1)
+    allowed = error if metric == "cosine" else np.take_along_axis(error, indices, axis=1)
+    squares = values if metric == "cosine" else -(values.astype(float) ** 2)
+    assert (abs(squares - own) <= allowed).all()
+    assert (own >= np.take_along_axis(truth, best(truth, 5), axis=1) - allowed).all()
+
+    t = 0.3 if metric == "cosine" else float(np.median(np.sqrt(-truth)))
+    kept = distmm.threshold(*given, t, metric=metric, transb=not itself, plan=plan)
+    is_kept, at = np.zeros(truth.shape, bool), t if metric == "cosine" else -t * t
+    is_kept[kept.rows, kept.columns] = True
+    near = np.tril(truth >= at) if itself else truth >= at
+    assert kept.values.dtype == np.float32
+    assert (is_kept == near)[abs(truth - at) > error].all()
+    assert is_kept.any()
+
+
 def test_a_threshold_that_nothing_reaches_keeps_nothing(client: Client) -> None:
     a, b = operands()
     found = distmm.threshold(a, b, 1e6, plan=TEXTS["waves"], client=client)

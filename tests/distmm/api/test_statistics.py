@@ -179,6 +179,19 @@ def test_a_cluster_reads_files_and_keeps_what_is_persisted(client: Client, tmp_p
             np.testing.assert_allclose(distmm.corrcoef(X).compute(), np.corrcoef(x), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.filterwarnings("ignore:.*:RuntimeWarning")
+def test_correlations_are_nan_where_numpys_are() -> None:
+    x = observed((4, 30))
+    one = x.copy()
+    one[1] *= 1e200
+    for each in (x * 1e200, one, x[:, :0], x[:, :1], x[0] * 1e200, (x + 1j) * 1e200):
+        expected = np.corrcoef(each)
+        for lazy in (each, da.from_array(each, chunks=3)):
+            found = distmm.corrcoef(lazy).compute()
+            np.testing.assert_array_equal(np.isnan(found), np.isnan(expected))
+            np.testing.assert_allclose(found.real, expected.real, rtol=1e-9, atol=1e-9)
+
+
 # Refusals
 
 

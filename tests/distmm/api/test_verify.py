@@ -264,3 +264,60 @@ def test_a_check_on_the_cluster_agrees(client: object) -> None:
 def test_bad_checks_are_refused(shapes: tuple[tuple[int, ...], ...], kwargs: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         verify(*(da.zeros(s) for s in shapes), **kwargs)
+
+
+def with_swapped_columns(n: int) -> tuple[np.ndarray, ...]:
+    """A, B, the product, and the product with swapped columns: those that 16 vectors of +-1 cannot tell apart."""
+    rng = np.random.default_rng(1)
+    a, b = rng.standard_normal((40, 30), "f4"), rng.standard_normal((30, n), "f4")
+    signs = np.random.default_rng(0).choice(np.array([-1.0, 1.0]), (n, 16))
+    columns: dict[bytes, list[int]] = {}
+    for column, of_column in enumerate(signs):
+        columns.setdefault(of_column.tobytes(), []).append(column)
+    left, right = np.array([same[:2] for same in columns.values() if len(same) > 1]).T
+    c = a @ b
+    wrong = c.copy()
+    wrong[:, left], wrong[:, right] = c[:, right], c[:, left]
+    return a, b, c, wrong
+
+
+@pytest.mark.parametrize("n", [1024, 3000, 66_000])
+def test_swapped_columns_are_found_by_every_seed(n: int) -> None:
+    a, b, c, wrong = with_swapped_columns(n)
+    pair = c.copy()
+    pair[:, [7, n - 1]] = c[:, [n - 1, 7]]
+    for seed in (None, 0):
+        assert verify(a, b, c, seed=seed).ok
+        for each in (wrong, pair):
+            verdict = verify(a, b, each, seed=seed)
+            assert verdict.outcome == "wrong"
+            assert "first bad block C[0, " in verdict.message
+            row, column = map(int, verdict.message.partition(", at [")[2].partition("]")[0].split(","))
+            assert each[row, column] != c[row, column]
+
+
+def test_a_seed_is_random_unless_it_is_given_and_the_verdict_names_it() -> None:
+    a, b, c = product("f")
+    first, second = verify(a, b, c), verify(a, b, c)
+    assert first.seed != second.seed
+    assert f"(seed {first.seed})" in first.message
+    again = verify(a, b, c, seed=first.seed)
+    assert again == first
+    wrong = verify(a, b, c + 1)
+    assert f"(seed {wrong.seed})" in wrong.message
+    assert verify(a, b, c + 1, seed=wrong.seed) == wrong
+    assert verify(a, b, c, check="full").seed is None
+
+
+def test_dependent_roundings_in_more_rows_than_are_computed_again_are_no_error() -> None:
+    """A plain float32 chain of equal numbers rounds in one direction, in each of the rows."""
+    a, b = np.full((40, 16_384), 0.1, "f4"), np.ones((16_384, 3), "f4")
+    b *= np.float32(1.7)
+    c = np.zeros((40, 3), "f4")
+    for step in range(a.shape[1]):
+        c += a[:, step, None] * b[step]
+    for check in ("freivalds", "full"):
+        assert verify(a, b, c, check=check).outcome == "right"
+    c[5, 2] *= 1.1
+    for check in ("freivalds", "full"):
+        assert "[5, 2]" in verify(a, b, c, check=check).message

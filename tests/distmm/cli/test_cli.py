@@ -73,7 +73,8 @@ def test_a_deadline_has_exit_code_75_and_the_same_command_goes_on(where: list[st
     assert run(*command).exit_code == 0
     assert run("status", "C.zarr").output.count("complete") == 1
     again = run(*command)
-    assert (again.exit_code, "Done" in again.output) == (0, True)
+    assert (again.exit_code, "nothing was left to compute" in again.output) == (0, True)
+    assert "FLOP/s" not in again.output
     assert run("resume", "C.zarr", *where).exit_code == 0
 
 
@@ -157,6 +158,13 @@ def test_plan_computes_nothing(where: list[str]) -> None:
     assert result.exit_code == 0
     assert "60 x 50 times 50 x 40" in result.output
     assert sorted(os.listdir(".")) == before
+    # It is the plan of `multiply`, which gives blocks the same share of the memory, here and where no cluster is.
+    assert re.search(r"limited by .*read at .* GB/s, and without the time in which a disk writes C", result.output)
+    plan = [line for line in result.output.partition("Plan")[2].splitlines() if not line.startswith("memory")]
+    multiplied = run("multiply", "A.npy", "B.npy", "-o", "C.npy", *where).output
+    assert [line for line in plan if line not in multiplied] == []
+    absent = run("plan", "A.npy", "B.npy", "--memory", "8GB").output
+    assert "4.94 GB are free" in absent  # 0.8 (0.8 x 8 - 0.2), rounded down to 7 bits
 
 
 def test_plan_says_what_does_not_fit(where: list[str]) -> None:
@@ -191,7 +199,8 @@ def test_plan_is_for_gpus_that_are_not_there(tmp_path: Path, monkeypatch: pytest
         (["--threads", "4"], "give their --memory too"),
         (["--memory", "4GB", "--cluster", "tcp://127.0.0.1:1"], "--cluster is for an existing cluster"),
         (["--gpus", "4", "--model", "H100", "--memory", "4GB"], "describe CPU workers"),
-        (["--gpus", "4", "--model", "H100", "--device", "cpu"], "cluster and device='cpu' are given"),
+        (["--gpus", "4", "--model", "H100", "--device", "cpu"], "--device is for an existing cluster"),
+        (["--memory", "64"], "memory is '64': give bytes, at least a MiB, or a size with its unit, such as '80GB'"),
     ],
 )
 def test_descriptions_that_do_not_fit_together_are_refused(arguments: list[str], message: str) -> None:
@@ -209,6 +218,22 @@ def test_verify_tells_right_from_wrong_by_its_exit_code(check: str, where: list[
     wrong = run("verify", "A.npy", "B.npy", "W.npy", "--check", check, *where)
     assert wrong.exit_code == 1
     assert "[17, 23]" in wrong.output
+
+
+def test_verify_finds_swapped_columns_and_repeats_a_check_by_its_seed(where: list[str]) -> None:
+    rng = np.random.default_rng(1)
+    a, b = rng.standard_normal((20, 30), "f4"), rng.standard_normal((30, 1024), "f4")
+    c = a @ b
+    signs = np.random.default_rng(0).choice(np.array([-1.0, 1.0]), (1024, 16))  # +-1 cannot tell equal ones apart
+    same = [(i, j) for i, j in zip(*np.nonzero(signs @ signs.T == 16), strict=True) if i < j]
+    c[:, same[0]] = c[:, same[0][::-1]]
+    for name, matrix in (("U", a), ("V", b), ("S", c)):
+        np.save(f"{name}.npy", matrix)
+    first = run("verify", "U.npy", "V.npy", "S.npy", *where)
+    assert first.exit_code == 1, first.output
+    (seed,) = re.findall(r"\(seed (\d+)\)", first.output)
+    again = run("verify", "U.npy", "V.npy", "S.npy", "--seed", seed, *where)
+    assert (again.exit_code, again.output) == (1, first.output)
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import dask.array as da
 import numpy as np
 import pytest
+from distributed import Client
+from typer.testing import CliRunner
 
 from distmm import job
+from distmm.cli import demo, session
+from distmm.cli.app import app
 from tests.programs import started
 from tests.until import until
 
@@ -113,3 +121,32 @@ def test_a_job_whose_scheduler_is_killed_can_be_resumed(tmp_path: Path) -> None:
     assert "stopped: the scheduler " in err
     assert "continue with: distmm resume C.zarr" in err
     assert job.status(tmp_path / "C.zarr").state == "stopped"
+
+
+def test_ctrl_c_while_the_demo_makes_its_matrices_leaves_no_draft(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def slow(block: np.ndarray) -> np.ndarray:
+        time.sleep(0.1)
+        return block
+
+    def interrupt() -> None:
+        until(lambda: list(tmp_path.glob("here/.A.draft*/c/*/*")))
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+    monkeypatch.setattr(demo, "CHUNK", 40)
+    monkeypatch.setattr(demo, "_random", lambda shape, *_: da.ones(shape, chunks=40, dtype="f4").map_blocks(slow))
+
+    @contextmanager
+    def shared(*_: object) -> Iterator[Client]:
+        with client.as_current():
+            yield client
+
+    monkeypatch.setattr(session, "cluster", shared)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    result = CliRunner().invoke(app, ["demo", "--size", "400", "--device", "cpu", "--dir", str(tmp_path / "here")])
+    thread.join()
+    gc.collect()  # asyncio logs errors that nobody has looked at
+    assert (result.exit_code, "interrupted" in result.output, caplog.text) == (130, True, "")
+    assert os.listdir(tmp_path / "here") == [demo.MARK]

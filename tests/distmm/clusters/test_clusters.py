@@ -7,6 +7,7 @@ import importlib.util
 import json
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -222,7 +223,9 @@ def test_a_script_without_main_guard_is_told_of_it(tmp_path: Path) -> None:
     script.write_text("from distmm import clusters\nwith clusters.local('cpu', dashboard=None) as client: pass\n")
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode != 0
-    assert "if __name__ == '__main__':" in done.stderr.partition("InputError: this script starts a cluster")[2]
+    *lines, last = done.stderr.strip().splitlines()
+    assert re.fullmatch(r"distmm.errors.InputError: this script starts a cluster .* if __name__ == '__main__':", last)
+    assert sum(line.startswith("Traceback") for line in lines) == 1
 
 
 def test_a_gpu_asked_for_where_there_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +271,7 @@ def test_a_gpu_without_the_extra_names_the_command_to_type(
     monkeypatch.setattr(gpus, "_driver", lambda: Driver(version, second=second))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert clusters.missing_for_gpu() == (
-        f"2 GPU(s) found, but not the package(s) dask_cuda, cupy, rmm: type pip install 'distmm[{extra}]'"
+        f"2 GPU(s) found, but not the package(s) dask_cuda, cupy, rmm: type pip install '.[{extra}]'"
     )
 
 

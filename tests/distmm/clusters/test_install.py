@@ -25,7 +25,7 @@ ON_WORKERS = {DevicePlugin.name, WorkerTelemetry.name}
 def two() -> Iterator[Client]:
     """A scheduler and two workers in this process, which have met no product."""
     with (
-        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None) as started,
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as started,
         Client(started, set_as_default=False) as client,
     ):
         yield client

@@ -14,10 +14,9 @@ from dask.core import flatten
 import distmm
 from distmm.graph.dask_tasks import List, PlacedTask, ProductTask, TaskRef, one_per_block, reshaped
 from distmm.graph.placement import Placement
-from distmm.planning.grid import Grid
 from distmm.worker import tasks
 
-WHERE = Placement("c", Grid(2, 3), (), 1, 2, 0, 0)
+WHERE = Placement("c", (), 1, 2, 0, 0, 5)
 BLOCKS = List(TaskRef(("a", 1, 0)), TaskRef(("a", 1, 1))), List(TaskRef(("b", 0, 2)), TaskRef(("b", 1, 2)))
 
 

@@ -30,7 +30,6 @@ from distmm.job.lock import Lock, locked
 from distmm.job.reduction import Reduction, Threshold, TopK
 from distmm.job.row_writer import RowWriter
 from distmm.job.spec import Spec
-from distmm.planning.grid import Grid
 from distmm.storage import create_output, open_matrix
 from distmm.transfer.counted_writes import CountedRun
 from distmm.worker import gpu, gpu_copies
@@ -118,7 +117,7 @@ class OneBlock:
             writer = Writer(
                 folder, CountedRun(lock.token), target, on_gpu, tolerance, 5, 1, self.beta, {"C0": (False, False)}
             )
-            record = writer.write(Placement("C", Grid(1, 1), (), 0, 0, 0, 0), block, left, 0, added, weights)
+            record = writer.write(Placement("C", (), 0, 0, 0, 0), block, left, 0, added, weights)
             assert list(folder.markers()) == [(0, 0)] * record["written"]
             if record["written"]:
                 assert checksum(open_matrix(folder.draft)[...]) == record["crc32c"]
@@ -188,7 +187,7 @@ def test_a_block_that_is_reduced_is_not_copied_to_the_host(reduction: Reduction,
     target: Any = RowFolder(str(tmp_path), reduction, c.dtype)
     folder = Folder.of(tmp_path / "C.zarr").of_job("0" * 16)
     writer = RowWriter(folder, CountedRun(), target, plan, tolerance, 5, 1, 0, {})
-    where = Placement("C", Grid(1, 1), (), 0, 0, 0, 0)
+    where = Placement("C", (), 0, 0, 0, 0)
     (expected,), on_cpu = writer.part(where, c, left, 0, None, weights)
     Block.to_host.clear()
     (record,), on_gpu = writer.part(where, c.view(Block), left, 0, None, weights)

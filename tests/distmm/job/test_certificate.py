@@ -78,7 +78,7 @@ def _spoil(kind: str, times: int, folder: str) -> None:
         return block
 
     def multiply(where: Any, choice: Any, c: Any, a: list[Any], b: list[Any], *rest: Any, **how: Any) -> Any:
-        if kind == "transfer" and where.grid.owner(where.i, where.step) != where.rank:
+        if kind == "transfer" and where.homes[0] != where.rank:
             a = [flipped(a[0]), *a[1:]]  # a copy that came from its home with one bit changed
         if kind == "digits":  # operands of TF32
             a, b = ([(x.view("u4") & np.uint32(0xFFFFE000)).view("f4") for x in blocks] for blocks in (a, b))

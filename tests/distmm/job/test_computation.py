@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from distributed import Client
+from distributed import Client, Scheduler
 
 import distmm
+from distmm import job
 from distmm.checking.tolerance import Tolerance
+from distmm.job import made_blocks
 from distmm.job.block_writer import Writer
 from distmm.job.computation import Computation
 from distmm.job.spec import Spec
@@ -44,3 +47,17 @@ def test_blocks_that_are_written_before_one_that_fails_are_fetched_together_and_
     assert fetched == [2]
     assert (computation.written, computation.residual) == (2, 1 / 8)
     assert told == [("certified", {"blocks": [(0, 0), (1, 0)]})]
+
+
+def test_a_scheduler_and_a_client_keep_nothing_of_a_job_that_has_ended(client: Client, tmp_path: Path) -> None:
+    def topics(dask_scheduler: Scheduler) -> set[str]:
+        return set(dask_scheduler._broker._topics)
+
+    A = np.ones((40, 30), "f4")
+    kept = []
+    for run in range(2):
+        np.save(tmp_path / "A.npy", A + run)
+        job.multiply(tmp_path / "A.npy", tmp_path / "A.npy", tmp_path / f"C{run}.npy", client=client, transb=True)
+        kept.append((client.run_on_scheduler(topics), set(client._event_handlers)))
+    assert kept[0] == kept[1]
+    assert not made_blocks._notes[client]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import dask.array as da
+import fsspec
 import ml_dtypes
 import numpy as np
 import pytest
@@ -189,6 +190,8 @@ def test_a_chunk_that_disappears_is_an_error_until_it_is_back(name: str, client:
         InputError, match=r"cannot read .*FileNotFoundError.*resume C\.zarr, after the cause is removed"
     ):
         multiply(client, name, stop=Meanwhile(lambda: os.rename(chunk, "away"), "C.zarr"))
+    with pytest.raises(InputError, match=r"missing was None, is 1 of \d+ chunks are missing, .*: c/5/3"):
+        job.resume("C.zarr", client=client)  # would read it as zeros
     assert not_certified()
     os.rename("away", chunk)
     job.resume("C.zarr", client=client)
@@ -269,14 +272,24 @@ def test_a_c_that_is_changed_before_it_has_been_added_ends_the_run(
     np.testing.assert_allclose(values(out), 2 * product)
 
 
-def test_objects_of_a_store_have_stamps_too() -> None:
-    store = zarr.storage.FsspecStore.from_url("memory://stamped/A.zarr")
-    stored = zarr.create_array(store, data=np.ones((8, 8)), chunks=(4, 4))
-    matrix = open_matrix("memory://stamped/A.zarr")
-    before = matrix.stamp()
+@pytest.mark.parametrize("shards", [None, (4, 4)])
+def test_objects_of_a_store_are_stamped_and_listed_too(shards: tuple[int, int] | None) -> None:
+    url = f"memory://stamped-{shards}/A.zarr"
+    store = zarr.storage.FsspecStore.from_url(url)
+    stored = zarr.create_array(store, shape=(8, 8), dtype="f8", chunks=(2, 4), shards=shards)
+    stored[2:] = 1
+    matrix = open_matrix(url)
+    before, missing = matrix.stamp(), matrix.missing()
     assert before == matrix.stamp() is not None
-    stored[0, 0] = 2
+    assert missing == ("2 of 8 chunks are missing, and read as 0.0" if shards is None else None)
+    stored[2, 0] = 2
     assert matrix.stamp() != before
+    np.testing.assert_array_equal(matrix[:4, :4], stored[:4, :4])
+    fsspec.filesystem("memory").rm(f"{store.path}/c/1/1")
+    np.testing.assert_array_equal(matrix[:2, :4], stored[:2, :4])
+    with pytest.raises(InputError, match="c/1/1"):
+        matrix[...]
+    assert open_matrix(url).fingerprint() != matrix.fingerprint()
 
 
 blocks = st.tuples(st.integers(1, 9), st.integers(1, 9), st.sampled_from(["i1", "f2", "f4", "f8", "c16", "?"]))

@@ -23,7 +23,7 @@ from distmm.storage import create_output, open_matrix, reopen_output, zarr_objec
 from distmm.storage.object_store import ObjectFolder, within
 from distmm.storage.records import records
 from distmm.storage.zarr_objects import ObjectDraft, ObjectTarget
-from tests.distmm.job.disturbed import operands, values
+from tests.distmm.job.disturbed import Meanwhile, operands, values
 from tests.distmm.job.object_server import BUCKET, HalfWay, marked, multiply, objects, store, tags, url, whole
 from tests.until import until
 
@@ -126,6 +126,26 @@ def test_a_block_that_is_replaced_while_the_job_runs_gets_no_certificate(
     assert not objects(f"{stored}.certificate.json")
     assert job.resume(url(stored), client=client).kept == 7
     np.testing.assert_array_equal(values(url(stored)), c)
+
+
+def test_an_object_of_an_input_that_is_lost_during_a_job_is_an_error_until_it_is_back(
+    client: Client, c: np.ndarray, stored: str
+) -> None:
+    a, chunk = f"{stored[:-6]}A.zarr", f"{BUCKET}/{stored[:-6]}A.zarr/c/5/3"
+    zarr.create_array(url(a), data=np.load("in/A.npy"), chunks=(20, 30))
+    content = store().cat_file(chunk)
+
+    def run(**options: Any) -> job.Summary:
+        plan = "g1x2x1 b30x60x60 p1 w4x1 l1"
+        return job.multiply(url(a), "in/B.zarr", "C.zarr", client=client, plan=plan, **options)
+
+    with pytest.raises(InputError, match=r"cannot read .*c/5/3"):
+        run(stop=Meanwhile(lambda: store().rm_file(chunk), "C.zarr"))
+    with pytest.raises(InputError, match=r"missing was None, is 1 of 24 chunks are missing"):
+        run()
+    store().pipe_file(chunk, content)
+    assert run().kept >= 4
+    np.testing.assert_array_equal(values(), c)
 
 
 def test_a_c_that_is_there_is_replaced_if_asked_for_and_is_gone_from_the_first_block_on(

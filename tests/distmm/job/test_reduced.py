@@ -86,6 +86,23 @@ def test_near_pairs_on_disk_are_those_in_memory(metric: Any, t: float, client: C
         job.threshold("X.npy", "Y.npy", t, "near.zarr", transb=True, client=client)
 
 
+def test_metrics_on_disk_are_not_rounded_to_float16_and_float32_that_overflows_is_refused(
+    client: Client, c: np.ndarray
+) -> None:
+    rng = np.random.default_rng(1)
+    x, y = rng.standard_normal((40, 20)), rng.standard_normal((50, 20))
+    options: dict[str, Any] = {"transb": True, "client": client, "plan": "g1x2x1 b16x10x16 p1 w1 l2"}
+    half = [(1000 * each).astype("f2") for each in (x, y)]
+    job.topk(*half, 5, "half.zarr", metric="cosine", **options)
+    a, b = (each.astype(float) for each in half)
+    cosines = a @ b.T / np.outer(np.linalg.norm(a, axis=1), np.linalg.norm(b, axis=1))
+    found = arrays("half.zarr")
+    np.testing.assert_array_equal(found["indices"], best(cosines, 5))
+    np.testing.assert_allclose(found["values"], np.take_along_axis(cosines, best(cosines, 5), axis=1), rtol=1e-5)
+    with pytest.raises(InputError, match=r"norms from .*e\+25 to .*e\+25, and float32 cannot .* store them as float64"):
+        job.topk(*((1e25 * each).astype("f4") for each in (x, y)), 5, "single.zarr", metric="euclidean", **options)
+
+
 @pytest.mark.parametrize("transa", [False, True])
 def test_a_product_with_itself_needs_no_second_matrix(transa: bool, client: Client, c: np.ndarray) -> None:
     a = np.load("A.npy")

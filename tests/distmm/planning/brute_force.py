@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from distmm.planning.blocks import Wave
+from distmm.planning.grid import Grid
 from distmm.planning.plan import Plan
 from distmm.planning.problem import operand_batch
 
@@ -38,19 +39,41 @@ class BruteForce:
         return [list(self._tasks(wave)) for wave in self.plan.waves]
 
     def _tasks(self, wave: Wave) -> Iterator[Task]:
-        problem, blocking, grid = self.plan.problem, self.plan.blocking, self.plan.grid
+        problem, blocking = self.plan.problem, self.plan.blocking
         for batch, i, j in blocking.c_indices(wave):
             edges = [cut[x] for cut, x in zip(blocking.batch, batch, strict=True)]
             area = math.prod(edges) * blocking.m[i] * blocking.n[j]
             a, b = operand_batch(batch, problem.a_batch), operand_batch(batch, problem.b_batch)
-            for layer, steps in enumerate(blocking.parts(grid.layers)):
+            for layer, (rank, steps) in enumerate(self._chains(batch, i, j)):
                 for s, panels in enumerate(steps):
                     reads = {}
                     for p in panels:
                         other: Block = ("B", b, p, j) if problem.symmetry is None else ("A", a, j, p)
                         for block in (("A", a, i, p), other):
-                            reads[block] = grid.owner(block[2], block[3], block[1], layer)
-                    yield Task(grid.owner(i, j, batch, layer), layer, s, reads, area)
+                            reads[block] = self._home(block, layer)
+                    yield Task(rank, layer, s, reads, area)
+
+    def _chains(self, batch: tuple[int, ...], i: int, j: int) -> list[tuple[int, list[list[int]]]]:
+        """Ranks that multiply for a block of C, with the panels of each of their steps; the first one makes it."""
+        blocking, grid, length = self.plan.blocking, self.plan.grid, self.plan.blocking.panels
+        if isinstance(grid, Grid):
+            parts = blocking.parts(grid.layers)
+            return [(grid.owner(i, j, batch, x), [list(p) for p in steps]) for x, steps in enumerate(parts)]
+        ranks = [grid.rank(i, p, j) for p in range(len(blocking.k))]
+        mine = {rank: [p for p, at in enumerate(ranks) if at == rank] for rank in sorted(set(ranks))}
+        cut = [(r, [panels[x : x + length] for x in range(0, len(panels), length)]) for r, panels in mine.items()]
+        turn = (i + j) % len(cut)
+        return cut[turn:] + cut[:turn]
+
+    def _home(self, block: Block, layer: int) -> int:
+        name, batch, row, column = block
+        grid = self.plan.grid
+        if isinstance(grid, Grid):
+            return grid.owner(row, column, batch, layer)
+        homes = grid.homes[name == "B"]
+        if homes is not None and homes[row][column] >= 0:
+            return homes[row][column]
+        return grid.rank(row, column, 0) if name == "A" else grid.rank(0, row, column)
 
     def size(self, block: Block) -> int:
         """Bytes of a block of A or B."""
@@ -69,15 +92,13 @@ class BruteForce:
         for tasks in self.waves:
             copies = {(t.rank, block) for t in tasks for block, home in t.reads.items() if home != t.rank}
             total += sum(self.size(block) for _, block in copies)
-        partial = len(self.plan.blocking.parts(self.plan.grid.layers)) - 1
-        areas = sum(t.area for tasks in self.waves for t in tasks if t.step == 0)
-        return total + areas // (partial + 1) * partial * self.plan.problem.accumulator_bytes
+        areas = sum(t.area for tasks in self.waves for t in tasks if t.step == 0 < t.layer)
+        return total + areas * self.plan.problem.accumulator_bytes
 
     @property
     def tasks(self) -> int:
         """Steps of all chains, and the sums of the layers' parts."""
-        partial = len(self.plan.blocking.parts(self.plan.grid.layers)) - 1
-        return sum(map(len, self.waves)) + partial * sum(wave.c_blocks for wave in self.plan.waves)
+        return sum(1 + (t.step == 0 < t.layer) for tasks in self.waves for t in tasks)
 
     @property
     def held(self) -> int:
@@ -93,7 +114,7 @@ class BruteForce:
         accumulator = plan.problem.accumulator_bytes
         finished: Counter[int] = Counter()
         loaded: dict[Block, int] = {}  # that stay for waves to come
-        split = len(plan.blocking.parts(plan.grid.layers)) > 1
+        split = any(t.layer for tasks in self.waves for t in tasks)
         for tasks in self.waves:
             areas: dict[int, list[int]] = {}
             for t in tasks:

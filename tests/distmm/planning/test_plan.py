@@ -323,3 +323,16 @@ def test_planner_and_kernels_agree_on_the_tile_and_the_precisions() -> None:
 def test_a_cluster_without_workers_is_refused() -> None:
     with pytest.raises(InputError, match="no workers"):
         make_plan(Problem(10, 10, 10, F4), replace(CPU, workers=0))
+
+
+def test_rows_say_how_many_steps_there_are_and_how_many_panels_they_have() -> None:
+    problem, said = Problem(40, 60, 40, F4), {}
+    for panels in (1, 2, 8):
+        for waves in (1, 4):
+            plan = make_plan(problem, CPU, text=f"g1x1x1 b20x20x20 p{panels} w{waves} l2")
+            said[panels, waves] = dict(plan.rows())["blocks"].partition("4 blocks of C")[2]
+    assert said == {
+        (1, 1): ", 3 steps", (1, 4): ", in 4 waves of 3 steps",
+        (2, 1): ", 2 steps of up to 2 panels each", (2, 4): ", in 4 waves of 2 steps of up to 2 panels each",
+        (8, 1): ", 1 step of 3 panels", (8, 4): ", in 4 waves of 1 step of 3 panels",
+    }  # fmt: skip

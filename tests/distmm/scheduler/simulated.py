@@ -94,8 +94,7 @@ class Model:
         awake = dict.fromkeys(task.key for task in run)
         planned = [
             PlannedTask(
-                task.key, task.where, task.where.rank, task.spec.is_first, task.operands, (0, self.random.random()),
-                task.spec.added,
+                task.key, task.where, task.where.rank, task.spec.is_first, task.operands, (0, self.random.random())
             )
             for task in run
             if task.product and task.where is not None
@@ -373,8 +372,6 @@ class Model:
             worker = self.workers.get(addresses[rank])
             if worker is not None and block not in worker.data and block not in worker.asked:
                 worker.asked.append(block)  # Dask's workers ask once, and for nothing that they have
-        for name in decided.unread:
-            self.checks.unread(name)
         self.checks.slots()
 
     def holders(self, key: Key) -> set[int]:

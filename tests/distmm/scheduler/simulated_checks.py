@@ -69,11 +69,6 @@ class Checks:
         readers = [one for one in block.readers if one.product and self._reads_at(one, rank)]
         assert readers, f"{block.key} is copied to {rank}, where nobody reads it"
 
-    def unread(self, name: str) -> None:
-        """Nobody reads an array any more."""
-        readers = [task.key for task in self.model.tasks.values() if task.product and name in self._arrays(task)]
-        assert not readers, f"{name} is said to be unread, and {readers[0]} reads it"
-
     def slots(self) -> None:
         """No rank holds more blocks of C, made or begun, than it has slots; and it has no more of them than fit."""
         begun: defaultdict[tuple[str, int], set[tuple[str, Chain]]] = defaultdict(set)
@@ -113,10 +108,6 @@ class Checks:
     def _reads_at(self, task: Task, rank: int) -> bool:
         assert task.where is not None
         return self.model.rank(task.where) == rank
-
-    def _arrays(self, task: Task) -> set[str]:
-        added = set() if task.spec.added is None else {task.spec.added}
-        return added | {key[0] for key in task.operands}
 
     def _is_open(self, task: Task) -> bool:
         where = task.where

@@ -8,6 +8,7 @@ import dask
 import distributed
 import pytest
 from distributed import Client, LocalCluster, Scheduler, SchedulerPlugin
+from distributed.stealing import WorkStealing
 
 from distmm.all_workers import workers_of
 from distmm.scheduler import dask_internals
@@ -284,3 +285,41 @@ def test_the_memory_manager_pauses_and_goes_on(two: Client) -> None:
         return states
 
     assert two.run_on_scheduler(look) == [True, False, False, True, True]
+
+
+def test_placed_tasks_are_not_stolen(two: Client, holding: Holding) -> None:
+    future = two.submit(lambda: 1, key="stays")
+    held(two, 1)
+    first, second = sorted(workers_of(two))
+
+    def thief(dask_scheduler: Scheduler) -> object:
+        ts, other = dask_scheduler.tasks["stays"], dask_scheduler.workers[second]
+        dask_internals.place(ts, first)
+        return WorkStealing._get_thief(None, dask_scheduler, ts, {other}, occupancies={other: 0.0})
+
+    assert two.run_on_scheduler(thief) is None
+    on_scheduler(two, lambda scheduler: dask_internals.start(scheduler, [scheduler.tasks["stays"]]))
+    assert future.result(timeout=60) == 1
+
+
+@pytest.mark.parametrize("ranks", [None, (1,)])
+def test_placed_tasks_of_a_worker_that_has_gone_run_where_they_may(
+    two: Client, holding: Holding, ranks: tuple[int, ...] | None
+) -> None:
+    future = two.submit(lambda: 1, key=f"homeless-{ranks}")
+    held(two, 1)
+    addresses = sorted(workers_of(two))
+
+    def start(scheduler: Scheduler) -> None:
+        ts = scheduler.tasks[future.key]
+        dask_internals.hold(ts, 0, ranks)
+        dask_internals.place(ts, "tcp://gone:1")
+        dask_internals.start(scheduler, [ts])
+        assert ts.state == "no-worker"
+        assert dask_internals.elsewhere(scheduler, ts, addresses)
+        dask_internals.start(scheduler, [ts])
+
+    on_scheduler(two, start)
+    assert future.result(timeout=60) == 1
+    (address,) = two.who_has(future)[future.key]
+    assert address in [addresses[rank] for rank in ranks or (0, 1)]

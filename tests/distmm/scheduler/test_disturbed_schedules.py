@@ -82,7 +82,7 @@ def test_a_product_ends_on_one_worker_where_both_were_lost_and_one_came_back() -
 
 
 def test_a_chain_that_was_given_up_while_it_waited_takes_no_slot() -> None:
-    slots, first, second = OutputSlots(1), *(Placement("c", Grid(1, 1), (), 0, j, 0, j) for j in range(2))
+    slots, first, second = OutputSlots(1), *(Placement("c", (), 0, j, 0, j, owners=(0,)) for j in range(2))
     for where in (first, second):
         slots.expect(("c", 0, where.j), where)
         slots.ask(("step", 0, where.j), where, 0, (where.j,))

@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -115,13 +116,14 @@ def test_no_worker_holds_more_than_the_plan_says(client: Client, resident: bool)
     else:
         shapes = ((blocks * edge, depth * edge), (depth * edge, blocks * edge))
         A, B = (da.random.default_rng(s).random(shape, chunks=edge) for s, shape in enumerate(shapes))
-    p = plan(A, B, client=client)
+    text = f"g2x2x1 b{edge}x{edge}x{edge} p1 w1 l2"
+    p = plan(A, B, client=client, plan=text if resident else None)
     assert p.operands == (("resident" if resident else "streamed"),) * 2
-    assert (p.grid, p.blocking.panels, p.lookahead) == (grid, 1, 2)
+    assert str(p) == text
     before = telemetry.bytes_moved(client)
     block, own, panel = edge * edge * 8, blocks**2 // 4, blocks // 2
     with lockstep.gate(client):
-        C = client.persist(matmul(A, B, client=client))
+        C = client.persist(matmul(A, B, client=client, plan=p))
         peak = lockstep.largest_held(client, C, block)
     # C, the blocks of two steps (half of each panel is copied, half is at home), the block that is being written, and
     # two that are not yet freed.
@@ -289,6 +291,12 @@ def after_the_join(block: np.ndarray, block_info: Any = None) -> np.ndarray:
     return block
 
 
+def early_after_the_join(block: np.ndarray, block_info: Any = None) -> np.ndarray:
+    """Let the blocks of the second panel wait: the steps of the others are held."""
+    assert not block_info or block_info[0]["chunk-location"][1] != 1 or JOINED.wait(120)
+    return block
+
+
 def test_a_worker_that_joins_a_running_product_makes_none_of_its_blocks() -> None:
     with (
         dask.config.set({"distributed.scheduler.work-stealing": False}),
@@ -310,6 +318,29 @@ def test_a_worker_that_joins_a_running_product_makes_none_of_its_blocks() -> Non
         made = owners(client, C.name)
     assert {key: p.grid.owner(*key[1:]) % 2 for key in made} == made
     assert len(made) == BLOCKS**2
+
+
+def test_a_worker_that_joins_an_adaptive_cluster_takes_its_share_of_a_running_product() -> None:
+    JOINED.clear()
+    with (
+        dask.config.set({"distributed.scheduler.work-stealing": False}),
+        LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as one,
+        Client(one, set_as_default=False) as client,
+    ):
+        A, B = lazy(33), lazy(34)
+        waiting = A.map_blocks(early_after_the_join, dtype="f4", meta=np.empty((0, 0), "f4"))
+        p = plan(waiting, B, plan=f"g1x1x1 b{EDGE}x{EDGE}x{EDGE} p1 w1 l1")
+        C = client.persist(matmul(waiting, B, plan=p, client=client))
+        until(lambda: cluster.progress(client, C).done > 0)
+        asks = one.scheduler.handlers["adaptive_target"]
+        assert one.scheduler.adaptive_target(target_duration="1s") <= 1 < asks(target_duration="1ms")
+        one.scale(2)
+        client.wait_for_workers(2)
+        JOINED.set()
+        result = client.compute(C).result(timeout=120)
+        made = owners(client, C.name)
+        np.testing.assert_allclose(result, client.compute(A @ B).result(timeout=120), rtol=1e-5)
+    assert Counter(made.values()) == {0: BLOCKS**2 // 2, 1: BLOCKS**2 // 2}
 
 
 @pytest.mark.bits

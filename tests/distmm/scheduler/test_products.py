@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from distmm.graph.placement import Placement
 from distmm.planning.grid import Grid
 from distmm.scheduler.product_state import Limits, OperandBlock, PlannedTask
@@ -19,7 +21,11 @@ def machine(workers: int) -> Products:
 
 def chain(name: str, grid: Grid, j: int = 0) -> list[PlannedTask]:
     """One block of C in `DEPTH` steps."""
-    places = [Placement(name, grid, (), 0, j, step, step) for step in range(DEPTH)]
+    rank = grid.owner(0, j)
+    places = [
+        Placement(name, (), 0, j, step, step, rank, (rank,), (grid.owner(0, step), grid.owner(step, j)))
+        for step in range(DEPTH)
+    ]
     return [
         PlannedTask((name, 0, j, step), where, where.rank, not step, (("A", 0, step), ("B", step, j)))
         for step, where in enumerate(places)
@@ -54,7 +60,7 @@ def test_a_load_that_a_cancelled_product_held_starts_for_the_product_that_shares
 
 def test_a_load_that_a_late_step_holds_comes_in_time_for_an_early_task_that_arrives_later() -> None:
     products, (first, _, last) = machine(1), chain("c", Grid(1, 1))
-    early = PlannedTask(("c", 0, 1, 0), Placement("c", Grid(1, 1), (), 0, 1, 0, 0), 0, True, last.operands)
+    early = PlannedTask(("c", 0, 1, 0), Placement("c", (), 0, 1, 0, 0, 0, (0,), (0, 0)), 0, True, last.operands)
     limits = {"c": Limits(lookahead=1)}
     products.arrived([first, last], (), operands([first, last], "c"), (), limits)
     assert not set(last.operands) & {key for key, _ in decide(products).start}
@@ -68,12 +74,12 @@ def test_two_products_do_not_wait_for_each_others_late_steps() -> None:
     limits = {name: Limits(lookahead=1) for name in ("one", "two")}
     for name, block in (("one", X), ("two", Y)):
         first, _, last = chain(name, Grid(1, 1))
-        tasks = [first, last._replace(operands=(block,))]
+        tasks = [first, last._replace(operands=(block,), where=replace(last.where, homes=(0,)))]
         products.arrived(tasks, (), operands(tasks, name), (), limits)
     decide(products)
     # Clients ask for another block of each. Its first task reads what the other product's late step loads.
     for name, block in (("one", Y), ("two", X)):
-        task = PlannedTask((name, 0, 1, 0), Placement(name, Grid(1, 1), (), 0, 1, 0, 0), 0, True, (block,))
+        task = PlannedTask((name, 0, 1, 0), Placement(name, (), 0, 1, 0, 0, 0, (0,), (0,)), 0, True, (block,))
         products.arrived([task], (), {block: OperandBlock()}, (), limits)
     started = [key for key, _ in decide(products).start]
     assert (X in started) != (Y in started), "one of them waits for the other one, which then must not wait"
@@ -124,14 +130,22 @@ def test_events_of_products_that_are_not_known_change_nothing() -> None:
     assert not products.undecided
 
 
-def test_an_array_is_not_called_unread_if_a_product_that_reads_it_has_arrived_meanwhile() -> None:
-    # A client lets go of arrays that are called unread: the tasks of the second product would read freed memory.
-    products, first, second = machine(1), chain("first", Grid(1, 1)), chain("second", Grid(1, 1))
-    products.arrived(first, (), operands(first, "first"), (), {"first": Limits()})
-    for task in first:
-        products.forgotten(task.key, task.where)
-    products.arrived(second, (), operands(second, "second"), (), {"second": Limits()})
-    assert not decide(products).unread
-    for task in second:
-        products.forgotten(task.key, task.where)
-    assert set(decide(products).unread) == {"A", "B"}
+def test_a_worker_that_joins_takes_a_share_of_the_chains_from_their_next_held_step_on() -> None:
+    products = machine(1)
+    tasks = [task for j in range(4) for task in chain("c", Grid(1, 1), j)]
+    products.arrived(tasks, (), operands(tasks, "c"), (), {"c": Limits(lookahead=1)})
+    assert {rank for _, rank in decide(products).start} == {0}
+    products.worker_joined("tcp://late", "late")
+    products.share(1)
+    wanted, ranks = set(), {}
+    for step in range(DEPTH):
+        for task in (task for task in tasks if task.where.step == step):
+            products.finished(task.key, task.where)
+        decided = products.decide(lambda block: {0})
+        ranks |= dict(decided.start)
+        wanted |= {block for block, rank in decided.copy if rank == 1}
+    late = {task.where.j for task in tasks if ranks.get(task.key) == 1}
+    assert late == {task.where.j for task in tasks if task.where.step and ranks[task.key] == 1}
+    assert len(late) == 2
+    assert wanted == {block for task in tasks if task.where.step and task.where.j in late for block in task.operands}
+    assert not products.replicas.uses

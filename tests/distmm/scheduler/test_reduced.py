@@ -17,7 +17,6 @@ import distmm
 from distmm import DoesNotFitError
 from distmm.graph.placement import Placement
 from distmm.graph.product_graph import ProductLayer
-from distmm.planning.grid import Grid
 from distmm.planning.plan import Plan
 from distmm.scheduler.product_state import Limits, PlannedTask
 from distmm.scheduler.products import Products
@@ -41,9 +40,9 @@ def plan_of(lazy: da.Array) -> Plan:
 
 @pytest.mark.parametrize("is_reduced", [False, True])
 def test_a_chain_whose_block_is_reduced_gives_its_slot_back_when_it_has_finished(is_reduced: bool) -> None:
-    products, grid = Products(), Grid(1, 1)
+    products = Products()
     products.worker_joined("tcp://0", 0)
-    first, second = (Placement("c", grid, (), 0, j, 0, j) for j in range(2))
+    first, second = (Placement("c", (), 0, j, 0, j, owners=(0,)) for j in range(2))
     tasks = [PlannedTask(("c", 0, where.j), where, 0, True, ()) for where in (first, second)]
     limits = Limits(lookahead=2, output_slots=1, reduced=is_reduced)
     products.arrived(tasks, (), {}, (), {"c": limits})

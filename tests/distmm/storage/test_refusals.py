@@ -195,3 +195,18 @@ def test_hdf5_data_in_other_files_are_not_read(tmp_path: Path) -> None:
     for name, message in cases.items():
         with pytest.raises(InputError, match=message):
             open_matrix(tmp_path / f"A.h5:{name}")
+
+
+def test_a_store_without_keys_is_not_called_damaged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    s3fs = pytest.importorskip("s3fs")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    s3fs.S3FileSystem.clear_instance_cache()
+    with pytest.raises(InputError, match=r"s3://bucket/A\.zarr: cannot be reached: .*credentials; check its .* keys"):
+        open_matrix("s3://bucket/A.zarr")
+    s3fs.S3FileSystem.clear_instance_cache()
+    with pytest.raises(InputError, match=r"memory://no/A\.zarr: not a readable Zarr array"):
+        open_matrix("memory://no/A.zarr")

@@ -7,6 +7,7 @@ import os
 import pickle
 import shutil
 from pathlib import Path
+from typing import Any
 
 import h5py
 import ml_dtypes
@@ -15,8 +16,8 @@ import pytest
 import zarr
 
 from distmm.errors import InputError
-from distmm.storage import Matrix, open_matrix
-from tests.distmm.storage.samples import DTYPES, FORMS, sample, stored
+from distmm.storage import Matrix, locate, open_matrix
+from tests.distmm.storage.samples import DTYPES, FORMS, sample, save_matrix, stored
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -126,17 +127,55 @@ def test_short_reads_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     np.testing.assert_array_equal(matrix[:50], values[:50])
 
 
-@pytest.mark.parametrize(("order", "dtype"), [("C", "float32"), ("F", "complex64"), ("C", "bfloat16")])
+RAW = ["float32", "complex64", "bfloat16", ">f4", ">i4", ">c8", "<f8"]
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("dtype", RAW)
 def test_raw_binary_needs_its_shape_and_type(order: str, dtype: str, tmp_path: Path) -> None:
     values = sample(dtype="float32").astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
     (tmp_path / "A.bin").write_bytes(values.tobytes(order=order))
     path = f"{tmp_path}/A.bin:13x9:{dtype}{':F' * (order == 'F')}"
     matrix = pickle.loads(pickle.dumps(open_matrix(path)))
+    assert matrix.dtype.isnative
     np.testing.assert_array_equal(matrix[2:9, 1:7], values[2:9, 1:7])
     np.testing.assert_array_equal(open_matrix(matrix.path)[::-1, 3], values[::-1, 3])
     for wrong, message in [(f"13x10:{dtype}", "the file has"), ("13x9:words", "not a type of elements")]:
         with pytest.raises(InputError, match=message):
             open_matrix(f"{tmp_path}/A.bin:{wrong}")
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("shape", [(0, 7), (7, 0), (0, 0)])
+def test_raw_binary_may_be_empty(shape: tuple[int, int], order: str, tmp_path: Path) -> None:
+    (tmp_path / "A.bin").write_bytes(b"")
+    matrix = open_matrix(f"{tmp_path}/A.bin:{shape[0]}x{shape[1]}:float32:{order}")
+    assert matrix[...].shape == np.asarray(matrix).shape == shape
+    assert matrix.columns_first in (True, False)  # asks the file, as jobs do
+
+
+def test_line_breaks_in_a_path_change_no_format(tmp_path: Path) -> None:
+    folder, values = tmp_path / "new\nline", np.ones((3, 4))
+    folder.mkdir()
+    save_matrix(folder / "A.h5", values)
+    (folder / "A.bin").write_bytes(values.tobytes())
+    for name in ("A.h5", "A.bin:3x4:float64"):
+        np.testing.assert_array_equal(open_matrix(f"{folder}/{name}")[...], values)
+    assert locate(f"{folder}/C.h5:/x") == (f"{folder}/C.h5", "/x")
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.filterwarnings("ignore:Consolidated metadata")
+def test_the_metadata_of_an_array_count_where_consolidated_ones_are_older(version: Any, tmp_path: Path) -> None:
+    group = zarr.create_group(tmp_path / "G.zarr", zarr_format=version)
+    group.create_array("old", data=np.ones((4, 4)))
+    group.create_array("A", data=np.ones((4, 6)), chunks=(2, 2))
+    zarr.consolidate_metadata(tmp_path / "G.zarr")
+    shutil.rmtree(tmp_path / "G.zarr/old")
+    zarr.open_array(tmp_path / "G.zarr/A").resize((4, 4))
+    matrix = open_matrix(tmp_path / "G.zarr")
+    np.testing.assert_array_equal(matrix[...], np.ones((4, 4)))
+    assert matrix.fingerprint() == open_matrix(tmp_path / "G.zarr/A").fingerprint()
 
 
 def test_sharded_arrays_are_read(tmp_path: Path) -> None:

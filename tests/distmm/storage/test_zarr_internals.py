@@ -59,7 +59,7 @@ def test_every_packing_codec_of_an_array_is_bounded(version: int, tmp_path: Path
     array = zarr.create_array(
         tmp_path / "A.zarr", shape=(8, 8), chunks=(4, 4), dtype="f8", zarr_format=version, **options
     )
-    described = repr(zarr_internals.bounded(array).metadata)
+    described = repr(zarr_internals.bounded(array, bool).metadata)
     assert "Bounded" in described
 
 

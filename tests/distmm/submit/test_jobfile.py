@@ -224,3 +224,9 @@ def test_a_job_file_in_a_folder_that_no_script_can_name_is_refused(name: str, tm
     (tmp_path / name / "job.toml").write_text(PRODUCT)
     with pytest.raises(InputError, match="quotes, backslashes or unprintable characters"):
         jobfile.load(tmp_path / name / "job.toml")
+
+
+def test_a_byte_order_mark_is_no_text(write) -> None:
+    assert jobfile.load(write(b"\xef\xbb\xbf" + PRODUCT.replace("\n", "\r\n").encode())) == jobfile.load(write(PRODUCT))
+    with pytest.raises(InputError, match=r"job\.toml:5:"):  # lines are counted as before
+        jobfile.load(write(b"\xef\xbb\xbf" + PRODUCT.encode() + b"colour = 1\n"))

@@ -279,3 +279,21 @@ def test_old_records_go_and_the_counters_stay(current: Client) -> None:
     held, after = current.run_on_scheduler(counters)
     assert held == KEPT
     assert after - before == (KEPT + 2) * 2 * 32**3
+
+
+@pytest.mark.parametrize("options", [{}, {"title": "C.zarr", "kept": [0, 3]}])
+def test_the_count_of_steps_to_do_is_that_of_the_arrays(options: dict[str, object]) -> None:
+    r = record(**options)
+    rng = np.random.default_rng(1)
+    for number in range(400):
+        chain, step = int(rng.integers(r.chains)), int(rng.integers(r.steps))
+        match number % 3 if number < 200 else 1:
+            case 0:
+                r.want(chain, step, "w", 1000.0)
+            case 1:
+                r.add(StepRun(chain, step, "w", 1001.0, 1002.0))
+            case 2:
+                r.add(Again(1003.0, chain, step, bool(r.done[chain, step])))
+        missing = r.expected & ~r.done
+        assert (r.count, r.to_do) == (r.expected.sum(), missing.sum())
+    assert r.made == (not missing.any())

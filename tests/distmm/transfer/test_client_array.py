@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import math
 import multiprocessing
 import os
 import pickle
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import dask.array as da
@@ -23,7 +26,7 @@ from hypothesis import strategies as st
 import distmm
 from distmm import transfer
 from distmm.errors import InputError
-from distmm.transfer import ClientArray, client_array, process_memory, shared_memory
+from distmm.transfer import ClientArray, client_array, loans, process_memory, shared_memory
 from tests.distmm.scheduler.known import known
 from tests.until import until
 
@@ -132,6 +135,29 @@ def test_memory_that_is_gone_is_an_error_and_not_a_result(other: Any) -> None:
     assert not other.apply(process_memory.can_read, (os.getpid(), secret.ctypes.data, bytes(32)))
 
 
+def test_nothing_is_copied_any_more_when_an_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    second_began, raised, second_ended = threading.Event(), threading.Event(), threading.Event()
+    calls = itertools.count()
+    late: list[bool] = []
+
+    def call(*about: Any) -> int:
+        if next(calls) == 0:
+            second_began.wait(10)
+            return -1
+        second_began.set()
+        late.append(raised.wait(0.2))  # true if the error was raised during this call
+        second_ended.set()
+        return 8
+
+    monkeypatch.setattr(process_memory, "_threads", cache(partial(ThreadPoolExecutor, 2)))
+    monkeypatch.setattr(process_memory, "IOV_MAX", 1)
+    with pytest.raises(OSError, match="out of reach"):
+        process_memory._copy_pieces(call, 1, (np.arange(0, 160, 16), 8), 0)
+    raised.set()
+    assert second_ended.wait(10)
+    assert not any(late)
+
+
 def test_a_process_of_the_same_number_on_another_machine_is_not_read(other: Any) -> None:
     array = ClientArray.of(numbers((20, 30)))
     index = (slice(0, 20), slice(0, 30))
@@ -206,7 +232,7 @@ def test_only_blocks_with_step_1_are_read() -> None:
 
 def nothing_is_kept() -> bool:
     gc.collect()
-    return not client_array._kept
+    return not loans.open_loans()
 
 
 def largest(client: Client, others: set[object]) -> int:
@@ -240,7 +266,7 @@ def test_operands_live_as_long_as_a_product_may_read_them(client: Client) -> Non
     with client.as_current():
         C = distmm.matmul(a + 0, b + 0, client=client).persist()  # nobody else holds the operands
         gc.collect()
-        assert len(client_array._kept) == 2
+        assert len(loans.open_loans()) == 2
         np.testing.assert_allclose(C.compute(), expected)
     del C
     until(nothing_is_kept)
@@ -266,7 +292,7 @@ def test_an_added_c_is_lent_and_given_back(client: Client, plan: str) -> None:
         C = distmm.gemm(1, a, b, -2, c + 0, client=client, plan=plan).persist()  # nobody else holds this C
         wait(C)
         assert 0 < largest(client, others) < 10_000
-        assert len(client_array._kept) == 3
+        assert len(loans.open_loans()) == 3
         np.testing.assert_array_equal(C.compute(), expected)
     del C
     until(nothing_is_kept)

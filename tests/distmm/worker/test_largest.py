@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distmm.planning.problem import accumulator_dtype
 from distmm.worker import gpu, tasks
 from distmm.worker.tasks import metrics, products, reductions, rows
 from distmm.worker.tasks.epilogue import Epilogue
@@ -268,8 +269,10 @@ def test_parts_are_merged_beside_products_some_lines_at_a_time(lines: int, monke
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("metric", [None, *metrics.METRICS])
-@pytest.mark.parametrize("dtype", ["f4", "f8", "f2", "i4"])
+@pytest.mark.parametrize(
+    ("dtype", "metric"),
+    [(dtype, metric) for dtype in ("f4", "f8", "f2") for metric in (None, *metrics.METRICS)] + [("i4", None)],
+)
 def test_gpus_merge_parts_to_what_cpus_do(
     dtype: str, metric: metrics.Metric | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -282,7 +285,7 @@ def test_gpus_merge_parts_to_what_cpus_do(
         x[rng.random(x.shape) < 0.05] = np.nan
     squares = None if metric in (None, "inner") else [rng.integers(1, 9, n).astype("f8") ** 2 for n in x.shape]
     there = None if squares is None else [cupy.asarray(each) for each in squares]
-    reduction = tasks.Largest(15, metrics.score_dtype(metric or "inner", x.dtype), metric)
+    reduction = tasks.Largest(15, x.dtype if metric is None else accumulator_dtype(x.dtype), metric)
     expected = reduced(reduction, parts_of(reduction, x, [700, 1500], squares), 3)
     parts = [on_host(part) for part in parts_of(reduction, cupy.asarray(x), [700, 1500], there)]
     for mine, own in zip(tasks.merge(reduction, parts, None, True, "cuda"), expected, strict=True):

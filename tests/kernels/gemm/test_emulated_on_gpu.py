@@ -111,6 +111,24 @@ def test_errors_are_no_larger_than_those_of_a_float32_chain(kernel_for, name, se
     assert ours.componentwise <= 1.25 * chain.componentwise
 
 
+@NAMES
+@pytest.mark.parametrize("exponent", [-138, -126, -116, -115, -90])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_an_element_that_reads_only_a_tiny_number_keeps_the_bound(kernel_for, name, exponent, order):
+    # Column j of B selects column 100 j of A, which is tiny beside its row.
+    rng = np.random.default_rng(5)
+    m, k, n = 70, 1024, 10
+    a = np.ldexp(rng.uniform(1, 2, (m, k)), -50).astype("f4")
+    b = np.zeros((k, n), "f4")
+    for j in range(n):
+        a[:, 100 * j] = np.ldexp(rng.uniform(1, 2, m), exponent)
+        b[100 * j, j] = 2.0**40
+    a, b = np.asarray(a, order=order), np.asarray(b, order=order)
+    d = multiply(kernel_for(name), a, b).get()
+    exact = a.astype("f8") @ b.astype("f8")
+    assert (np.abs(d - exact) <= (k + 2) * 2.0**-24 * np.abs(exact)).all()
+
+
 def cupy_of():
     import cupy
 

@@ -109,7 +109,7 @@ def test_operations_are_not_fused_and_zeros_infinities_and_nan_are_as_in_passes(
     b = np.full((8, 4), 1, "f2")
     c0 = np.array([[-0.1, np.inf, np.nan, -0.0]] * 4, "f4")
     a_, b_ = kernel.prepare_a(a), kernel.prepare_b(b)
-    for alpha, beta in ((0.1, 1.0), (0.0, 1.0), (-0.1, 3.0), (1.0, 0.1)):
+    for alpha, beta in ((0.1, 1.0), (0.0, 1.0), (-0.0, 1.0), (-0.1, 3.0), (1.0, 0.1)):
         fused = kernel.multiply(a_, b_, None, alpha=alpha, beta=beta, c0=on_gpu(c0)).get()
         want = kernel.finish(kernel.multiply(a_, b_, None), alpha, beta, on_gpu(c0), "f4").get()
         np.testing.assert_array_equal(fused, want)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import concurrent.futures
 import itertools
 import os
+import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,8 +79,31 @@ def test_the_key_covers_the_whole_package(monkeypatch):
         return b""
 
     monkeypatch.setattr(Path, "read_bytes", read_bytes)
-    cache.sources.__wrapped__()
+    cache._digest()
     assert {"config.py", "tiles/tiling.py", "device_code/emit.py", "device_code/hopper/ring.py"} <= set(read)
+
+
+def test_the_key_is_that_of_the_import_and_an_upgrade_under_the_process_keeps_nothing(tmp_path):
+    """Kernels of the old code must not stand under the key of the new code, nor those of new modules under the old."""
+    folder = tmp_path / "distmm_kernels"
+    shutil.copytree(Path(distmm_kernels.__file__).parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    program = """
+import sys, warnings, distmm_kernels
+from pathlib import Path
+(Path(distmm_kernels.__file__).parent / "config.py").write_text("upgraded")
+from distmm_kernels.launch import cache
+kept = Path(sys.argv[1])
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    cache.write(kept, b"old code", "a compiled kernel")
+assert not kept.exists() and "Start the process again" in str(caught[0].message)
+print(cache.sources())
+"""
+    ran = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "kept"], cwd=tmp_path, text=True, capture_output=True,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=False,
+    )  # fmt: skip
+    assert ran.stdout.strip() == cache.sources(), ran.stderr
 
 
 @pytest.mark.parametrize("damage", [b"", b"short", None, -1, 0])

@@ -149,6 +149,15 @@ def test_tf32_parts_add_up_to_the_number(numbers):
     assert (Guard.OVERFLOW in guard) == bool((np.abs(x) >= 2.0**56).any())
 
 
+@given(st.integers(-149, -51), st.integers(0, 8191), st.sampled_from([1, -1]))
+@settings(max_examples=100)
+def test_one_number_that_tf32_parts_cannot_keep_raises_a_guard(exponent, place, sign):
+    x = np.full((2, 8192), 2.0**-50, np.float32)
+    x[1, place] = sign * 2.0**exponent
+    *_, guard = twins.split_tf32(x)
+    assert (Guard.UNDERFLOW in guard) == (exponent < -115)
+
+
 @given(
     st.lists(st.floats(width=32, min_value=2.0**-17, max_value=1.0), min_size=1, max_size=40),
     st.integers(-60, 60),

@@ -23,6 +23,7 @@ from distmm_kernels.emulation.formats import (
     SMALL_EXPONENT,
     TF32_LARGEST_EXPONENT,
     TF32_SMALLEST_EXPONENT,
+    TF32_TINY_EXPONENT,
     Format,
     Guard,
     tf32_bits,
@@ -42,6 +43,7 @@ __all__ = [
     "line_of",
     "raise_guards",
     "small_below",
+    "tiny_guard",
     "word_of",
     "writer1",
     "writer4",
@@ -49,6 +51,7 @@ __all__ = [
 
 f32, i32, u32, u64 = types.float32, types.int32, types.uint32, types.uint64
 
+TINY = u32((TF32_TINY_EXPONENT + 127) << 23)  # bits of the smallest magnitude that TF32 halves represent
 LARGE = u32((TF32_LARGEST_EXPONENT + 127) << 23)  # bits of the first magnitude that is too large for TF32 halves
 OVERFLOW, UNDERFLOW, RANGE, SPARSE = (u32(int(guard)) for guard in Guard)
 GUARDS = len(Guard)
@@ -86,6 +89,13 @@ def word_of(x, scaled, small, far):
     size = magnitude(scaled)
     word = u32(1) if size < far else u32(0)
     return word + u32(1 << FAR_BITS) if size < small and x != f32(0) else word
+
+
+@inlined
+def tiny_guard(x):
+    """Return the guard that a number raises which is too small for TF32 halves, alone in its row."""
+    size = magnitude(x)
+    return UNDERFLOW if u32(0) < size and size < TINY else u32(0)
 
 
 @inlined

@@ -54,6 +54,7 @@ from distmm_kernels.device_code.copies.halves import (
     line_of,
     raise_guards,
     small_below,
+    tiny_guard,
     word_of,
     writer1,
     writer4,
@@ -136,10 +137,14 @@ def split_rows(form: Format, aligned: bool, warps: int) -> Source:
                 scale, guard = power_of_two(i32(TOP) - exponent_of(top)), guard_of(top)
             elif top >= LARGE:
                 guard = OVERFLOW
-            word = u32(0)
+            word, tiny = u32(0), u32(0)
             if magnitude(number(least) * scale) < far:
                 for i in range(HELD):
                     word += word_of(values[i], values[i] * scale, small, far)
+                    if not scaled:
+                        tiny |= tiny_guard(values[i])
+            if not scaled:
+                raise_guards(flags, granule, tiny)
             counted[warp] = warp_sum(word)
             cuda.syncthreads()
             if place == u32(0):
@@ -324,11 +329,13 @@ def split_transposed(form: Format) -> Source:
             top, least = max(top, size), min(least, size)
         guard = OVERFLOW if top >= LARGE else u32(0)
         if guarded:
-            word = u32(0)
+            word, tiny = u32(0), u32(0)
             if least < small and inside:
                 for i in range(TILE_HELD):
                     if warp + u32(8 * i) < steps:
                         word += word_of(held[i], held[i], small, small)
+                        tiny |= tiny_guard(held[i])
+            raise_guards(flags, granule, tiny)
             counted[warp, lane] = word
         cuda.syncthreads()
         if guarded:

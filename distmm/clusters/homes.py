@@ -1,0 +1,131 @@
+"""Where the chunks of Dask arrays are: the ranks that hold persisted chunks, or what lazy chunks are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import dask.array as da
+import numpy as np
+from dask.utils import ensure_dict
+from distributed import Client, Future, Scheduler
+
+from distmm.graph.dask_tasks import needs
+from distmm.planning.layout import Ints
+from distmm.planning.owners import Homes
+from distmm.scheduler.plugin import PlacementPlugin, by_name
+
+__all__ = ["chunk_homes", "homes_of_blocks"]
+
+# Tasks that are looked at for one array. A graph with more takes longer to read than its homes gain.
+MOST_TASKS = 200_000
+
+
+def chunk_homes(client: Client, arrays: Sequence[da.Array | None], workers: int) -> list[Homes | None]:
+    """Return the rank that holds each chunk of two-dimensional arrays, or most of what the chunk is made from.
+
+    Asks the scheduler once, if an array is made from persisted chunks.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    arrays : sequence of dask.array.Array or None
+    workers : int
+        Ranks of the plan. What other workers hold counts as held by none.
+
+    Returns
+    -------
+    list of Homes or None
+        -1 for a chunk that no worker holds anything of. None for arrays that are made from nothing in memory.
+    """
+    parts = [{} if array is None else persisted_parts(array) for array in arrays]
+    keys = list(dict.fromkeys(key for each in parts for held in each.values() for key in held))
+    if not keys:
+        return [None] * len(arrays)
+    sizes, holders = {}, {}
+    for key, (nbytes, ranks) in zip(keys, client.run_on_scheduler(_holders, keys), strict=True):
+        sizes[key], holders[key] = nbytes, [rank for rank in ranks if rank < workers]
+    # Of several holders of a chunk, the one that holds the fewest bytes counts: a worker that has copies of all chunks,
+    # to concatenate them perhaps, soon drops them. If they hold the same, chunks are shared out.
+    given, total = np.zeros(workers, np.int64), np.zeros(workers, np.int64)
+    for key in keys:
+        total[holders[key]] += sizes[key]
+    homes: list[Homes | None] = []
+    for array, held in zip(arrays, parts, strict=True):
+        if array is None or not held:
+            homes.append(None)
+            continue
+        at = np.full(array.numblocks, -1, np.int64)
+        for index, made_from in held.items():
+            bytes_at = np.zeros(workers, np.int64)
+            for key in made_from:
+                bytes_at[holders[key]] += max(1, sizes[key])
+            if bytes_at.any():
+                most = np.flatnonzero(bytes_at == bytes_at.max())
+                at[index] = min(most, key=lambda rank: (total[rank], given[rank]))
+                given[at[index]] += bytes_at.max()
+        homes.append(tuple(map(tuple, at.tolist())))
+    return homes
+
+
+def persisted_parts(array: da.Array) -> dict[tuple[int, ...], list[Any]]:
+    """Return the keys of the persisted chunks that each chunk is made from, those that the fewest tasks are away.
+
+    ``X - X.mean(0)`` reads all of X. But chunk i of it is nearest to chunk i of X, and the mean is small.
+    """
+    graph: Mapping[Any, Any] = ensure_dict(array.dask)
+    futures = {key: value.key for key, value in graph.items() if isinstance(value, Future)}
+    if not futures:
+        return {}
+    found, left = {}, MOST_TASKS
+    for index in np.ndindex(array.numblocks):
+        level: Iterable[Any] = [(array.name, *index)]
+        seen = set(level)
+        while level and left > 0:
+            if nearest := [futures[key] for key in level if key in futures]:
+                found[index] = nearest
+                break
+            left -= len(seen)
+            level = {need for key in level for need in needs(graph, key)} - seen
+            seen |= level
+    return found
+
+
+def homes_of_blocks(
+    homes: Homes | None, chunks: Sequence[Sequence[int]], cuts: Sequence[Sequence[int]]
+) -> Homes | None:
+    """Return the rank that holds most of each block, for blocks with the edges `cuts` of an array with `chunks`."""
+    if homes is None or tuple(map(tuple, chunks)) == tuple(map(tuple, cuts)):
+        return homes
+    at = np.array(homes)
+    down, across = (_overlaps(chunk, cut) for chunk, cut in zip(chunks, cuts, strict=True))
+    ranks = range(int(at.max()) + 1)
+    if not len(ranks):
+        return None
+    held = np.array([down @ (at == rank) @ across.T for rank in ranks])
+    most = np.where(held.max(axis=0) > 0, held.argmax(axis=0), -1)
+    return tuple(map(tuple, most.tolist()))
+
+
+def _overlaps(chunks: Sequence[int], cuts: Sequence[int]) -> Ints:
+    """Elements that each block shares with each chunk ``(blocks, chunks)``."""
+    starts, ends = ([np.cumsum(edges) - edges for edges in (chunks, cuts)], [np.cumsum(e) for e in (chunks, cuts)])
+    shared: Ints = np.minimum(ends[1][:, None], ends[0]) - np.maximum(starts[1][:, None], starts[0])
+    shared[shared < 0] = 0
+    return shared
+
+
+def _holders(keys: list[Any], dask_scheduler: Scheduler) -> list[tuple[int, list[int]]]:
+    """Return the bytes of each key, and the ranks that hold it. Runs on the scheduler."""
+    plugin = dask_scheduler.plugins.get(PlacementPlugin.name)
+    if plugin is None:
+        ranks = {worker.address: rank for rank, worker in enumerate(by_name(dask_scheduler))}
+    else:
+        plugin.products.renumber()  # as when the graph of the product arrives
+        ranks = plugin.products.ranks.alive
+    answers = []
+    for key in keys:
+        ts = dask_scheduler.tasks.get(key)
+        workers = () if ts is None else ts.who_has or ()
+        answers.append((ts.get_nbytes() if ts else 0, sorted(ranks[w.address] for w in workers if w.address in ranks)))
+    return answers

@@ -1,0 +1,244 @@
+"""What a client knows of its cluster: one message asks for all that a call needs, and its answer is kept.
+
+The scheduler installs distmm's plugins, asks all workers at the same time, and then tells the client of the first
+change: of the workers, or of their memory, which changes when any task does. Until then nothing is asked again. A
+worker that does not answer, such as a stopped process, holds nobody up for longer than `ANSWER_SECONDS`: what it said
+last counts, and a worker that has never answered is left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+import weakref
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from distributed import Client, Scheduler, Worker
+from distributed.core import clean_exception
+from distributed.protocol import Serialize, Serialized, deserialize
+from distributed.protocol.pickle import dumps
+
+from distmm.config import chosen
+from distmm.errors import InputError
+from distmm.scheduler.plugin import CHANGES_TOPIC, PlacementPlugin
+from distmm.telemetry.faults import tolerated
+from distmm.telemetry.scheduler import Telemetry
+from distmm.transfer import client_array, loan_readers, process_memory, serialization
+from distmm.worker.plugin import DevicePlugin
+
+__all__ = ["Question", "ask", "forget", "hosts_of"]
+
+logger = logging.getLogger(__name__)
+
+# Seconds in which a worker answers. Longer than a task that holds the interpreter's lock, shorter than patience.
+ANSWER_SECONDS = 10.0
+
+# Seconds in which the scheduler answers, its workers included.
+SCHEDULER_SECONDS = 60.0
+
+# Seconds after which answers are old, though no change was told of: workers free some memory when no task runs.
+FRESH_SECONDS = 10.0
+
+# A function of a worker, and its arguments; the worker is its last argument.
+Question = tuple[Callable[..., Any], tuple[Hashable, ...]]
+
+
+@dataclass
+class _View:
+    """Answers of a cluster.
+
+    Attributes
+    ----------
+    hosts : dict
+        Hosts of the workers by address; None if the workers have changed.
+    reads : dict
+        Whether a worker reads this process's memory, by address.
+    answers : dict
+        Time and answers by worker, for each question.
+    changes : int
+        Changes that the scheduler has told of.
+    """
+
+    hosts: dict[str, str] | None = None
+    since: float = 0.0
+    reads: dict[str, bool] = field(default_factory=dict)
+    answers: dict[Question, tuple[float, dict[str, Any]]] = field(default_factory=dict)
+    changes: int = 0
+
+
+_views: weakref.WeakKeyDictionary[Client, _View] = weakref.WeakKeyDictionary()
+
+
+def ask(client: Client, question: Question | None = None) -> dict[str, Any]:
+    """Return the answers of all workers to a question, by address. Plugins of distmm are installed then.
+
+    Costs one message to the scheduler; none if nothing has changed since the question was last asked.
+
+    Raises
+    ------
+    InputError
+        If the scheduler, or every worker, does not answer.
+    Exception
+        The error of the question on a worker, or of a worker's plugin.
+    """
+    view = _views.get(client)
+    if view is None:
+        view = _views[client] = _View()
+        client.subscribe_topic(CHANGES_TOPIC, _Changed(client))
+    oldest = time.monotonic() - FRESH_SECONDS
+    if view.hosts is not None and view.since > oldest:
+        if question is None:
+            return {}
+        when, answers = view.answers.get(question, (0.0, {}))
+        if answers and when > oldest:
+            return answers
+    return _asked(client, view, question)
+
+
+def _asked(client: Client, view: _View, question: Question | None) -> dict[str, Any]:
+    plugin = DevicePlugin(gpu_checksums=chosen("gpu-checksums"))
+    serialization.register(plugin.gpu_checksums)  # in this process, for blocks that the client receives
+    secret = process_memory.secret()
+    proof = (os.getpid(), secret.ctypes.data, secret.tobytes()) if process_memory.allow() else None
+    changes = view.changes
+    asked = client.id, dumps(plugin), dumps(question) if question else None, proof, ANSWER_SECONDS
+    try:
+        answer = client.sync(
+            client.scheduler.run_function,
+            function=dumps(_answer),
+            args=dumps(asked),
+            kwargs=dumps({}),
+            wait=True,
+            callback_timeout=SCHEDULER_SECONDS,
+        )
+    except TimeoutError:
+        raise InputError(
+            f"the scheduler at {client.scheduler.address} has not answered for {SCHEDULER_SECONDS:.0f} s: is its "
+            "process stopped, or its host overloaded? Connect to one that runs, with distributed.Client(address)"
+        ) from None
+    if answer["status"] == "error":
+        _, error, trace = clean_exception(answer["exception"], answer["traceback"])
+        raise error.with_traceback(trace)
+    hosts, reads, answers = answer["result"]
+    if question is not None and hosts and not answers:
+        raise InputError(
+            f"none of the {len(hosts)} workers, such as {next(iter(hosts))}, has answered for {ANSWER_SECONDS:.0f} s: "
+            "are their processes stopped, or do their tasks hold Python's interpreter lock? Try again when they answer"
+        )
+    if view.changes == changes:
+        now = time.monotonic()
+        view.hosts, view.since = hosts, now
+        view.reads = {address: read for address, read in {**view.reads, **reads}.items() if address in hosts}
+        client_array.note_reach(client, bool(view.reads) and all(view.reads.values()))
+        if question is not None:
+            view.answers[question] = now, answers
+    return answers  # type: ignore[no-any-return]
+
+
+def forget(client: Client) -> bool:
+    """Ask again at the next call. Returns whether anything was known."""
+    view = _views.get(client)
+    if view is None or not view.answers:
+        return False
+    view.answers.clear()
+    return True
+
+
+def hosts_of(client: Client) -> dict[str, str]:
+    """Return the host of each worker, by address."""
+    ask(client)
+    view = _views[client]
+    return view.hosts if view.hosts is not None else {}
+
+
+class _Changed:
+    """Handler of the scheduler's message that something has changed."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = weakref.ref(client)  # the client holds the handler
+
+    def __call__(self, event: tuple[float, str]) -> None:
+        client = self.client()
+        if client is None:
+            return
+        view = _views[client]
+        view.changes += 1
+        view.answers.clear()
+        if event[1] == "workers":
+            view.hosts = None
+            client_array.forget_reach(client)
+
+
+async def _answer(
+    client: str, plugin: bytes, question: bytes | None, proof: Any, seconds: float, dask_scheduler: Scheduler
+) -> tuple[dict[str, str], dict[str, bool], dict[str, Any]]:
+    """Install plugins, and ask all workers. Runs on the scheduler."""
+    loan_readers.install(dask_scheduler)
+    await dask_scheduler.register_scheduler_plugin(PlacementPlugin(), idempotent=True)
+    with tolerated("telemetry"):
+        await dask_scheduler.register_scheduler_plugin(Telemetry(), idempotent=True)
+    placement = dask_scheduler.plugins[PlacementPlugin.name]
+    placement.tell(client)  # of changes from now on
+    if DevicePlugin.name not in dask_scheduler.worker_plugins:
+        await _register_on_workers(dask_scheduler, plugin, seconds)
+    hosts = {address: worker.host for address, worker in dask_scheduler.workers.items()}
+    message = {"op": "run", "function": dumps(_answer_of_worker), "args": dumps((question, proof)), "wait": True}
+    found = await _send(dask_scheduler, message, seconds)
+    reads = {address: answer["result"][0] for address, answer in found.items()}
+    if question is None:
+        return hosts, reads, {}
+    said = placement.said.get(question, {}) | {address: answer["result"][1] for address, answer in found.items()}
+    placement.said[question] = {address: answer for address, answer in said.items() if address in hosts}
+    return hosts, reads, placement.said[question]
+
+
+async def _register_on_workers(scheduler: Scheduler, plugin: bytes, seconds: float) -> None:
+    """Register the workers' plugin, and wait for the workers that answer. The scheduler sends it to new ones."""
+    scheduler.worker_plugins[DevicePlugin.name] = plugin
+    await _send(scheduler, {"op": "plugin-add", "plugin": plugin, "name": DevicePlugin.name}, seconds)
+
+
+async def _send(scheduler: Scheduler, message: dict[str, Any], seconds: float) -> dict[str, Any]:
+    """Send a message to all workers; return the answers of those that live and do answer. Errors in them are raised."""
+
+    async def one(address: str) -> Any:
+        try:
+            sent = scheduler.broadcast(msg=message, workers=[address], on_error="return")
+            answer = (await asyncio.wait_for(sent, seconds))[address]
+        except TimeoutError:
+            logger.warning("the worker at %s has not answered for %.0f s: is it stopped?", address, seconds)
+            return None
+        if isinstance(answer, BaseException):
+            return None
+        return {name: _deserialized(value) for name, value in answer.items()}
+
+    addresses = list(scheduler.workers)
+    answers = dict(zip(addresses, await asyncio.gather(*map(one, addresses)), strict=True))
+    found = {address: answer for address, answer in answers.items() if answer is not None}
+    for answer in found.values():
+        if answer["status"] == "error":
+            _, error, trace = clean_exception(answer["exception"], answer["traceback"])
+            raise error.with_traceback(trace)
+    return found
+
+
+def _deserialized(value: Any) -> Any:
+    """Return what a worker has sent: a scheduler leaves it to clients to deserialise answers."""
+    if isinstance(value, Serialized):
+        return deserialize(value.header, value.frames)
+    return value.data if isinstance(value, Serialize) else value
+
+
+def _answer_of_worker(question: bytes | None, proof: Any, dask_worker: Worker) -> tuple[bool, Any]:
+    """Return whether this worker reads the client's memory, and its answer to the question. Runs on workers."""
+    from distributed.protocol.pickle import loads
+
+    reads = proof is not None and process_memory.can_read(*proof)
+    if question is None:
+        return reads, None
+    function, arguments = loads(question)
+    return reads, function(*arguments, dask_worker)

@@ -1,0 +1,255 @@
+"""Owners as tables: which rank multiplies which blocks, for operands that are in the workers' memory already.
+
+One block product is ``A[i, p] @ B[p, j]``. `Owners.rank` says which rank computes it. An operand *stays* if its blocks
+are multiplied where they are:
+
+==========  ==============================================  ============================================
+stays       the table has                                   what moves
+==========  ==============================================  ============================================
+C by grid   the rank of ``C[i, j]``: block-cyclic           A and B
+C by rows   the rank that has most of block row i of A      B, and blocks of A that are elsewhere
+C by cols   the rank that has most of block column j of B   A, and blocks of B that are elsewhere
+A           the rank of ``A[i, p]``                         B, and partial sums of C
+B           the rank of ``B[p, j]``                         A, and partial sums of C
+panels      the rank that has most of panel p of A and B    partial sums of C, and the rest of the panels
+==========  ==============================================  ============================================
+
+Homes may leave some ranks with more work than others. In a *balanced* table, ranks that have more than `BALANCE` times
+their share of the operations pass on what they hold the least of. The search compares both.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from distmm.planning.blocks import Blocking
+from distmm.planning.grid import Grid
+
+__all__ = ["FAMILIES", "Family", "Homes", "Owners", "candidates", "of_family", "of_grid"]
+
+# Rank that holds each block of an operand, as rows of block columns; -1 for a block that is in no worker's memory.
+Homes = tuple[tuple[int, ...], ...]
+
+# What stays, as a plan's text names it: C by block rows or by block columns, A, B, or panels of k. Capitals: balanced.
+Family = Literal["r", "c", "a", "b", "k", "R", "C", "A", "B", "K"]
+FAMILIES: tuple[Family, ...] = ("k", "r", "c", "a", "b", "K", "R", "C", "A", "B")
+
+# Most operations of a rank, as a multiple of its even share, if blocks can be passed on.
+BALANCE = 1.2
+
+# Block products of a product that gets tables. More take the planner too long.
+MOST_PRODUCTS = 1 << 15
+
+
+@dataclass(frozen=True)
+class Owners:
+    """The rank of every block product, and the ranks that hold the operands' blocks when the product begins.
+
+    Attributes
+    ----------
+    workers : int
+    stays : str
+        One of `FAMILIES`, or the text of a grid, ``"2x2x1"``.
+    table : tuple of tuple of int
+        Rank by (i, j) if C stays, by (i, p) for A, by (p, j) for B, and by (0, p) for panels.
+    homes : pair of Homes or None
+        Of A, and of B; None if no block of the operand is in memory.
+    fewest : int
+        The fewest bytes that any family moves from these homes, whatever its balance.
+    """
+
+    workers: int
+    stays: str
+    table: tuple[tuple[int, ...], ...]
+    homes: tuple[Homes | None, Homes | None]
+    fewest: int = 0
+
+    # A schedule reads these of a `Grid`, too. C is one wave, so waves are cut at no multiple.
+    rows = columns = 1
+
+    @property
+    def size(self) -> int:
+        """Number of workers."""
+        return self.workers
+
+    @property
+    def layers(self) -> int:
+        """Most chains that a block of C may have."""
+        return 1 if self.c_stays else self.workers
+
+    @property
+    def c_stays(self) -> bool:
+        """Whether each block of C is made by one chain."""
+        return self.stays not in tuple("abkABK")
+
+    def rank(self, i: int, p: int, j: int) -> int:
+        """Rank that multiplies ``A[i, p]`` by ``B[p, j]``."""
+        if self.c_stays:
+            return self.table[i][j]
+        if self.stays in "kK":
+            return self.table[0][p]
+        return self.table[i][p] if self.stays in "aA" else self.table[p][j]
+
+    def ranks(self, m: int, k: int, n: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+        """All ranks ``(m, k, n)``, for numbers of blocks along m, k and n."""
+        table = np.array(self.table, np.int64)
+        shaped = table[:, None, :] if self.c_stays else table[:, :, None] if self.stays in "akAK" else table[None]
+        return np.broadcast_to(shaped, (m, k, n))
+
+    def chains(self, i: int, j: int, panels: int) -> list[tuple[int, list[int]]]:
+        """Return the ranks that multiply for ``C[i, j]``, each with its panels in ascending k.
+
+        The first of them makes C. It is another one for the next block of C, so that sums are shared out.
+        """
+        found: dict[int, list[int]] = {}
+        for p in range(panels):
+            found.setdefault(self.rank(i, p, j), []).append(p)
+        ordered = sorted(found.items())
+        turn = (i + j) % len(ordered)
+        return ordered[turn:] + ordered[:turn]
+
+    def home(self, operand: Literal["A", "B"], row: int, column: int) -> int:
+        """Rank that holds a block of A or B; for a block that is in no memory, a rank that multiplies it."""
+        homes = self.homes[operand == "B"]
+        if homes is not None and homes[row][column] >= 0:
+            return homes[row][column]
+        return self.rank(row, column, 0) if operand == "A" else self.rank(0, row, column)
+
+    def lines(self, blocking: Blocking) -> list[tuple[list[int], int]]:
+        """Return the lengths of the chains of a block of C, with the number of blocks of C that have such chains."""
+        m, k, n = len(blocking.m), len(blocking.k), len(blocking.n)
+        if self.c_stays:
+            return [([k], blocking.whole.c_blocks)]
+        by_line = self.table if self.stays in "akAK" else tuple(zip(*self.table, strict=True))
+        each = {"k": blocking.whole.c_blocks, "a": n, "b": m}[self.stays.lower()]
+        return [(list(Counter(line).values()), each) for line in by_line]
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether ranks pass on some of what they hold, so that no other rank has much less work."""
+        return self.stays.isupper()
+
+    @property
+    def title(self) -> str:
+        """What stays, in words."""
+        if self.stays not in FAMILIES:
+            return f"C stays, on {self.stays}"
+        names = {"k": "panels of A and B stay", "r": "C stays, by rows of A", "c": "C stays, by columns of B"}
+        balanced = "" if self.stays.islower() else ", but for what balances the work"
+        return names.get(self.stays.lower(), f"{self.stays.upper()} stays") + balanced
+
+    @property
+    def text(self) -> str:
+        """What a plan's text says of it: ``2x2x1``, or ``k4`` if panels stay on four workers."""
+        return self.stays if self.stays not in FAMILIES else f"{self.stays}{self.workers}"
+
+
+def candidates(
+    blocking: Blocking, homes: tuple[Homes | None, Homes | None], workers: int, one_chain: bool
+) -> Iterator[Owners]:
+    """Yield the owners that are worth comparing; with `one_chain` only those that never split k.
+
+    None if the blocks are too many, or batched.
+    """
+    products = len(blocking.m) * len(blocking.k) * len(blocking.n)
+    if blocking.batch or products * workers > MOST_PRODUCTS * 8 or products > MOST_PRODUCTS or workers == 1:
+        return
+    for grid in Grid.all_of(workers):
+        yield of_grid(grid, blocking, homes)
+    seen = set()
+    for family in FAMILIES:
+        # A symmetric product reads each block of A in two places: as A, and as the transpose of a block of B.
+        if (one_chain and family in "abkABK") or (blocking.triangle and family in "abcABC"):
+            continue
+        owners = of_family(family, blocking, homes, workers)
+        if (family.lower(), owners.table) not in seen:
+            seen.add((family.lower(), owners.table))
+            yield owners
+
+
+def of_grid(grid: Grid, blocking: Blocking, homes: tuple[Homes | None, Homes | None]) -> Owners:
+    """Return the owners of C by a grid of one layer, block-cyclic."""
+    table = tuple(tuple(grid.owner(i, j) for j in range(len(blocking.n))) for i in range(len(blocking.m)))
+    return Owners(grid.size, f"{grid.rows}x{grid.columns}x1", table, homes)
+
+
+def of_family(
+    family: Family,
+    blocking: Blocking,
+    homes: tuple[Homes | None, Homes | None],
+    workers: int,
+) -> Owners:
+    """Return the owners if A, B, C by rows or by columns, or panels stay.
+
+    Parameters
+    ----------
+    family : {"r", "c", "a", "b", "k", "R", "C", "A", "B", "K"}
+    blocking : Blocking
+    homes : pair of Homes or None
+    workers : int
+    """
+    m, k, n = (np.array(edges, np.int64) for edges in (blocking.m, blocking.k, blocking.n))
+    a = _held(homes[0], np.outer(m, k), workers)
+    b = _held(homes[1], np.outer(k, n), workers)
+    held, work = {
+        "k": (a.sum(axis=1) + (0 if blocking.triangle else b.sum(axis=2)), k),
+        "r": (a.sum(axis=2), np.cumsum(m) if blocking.triangle else m),
+        "c": (b.sum(axis=1), n),
+        "a": (a.reshape(workers, -1), np.outer(m, k).ravel()),
+        "b": (b.reshape(workers, -1), np.outer(k, n).ravel()),
+    }[family.lower()]
+    ranks = _shared_out(held, work, BALANCE if family.isupper() else math.inf)
+    shape = {"k": (1, -1), "r": (-1, 1), "c": (1, -1), "a": (len(m), len(k)), "b": (len(k), len(n))}[family.lower()]
+    table = ranks.reshape(shape)
+    if family in "rcRC":
+        table = np.broadcast_to(table, (len(m), len(n)))
+    return Owners(workers, family, tuple(map(tuple, table.tolist())), homes)
+
+
+def _held(homes: Homes | None, areas: np.ndarray, workers: int) -> np.ndarray:
+    """Elements of an operand's blocks at each rank ``(workers, rows, columns)``."""
+    held = np.zeros((workers, *areas.shape), np.int64)
+    if homes is not None:
+        at = np.array(homes, np.int64)
+        for rank in range(workers):
+            held[rank] = areas * (at == rank)
+    return held
+
+
+def _shared_out(held: np.ndarray, work: np.ndarray, balance: float) -> np.ndarray:
+    """Give each item to the rank that holds most of it, and then pass items on until no rank has too much work.
+
+    Parameters
+    ----------
+    held : array of int ``(ranks, items)``
+        Elements of each item that a rank holds.
+    work : array of int ``(items,)``
+        Operations of each item.
+    balance : float
+        Most work of a rank, as a multiple of its even share.
+    """
+    workers, items = held.shape
+    loads = np.zeros(workers, np.int64)
+    ranks = np.zeros(items, np.int64)
+    for item in np.argsort(-held.max(axis=0), kind="stable"):  # items that are nowhere fill up the rest
+        best = np.flatnonzero(held[:, item] == held[:, item].max())
+        ranks[item] = best[np.argmin(loads[best])]
+        loads[ranks[item]] += work[item]
+    most = balance * work.sum() / workers
+    while loads.max() > most:
+        busiest, least = int(loads.argmax()), int(loads.argmin())
+        mine = np.flatnonzero(ranks == busiest)
+        fitting = mine[loads[least] + work[mine] < loads[busiest]]
+        if not len(fitting):
+            break
+        item = fitting[np.argmin(held[busiest, fitting] - held[least, fitting])]
+        ranks[item] = least
+        loads[busiest] -= work[item]
+        loads[least] += work[item]
+    return ranks

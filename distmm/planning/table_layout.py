@@ -1,0 +1,199 @@
+"""The bytes of a product that each worker owns, receives and sends, if its owners are a table.
+
+The same figures as `distmm.planning.layout.Layout`, which has formulas for grids; here every block product is counted.
+C is one wave, and there are no batches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from distmm.planning.blocks import Blocking, Wave
+from distmm.planning.layout import Ints, Traffic
+from distmm.planning.owners import Owners
+from distmm.planning.problem import Problem
+from distmm.planning.schedule import Schedule
+
+__all__ = ["TableLayout"]
+
+
+class Products(NamedTuple):
+    """Block products by rank; of a symmetric product those of its lower triangle.
+
+    Attributes
+    ----------
+    mine : array of bool ``(ranks, m, k, n)``
+        Whether a rank multiplies ``A[i, p]`` by ``B[p, j]``.
+    place : array of int ``(m, k, n)``
+        How many panels come before p in the chain that multiplies it.
+    homes : pair of arrays of int ``(m, k)``, ``(k, n)``
+    """
+
+    mine: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
+    place: Ints
+    homes: tuple[Ints, Ints]
+
+
+@lru_cache(maxsize=8)
+def products(owners: Owners, m: int, k: int, n: int, triangle: bool) -> Products:
+    """Return who multiplies what; kept, because schedules that differ in the panels a task ask again."""
+    ranks = owners.ranks(m, k, n)
+    mine = ranks == np.arange(owners.workers)[:, None, None, None]
+    if triangle:
+        mine &= np.tri(m, dtype=bool)[:, None]
+    before = np.cumsum(mine, axis=2) - 1
+    place = np.take_along_axis(before, ranks[None], axis=0)[0]
+    a = np.array([[owners.home("A", i, p) for p in range(k)] for i in range(m)])
+    b = a.T if triangle else np.array([[owners.home("B", p, j) for j in range(n)] for p in range(k)])
+    return Products(mine, place, (a, b))
+
+
+@dataclass(frozen=True)
+class TableLayout:
+    """Bytes by rank, for a product whose schedule has `Owners`."""
+
+    problem: Problem
+    schedule: Schedule
+
+    @property
+    def blocking(self) -> Blocking:
+        """Edges of the blocks."""
+        return self.schedule.blocking
+
+    @property
+    def grid(self) -> Owners:
+        """Owners of the block products."""
+        assert isinstance(self.schedule.grid, Owners)
+        return self.schedule.grid
+
+    @cached_property
+    def products(self) -> Products:
+        """Who multiplies what."""
+        b = self.blocking
+        return products(self.grid, len(b.m), len(b.k), len(b.n), b.triangle)
+
+    @cached_property
+    def layers(self) -> int:
+        """Most chains of a block of C."""
+        return max(1, int(self._chained.sum(axis=0).max()))
+
+    @cached_property
+    def busiest(self) -> int:
+        """Chains of the busiest rank."""
+        return int(self._chained.sum(axis=(1, 2)).max())
+
+    def chains(self, wave: Wave) -> Ints:
+        """Chains of each rank."""
+        count: Ints = self._chained.sum(axis=(1, 2))
+        return count
+
+    def chains_abreast(self, wave: Wave) -> int:
+        """Chains of the busiest rank."""
+        return self.busiest
+
+    def multiplied(self, wave: Wave) -> float:
+        """Multiply-adds of the busiest rank."""
+        m, k, n = self._edges
+        return float(np.einsum("rikj,i,k,j->r", self.products.mine, m, k, n, dtype=np.float64, optimize=True).max())
+
+    def first_products(self) -> float:
+        """Share of the transfers of the first step that the first products wait for."""
+        return 1.0
+
+    def summed_bytes(self) -> int:
+        """Bytes of the partial sums of C that are sent."""
+        more = np.maximum(self._chained.sum(axis=0) - 1, 0)
+        return int((more * self._areas).sum()) * self.problem.accumulator_bytes
+
+    def received_sums(self) -> int:
+        """Bytes of partial sums that the busiest rank receives: the left one of each pair in the tree of a block."""
+        received = np.zeros(self.grid.size, np.int64)
+        for _, i, j in self.blocking.c_indices():
+            ranks = [rank for rank, _ in self.grid.chains(i, j, len(self.blocking.k))]
+            while len(ranks) > 1:
+                np.add.at(received, ranks[: len(ranks) - 1 : 2], self._areas[i, j])
+                ranks = ranks[::2]
+        return int(received.max()) * self.problem.accumulator_bytes
+
+    def c_bytes(self, wave: Wave, itemsize: int, layers: int) -> Ints:
+        """Bytes of the blocks of C that each rank multiplies; with one layer, of those that it finishes."""
+        made = self._chained if layers > 1 else self._made
+        total: Ints = (made * self._areas).sum(axis=(1, 2)) * itemsize
+        return total
+
+    def mirror_bytes(self, wave: Wave, itemsize: int) -> Ints:
+        """Bytes of the mirror images of the blocks of C, by the rank of their source. Only conjugates take memory."""
+        if self.problem.symmetry != "hermitian":
+            return np.zeros(self.grid.size, np.int64)
+        below = self._areas - np.diag(np.diag(self._areas))
+        total: Ints = (self._made * below).sum(axis=(1, 2)) * itemsize
+        return total
+
+    @property
+    def deepest_step(self) -> slice:
+        """The step in which a rank needs most of A and B."""
+        whole = self.blocking.whole
+
+        def needed(steps: slice) -> int:
+            traffic = self.operand_bytes(whole, steps)
+            return int((traffic.received + traffic.both + sum(traffic.homes)).max())
+
+        return max(self.windows(1), key=needed)
+
+    def windows(self, length: int) -> list[slice]:
+        """Ranges of `length` steps."""
+        return [slice(s, s + length) for s in range(max(1, self.schedule.steps - length + 1))]
+
+    def operand_bytes(self, wave: Wave, steps: slice = slice(None)) -> Traffic:
+        """Bytes of A and B that each rank receives and sends for some steps, and those at home on it."""
+        mine, place, homes = self.products
+        step = place // self.blocking.panels
+        first, last = steps.start or 0, self.schedule.steps if steps.stop is None else steps.stop
+        now = mine & (step >= first) & (step < last)
+        m, k, n = self._edges
+        read = [(np.any(now, axis=3), np.outer(m, k)), (np.any(now, axis=1), np.outer(k, n))]
+        both = np.zeros(self.grid.size, np.int64)
+        if self.blocking.triangle:
+            (as_a, area), (as_b, _) = read
+            as_b = np.swapaxes(as_b, 1, 2)
+            both = ((as_a & as_b) * area).sum(axis=(1, 2))
+            read = [(as_a | as_b, area)]
+        received, sent = np.zeros_like(both), np.zeros_like(both)
+        at_home = []
+        ranks = np.arange(self.grid.size)[:, None, None]
+        for (users, area), home in zip(read, homes, strict=False):
+            own = ranks == home
+            received += ((users & ~own) * area).sum(axis=(1, 2))
+            others = (users & ~own).sum(axis=0)
+            sent += (own * (others * area)).sum(axis=(1, 2))
+            at_home.append((own * (users.any(axis=0) * area)).sum(axis=(1, 2)))
+        item = self.problem.dtype.itemsize
+        at_home += [np.zeros_like(both)] * (2 - len(at_home))
+        return Traffic(received * item, sent * item, (at_home[0] * item, at_home[1] * item), both * item)
+
+    @cached_property
+    def _edges(self) -> tuple[Ints, Ints, Ints]:
+        m, k, n = (np.array(edges, np.int64) for edges in (self.blocking.m, self.blocking.k, self.blocking.n))
+        return m, k, n
+
+    @cached_property
+    def _areas(self) -> Ints:
+        return np.outer(self._edges[0], self._edges[2])
+
+    @cached_property
+    def _chained(self) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+        """Whether a rank runs a chain for a block of C ``(ranks, m, n)``."""
+        return np.array(np.any(self.products.mine, axis=2))
+
+    @cached_property
+    def _made(self) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
+        """Whether a rank finishes a block of C ``(ranks, m, n)``: the first of its chains does."""
+        made = np.zeros_like(self._chained)
+        blocking = self.blocking
+        for _, i, j in blocking.c_indices():
+            made[self.grid.chains(i, j, len(blocking.k))[0][0], i, j] = True
+        return made

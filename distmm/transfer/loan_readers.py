@@ -1,0 +1,112 @@
+"""Which tasks of a scheduler read arrays that clients have lent (`distmm.transfer.loans`).
+
+Tasks are counted by what they refer to, whatever their names: Dask's optimisers fuse and rename them. Objects are no
+measure of it: a scheduler keeps its last thousand messages to each worker, and with them tasks that it has forgotten.
+
+This module uses `Scheduler.stream_handlers`, which Dask's own extensions use, and the order in which a scheduler
+handles a client's messages. ``tests/distmm/transfer/test_loans.py`` fails first when they change.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from distributed import Scheduler, SchedulerPlugin
+
+from distmm.transfer.client_array import ClientArray
+from distmm.transfer.loans import TOPIC
+
+__all__ = ["LoanReaders", "install"]
+
+# Common types that refer to no array.
+PLAIN = frozenset({int, float, bool, str, bytes, slice, type(None)})
+
+
+class LoanReaders(SchedulerPlugin):  # type: ignore[misc]  # Dask's classes are untyped
+    """Counts the tasks that read each loan, and answers clients that ask for the end of one."""
+
+    name = "distmm-loans"
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self.scheduler = scheduler
+        self.read: dict[Any, set[str]] = {}  # names of the loans that a task reads, by key
+        self.readers: Counter[str] = Counter()
+        self.asked: defaultdict[str, list[tuple[str, str]]] = defaultdict(list)  # clients and topics, by loan
+        self._count(scheduler.tasks)
+        self._subscribe = scheduler.stream_handlers["subscribe-topic"]
+        scheduler.stream_handlers["subscribe-topic"] = self._subscribed
+
+    def update_graph(self, scheduler: Scheduler, *, tasks: Iterable[Any], **kwargs: Any) -> None:
+        """Count the tasks of a new graph."""
+        self._count(tasks)
+
+    def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+        """Stop counting a task that is forgotten."""
+        if finish == "forgotten" and (names := self.read.pop(key, None)):
+            self.readers.subtract(names)
+            for name in names:
+                if not self.readers[name]:
+                    del self.readers[name]
+                    for client, topic in self.asked.pop(name, ()):
+                        self._say(client, topic)
+
+    def restart(self, scheduler: Scheduler) -> None:
+        """Answer all questions: a scheduler that starts again has no tasks."""
+        asked = [each for questions in self.asked.values() for each in questions]
+        self.read, self.readers, self.asked = {}, Counter(), defaultdict(list)
+        for client, topic in asked:
+            self._say(client, topic)
+
+    async def close(self) -> None:
+        """Answer no more questions."""
+        self.scheduler.stream_handlers["subscribe-topic"] = self._subscribe
+
+    def _count(self, keys: Iterable[Any]) -> None:
+        for key in keys:
+            if key not in self.read and (found := _lent_to(self.scheduler.tasks[key].run_spec)):
+                self.read[key] = {array.name for array in found}
+                self.readers.update(self.read[key])
+                for array in found:
+                    array.counted()
+
+    def _subscribed(self, topic: str, client: str) -> None:
+        """Handle a subscription. Those to topics of loans are questions, for which the scheduler keeps no topic."""
+        if not topic.startswith(TOPIC):
+            self._subscribe(topic=topic, client=client)
+        elif self.readers[name := topic.removeprefix(TOPIC).split()[0]]:
+            self.asked[name].append((client, topic))
+        else:
+            self._say(client, topic)
+
+    def _say(self, client: str, topic: str) -> None:
+        """Tell a client that no task reads the loan."""
+        event = {"op": "event", "topic": topic, "event": (time.time(), None)}
+        self.scheduler.send_all({client: [event]}, {})
+
+
+def install(dask_scheduler: Scheduler) -> None:
+    """Let a scheduler count readers and answer questions, if it does not already. Runs on the scheduler."""
+    if LoanReaders.name not in dask_scheduler.plugins:
+        dask_scheduler.add_plugin(LoanReaders(dask_scheduler))
+
+
+def _lent_to(task: Any) -> list[ClientArray]:
+    """List the arrays on loan in a task: in its arguments, in containers, and in tasks that were fused into it."""
+    found, left = [], [task]
+    while left:
+        value = left.pop()
+        kind = type(value)
+        if kind in PLAIN:
+            continue
+        if kind is ClientArray:
+            found += [value] if value.name else []
+        elif isinstance(value, dict):
+            left += value.values()
+        elif isinstance(value, (list, tuple, set, frozenset)):
+            left += value
+        elif hasattr(value, "dependencies"):  # a node of a graph, whose types have a private name
+            left += [getattr(value, name) for name in ("args", "kwargs", "value") if hasattr(value, name)]
+    return found

@@ -1,0 +1,98 @@
+"""Checks of the user's blocks: a block that a user's task or array-like gives is what its array says, or is refused.
+
+Dask trusts the shape, the type and the chunks that an array states. NumPy would broadcast a block of one row over the
+rows that it should have. Masked elements would be multiplied by the value that stands below the mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from distmm.errors import InputError
+
+__all__ = ["Arrivals", "arrived", "arrived_at"]
+
+Shape = tuple[int, ...]
+
+
+def arrived(block: Any, what: str, shape: Shape | None = None, dtype: Any = None) -> Any:
+    """Return a block as a NumPy array in native byte order, or unchanged if it is in GPU memory.
+
+    Parameters
+    ----------
+    block : array-like
+    what : str
+        Its name in messages.
+    shape, dtype : optional
+        What its array says. A type that holds fewer values, such as float32 for float64, is converted.
+
+    Raises
+    ------
+    InputError
+        For masked elements, another shape, and elements of a type that would lose values.
+    """
+    given = type(block).__name__
+    if not hasattr(block, "__cuda_array_interface__"):
+        if isinstance(block, np.ma.MaskedArray) and (masked := np.count_nonzero(block.mask)):
+            raise InputError(
+                f"{what} has {masked} masked elements of {block.size}, and a product has no rule "
+                "for these: fill them, for example with x.filled(0) or x.map_blocks(np.ma.filled, 0)"
+            )
+        block = np.asarray(block)
+        block = block.astype(block.dtype.newbyteorder("="), copy=False)
+    if shape is not None and block.shape != shape:
+        raise InputError(
+            f"{what} is a {given} of shape {block.shape}, and its array says {shape}: state the true chunks, for "
+            "example with chunks= of map_blocks or shape= of from_delayed"
+        )
+    if dtype is None or block.dtype == (dtype := np.dtype(dtype).newbyteorder("=")):
+        return block
+    if not np.can_cast(block.dtype, dtype, "safe"):
+        raise InputError(
+            f"{what} is a {given} of {block.dtype} elements, and its array says {dtype}: state the true dtype (dtype= "
+            "of map_blocks or from_delayed), or convert the blocks where they are made (netCDF4: "
+            "variable.set_auto_scale(False))"
+        )
+    return block.astype(dtype)
+
+
+def arrived_at(
+    block: Any, what: str, chunks: tuple[tuple[int, ...], ...], dtype: Any, block_id: tuple[int, ...] = ()
+) -> Any:
+    """Return a block of a Dask array with these chunks as `arrived` does. For `map_blocks`, which sets `block_id`."""
+    return arrived(block, what, tuple(edges[i] for edges, i in zip(chunks, block_id, strict=True)), dtype)
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """Shapes and types of the user's blocks that a task of a chain reads.
+
+    Attributes
+    ----------
+    a, b : tuples of shapes
+        Of the blocks of A and of B, or of a symmetric product's A.
+    c0 : shape
+        Of the block of ``beta * C``.
+    dtypes : tuple of dtype or None
+        Of A, B and C. None: of any type.
+    """
+
+    a: tuple[Shape, ...]
+    b: tuple[Shape, ...]
+    c0: Shape
+    dtypes: tuple[np.dtype[Any] | None, ...]
+
+    def checked(self, a_blocks: Sequence[Any], b_blocks: Sequence[Any], c0: Any) -> tuple[list[Any], list[Any], Any]:
+        """Return the blocks as `arrived` does. A block that is in both lists stays one object."""
+        of_a, of_b, of_c = self.dtypes
+        left = [arrived(x, "a block of A", shape, of_a) for x, shape in zip(a_blocks, self.a, strict=True)]
+        seen = {id(x): made for x, made in zip(a_blocks, left, strict=True)}
+        right = [
+            seen[id(x)] if id(x) in seen else arrived(x, "a block of B", shape, of_b)
+            for x, shape in zip(b_blocks, self.b, strict=True)
+        ]
+        return left, right, None if c0 is None else arrived(c0, "a block of C", self.c0, of_c)

@@ -1,0 +1,111 @@
+"""What a client knows of its cluster is asked for once, until something changes, and never waited for without end."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, core
+
+import distmm
+from distmm.clusters import view
+from distmm.errors import InputError
+from tests import forked
+from tests.until import until
+
+N = 400  # float64 matrices of this size are read from the client's memory
+
+
+@pytest.fixture
+def messages(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Requests of the client to the scheduler, those of Dask's own callbacks left out."""
+    sent: list[str] = []
+    real = core.send_recv
+
+    async def noted(comm: Any, *, op: str, **message: Any) -> Any:
+        if op not in ("set_metadata", "identity"):
+            sent.append(op)
+        return await real(comm, op=op, **message)
+
+    monkeypatch.setattr(core, "send_recv", noted)
+    monkeypatch.setattr(view, "FRESH_SECONDS", 1000.0)
+    return sent
+
+
+def lazy(client: Client) -> list[Any]:
+    a, b = np.random.default_rng(0).random((2, N, N))
+    return [
+        distmm.matmul(a, b, client=client),
+        distmm.gram(a, client=client),
+        distmm.gemm(2, a, b, 3, a, client=client),
+        distmm.topk(a, b, 3, client=client),
+        distmm.nearest(a, b, 3, "cosine", client=client),
+    ]
+
+
+def test_lazy_calls_send_nothing_while_nothing_changes_and_one_message_afterwards(
+    client: Client, messages: list[str]
+) -> None:
+    lazy(client)
+    messages.clear()
+    lazy(client)
+    assert messages == []
+    before = view._views[client].changes
+    client.submit(abs, -1, pure=False).result()
+    until(lambda: view._views[client].changes > before)
+    messages.clear()
+    lazy(client)
+    assert messages == ["run_function"]
+
+
+def test_a_worker_that_joins_or_dies_is_seen_by_the_next_call() -> None:
+    with (
+        forked.workers(),
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        a = np.ones((8, 8))
+        assert distmm.plan(a, a, client=client).cluster.workers == 1
+        cluster.scale(2)
+        client.wait_for_workers(2)
+        until(lambda: distmm.plan(a, a, client=client).cluster.workers == 2)
+        cluster.scale(1)
+        until(lambda: distmm.plan(a, a, client=client).cluster.workers == 1)
+
+
+@pytest.fixture
+def stopped(client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Stop a worker of the cluster until the test has ended; the scheduler waits for it for a short time."""
+    monkeypatch.setattr(view, "ANSWER_SECONDS", 0.5)
+    pid = next(iter(client.run(os.getpid).values()))
+    yield lambda: os.kill(pid, signal.SIGSTOP)
+    os.kill(pid, signal.SIGCONT)
+    until(lambda: len(client.run(os.getpid)) == len(client.scheduler_info(n_workers=-1)["workers"]))
+
+
+def test_a_stopped_worker_holds_no_lazy_call_up(client: Client, stopped: Callable[[], None]) -> None:
+    a, b = np.random.default_rng(0).integers(-9, 9, (2, N, N)).astype("f8")
+    known = distmm.plan(a, b, client=client)
+    stopped()
+    view.forget(client)
+    assert distmm.plan(a, b, client=client).cluster.workers == known.cluster.workers  # what it said last counts
+    C = distmm.plan(a.astype("f4"), b.astype("f4"), client=client)
+    assert C.cluster.workers == known.cluster.workers - 1  # it has never said how fast it multiplies float32
+
+
+def test_workers_that_have_never_answered_are_an_error(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(view, "ANSWER_SECONDS", 0.0)
+    with pytest.raises(InputError, match=r"none of the 4 workers.*has answered"):
+        distmm.plan(np.ones((8, 8), "c8"), np.ones((8, 8), "c8"), client=client)
+
+
+def test_a_scheduler_that_does_not_answer_is_an_error(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    lazy(client)
+    monkeypatch.setattr(view, "SCHEDULER_SECONDS", 0.0)
+    view.forget(client)
+    with pytest.raises(InputError, match="has not answered for 0 s"):
+        lazy(client)

@@ -1,0 +1,196 @@
+"""Tables of owners: who multiplies what, if operands are in the workers' memory."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from distmm.errors import InputError
+from distmm.graph.serial import execute
+from distmm.planning.blocks import Blocking, cut
+from distmm.planning.cluster_spec import ClusterSpec, Residence
+from distmm.planning.grid import Grid
+from distmm.planning.owners import BALANCE, FAMILIES, Family, Homes, Owners, candidates, of_family, of_grid
+from distmm.planning.plan import Plan
+from distmm.planning.problem import Problem
+from distmm.planning.schedule import Schedule, parse
+from distmm.planning.search import make_plan
+from distmm.worker.tasks import Epilogue, KernelChoice
+from tests.distmm.planning.brute_force import BruteForce
+
+F8 = np.dtype("f8")
+RESIDENCES: list[tuple[Residence, Residence]] = [("resident", "resident"), ("streamed", "resident"), ("whole", "kept")]
+
+
+def homes_of(draw: st.DrawFn, rows: int, columns: int, workers: int) -> Homes | None:
+    kind = draw(st.sampled_from(["none", "all", "some"]))
+    if kind == "none":
+        return None
+    ranks = st.integers(-1 if kind == "some" else 0, workers - 1)
+    return tuple(tuple(draw(st.lists(ranks, min_size=columns, max_size=columns))) for _ in range(rows))
+
+
+@st.composite
+def placed(draw: st.DrawFn) -> tuple[Problem, Blocking, tuple[Homes | None, Homes | None], int]:
+    """Draw a small product, its blocks, and where its operands are."""
+    workers, symmetric = draw(st.integers(2, 4)), draw(st.booleans())
+    m, k, n = (tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))) for _ in range(3))
+    n = m if symmetric else n
+    problem = Problem(sum(m), sum(k), sum(n), F8, symmetry="symmetric" if symmetric else None)
+    a, b = homes_of(draw, len(m), len(k), workers), homes_of(draw, len(k), len(n), workers)
+    return problem, Blocking(m, k, n, panels=draw(st.integers(1, 3)), triangle=symmetric), (a, b), workers
+
+
+def plan_of(problem: Problem, blocking: Blocking, owners: Owners, **how: object) -> Plan:
+    cluster = ClusterSpec(owners.workers, 10**9, "cpu", rate=1.0, link=1e9, load=1e9)
+    lookahead = how.pop("lookahead", 2)
+    assert isinstance(lookahead, int)
+    return Plan(problem, Schedule(blocking, owners, lookahead=lookahead), cluster, **how)  # type: ignore[arg-type]
+
+
+@settings(max_examples=150)
+@given(placed(), st.integers(1, 3), st.sampled_from(RESIDENCES), st.data())
+def test_bytes_tasks_and_memory_are_those_of_every_block(product, lookahead, operands, data) -> None:  # type: ignore[no-untyped-def]
+    problem, blocking, homes, workers = product
+    owners = data.draw(st.sampled_from(list(candidates(blocking, homes, workers, one_chain=False))))
+    plan = plan_of(problem, blocking, owners, lookahead=lookahead, operands=operands)
+    counted = BruteForce(plan)
+    assert plan.bytes_moved == counted.moved
+    assert plan.cost.tasks == counted.tasks
+    assert counted.held <= plan.peak.worker
+
+
+@settings(max_examples=60)
+@given(placed())
+def test_every_family_computes_the_product(product) -> None:  # type: ignore[no-untyped-def]
+    problem, blocking, homes, workers = product
+    rng = np.random.default_rng(0)
+    a = rng.integers(-4, 5, (problem.m, problem.k)).astype(F8)
+    b = a.T if problem.symmetry else rng.integers(-4, 5, (problem.k, problem.n)).astype(F8)
+    for owners in candidates(blocking, homes, workers, one_chain=False):
+        plan = plan_of(problem, blocking, owners)
+        c = execute(plan, a, b, KernelChoice("cpu", F8), Epilogue(F8, "numpy"))
+        np.testing.assert_array_equal(c, a @ b)
+
+
+@settings(max_examples=100)
+@given(placed(), st.sampled_from(FAMILIES))
+def test_no_rank_has_much_more_than_its_share_if_work_can_be_passed_on(product, family: Family) -> None:  # type: ignore[no-untyped-def]
+    _, blocking, homes, workers = product
+    work = {"K": blocking.k, "R": blocking.m, "C": blocking.n}
+    if blocking.triangle or family not in work:
+        return
+    owners = of_family(family, blocking, homes, workers)
+    line = {"K": owners.table[0], "R": [row[0] for row in owners.table], "C": owners.table[0]}[family]
+    loads = np.bincount(line, np.array(work[family]), workers)
+    # One item more than the share is left if no single item can be passed on with a gain.
+    assert loads.max() <= max(BALANCE * loads.mean(), loads.min() + max(work[family]))
+
+
+@settings(max_examples=60)
+@given(st.lists(st.integers(0, 1), min_size=8, max_size=8))
+def test_families_are_near_the_best_of_all_assignments(ranks: list[int]) -> None:
+    blocking = Blocking((3, 3), (3, 3), (3, 3))
+    problem = Problem(6, 6, 6, F8)
+    homes: tuple[Homes, Homes] = ((tuple(ranks[:2]), tuple(ranks[2:4])), (tuple(ranks[4:6]), tuple(ranks[6:])))
+    places = list(itertools.product(range(2), repeat=3))
+
+    def moved(who: dict[tuple[int, ...], int]) -> int:
+        copies = {("A", i, p, who[i, p, j]) for i, p, j in places if homes[0][i][p] != who[i, p, j]}
+        copies |= {("B", p, j, who[i, p, j]) for i, p, j in places if homes[1][p][j] != who[i, p, j]}
+        sums = sum(len({who[i, p, j] for p in range(2)}) - 1 for i, j in itertools.product(range(2), repeat=2))
+        return (len(copies) + sums) * 9 * F8.itemsize
+
+    every = (dict(zip(places, each, strict=True)) for each in itertools.product((0, 1), repeat=8) if sum(each) == 4)
+    best = min(map(moved, every))
+    plans = [plan_of(problem, blocking, owners) for owners in candidates(blocking, homes, 2, one_chain=False)]
+    balanced = []
+    for plan in plans:
+        who = {at: plan.grid.rank(*at) for at in places}  # type: ignore[union-attr]
+        assert plan.bytes_moved == moved(who)
+        balanced += [plan.bytes_moved] * (sum(who.values()) == 4)
+    assert best <= min(balanced) <= 2 * best + 2 * 9 * F8.itemsize
+
+
+@given(placed(), st.integers(1, 9))
+@settings(max_examples=60)
+def test_the_text_of_a_plan_gives_the_plan_back(product, size: int) -> None:  # type: ignore[no-untyped-def]
+    _, drawn, homes, workers = product
+    m, k, n = (len(edges) * size for edges in (drawn.m, drawn.k, drawn.n))
+    problem = Problem(m, k, n, F8, symmetry="symmetric" if drawn.triangle else None)
+    blocking = cut(problem, (size, size, size), drawn.panels)
+    for owners in candidates(blocking, homes, workers, one_chain=False):
+        text = str(plan_of(problem, blocking, owners))
+        read = parse(text, problem, homes)
+        assert str(read) == text
+        if homes != (None, None):
+            assert read.grid == owners
+
+
+TALL = Blocking((256,), (10_000,) * 16, (256,))  # one product takes about a second at 1e9 FLOP/s
+
+
+def test_a_tall_array_that_is_stored_by_rows_stays_and_only_partial_sums_move() -> None:
+    homes = (0, 1, 2, 3) * 4
+    problem = Problem(256, 160_000, 256, F8)
+    cluster = ClusterSpec(4, 10**9, "cpu", rate=1e9, link=1e9, load=1e9)
+    of = (homes,), tuple((rank,) for rank in homes)
+    plan = make_plan(problem, cluster, blocking=TALL, homes=of, operands=("resident", "resident"))
+    assert str(plan).startswith("gk4 ")
+    assert plan.bytes_moved == plan.cost.bytes_bound == 3 * 256 * 256 * 8
+    assert ("workers", "4 CPU workers: panels of A and B stay") in plan.rows()
+    assert not plan.keeps_bits
+
+
+def test_reproducible_products_do_not_split_k_by_homes() -> None:
+    homes = ((0, 1, 2, 3) * 4,)
+    problem = Problem(256, 160_000, 256, F8)
+    cluster = ClusterSpec(4, 10**9, "cpu", rate=1e9, link=1e9, load=1e9)
+    plan = make_plan(
+        problem, cluster, blocking=TALL, homes=(homes, None), operands=("resident",) * 2, reproducible=True
+    )
+    assert len(plan.schedule.chains((), 0, 0)) == 1
+
+
+def test_rows_stay_where_a_small_operand_is_the_other_one() -> None:
+    blocking = Blocking((100,) * 16, (8,), (4,))
+    homes = tuple((rank,) for rank in (3, 2, 1, 0) * 4), ((2,),)
+    problem = Problem(1600, 8, 4, F8)
+    cluster = ClusterSpec(4, 10**9, "cpu", rate=1e9, link=1e9, load=1e9)
+    plan = make_plan(problem, cluster, blocking=blocking, homes=homes, operands=("resident", "resident"))
+    assert plan.bytes_moved == 3 * 8 * 4 * 8  # B, to the three others
+    assert all(plan.schedule.chains((), i, 0)[0][0] == homes[0][i][0] for i in range(16))
+
+
+def test_a_product_that_does_not_fit_as_one_wave_gets_a_grid_and_waves() -> None:
+    blocking = Blocking((256,) * 8, (256,) * 2, (256,) * 8)
+    problem = Problem(2048, 512, 2048, F8)
+    homes = tuple((i % 4, i % 4) for i in range(8)), None
+    cluster = ClusterSpec(4, 7_000_000, "cpu", rate=1e9, link=1e9, load=1e9)
+    plan = make_plan(problem, cluster, blocking=blocking, homes=homes, operands=("resident", "streamed"), result="out")
+    assert isinstance(plan.grid, Grid)
+    assert len(plan.waves) > 1
+
+
+def test_owners_of_a_family_are_refused_for_waves_and_batches() -> None:
+    for text in ("gk4 b8x100x8 p1 w2 l2", "ga4 b8x100x8 p1 w1x2 l2"):
+        with pytest.raises(InputError, match="one wave"):
+            parse(text, Problem(8, 1600, 8, F8))
+    with pytest.raises(InputError, match="'k' or 'r'"):
+        parse("gb4 b8x100x8 p1 w1 l2", Problem(8, 1600, 8, F8, symmetry="symmetric"))
+    with pytest.raises(InputError, match="does not fit"):
+        parse("gk0 b8x100x8 p1 w1 l2", Problem(8, 1600, 8, F8))
+
+
+def test_a_grid_that_knows_homes_counts_the_bytes_from_there() -> None:
+    blocking = Blocking((4, 4), (4, 4), (4, 4))
+    problem = Problem(8, 8, 8, F8)
+    at_home = of_grid(Grid(2, 1), blocking, (((0, 0), (1, 1)), ((0, 0), (1, 1))))
+    elsewhere = replace(at_home, homes=(((1, 1), (0, 0)), ((0, 0), (1, 1))))
+    assert plan_of(problem, blocking, at_home).bytes_moved == 4 * 16 * 8
+    assert plan_of(problem, blocking, elsewhere).bytes_moved == 8 * 16 * 8

@@ -1,0 +1,147 @@
+"""What the scheduler does grows with a job's size, and not with its square: counted in calls, never timed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import distmm
+from distmm.graph import product_graph
+from distmm.graph.placement import Placement
+from distmm.job.wave_graph import Names, WritingLayer
+from distmm.planning.grid import Grid
+from distmm.planning.plan import Plan
+from distmm.scheduler.lookahead import Lookahead
+from distmm.scheduler.product_state import Limits, OperandBlock, PlannedTask
+from distmm.scheduler.products import Products
+from distmm.telemetry.heartbeats import Heartbeats
+from distmm.telemetry.record import Record
+from distmm.worker.tasks import Epilogue
+
+PANELS, TIMES, MOST = 100, 4, 5.0  # a linear function makes 4 times the calls, a quadratic one 16 times
+
+
+def calls(function: Callable[[], object]) -> int:
+    """Count the lines of Python, and the calls of C functions, that a function takes."""
+    count = 0
+
+    def trace(frame: object, event: str, argument: object) -> Callable[..., Any]:
+        nonlocal count
+        count += 1
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def plan(panels: int, columns: int = 2) -> Plan:
+    a, b = np.broadcast_to(np.float32(1), (2, panels)), np.broadcast_to(np.float32(1), (panels, columns))
+    return distmm.plan(a, b, blocks=(1, 1, 1))
+
+
+def writing(size: Plan) -> Callable[[], object]:
+    blocks = tuple((i, j) for _, i, j in size.blocking.c_indices())
+    writer: Any = SimpleNamespace(plan=size, tolerance=None, orders={"A": None, "B": None}, seed=1, needs_norms=False)
+    return lambda: list(WritingLayer("w", Names("a", "b", "c", None), writer, size.blocking.whole, blocks)._tasks())
+
+
+def chains(size: Plan) -> Callable[[], object]:
+    choice, epilogue = product_graph.kernel_choice(size), Epilogue(np.dtype("f4"), "numpy")
+    return lambda: list(product_graph.ProductLayer("c-1", size, ("a", "b", None), choice, epilogue)._tasks())
+
+
+def steps(size: int) -> Callable[[], object]:
+    def run() -> None:
+        lookahead = Lookahead(2)
+        for order in range(size):
+            lookahead.add(order, ("c", order))
+        for order in range(size):
+            lookahead.open()
+            lookahead.finish(order, ("c", order))
+
+    return run
+
+
+def product(size: int) -> Callable[[], object]:
+    """A chain of so many steps on the state machine, from its arrival until it is forgotten."""
+
+    def run() -> None:
+        products = Products()
+        products.worker_joined("w", "w")
+        where = [Placement("c", Grid(1, 1), (), 0, 0, step, step, run="c") for step in range(size)]
+        tasks = [PlannedTask(("s", n), at, 0, not n, (("a", 0, n), ("b", n, 0))) for n, at in enumerate(where)]
+        operands = {block: OperandBlock((block,), "c") for task in tasks for block in task.operands}
+        products.arrived(tasks, (), operands, (), {"c": Limits()})
+        for task in tasks:
+            products.decide(lambda key: ())
+            products.finished(task.key, task.where)
+        for task in tasks:
+            products.forgotten(task.key, task.where)
+        products.decide(lambda key: ())
+        assert not products.products
+
+    return run
+
+
+CASES: dict[str, Callable[[int], Callable[[], object]]] = {
+    "writing tasks of many panels": lambda n: writing(plan(n)),
+    "writing tasks of many columns": lambda n: writing(plan(1, n)),
+    "product tasks": lambda n: chains(plan(n)),
+    "lookahead": steps,
+    "a product": product,
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_work_grows_with_the_number_of_tasks_alone(case: str) -> None:
+    small, large = (calls(CASES[case](size)) for size in (PANELS, TIMES * PANELS))
+    assert large < MOST * small
+
+
+def cluster(workers: int) -> Any:
+    heartbeat = {"received": {"a": 5}, "kernel_seconds": 0.0, "device": None}
+    metrics = {"memory": 1, "distmm": heartbeat}
+    found = {
+        name: SimpleNamespace(address=name, nbytes=7, last_seen=1.0, metrics=metrics)
+        for name in map(str, range(workers))
+    }
+    return SimpleNamespace(workers=found)
+
+
+def read(heartbeats: Heartbeats, times: Iterable[int] = (0,)) -> int:
+    return calls(lambda: [heartbeats._sample() for _ in times])
+
+
+def test_heartbeats_cost_an_idle_scheduler_nothing_and_each_is_read_once() -> None:
+    records = {"c": Record("c", plan(PANELS), 0.0)}
+    scheduler = cluster(100)
+    heartbeats = Heartbeats(scheduler, records, {"c": {"a"}}, str)
+    for worker in scheduler.workers:
+        records["c"].lane(worker)
+    first, again = read(heartbeats), read(heartbeats)
+    assert again < first / 4
+    assert [len(lane.samples) for lane in records["c"].lanes.values()] == [1] * 100
+    assert sum(lane.received for lane in records["c"].lanes.values()) == 500
+    records["c"].ended = "cancelled"
+    assert read(heartbeats) < 100
+
+
+def test_a_scheduler_remembers_the_bytes_of_the_arrays_in_the_last_heartbeat_alone() -> None:
+    scheduler, record = cluster(1), Record("c", plan(PANELS), 0.0)
+    heartbeats = Heartbeats(scheduler, {"c": record}, {"c": {"a9"}}, str)
+    for number in range(10):
+        heartbeats.take("0", {"received": {f"a{number}": 5}, "device": None})
+    assert heartbeats.received == {"0": {"a9": 5}}
+    heartbeats.take("0", {"received": {"a9": 3}, "device": None})  # older than what a worker stated meanwhile
+    heartbeats.take("0", {"received": {"a9": 6}, "device": None})
+    assert record.lanes["0"].received == 6

@@ -1,0 +1,164 @@
+"""Products of arrays that are in the workers' memory, where somebody else has put them, on a real cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import dask.array as da
+import numpy as np
+import pytest
+from dask.highlevelgraph import HighLevelGraph
+from distributed import Client, Scheduler, wait
+
+import distmm
+from distmm.clusters import cluster
+from distmm.clusters.homes import chunk_homes, homes_of_blocks
+from distmm.planning.owners import Owners
+from distmm.scheduler.plugin import PlacementPlugin
+from distmm.telemetry import client as telemetry
+
+ROWS, WIDTH, CHUNKS = 4000, 48, 16
+C_BYTES = WIDTH * WIDTH * 8
+
+
+@pytest.fixture(autouse=True)
+def current(client: Client) -> Iterator[None]:
+    cluster.install(client)
+    with client.as_current():
+        yield
+
+
+def ranks_of(client: Client) -> list[str]:
+    ranks: list[str] = client.run_on_scheduler(
+        lambda dask_scheduler: dask_scheduler.plugins[PlacementPlugin.name].ranks
+    )
+    return ranks
+
+
+def tall(client: Client, homes: Sequence[int], seed: int = 0, width: int = WIDTH) -> da.Array:
+    """Return an array of whole numbers whose chunk i is on the worker of rank ``homes[i]``."""
+    ranks, name = ranks_of(client), f"tall-{seed}-{width}-{'-'.join(map(str, homes))}"
+
+    def block(i: int) -> np.ndarray:
+        return np.random.default_rng((seed, i)).integers(-9, 10, (ROWS, width)).astype("f8")
+
+    futures = {
+        (name, i, 0): client.submit(block, i, key=(name, i, 0), workers=[ranks[home]]) for i, home in enumerate(homes)
+    }
+    wait(list(futures.values()))
+    graph = HighLevelGraph.from_collections(name, futures)
+    return da.Array(graph, name, ((ROWS,) * len(homes), (width,)), "f8")
+
+
+def spent(client: Client, make: Callable[[], da.Array]) -> tuple[np.ndarray, int]:
+    """Return a result, and the bytes that workers sent one another until it was there."""
+    before = telemetry.bytes_moved(client)
+    kept = client.persist(make())
+    wait(kept)
+    moved = telemetry.bytes_moved(client) - before
+    return np.asarray(kept.compute()), moved
+
+
+HOMES = (0, 1, 2, 3, 3, 2, 1, 0, 2, 2, 0, 0, 1, 1, 3, 3)  # as Dask leaves them: in no order
+
+
+def test_a_tall_array_times_its_transpose_moves_partial_sums_alone(client: Client) -> None:
+    products: list[Callable[[da.Array], da.Array]] = [
+        lambda X: distmm.matmul(X.T, X), lambda X: distmm.gram(X.T), lambda X: distmm.gram(X, trans=True)
+    ]  # fmt: skip
+    for seed, make in enumerate(products):
+        X = tall(client, HOMES, 30 + seed)
+        c, moved = spent(client, lambda X=X, make=make: make(X))  # type: ignore[misc]
+        assert moved == 3 * C_BYTES
+        x = X.compute()
+        np.testing.assert_array_equal(c, x.T @ x)
+    plan = distmm.plan(X.T, X)
+    assert isinstance(plan.grid, Owners)
+    assert plan.bytes_moved == plan.cost.bytes_bound == 3 * C_BYTES
+
+
+def test_a_lazy_array_counts_as_what_it_is_made_from(client: Client) -> None:
+    X = tall(client, HOMES, 1)
+    Z = X - X.mean(axis=0)
+    z = Z.compute()
+    c, moved = spent(client, lambda: distmm.matmul(Z.T, Z))
+    np.testing.assert_allclose(c, z.T @ z, rtol=1e-12)
+    assert moved < 8 * C_BYTES + CHUNKS * 1000  # sums of C, and of the mean
+    _, of_cov = spent(client, lambda: distmm.cov(X, rowvar=False))
+    assert of_cov < 8 * C_BYTES + CHUNKS * 1000
+
+
+def test_a_small_right_side_moves_and_the_tall_array_stays(client: Client) -> None:
+    X, w = tall(client, HOMES, 2), np.arange(WIDTH * 8).reshape(WIDTH, 8) % 5 - 2.0
+    W = client.persist(da.from_array(w, chunks=(WIDTH, 8)))
+    wait(W)
+    c, moved = spent(client, lambda: distmm.matmul(X, W))
+    np.testing.assert_array_equal(c, X.compute() @ w)
+    assert moved <= 3 * w.nbytes
+
+
+def test_a_transpose_that_is_persisted_elsewhere_is_multiplied_where_most_of_both_is(client: Client) -> None:
+    X = tall(client, HOMES, 3)
+    P = client.persist(X.T)
+    wait(P)
+    c, moved = spent(client, lambda: distmm.matmul(P, X))
+    np.testing.assert_array_equal(c, X.compute().T @ X.compute())
+    assert moved <= 3 * C_BYTES
+
+
+def test_bytes_are_the_plans_for_any_homes(client: Client) -> None:
+    for seed in range(4):
+        rng = np.random.default_rng(seed)
+        X = tall(client, rng.integers(0, 4, 6).tolist(), 10 + seed, 64)
+        Y = tall(client, rng.integers(0, 4, 6).tolist(), 20 + seed, 64)
+        plan = distmm.plan(X.T, Y)
+        c, moved = spent(client, lambda X=X, Y=Y: distmm.matmul(X.T, Y))  # type: ignore[misc]
+        np.testing.assert_array_equal(c, X.compute().T @ Y.compute())
+        assert moved == plan.bytes_moved
+
+
+def test_a_plan_whose_homes_have_changed_meanwhile_still_gives_c(client: Client) -> None:
+    plan = distmm.plan(tall(client, HOMES, 4).T, tall(client, HOMES, 4))
+    X = tall(client, [(home + 1) % 4 for home in HOMES], 4)
+    c, _ = spent(client, lambda: distmm.matmul(X.T, X, plan=plan))
+    np.testing.assert_array_equal(c, X.compute().T @ X.compute())
+
+
+def test_of_several_replicas_one_counts_and_the_scheduler_is_asked_for_persisted_arrays_only(client: Client) -> None:
+    X = tall(client, [0, 0, 0, 0], 5)
+    client.replicate(list(X.dask.values()), n=4)
+    (homes,) = chunk_homes(client, [X], 4)
+    assert homes is not None
+    assert sorted(home for (home,) in homes) == [0, 1, 2, 3]
+    calls = []
+    real = client.run_on_scheduler
+    client.run_on_scheduler = lambda *args, **how: calls.append(args) or real(*args, **how)
+    try:
+        assert chunk_homes(client, [da.ones((40, 4), chunks=10), None], 4) == [None, None]
+    finally:
+        del client.run_on_scheduler
+    assert not calls
+
+
+def test_the_home_of_a_block_of_several_chunks_has_most_of_it() -> None:
+    homes = ((0,), (1,), (1,), (2,), (-1,), (-1,))
+    chunks, cuts = ((10, 10, 10, 10, 10, 10), (4,)), ((25, 17, 18), (4,))
+    assert homes_of_blocks(homes, chunks, cuts) == ((1,), (2,), (-1,))
+    assert homes_of_blocks(homes, chunks, chunks) is homes
+    assert homes_of_blocks(None, chunks, cuts) is None
+
+
+def test_steps_run_where_the_plan_says(client: Client) -> None:
+    X = tall(client, HOMES, 6)
+    plan = distmm.plan(X.T, X)
+
+    def ran(dask_scheduler: Scheduler) -> dict[str, int]:
+        ranks = dask_scheduler.plugins[PlacementPlugin.name].ranks
+        made = {str(key): ts.who_has for key, ts in dask_scheduler.tasks.items() if key[0] == name and ts.who_has}
+        return {key: ranks.index(next(iter(workers)).address) for key, workers in made.items()}
+
+    C = distmm.matmul(X.T, X)
+    name = C.name
+    kept = client.persist(C)
+    wait(kept)
+    assert list(client.run_on_scheduler(ran).values()) == [plan.schedule.chains((), 0, 0)[0][0]]
