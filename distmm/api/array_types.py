@@ -126,7 +126,7 @@ def _layers(array: da.Array) -> Iterator[Any]:
 
 
 def check_sendable(source: Any, name: str) -> None:
-    """Refuse what cannot be sent to workers: what is in this process's memory, or in a file that is open for writing.
+    """Refuse what cannot be sent to workers: an array in this process's memory, an open file, or what holds a lock.
 
     Of a Dask array, one task of each layer is pickled for a trial, which takes some 0.2 ms.
 
@@ -135,13 +135,13 @@ def check_sendable(source: Any, name: str) -> None:
     InputError
         With the reason and the remedy.
     """
+    if isinstance(source, np.ndarray) or package_of(source) == "cupy":
+        return
     if package_of(source) in ("distmm", "h5py"):
         from distmm.storage.opened import unsendable
 
         if (why := unsendable(source)) is not None:
             raise InputError(f"{name} {why}")
-    if isinstance(source, np.ndarray) or package_of(source) in ("cupy", "h5py"):
-        return
     buffers: list[Any] = []
     try:
         for part in _layers(source) if isinstance(source, da.Array) else [source]:

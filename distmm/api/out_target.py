@@ -33,9 +33,6 @@ from distmm.worker.copied_output import CopiedOutput, is_light
 
 __all__ = ["check_out", "check_unit", "elements_of", "target"]
 
-# File systems of fsspec whose files are in a process's memory, or in one file that only one process may write.
-OF_ONE_PROCESS = {"memory", "zip", "tar", "libarchive", "reference"}
-
 
 def check_out(
     out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], kind: Literal["numpy", "cupy"], operands: Mapping[str, Any]
@@ -150,6 +147,7 @@ def _for_copies(out: Any, client: Client | None) -> Any:
         return None
     import zarr
 
+    from distmm.storage.opened import in_memory
     from distmm.storage.zarr_internals import store_of
 
     if not isinstance(out, zarr.Array):
@@ -157,10 +155,8 @@ def _for_copies(out: Any, client: Client | None) -> Any:
     store = store_of(out)
     if isinstance(store, zarr.storage.LocalStore):
         return _in_folder(out, store.root, client)
-    if isinstance(store, zarr.storage.FsspecStore):
-        return out if _is_remote(store.fs) else None
-    in_memory = not isinstance(store, zarr.storage.ObjectStore) or type(store.store).__name__ == "MemoryStore"
-    return None if in_memory else out
+    remote = isinstance(store, (zarr.storage.FsspecStore, zarr.storage.ObjectStore)) and not in_memory(store)
+    return out if remote else None
 
 
 def _in_folder(out: Any, folder: Path, client: Client | None) -> Any:
@@ -179,13 +175,3 @@ def _stamps(paths: Sequence[Path]) -> list[tuple[int, int] | None]:
     """Return the size and the time of the last change of files, as far as this process sees them."""
     found = (path.stat() if path.is_file() else None for path in paths)
     return [None if one is None else (one.st_size, one.st_mtime_ns) for one in found]
-
-
-def _is_remote(files: Any) -> bool:
-    """Whether several processes may write to a file system of fsspec: it is not in memory or in one file."""
-    while files is not None:
-        protocols = [files.protocol] if isinstance(files.protocol, str) else files.protocol
-        if not OF_ONE_PROCESS.isdisjoint(protocols):
-            return False
-        files = getattr(files, "sync_fs", None) or getattr(files, "fs", None)  # what a wrapper or a cache stands for
-    return True

@@ -27,16 +27,9 @@ from distmm.planning.problem import Symmetry, accumulator_dtype
 from distmm.worker import tasks
 
 __all__ = [
-    "Kinds",
-    "bytes_widened",
-    "check_metric",
-    "check_ordered",
-    "checked_k",
-    "is_transpose",
-    "norms_of",
-    "product_of",
+    "Kinds", "bytes_widened", "check_metric", "check_ordered", "checked_k", "is_transpose", "norms_of", "product_of",
     "results",
-]
+]  # fmt: skip
 
 Kinds = Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
 

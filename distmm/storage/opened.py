@@ -25,7 +25,7 @@ from distmm.storage.zarr_chunks import Present
 from distmm.storage.zarr_folder import ZarrMatrix, check_codecs, metadata_hash
 from distmm.storage.zarr_internals import bounded, keys_of, opened_again, store_of
 
-__all__ = ["OpenedZarr", "by_path", "unsendable"]
+__all__ = ["OpenedZarr", "by_path", "in_memory", "unsendable"]
 
 # Drivers of HDF5 that open a file by its name.
 BY_NAME = ("sec2", "stdio")
@@ -71,7 +71,7 @@ def unsendable(source: Any) -> str | None:
     if not isinstance(source, OpenedZarr) or isinstance(source.array, bytes):
         return None
     store = store_of(source.array)
-    if _in_memory(store):
+    if in_memory(store):
         return "is a Zarr array in the memory of this process (memory://): give its elements, x[...], or store it"
     if isinstance(store, ZipStore) and not store.read_only:
         return (
@@ -162,7 +162,7 @@ def _place(array: Any) -> str | None:
     store = store_of(array) if isinstance(array.store, LoggingStore) else array.store
     if isinstance(store, LocalStore):
         return os.path.abspath(os.path.join(store.root, array.path))
-    if not isinstance(store, FsspecStore) or _in_memory(store):
+    if not isinstance(store, FsspecStore) or in_memory(store):
         return None
     path = f"{store.path.rstrip('/')}/{array.path}".rstrip("/")
     if "file" in _protocols(store.fs):
@@ -170,7 +170,7 @@ def _place(array: Any) -> str | None:
     return store.fs.unstrip_protocol(path) if set(store.fs.storage_options) <= OPTIONS else None
 
 
-def _in_memory(store: Any) -> bool:
+def in_memory(store: Any) -> bool:
     """Whether a store is in the memory of this process, and empty elsewhere. The copy of a `MemoryStore` is not."""
     files = getattr(store, "fs", None)
     while files is not None:

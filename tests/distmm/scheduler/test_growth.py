@@ -101,7 +101,7 @@ def products(count: int) -> Callable[[], object]:
         arrived = []
         for number in range(count):
             name = f"c{number}"
-            where = [Placement(name, Grid(1, 1), (), 0, 0, step, step, run=name) for step in range(4)]
+            where = [Placement(name, (), 0, 0, step, step, owners=(0,), homes=(0, 0), run=name) for step in range(4)]
             tasks = [PlannedTask((name, n), at, 0, not n, (("a", 0, n), (name, n, 0))) for n, at in enumerate(where)]
             operands = {block: OperandBlock((block,), name) for task in tasks for block in task.operands}
             if number:
