@@ -50,7 +50,8 @@ def while_started() -> Iterator[None]:
             raise KeyboardInterrupt from None
         raise
     finally:
-        signal.signal(signal.SIGINT, before)
+        if signal.getsignal(signal.SIGINT) is handle:  # a job that was stopped ignores further signals
+            signal.signal(signal.SIGINT, before)
 
 
 @contextmanager

@@ -61,6 +61,8 @@ def settle(folder: Folder, anew: bool) -> Json | None:
     if not _begun(folder) or (folder.exists() and completed(folder, anew) is None):
         return None
     try:
+        if not folder.exists():
+            folder.check_leftovers()
         with locked(folder.path) as lock:
             owned = folder.owned(lock.token)
             if not folder.exists():

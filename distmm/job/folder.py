@@ -39,6 +39,9 @@ __all__ = ["Folder", "Json", "read_json", "write_json"]
 
 Json = dict[str, Any]
 
+# What a job that was killed leaves in its folder without a manifest: owners, ids, locks and probes of the clock.
+LEFTOVER = re.compile(r"[0-9a-f]{32}|[0-9a-f]{16}|lock\.\d+(\.beat)?|clock\.[0-9a-f]{32}")
+
 
 @dataclass(frozen=True)
 class Folder:
@@ -143,6 +146,15 @@ class Folder:
             raise InputError(
                 f"{self.target}: this name is too long: that of the certificate, {name}, would have {length} bytes, "
                 f"and {above} takes {most}: give a name that is {length - most} bytes shorter"
+            )
+
+    def check_leftovers(self) -> None:
+        """Raise `InputError` if a folder without a job has files that no job has left, and that would be removed."""
+        other = next((name for name in sorted(self.store.names(self.path)) if not LEFTOVER.fullmatch(name)), None)
+        if other is not None:
+            raise InputError(
+                f"{self.path}: is the folder for the job of {self.target}, but contains {other}, which no job has left "
+                f"there, and which would be removed: move it, or give another name for the result"
             )
 
     def exists(self) -> bool:

@@ -27,7 +27,8 @@ def relocated(content: Json, target: str) -> Json:
         C has the path `target`. A, B or C0 that is not at its old path, but at the same place relative to C, has this
         path.
     """
-    file, dataset = locate(content["output"]["name"])
+    named = content["output"]["name"]
+    file, dataset = (named, None) if is_url(named) else locate(named)
     if file == target:
         return content
     spec = dict(content["spec"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 from distmm import job
 from distmm.cli.app import app
 from distmm.errors import InputError, Stopped
+from distmm.job.spec import differences
 from tests.distmm.job.disturbed import HalfWay, multiply, operands, values
 from tests.distmm.storage.samples import save_matrix
 
@@ -99,6 +101,14 @@ def test_a_dataset_whose_name_is_not_utf_8_is_refused(client: Client, product: n
     assert os.listdir() == ["in"]
 
 
+def test_a_folder_that_only_has_the_name_of_a_jobs_is_not_emptied(product: np.ndarray) -> None:
+    os.rename("in", "C.zarr.job")
+    for overwrite in (False, True):
+        with pytest.raises(InputError, match=r"contains A\.npy, which no job has left"):
+            job.multiply("C.zarr.job/A.npy", "C.zarr.job/B.zarr", "C.zarr", overwrite=overwrite)
+    assert sorted(os.listdir("C.zarr.job")) == ["A.npy", "B.zarr"]
+
+
 def test_a_reduced_product_does_not_replace_a_part_of_itself(client: Client, product: np.ndarray) -> None:
     job.topk("in/A.npy", "in/B.zarr", 120, "T.zarr", client=client)
     before = zarr.open_group("T.zarr", mode="r")["values"][...]  # type: ignore[index]
@@ -143,11 +153,22 @@ def test_a_c_that_is_overwritten_or_removed_is_not_called_complete(
     os.rename("copy", out)
     assert multiply(client, out).kept == 16  # a copy is complete, too
     np.testing.assert_array_equal(values(out), product)
+    certificate = Path(f"{out}.certificate.json")
+    older = {name: value for name, value in json.loads(certificate.read_text()).items() if name != "stamp"}
+    certificate.write_text(json.dumps(older))
+    assert job.status(out).state == "complete"
+    assert multiply(client, out).kept == 16
     remove()
     save_matrix(Path(out), content)
     multiply(client, out, overwrite=True)
     assert job.status(out).state == "complete"
     np.testing.assert_array_equal(values(out), product)
+
+
+def test_manifests_of_older_versions_do_not_say_which_chunks_were_missing() -> None:
+    older, lost = {"A": {"shape": [1, 1]}}, {"A": {"shape": [1, 1], "missing": "1 of 2 chunks are missing"}}
+    assert list(differences(older, lost)) == []
+    assert len(list(differences({"A": {"shape": [1, 1], "missing": None}}, lost))) == 1
 
 
 @pytest.mark.parametrize("out", ["C.npy", "C.zarr", "C.h5:/x"])
