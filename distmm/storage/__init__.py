@@ -35,8 +35,8 @@ def open_matrix(path: str | os.PathLike[str]) -> Matrix:
     ----------
     path : str or path
         A ``.npy`` file; a Zarr array of version 2 or 3 (a folder, a member of a group, or a URL that fsspec supports);
-        an HDF5 file ``file.h5``, followed by ``:/path/of/dataset`` if it has several matrices; or raw binary as
-        ``file:ROWSxCOLUMNS:TYPE``, followed by ``:F`` for Fortran order.
+        an HDF5 file ``file.h5``, followed by ``:/path/of/dataset`` if it has several matrices, or if it has another
+        suffix (``file.nc:/x``); or raw binary as ``file:ROWSxCOLUMNS:TYPE``, followed by ``:F`` for Fortran order.
 
     Returns
     -------
@@ -52,7 +52,8 @@ def open_matrix(path: str | os.PathLike[str]) -> Matrix:
     if is_url(name):
         return ZarrMatrix.open(name)
     raw = flat.split(name)
-    file, detail = raw or hdf5.split(name) or (name, None)
+    of_hdf5 = hdf5.split(name) or hdf5.split_existing(name)
+    file, detail = raw or of_hdf5 or (name, None)
     file = os.path.abspath(os.path.expanduser(file))
     if not os.path.exists(file):
         raise InputError(f"{file}: no such file or folder; distmm reads {FORMATS}")
@@ -60,7 +61,7 @@ def open_matrix(path: str | os.PathLike[str]) -> Matrix:
         return ZarrMatrix.open(file)
     if raw:
         return flat.RawMatrix.open(file, raw[1])
-    if hdf5.split(name):
+    if of_hdf5:
         return hdf5.Hdf5Matrix.open(file, detail)
     if file.lower().endswith(".npy"):
         return NpyMatrix.open(file)
@@ -69,7 +70,7 @@ def open_matrix(path: str | os.PathLike[str]) -> Matrix:
 
 def file_of(path: str) -> str:
     """Return the file or folder of a path of `open_matrix`, without the dataset or the description."""
-    return (flat.split(path) or hdf5.split(path) or (path,))[0]
+    return (flat.split(path) or hdf5.split(path) or hdf5.split_existing(path) or (path,))[0]
 
 
 def locate(path: str | os.PathLike[str]) -> tuple[str, str | None]:

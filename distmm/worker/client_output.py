@@ -26,8 +26,9 @@ class ClientOutput:
         return self.array.__dask_tokenize__()
 
     def __setitem__(self, index: tuple[slice, ...], block: Any) -> None:
-        if not hasattr(block, "__cuda_array_interface__"):
-            self.array[index] = block
+        on_gpu = hasattr(block, "__cuda_array_interface__")
+        if not on_gpu or not self.array.dtype.isnative:  # a GPU has no other byte order
+            self.array[index] = gpu_copies.to_host(block) if on_gpu else block
             return
         part = self.array.part(index)
         with slot_released("store"), _copying, part.writing():

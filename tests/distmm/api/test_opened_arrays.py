@@ -85,8 +85,10 @@ def test_checks_and_jobs_read_the_place_of_the_call_too(here: Path, client: Clie
         assert distmm.verify(b, B, A @ B).outcome == "right"
         np.testing.assert_allclose(distmm.cov(a, client=client).compute(), np.cov(A))
         np.testing.assert_array_equal(distmm.einsum("ij,kj->ik", a, b, client=client).compute(), A @ A.T)
-        done = distmm.multiply(a, B.copy(), "c.zarr", client=client)
-    np.testing.assert_array_equal(zarr.open_array(done.path)[...], A @ B)
+        os.rename("a.h5", "a.nc")
+        c = h5py.File("a.nc")["a"]
+        done = distmm.multiply(a, c, "c.zarr", transb=True, client=client)
+    np.testing.assert_array_equal(zarr.open_array(done.path)[...], A @ A.T)
 
 
 FILES = {

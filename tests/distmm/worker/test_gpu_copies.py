@@ -104,7 +104,7 @@ def to_host(target: int, pitch: int, device: np.ndarray, stream: Stream) -> None
 def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let host memory stand for a GPU that copies as late as CUDA allows, and make staging buffers small."""
     cuda = types.SimpleNamespace(alloc_pinned_memory=bytearray, Event=Event)
-    cupy = types.SimpleNamespace(empty=np.empty, ascontiguousarray=np.ascontiguousarray, cuda=cuda)
+    cupy = types.SimpleNamespace(empty=np.empty, asarray=np.array, ascontiguousarray=np.ascontiguousarray, cuda=cuda)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     for name, value in {"_to_device": to_device, "_to_host": to_host, "STAGE": 1000, "_idle": []}.items():
         monkeypatch.setattr(gpu_copies, name, value)
@@ -141,6 +141,10 @@ class GpuBlock(np.ndarray):
     """A NumPy array that claims to lie in GPU memory."""
 
     __cuda_array_interface__: ClassVar[dict[str, Any]] = {}
+
+    def get(self, out: np.ndarray) -> None:
+        """Copy it to the host."""
+        out[...] = self
 
 
 @pytest.fixture
@@ -185,3 +189,15 @@ def test_gpu_blocks_are_stored_only_while_the_lease_lasts(simulated: None, relea
     with pytest.raises(OSError, match="has ended: nothing more is written"):
         ClientOutput(shared)[index] = block
     assert not out.any()
+
+
+def test_the_gpu_neither_reads_nor_writes_memory_of_another_byte_order(simulated: None, released: list[str]) -> None:
+    array = filled((70, 300), pinned=False).astype(">f4")
+    index = slice(3, 50), slice(7, 290)
+    block = tasks.load(ClientArray.of(array), index, "cuda")
+    assert block.dtype.isnative
+    np.testing.assert_array_equal(block, array[index])
+    for rows in (slice(0, 47), slice(0, 1)):
+        out = np.zeros((70, 300), ">f4")
+        ClientOutput(ClientArray.of(out))[rows, index[1]] = block[rows].view(GpuBlock)
+        np.testing.assert_array_equal(out[rows, index[1]], block[rows])
