@@ -300,6 +300,7 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
             run_seconds=request.run_seconds,
             homes=homes,
             reproducible=wishes.reproducible,
+            unions=blocking is not None and text is None and c_chunks is None and request.kept is None,
         )
         plan = plan if request.job is None else replace(plan, on_disk=True)
         # A lazy product that cannot stay may be read block by block.

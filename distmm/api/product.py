@@ -31,6 +31,7 @@ from distmm.clusters import cluster
 from distmm.clusters.context import computing
 from distmm.errors import DeviceMemoryError, InputError
 from distmm.graph import product_graph
+from distmm.graph.chunk_layer import in_chunks
 from distmm.graph.parametric_layer import with_copies
 from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
@@ -244,11 +245,13 @@ class Gemm:
         kind = "cupy" if plan.cluster.device == "cuda" and out_array.takes_gpu_blocks(to) else a.kind
         chunks = (*blocking.batch, blocking.m, blocking.n)
         meta = meta_from_array(a.source if a.kind == "cupy" else None, ndim=len(chunks), dtype=self.dtype)
-        graphs = self.graphs(plan, kind, client)
+        graphs, united = self.graphs(plan, kind, client), plan.schedule.chunks
 
         def lazy(wave: Wave | None) -> da.Array:
             name, layers = graphs(wave)
             c = da.Array(layers, name, chunks, meta=meta)
+            if united is not None and to is None:
+                c = in_chunks(c, united[0], united[2])
             c = c[..., 0, :] if vector_a else c
             return with_copies(c[..., 0] if vector_b else c)
 
@@ -299,7 +302,8 @@ class Gemm:
             make = partial(x.blocked, (*batch_chunks(x, blocking), *cuts), on, client)
             return cache(make) if plan.streamed and not x.loads_again else make
 
-        a_of, b_of = blocked(a, (blocking.m, blocking.k)), blocked(b, (blocking.k, blocking.n))
+        m, k, n = plan.schedule.cuts
+        a_of, b_of = blocked(a, (m, k)), blocked(b, (k, n))
 
         def graph(wave: Wave | None) -> HighLevelGraph:
             nonlocal name

@@ -12,6 +12,7 @@ from distmm.all_workers import everywhere, workers_of
 from distmm.clusters import view
 from distmm.clusters.measured import measured_once
 from distmm.errors import InputError
+from distmm.graph.chunk_layer import product_of
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.precision import Precision
 from distmm.planning.search import TILE
@@ -250,5 +251,5 @@ def progress(client: Client, c: da.Array) -> Progress:
         plugin = dask_scheduler.plugins.get(PlacementPlugin.name)
         return plugin.progress(c_name) if plugin else (0, 0)
 
-    c_name = c.name
+    c_name = product_of(c.name)
     return Progress(*client.run_on_scheduler(count))

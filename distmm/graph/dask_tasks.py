@@ -7,7 +7,7 @@ That module has a private name, and since Dask 2024.12 there is no other way to 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from operator import getitem
 from typing import Any
@@ -102,7 +102,16 @@ class ProductTask(PlacedTask):
         if self.func is not tasks.multiply:
             return ()
         a_blocks, b_blocks = self.args[3:5]
-        return tuple([ref.key for ref in a_blocks.args] + [ref.key for ref in b_blocks.args])
+        return tuple(_keys(a_blocks)) + tuple(_keys(b_blocks))
+
+
+def _keys(blocks: Any) -> Iterator[Key]:
+    """Yield the keys of blocks, some of which may be rows of chunks."""
+    for block in blocks.args:
+        if isinstance(block, TaskRef):
+            yield block.key
+        else:
+            yield from _keys(block)
 
 
 def needs(graph: Mapping[Any, Any], key: Any) -> frozenset[Any]:

@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import dask.array as da
 import numpy as np
@@ -148,9 +148,10 @@ class ProductLayer(ParametricLayer):
                 for s, panels in enumerate(steps):
                     last = len(chains) == 1 and s == len(steps) - 1
                     key = c_key if last else (f"distmm-step-{token}", *batch, i, j, first + s)
-                    a_blocks = List(*(TaskRef((a, *a_batch, i, p)) for p in panels))
-                    b_keys = ((b, *b_batch, *((p, j) if symmetry is None else (j, p))) for p in panels)
-                    b_blocks = List(*map(TaskRef, b_keys))
+                    a_blocks = List(*(self._block("A", a, a_batch, i, p) for p in panels))
+                    of_b: Literal["A", "B"] = "B" if symmetry is None else "A"
+                    places = ((p, j) if symmetry is None else (j, p) for p in panels)
+                    b_blocks = List(*(self._block(of_b, b, b_batch, *at) for at in places))
                     homes = schedule.homes("A", a_batch, i, panels)
                     homes += schedule.homes(*(("B", b_batch) if symmetry is None else ("A", a_batch)), j, panels)
                     ranks = rank, owners, tuple(homes)
@@ -177,6 +178,14 @@ class ProductLayer(ParametricLayer):
             if self.mirrored and i != j:
                 yield PlacedTask((self.name, *batch, j, i), tasks.mirror, end.placement, symmetry, TaskRef(c_key))
 
+    def _block(self, of: Literal["A", "B"], name: str, batch: tuple[int, ...], row: int, column: int) -> Any:
+        """Return a block of A or B as an argument: one chunk, or the rows of chunks that it is made of."""
+        owners = self.plan.grid
+        if not isinstance(owners, Owners) or owners.chunks is None:
+            return TaskRef((name, *batch, row, column))
+        rows = owners.chunk_indices(of, row, column)
+        return List(*(List(*(TaskRef((name, *batch, *at)) for at in line)) for line in rows))
+
     def _arrivals(self, chain: Chain, panels: Sequence[int] = ()) -> tasks.Arrivals:
         """Return what the operands say of the blocks that a task reads."""
         (batch, i, j), problem, blocking = chain, self.plan.problem, self.plan.blocking
@@ -186,6 +195,11 @@ class ProductLayer(ParametricLayer):
             for given in (problem.a_batch, problem.b_batch)
         )
         m, n, depths = blocking.m[i], blocking.n[j], [blocking.k[p] for p in panels]
+        if (chunks := self.plan.schedule.chunks) is not None:
+            down, across, along = chunks[0][i], chunks[2][j], [chunks[1][p] for p in panels]
+            left = tuple(_grid_of(down, deep) for deep in along)
+            right = (_grid_of(deep, across) if problem.symmetry is None else _grid_of(across, deep) for deep in along)
+            return tasks.Arrivals(left, tuple(right), (m, n), self.dtypes)
         a = tuple((*a_own, m, k) for k in depths)
         b = tuple((*b_own, *((k, n) if problem.symmetry is None else (n, k))) for k in depths)
         return tasks.Arrivals(a, b, (*own, m, n), self.dtypes)
@@ -214,6 +228,11 @@ class ProductLayer(ParametricLayer):
         row, column = self._starts[0][i], self._starts[1][j]
         mirrored = self.plan.problem.symmetry if i != j and reduced.mirrored else None
         return tasks.BlockReduction(reduced.reduction, row, column, reduced.down, mirrored)
+
+
+def _grid_of(rows: Sequence[int], columns: Sequence[int]) -> tuple[tuple[tuple[int, int], ...], ...]:
+    """Return the shapes of chunks with these edges, row by row."""
+    return tuple(tuple((row, column) for column in columns) for row in rows)
 
 
 def one_graph(name: str, waves: Sequence[HighLevelGraph]) -> HighLevelGraph:

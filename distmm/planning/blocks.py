@@ -19,7 +19,7 @@ from itertools import accumulate, islice, product
 from distmm.errors import InputError
 from distmm.planning.problem import Problem
 
-__all__ = ["Blocking", "Wave", "are_even", "cut", "even_edges", "ranges", "slices"]
+__all__ = ["Blocking", "Wave", "are_even", "cut", "even_edges", "ranges", "slices", "united"]
 
 Cuts = tuple[tuple[range, ...], list[tuple[range, range]]]
 
@@ -30,6 +30,11 @@ def even_edges(size: int, edge: int) -> tuple[int, ...]:
         return (0,)
     full, rest = divmod(size, edge)
     return (edge,) * full + ((rest,) if rest else ())
+
+
+def united(edges: tuple[int, ...], count: int) -> tuple[tuple[int, ...], ...]:
+    """Join neighbouring chunks of these edges to at most `count` blocks; return the edges of the chunks of each."""
+    return tuple(edges[at.start : at.stop] for at in ranges(len(edges), count))
 
 
 def are_even(edges: tuple[int, ...]) -> bool:

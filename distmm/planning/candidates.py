@@ -6,10 +6,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from distmm.planning.blocks import Blocking, cut
+from distmm.planning.blocks import Blocking, cut, united
 from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec
 from distmm.planning.grid import Grid
-from distmm.planning.owners import Homes, Owners, candidates
+from distmm.planning.owners import Chunks, Homes, Owners, candidates
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import LOOKAHEAD, Schedule
 from distmm.planning.table_layout import TableLayout
@@ -25,6 +25,10 @@ STEPS = (1, 2, 4, 8, 16, 32, 64)
 # more numerous. A scheduler cannot serve more than MOST_PANELS panels.
 DEEPER_STEPS = (256, 1024, 4096, 16384, 65536)
 MOST_PANELS = 1 << 17
+
+# Products of the user's chunks for each worker from which on blocks may be unions of chunks. Below, the tasks of
+# the chunks take less time than the copies of the chunks to their blocks gain.
+MANY_PRODUCTS = 16
 
 # On GPUs, a chain of so few panels is tried as one task too. Such a product takes about as long as Dask needs for its
 # tasks: bfloat16 on two H100, blocks of n / 4, n = 16384, 32768, 46080 and 65536: 0.086, 0.087, 0.163 and 0.428 s with
@@ -89,6 +93,7 @@ def placed(
     homes: tuple[Homes | None, Homes | None],
     stays: bool,
     one_chain: bool,
+    unions: bool = False,
 ) -> Iterator[Schedule]:
     """Schedules for blocks some of which are in the workers' memory: what stays, and the panels a task, are free.
 
@@ -103,25 +108,51 @@ def placed(
         Whether all blocks of A and B stay in memory. A task may then take all panels of its chain.
     one_chain : bool
         Whether k is not split, so that cuts depend on the shape alone.
+    unions : bool
+        Whether blocks may be unions of the given ones, which are the user's chunks.
     """
-    tables = list(candidates(blocking, homes, cluster.workers, one_chain))
+    tables = [(blocking, owners) for owners in candidates(blocking, homes, cluster.workers, one_chain)]
+    for united_blocks, chunks in _unions(blocking, cluster.workers) if unions else ():
+        found = candidates(united_blocks, homes, cluster.workers, one_chain, chunks)
+        tables += [(united_blocks, owners) for owners in found]
     if not tables:
         return
 
-    def moved(owners: Owners) -> int:
-        layout = TableLayout(problem, Schedule(blocking, owners))
-        return layout.summed_bytes() + int(layout.operand_bytes(blocking.whole).received.sum())
+    def moved(blocks: Blocking, owners: Owners) -> int:
+        layout = TableLayout(problem, Schedule(blocks, owners))
+        return layout.summed_bytes() + int(layout.operand_bytes(blocks.whole).received.sum())
 
-    fewest = min(moved(owners) for owners in tables)
-    _, enough = _pace(problem, blocking, cluster)
-    for table in tables:
+    fewest = min(moved(*table) for table in tables)
+    for blocks, table in tables:
         owners = replace(table, fewest=fewest)
-        longest = Schedule(blocking, owners).steps
+        longest = Schedule(blocks, owners).steps
+        _, enough = _pace(problem, blocks, cluster)
         tried = {min(enough, longest), max(1, min(longest, max(enough, longest // 4)))}
         if stays:
             tried.add(longest)
         for panels in sorted(tried):
-            yield Schedule(replace(blocking, panels=panels), owners)
+            yield Schedule(replace(blocks, panels=panels), owners)
+
+
+def _unions(blocking: Blocking, workers: int) -> Iterator[tuple[Blocking, tuple[Chunks, Chunks, Chunks]]]:
+    """Blocks that are unions of chunks: so few blocks of C that each worker has one, four or 16 of them.
+
+    Only if there are many chunk products for each worker, and chunks to unite along m or n: panels of k that stay apart
+    need no copies, and a task takes several of them.
+    """
+    chunks = len(blocking.m), len(blocking.k), len(blocking.n)
+    if math.prod(chunks) < MANY_PRODUCTS * workers:
+        return
+    side, seen = math.isqrt(workers - 1) + 1, {chunks}
+    for each in (1, 2, 4):
+        for deep in (1, 4, chunks[1]):
+            m, n = (min(count, side * each) for count in (chunks[0], chunks[2]))
+            if (m, deep, n) in seen or (m, n) == (chunks[0], chunks[2]):
+                continue
+            seen.add((m, deep, n))
+            cuts = united(blocking.m, m), united(blocking.k, min(deep, chunks[1])), united(blocking.n, n)
+            down, along, across = (tuple(map(sum, blocks)) for blocks in cuts)
+            yield replace(blocking, m=down, k=along, n=across), cuts
 
 
 def _pace(problem: Problem, blocking: Blocking, cluster: ClusterSpec) -> tuple[float, int]:

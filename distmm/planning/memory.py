@@ -118,6 +118,9 @@ class MemoryModel:
             held += self._finished(layout.blocking.whole) - self._finished(largest)
         held += of_operands
         prepared, slots = 0, None
+        if schedule.chunks is not None:  # a running task copies the chunks of its operands into one block
+            a, b, _ = self._block_bytes(item)
+            held += cluster.threads * min(layout.blocking.panels, len(layout.blocking.k)) * (a + b)
         if cluster.device == "cuda":
             step = layout.operand_bytes(largest, layout.deepest_step)
             prepared = self._prepared_elements(step)

@@ -24,7 +24,9 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from functools import cached_property
+from itertools import accumulate
+from typing import Any, Literal
 
 import numpy as np
 
@@ -35,6 +37,9 @@ __all__ = ["FAMILIES", "Family", "Homes", "Owners", "candidates", "of_family", "
 
 # Rank that holds each block of an operand, as rows of block columns; -1 for a block that is in no worker's memory.
 Homes = tuple[tuple[int, ...], ...]
+
+# Edges of the chunks that each block along a dimension is made of.
+Chunks = tuple[tuple[int, ...], ...]
 
 # What stays, as a plan's text names it: C by block rows or by block columns, A, B, or panels of k. Capitals: balanced.
 Family = Literal["r", "c", "a", "b", "k", "R", "C", "A", "B", "K"]
@@ -62,6 +67,9 @@ class Owners:
         Of A, and of B; None if no block of the operand is in memory.
     fewest : int
         The fewest bytes that any family moves from these homes, whatever its balance.
+    chunks : tuple of Chunks, optional
+        If blocks are unions of the user's chunks: the edges of the chunks of each block, along m, k and n. `homes` are
+        then those of the chunks.
     """
 
     workers: int
@@ -69,6 +77,7 @@ class Owners:
     table: tuple[tuple[int, ...], ...]
     homes: tuple[Homes | None, Homes | None]
     fewest: int = 0
+    chunks: tuple[Chunks, Chunks, Chunks] | None = None
 
     # A schedule reads these of a `Grid`, too. C is one wave, so waves are cut at no multiple.
     rows = columns = 1
@@ -114,12 +123,25 @@ class Owners:
         turn = (i + j) % len(ordered)
         return ordered[turn:] + ordered[:turn]
 
-    def home(self, operand: Literal["A", "B"], row: int, column: int) -> int:
-        """Rank that holds a block of A or B; for a block that is in no memory, a rank that multiplies it."""
+    def home(self, operand: Literal["A", "B"], row: int, column: int) -> list[int]:
+        """Ranks of the chunks of a block of A or B, in rows; a chunk in no memory goes to a rank that reads it."""
         homes = self.homes[operand == "B"]
-        if homes is not None and homes[row][column] >= 0:
-            return homes[row][column]
-        return self.rank(row, column, 0) if operand == "A" else self.rank(0, row, column)
+        reader = self.rank(row, column, 0) if operand == "A" else self.rank(0, row, column)
+        at = self.chunk_indices(operand, row, column)
+        return [reader if homes is None or homes[i][j] < 0 else homes[i][j] for line in at for i, j in line]
+
+    def chunk_indices(self, operand: Literal["A", "B"], row: int, column: int) -> list[list[tuple[int, int]]]:
+        """Return the indices of the chunks that a block of A or B is made of, in rows."""
+        if self.chunks is None:
+            return [[(row, column)]]
+        down, across = self._firsts[0 if operand == "A" else 1], self._firsts[1 if operand == "A" else 2]
+        columns = range(across[column], across[column + 1])
+        return [[(i, j) for j in columns] for i in range(down[row], down[row + 1])]
+
+    @cached_property
+    def _firsts(self) -> list[list[int]]:
+        """Index of the first chunk of each block along m, k and n, and their number."""
+        return [list(accumulate(map(len, blocks), initial=0)) for blocks in self.chunks or ()]
 
     def lines(self, blocking: Blocking) -> list[tuple[list[int], int]]:
         """Return the lengths of the chains of a block of C, with the number of blocks of C that have such chains."""
@@ -151,32 +173,43 @@ class Owners:
 
 
 def candidates(
-    blocking: Blocking, homes: tuple[Homes | None, Homes | None], workers: int, one_chain: bool
+    blocking: Blocking,
+    homes: tuple[Homes | None, Homes | None],
+    workers: int,
+    one_chain: bool,
+    chunks: tuple[Chunks, Chunks, Chunks] | None = None,
 ) -> Iterator[Owners]:
     """Yield the owners that are worth comparing; with `one_chain` only those that never split k.
 
     None if the blocks are too many, or batched.
     """
     products = len(blocking.m) * len(blocking.k) * len(blocking.n)
-    if blocking.batch or products * workers > MOST_PRODUCTS * 8 or products > MOST_PRODUCTS or workers == 1:
+    if blocking.batch or products * workers > MOST_PRODUCTS * 8 or products > MOST_PRODUCTS:
         return
     for grid in Grid.all_of(workers):
-        yield of_grid(grid, blocking, homes)
+        yield of_grid(grid, blocking, homes, chunks)
+    if workers == 1:
+        return
     seen = set()
     for family in FAMILIES:
         # A symmetric product reads each block of A in two places: as A, and as the transpose of a block of B.
         if (one_chain and family in "abkABK") or (blocking.triangle and family in "abcABC"):
             continue
-        owners = of_family(family, blocking, homes, workers)
+        owners = of_family(family, blocking, homes, workers, chunks)
         if (family.lower(), owners.table) not in seen:
             seen.add((family.lower(), owners.table))
             yield owners
 
 
-def of_grid(grid: Grid, blocking: Blocking, homes: tuple[Homes | None, Homes | None]) -> Owners:
+def of_grid(
+    grid: Grid,
+    blocking: Blocking,
+    homes: tuple[Homes | None, Homes | None],
+    chunks: tuple[Chunks, Chunks, Chunks] | None = None,
+) -> Owners:
     """Return the owners of C by a grid of one layer, block-cyclic."""
     table = tuple(tuple(grid.owner(i, j) for j in range(len(blocking.n))) for i in range(len(blocking.m)))
-    return Owners(grid.size, f"{grid.rows}x{grid.columns}x1", table, homes)
+    return Owners(grid.size, f"{grid.rows}x{grid.columns}x1", table, homes, chunks=chunks)
 
 
 def of_family(
@@ -184,6 +217,7 @@ def of_family(
     blocking: Blocking,
     homes: tuple[Homes | None, Homes | None],
     workers: int,
+    chunks: tuple[Chunks, Chunks, Chunks] | None = None,
 ) -> Owners:
     """Return the owners if A, B, C by rows or by columns, or panels stay.
 
@@ -193,10 +227,11 @@ def of_family(
     blocking : Blocking
     homes : pair of Homes or None
     workers : int
+    chunks : tuple of Chunks, optional
     """
     m, k, n = (np.array(edges, np.int64) for edges in (blocking.m, blocking.k, blocking.n))
-    a = _held(homes[0], np.outer(m, k), workers)
-    b = _held(homes[1], np.outer(k, n), workers)
+    of_m, of_k, of_n = chunks or tuple(tuple((edge,) for edge in edges.tolist()) for edges in (m, k, n))
+    a, b = _held(homes[0], of_m, of_k, workers), _held(homes[1], of_k, of_n, workers)
     held, work = {
         "k": (a.sum(axis=1) + (0 if blocking.triangle else b.sum(axis=2)), k),
         "r": (a.sum(axis=2), np.cumsum(m) if blocking.triangle else m),
@@ -209,17 +244,20 @@ def of_family(
     table = ranks.reshape(shape)
     if family in "rcRC":
         table = np.broadcast_to(table, (len(m), len(n)))
-    return Owners(workers, family, tuple(map(tuple, table.tolist())), homes)
+    return Owners(workers, family, tuple(map(tuple, table.tolist())), homes, chunks=chunks)
 
 
-def _held(homes: Homes | None, areas: np.ndarray, workers: int) -> np.ndarray:
+def _held(homes: Homes | None, down: Chunks, across: Chunks, workers: int) -> np.ndarray[tuple[int, ...], Any]:
     """Elements of an operand's blocks at each rank ``(workers, rows, columns)``."""
-    held = np.zeros((workers, *areas.shape), np.int64)
-    if homes is not None:
-        at = np.array(homes, np.int64)
-        for rank in range(workers):
-            held[rank] = areas * (at == rank)
-    return held
+    if homes is None:
+        return np.zeros((workers, len(down), len(across)), np.int64)
+    at = np.array(homes, np.int64) == np.arange(workers)[:, None, None]
+    elements: np.ndarray[tuple[int, ...], Any] = at * np.outer(
+        [edge for block in down for edge in block], [edge for block in across for edge in block]
+    )
+    for axis, blocks in ((1, down), (2, across)):
+        elements = np.add.reduceat(elements, np.cumsum([0, *map(len, blocks[:-1])]), axis=axis)
+    return elements
 
 
 def _shared_out(held: np.ndarray, work: np.ndarray, balance: float) -> np.ndarray:

@@ -11,7 +11,7 @@ from typing import Literal
 from distmm.errors import InputError
 from distmm.planning.blocks import Blocking, Wave, cut
 from distmm.planning.grid import Grid
-from distmm.planning.owners import FAMILIES, Homes, Owners, of_family, of_grid
+from distmm.planning.owners import FAMILIES, Chunks, Homes, Owners, of_family, of_grid
 from distmm.planning.problem import Problem
 
 __all__ = ["EXAMPLE", "LOOKAHEAD", "Schedule", "parse"]
@@ -106,12 +106,29 @@ class Schedule:
         ]
 
     def homes(self, operand: Literal["A", "B"], batch: tuple[int, ...], line: int, panels: Sequence[int]) -> list[int]:
-        """Return the ranks at which blocks of A ``[line, p]``, or of B ``[p, line]``, are when the product begins."""
+        """Return the ranks at which blocks of A ``[line, p]``, or of B ``[p, line]``, are when the product begins.
+
+        Of a block that is a union of chunks, those of its chunks, in rows.
+        """
         if isinstance(self.grid, Grid):
             length = self.blocking.part_panels(self.grid.layers)
             at = ((line, p) if operand == "A" else (p, line) for p in panels)
             return [self.grid.owner(*index, batch, p // length) for index, p in zip(at, panels, strict=True)]
-        return [self.grid.home(operand, *((line, p) if operand == "A" else (p, line))) for p in panels]
+        blocks = ((line, p) if operand == "A" else (p, line) for p in panels)
+        return [home for block in blocks for home in self.grid.home(operand, *block)]
+
+    @property
+    def chunks(self) -> tuple[Chunks, Chunks, Chunks] | None:
+        """Edges of the user's chunks in each block along m, k and n; None if each block is one chunk."""
+        return self.grid.chunks if isinstance(self.grid, Owners) else None
+
+    @property
+    def cuts(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+        """Edges of the chunks of A, B and C along m, k and n: of the blocks, or of the chunks that these unite."""
+        if self.chunks is None:
+            return self.blocking.m, self.blocking.k, self.blocking.n
+        m, k, n = (tuple(edge for block in blocks for edge in block) for blocks in self.chunks)
+        return m, k, n
 
     @cached_property
     def _parts(self) -> tuple[tuple[range, ...], ...]:
@@ -175,4 +192,4 @@ def _owners(
             + (", and symmetric products have owners by 'k' or 'r'" if blocking.triangle else "")
             + f"; give a grid, as in {EXAMPLE}"
         )
-    return of_family(family, blocking, homes, *grid)
+    return of_family(family, blocking, homes, grid[0])

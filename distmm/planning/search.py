@@ -54,6 +54,7 @@ def make_plan(
     run_seconds: float | None = None,
     homes: tuple[Homes | None, Homes | None] = (None, None),
     reproducible: bool = False,
+    unions: bool = False,
 ) -> Plan:
     """Choose blocks, grid, waves, panels a task and lookahead for a product.
 
@@ -80,6 +81,8 @@ def make_plan(
         Ranks that hold the blocks of A and of B, if the blocks are given and some are in the workers' memory.
     reproducible : bool
         Whether the cuts of k may depend on the shape alone, and not on `homes`.
+    unions : bool
+        Whether blocks may be unions of those of `blocking`, which are the user's chunks.
 
     Returns
     -------
@@ -102,9 +105,13 @@ def make_plan(
     if text is not None:
         return replace(asked, schedule=parse(text, problem, homes))
     multiples = (multiples[0], _common(multiples[1], cluster.granule, problem.k), multiples[2])
-    if blocking is not None and homes != (None, None) and (best := _placed(asked, homes, reproducible)) is not None:
-        return best
-    return _best(asked, multiples if blocking is None else None)
+    best = None
+    if blocking is not None and (homes != (None, None) or unions):
+        best = _placed(asked, homes, reproducible, unions)
+        if best is not None and homes != (None, None):
+            return best
+    plain = _best(asked, multiples if blocking is None else None)
+    return plain if best is None or _score(plain) < _score(best) else best
 
 
 def checked_edges(edges: object) -> Sequence[int]:
@@ -131,11 +138,11 @@ def _waves(asked: Plan) -> Iterator[tuple[int, int]]:
 
 
 @lru_cache(maxsize=256)
-def _placed(asked: Plan, homes: tuple[Homes | None, Homes | None], reproducible: bool) -> Plan | None:
+def _placed(asked: Plan, homes: tuple[Homes | None, Homes | None], reproducible: bool, unions: bool) -> Plan | None:
     """Return the fastest plan for operands some of whose blocks are in memory. None if C does not fit as one wave."""
     operands = asked.operands[: 1 if asked.problem.symmetry is not None else 2]
     stays = all(where == "resident" for where in operands)
-    schedules = candidates.placed(asked.problem, asked.blocking, asked.cluster, homes, stays, reproducible)
+    schedules = candidates.placed(asked.problem, asked.blocking, asked.cluster, homes, stays, reproducible, unions)
     plans = [replace(asked, schedule=schedule) for schedule in schedules]
     best = _fastest(plans, None) if plans else None
     return best if best is not None and _is_settled(best) else None

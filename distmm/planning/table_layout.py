@@ -14,7 +14,7 @@ import numpy as np
 
 from distmm.planning.blocks import Blocking, Wave
 from distmm.planning.layout import Ints, Traffic
-from distmm.planning.owners import Owners
+from distmm.planning.owners import Chunks, Homes, Owners
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import Schedule
 
@@ -31,6 +31,7 @@ class Products(NamedTuple):
     place : array of int ``(m, k, n)``
         How many panels come before p in the chain that multiplies it.
     homes : pair of arrays of int ``(m, k)``, ``(k, n)``
+        Of the blocks, or of the chunks that these unite.
     """
 
     mine: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]
@@ -47,9 +48,23 @@ def products(owners: Owners, m: int, k: int, n: int, triangle: bool) -> Products
         mine &= np.tri(m, dtype=bool)[:, None]
     before = np.cumsum(mine, axis=2) - 1
     place = np.take_along_axis(before, ranks[None], axis=0)[0]
-    a = np.array([[owners.home("A", i, p) for p in range(k)] for i in range(m)])
-    b = a.T if triangle else np.array([[owners.home("B", p, j) for j in range(n)] for p in range(k)])
+    down, deep, across = map(_chunks_of_blocks, owners.chunks) if owners.chunks else ([1] * m, [1] * k, [1] * n)
+    a = _homes(owners.homes[0], np.repeat(np.repeat(ranks[:, :, 0], down, axis=0), deep, axis=1))
+    b = a.T if triangle else _homes(owners.homes[1], np.repeat(np.repeat(ranks[0], deep, axis=0), across, axis=1))
     return Products(mine, place, (a, b))
+
+
+def _chunks_of_blocks(blocks: Chunks) -> list[int]:
+    """Return how many chunks each block has."""
+    return [len(block) for block in blocks]
+
+
+def _homes(homes: Homes | None, readers: Ints) -> Ints:
+    """Return the rank that holds each chunk; one that reads it, if no rank does."""
+    if homes is None:
+        return readers
+    at: Ints = np.array(homes, np.int64)
+    return np.where(at < 0, readers, at)
 
 
 @dataclass(frozen=True)
@@ -154,8 +169,11 @@ class TableLayout:
         step = place // self.blocking.panels
         first, last = steps.start or 0, self.schedule.steps if steps.stop is None else steps.stop
         now = mine & (step >= first) & (step < last)
-        m, k, n = self._edges
-        read = [(np.any(now, axis=3), np.outer(m, k)), (np.any(now, axis=1), np.outer(k, n))]
+        cuts = [np.array(edges, np.int64) for edges in self.schedule.cuts]
+        read = [
+            (self._of_chunks(np.any(now, axis=3), 0, 1), np.outer(cuts[0], cuts[1])),
+            (self._of_chunks(np.any(now, axis=1), 1, 2), np.outer(cuts[1], cuts[2])),
+        ]
         both = np.zeros(self.grid.size, np.int64)
         if self.blocking.triangle:
             (as_a, area), (as_b, _) = read
@@ -174,6 +192,14 @@ class TableLayout:
         item = self.problem.dtype.itemsize
         at_home += [np.zeros_like(both)] * (2 - len(at_home))
         return Traffic(received * item, sent * item, (at_home[0] * item, at_home[1] * item), both * item)
+
+    def _of_chunks(self, users: Ints, down: int, across: int) -> Ints:
+        """Return which rank reads each chunk ``(ranks, rows, columns)``, given which reads each block."""
+        chunks = self.schedule.chunks
+        if chunks is None:
+            return users
+        by_rows = np.repeat(users, _chunks_of_blocks(chunks[down]), axis=1)
+        return np.repeat(by_rows, _chunks_of_blocks(chunks[across]), axis=2)
 
     @cached_property
     def _edges(self) -> tuple[Ints, Ints, Ints]:

@@ -14,9 +14,35 @@ import numpy as np
 
 from distmm.errors import InputError
 
-__all__ = ["Arrivals", "arrived", "arrived_at"]
+__all__ = ["Arrivals", "Union", "arrived", "arrived_at"]
 
 Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Union:
+    """A block that is still in several chunks ``(m, k)`` of the user, row by row."""
+
+    rows: list[list[Any]]
+
+    @property
+    def shape(self) -> Shape:
+        """Shape of the block."""
+        return sum(line[0].shape[0] for line in self.rows), sum(chunk.shape[1] for chunk in self.rows[0])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the block."""
+        return sum(chunk.nbytes for line in self.rows for chunk in line)
+
+    def joined(self) -> Any:
+        """Return the block as one array, of the kind of the chunks. Copies in CuPy's current stream."""
+        first = self.rows[0][0]
+        if hasattr(first, "__cuda_array_interface__"):
+            import cupy
+
+            return cupy.concatenate([cupy.concatenate(line, axis=1) for line in self.rows])
+        return np.block(self.rows)
 
 
 def arrived(block: Any, what: str, shape: Shape | None = None, dtype: Any = None) -> Any:
@@ -74,25 +100,36 @@ class Arrivals:
     Attributes
     ----------
     a, b : tuples of shapes
-        Of the blocks of A and of B, or of a symmetric product's A.
+        Of the blocks of A and of B, or of a symmetric product's A. For a block of several chunks: rows of shapes.
     c0 : shape
         Of the block of ``beta * C``.
     dtypes : tuple of dtype or None
         Of A, B and C. None: of any type.
     """
 
-    a: tuple[Shape, ...]
-    b: tuple[Shape, ...]
+    a: tuple[Any, ...]
+    b: tuple[Any, ...]
     c0: Shape
     dtypes: tuple[np.dtype[Any] | None, ...]
 
     def checked(self, a_blocks: Sequence[Any], b_blocks: Sequence[Any], c0: Any) -> tuple[list[Any], list[Any], Any]:
         """Return the blocks as `arrived` does. A block that is in both lists stays one object."""
         of_a, of_b, of_c = self.dtypes
-        left = [arrived(x, "a block of A", shape, of_a) for x, shape in zip(a_blocks, self.a, strict=True)]
-        seen = {id(x): made for x, made in zip(a_blocks, left, strict=True)}
+        left = [_checked(x, "a block of A", shape, of_a) for x, shape in zip(a_blocks, self.a, strict=True)]
+        seen = {_identity(x): made for x, made in zip(a_blocks, left, strict=True)}
         right = [
-            seen[id(x)] if id(x) in seen else arrived(x, "a block of B", shape, of_b)
+            seen[_identity(x)] if _identity(x) in seen else _checked(x, "a block of B", shape, of_b)
             for x, shape in zip(b_blocks, self.b, strict=True)
         ]
         return left, right, None if c0 is None else arrived(c0, "a block of C", self.c0, of_c)
+
+
+def _checked(block: Any, what: str, shape: Any, dtype: Any) -> Any:
+    if not isinstance(block, list):
+        return arrived(block, what, shape, dtype)
+    lines = zip(block, shape, strict=True)
+    return Union([[arrived(x, what, own, dtype) for x, own in zip(*line, strict=True)] for line in lines])
+
+
+def _identity(block: Any) -> Any:
+    return id(block) if not isinstance(block, list) else tuple(id(chunk) for line in block for chunk in line)

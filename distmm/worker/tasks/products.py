@@ -14,7 +14,7 @@ from distmm.planning.problem import Symmetry
 from distmm.worker import gpu
 from distmm.worker.blas_threads import shared_by
 from distmm.worker.gpu_copies import to_host
-from distmm.worker.tasks.arrivals import Arrivals
+from distmm.worker.tasks.arrivals import Arrivals, Union
 from distmm.worker.tasks.epilogue import Block, Epilogue, finish, flipped, last_product
 from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_for
 from distmm.worker.tasks.metrics import exponents, scaled, unscaled
@@ -75,7 +75,6 @@ def multiply(
     batch = np.broadcast_shapes(a_blocks[0].shape[:-2], b_blocks[0].shape[:-2])
     depth = max(a.shape[-1] for a in a_blocks)
     kernel = kernel_for(choice, a_blocks[0].shape[-2], depth, b_blocks[0].shape[-2 if symmetry else -1], batch)
-    pairs = list(zip(a_blocks, b_blocks, strict=True))
     reduced = partial(_reduced, reduction, norms, choice.dtype)
     powers = None if norms is None else exponents(norms, choice.dtype)
 
@@ -91,6 +90,7 @@ def multiply(
     if choice.device == "cpu":
         # NumPy multiplies a block with its own transpose by SYRK, with other bits than GEMM's, if both are in the same
         # memory. So where the block has to be copied first, one copy serves as both operands.
+        pairs = _joined(a_blocks, b_blocks)
         lefts = [prepare_a(a) for a, _ in pairs]
         shared = symmetry is not None and powers is None
         rights = [prepare_b(left if shared and b is a else b) for left, (a, b) in zip(lefts, pairs, strict=True)]
@@ -106,7 +106,7 @@ def multiply(
                     gpu.prepared.get(a, a_form, partial(prepare_a, wait=False), prepared),
                     gpu.prepared.get(b, b_form, partial(prepare_b, wait=False), prepared),
                 )
-                for a, b in pairs
+                for a, b in _joined(a_blocks, b_blocks)
             ]
             return _step(kernel, c, operands, epilogue, c0, reduced)
 
@@ -117,6 +117,12 @@ def multiply(
     if reduction is not None:
         return on_host(out)
     return to_host(out) if epilogue is not None and epilogue.kind == "numpy" else out
+
+
+def _joined(a_blocks: list[Block], b_blocks: list[Block]) -> list[tuple[Block, Block]]:
+    """Return pairs of blocks, each of them one array. A block that is in both lists stays one object."""
+    whole = {id(x): x.joined() if isinstance(x, Union) else x for x in (*a_blocks, *b_blocks)}
+    return [(whole[id(a)], whole[id(b)]) for a, b in zip(a_blocks, b_blocks, strict=True)]
 
 
 def _step(

@@ -50,7 +50,7 @@ class BruteForce:
                     for p in panels:
                         other: Block = ("B", b, p, j) if problem.symmetry is None else ("A", a, j, p)
                         for block in (("A", a, i, p), other):
-                            reads[block] = self._home(block, layer)
+                            reads |= self._chunks(block, layer)
                     yield Task(rank, layer, s, reads, area)
 
     def _chains(self, batch: tuple[int, ...], i: int, j: int) -> list[tuple[int, list[list[int]]]]:
@@ -65,15 +65,26 @@ class BruteForce:
         turn = (i + j) % len(cut)
         return cut[turn:] + cut[:turn]
 
-    def _home(self, block: Block, layer: int) -> int:
+    def _chunks(self, block: Block, layer: int) -> dict[Block, int]:
+        """Homes of the chunks that a block is made of: of the block itself, if it is no union of chunks."""
         name, batch, row, column = block
         grid = self.plan.grid
         if isinstance(grid, Grid):
-            return grid.owner(row, column, batch, layer)
-        homes = grid.homes[name == "B"]
-        if homes is not None and homes[row][column] >= 0:
-            return homes[row][column]
-        return grid.rank(row, column, 0) if name == "A" else grid.rank(0, row, column)
+            return {block: grid.owner(row, column, batch, layer)}
+        homes, reader = grid.homes[name == "B"], grid.rank(row, column, 0) if name == "A" else grid.rank(0, row, column)
+        found = {}
+        down, across = (0, 1) if name == "A" else (1, 2)
+        for i in self._indices(down, row):
+            for j in self._indices(across, column):
+                found[name, batch, i, j] = reader if homes is None or homes[i][j] < 0 else homes[i][j]
+        return found
+
+    def _indices(self, dimension: int, block: int) -> range:
+        chunks = self.plan.schedule.chunks
+        if chunks is None:
+            return range(block, block + 1)
+        first = sum(len(each) for each in chunks[dimension][:block])
+        return range(first, first + len(chunks[dimension][block]))
 
     def size(self, block: Block) -> int:
         """Bytes of a block of A or B."""
@@ -82,7 +93,8 @@ class BruteForce:
         own = problem.a_batch if name == "A" else problem.b_batch
         cuts = blocking.batch[len(blocking.batch) - len(own) :]
         matrices = math.prod(1 if n == 1 else cut[x] for n, cut, x in zip(own, cuts, batch, strict=True))
-        down, across = (blocking.m, blocking.k) if name == "A" else (blocking.k, blocking.n)
+        m, k, n = self.plan.schedule.cuts
+        down, across = (m, k) if name == "A" else (k, n)
         return matrices * down[row] * across[column] * problem.dtype.itemsize
 
     @property

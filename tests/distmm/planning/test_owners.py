@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from distmm.errors import InputError
 from distmm.graph.serial import execute
-from distmm.planning.blocks import Blocking, cut
+from distmm.planning.blocks import Blocking, cut, united
 from distmm.planning.cluster_spec import ClusterSpec, Residence
 from distmm.planning.grid import Grid
 from distmm.planning.owners import BALANCE, FAMILIES, Family, Homes, Owners, candidates, of_family, of_grid
@@ -63,6 +63,44 @@ def test_bytes_tasks_and_memory_are_those_of_every_block(product, lookahead, ope
     assert plan.bytes_moved == counted.moved
     assert plan.cost.tasks == counted.tasks
     assert counted.held <= plan.peak.worker
+
+
+@st.composite
+def unions(draw: st.DrawFn) -> tuple[Problem, Blocking, tuple[Homes | None, Homes | None], int, Owners]:
+    """Draw a product whose blocks are unions of chunks, and its owners."""
+    problem, drawn, homes, workers = draw(placed())
+    counts = [draw(st.integers(1, len(edges))) for edges in (drawn.m, drawn.k, drawn.n)]
+    counts[2] = counts[0] if drawn.triangle else counts[2]
+    chunks = united(drawn.m, counts[0]), united(drawn.k, counts[1]), united(drawn.n, counts[2])
+    m, k, n = (tuple(map(sum, blocks)) for blocks in chunks)
+    blocking = replace(drawn, m=m, k=k, n=n)
+    owners = draw(st.sampled_from(list(candidates(blocking, homes, workers, False, chunks))))
+    return problem, blocking, homes, workers, owners
+
+
+@settings(max_examples=150)
+@given(unions(), st.integers(1, 3), st.sampled_from(RESIDENCES))
+def test_chunks_of_blocks_move_from_where_each_of_them_is(product, lookahead, operands) -> None:  # type: ignore[no-untyped-def]
+    problem, blocking, _, _, owners = product
+    plan = plan_of(problem, blocking, owners, lookahead=lookahead, operands=operands)
+    counted = BruteForce(plan)
+    assert plan.bytes_moved == counted.moved
+    assert plan.cost.tasks == counted.tasks
+    assert counted.held <= plan.peak.worker
+
+
+def test_many_small_chunks_become_few_blocks_for_each_worker() -> None:
+    edges = (64,) * 64
+    problem = Problem(4096, 4096, 4096, F8)
+    cluster = ClusterSpec(4, 10**11, "cpu", rate=1e10, link=1e9, load=1e9)
+    homes = tuple(tuple((i + 3 * j) % 4 for j in range(64)) for i in range(64))
+    for at, where in (((homes, homes), "resident"), ((None, None), "streamed")):
+        blocking = Blocking(edges, edges, edges)
+        plan = make_plan(problem, cluster, blocking=blocking, homes=at, operands=(where, where), unions=True)  # type: ignore[arg-type]
+        assert plan.cost.tasks <= 256
+        assert plan.schedule.cuts == (edges, edges, edges)
+        apart = make_plan(problem, cluster, blocking=blocking, homes=at, operands=(where, where))  # type: ignore[arg-type]
+        assert apart.schedule.chunks is None
 
 
 @settings(max_examples=60)

@@ -13,6 +13,7 @@ from distributed import Client, Scheduler, wait
 import distmm
 from distmm.clusters import cluster, view
 from distmm.clusters.homes import chunk_homes, homes_of_blocks
+from distmm.errors import InputError
 from distmm.planning.owners import Owners
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.telemetry import client as telemetry
@@ -118,6 +119,30 @@ def test_bytes_are_the_plans_for_any_homes(client: Client) -> None:
         c, moved = spent(client, lambda X=X, Y=Y: distmm.matmul(X.T, Y))  # type: ignore[misc]
         np.testing.assert_array_equal(c, X.compute().T @ Y.compute())
         assert moved == plan.bytes_moved
+
+
+@pytest.mark.parametrize("persisted", [True, False])
+def test_many_small_chunks_are_multiplied_as_few_blocks_and_c_has_their_chunks(client: Client, persisted: bool) -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(-9, 10, (120, 90)).astype("f4"), rng.integers(-9, 10, (90, 100)).astype("f4")
+    A, B = da.from_array(a, chunks=(12, (10, 20, 15, 25, 20))), da.from_array(b, chunks=((10, 20, 15, 25, 20), 10))
+    if persisted:
+        A, B = client.persist([A, B])
+        wait([A, B])
+    plan = distmm.plan(A, B)
+    assert plan.schedule.chunks is not None
+    assert plan.cost.tasks < 50
+    C = distmm.matmul(A, B)
+    assert C.chunks == ((12,) * 10, (10,) * 10)
+    np.testing.assert_array_equal(client.persist(C)[5:77, 3:].compute(), (a @ b)[5:77, 3:])
+    np.testing.assert_array_equal(C.compute(), a @ b)
+    np.testing.assert_array_equal(distmm.gemm(2, A, B, -1, a @ b), a @ b)
+    np.testing.assert_array_equal(distmm.gram(A, trans=True).compute(), a.T @ a)
+    np.testing.assert_array_equal(distmm.matmul(A, B).max(axis=1).compute(), (a @ b).max(axis=1))
+    np.testing.assert_array_equal(distmm.matmul(distmm.matmul(A, B), b.T).compute(), a @ b @ b.T)
+    masked = da.ma.masked_equal(A, 3)
+    with pytest.raises(InputError, match="masked"):
+        distmm.matmul(masked.map_blocks(lambda x: x, meta=np.empty((0, 0), "f4")), B).compute()
 
 
 def test_a_plan_whose_homes_have_changed_meanwhile_still_gives_c(client: Client) -> None:

@@ -1,0 +1,78 @@
+"""The user's chunks of C as views of its blocks, if blocks are unions of chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from operator import getitem
+from typing import Any
+
+import dask.array as da
+from dask.highlevelgraph import HighLevelGraph
+
+from distmm.graph.dask_tasks import Task, TaskRef
+from distmm.graph.parametric_layer import ParametricLayer
+from distmm.graph.placement import Key
+from distmm.planning.blocks import slices
+from distmm.planning.owners import Chunks
+
+__all__ = ["in_chunks", "product_of"]
+
+SUFFIX = "-chunks"
+
+
+class ChunkLayer(ParametricLayer):
+    """A task for each chunk of C, which takes it from its block.
+
+    Parameters
+    ----------
+    name : str
+    block : str
+        Name of the array of blocks.
+    rows, columns : Chunks
+        Edges of the chunks of each block row, and of each block column.
+    """
+
+    def __init__(self, name: str, block: str, rows: Chunks, columns: Chunks) -> None:
+        super().__init__()
+        self.name, self.block, self.rows, self.columns = name, block, rows, columns
+
+    def _parameters(self) -> tuple[Any, ...]:
+        return self.name, self.block, self.rows, self.columns
+
+    def get_output_keys(self) -> set[Key]:
+        """Keys of the chunks."""
+        return {(self.name, i, j) for i in range(_count(self.rows)) for j in range(_count(self.columns))}
+
+    def __len__(self) -> int:
+        return _count(self.rows) * _count(self.columns)
+
+    def _tasks(self) -> Iterator[Task]:
+        down, across = (list(enumerate(_parts(blocks))) for blocks in (self.rows, self.columns))
+        for (i, (row, rows)), (j, (column, columns)) in product(down, across):
+            yield Task((self.name, i, j), getitem, TaskRef((self.block, row, column)), (rows, columns))
+
+
+def _count(blocks: Chunks) -> int:
+    return sum(map(len, blocks))
+
+
+def _parts(blocks: Chunks) -> Iterator[tuple[int, slice]]:
+    """Yield the block of each chunk, and the part of the block that it is."""
+    for index, edges in enumerate(blocks):
+        for part in slices(edges):
+            yield index, part
+
+
+def in_chunks(blocks: da.Array, rows: Chunks, columns: Chunks) -> da.Array:
+    """Return an array of blocks as an array of the chunks of which each block row and column is made."""
+    name = blocks.name + SUFFIX
+    layer = ChunkLayer(name, blocks.name, rows, columns)
+    graph = HighLevelGraph.from_collections(name, layer, dependencies=[blocks])
+    chunks = tuple(tuple(edge for edges in each for edge in edges) for each in (rows, columns))
+    return da.Array(graph, name, chunks, meta=blocks)
+
+
+def product_of(name: str) -> str:
+    """Return the name of the product whose blocks or chunks an array has."""
+    return name.removesuffix(SUFFIX)
