@@ -35,6 +35,10 @@ VECTORS = sketch.VECTORS_OF_INTEGERS  # a job has fewer: it tests each block on 
 
 SUSPECTS = 16  # number of rows that are computed again element by element; each takes O(kn)
 
+# Multiple of the median residual above which a row is suspect. Gaussian errors reach 3 with 16 vectors and 10**5 rows.
+# It is smaller than that of a job, because the elements of a suspect row decide, and not its residual.
+OUTLIER = 6.0
+
 OVERFLOW = "a sum on the way to it may overflow or not, by the order of its terms: scale A or B"
 
 
@@ -116,7 +120,7 @@ class ProductCheck:
         if left_out is not None:
             rows[left_out] = 0
         residual = float(rows[rows <= 1].max(initial=0.0))
-        suspects = np.flatnonzero(stands_out(rows))
+        suspects = np.flatnonzero(stands_out(rows, above=OUTLIER))
         suspects = np.sort(suspects[np.argsort(-rows[suspects], kind="stable")[:SUSPECTS]])
         bad, _, dependence = self._elements(suspects, rows)
         if bad is not None:
