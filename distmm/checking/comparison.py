@@ -10,8 +10,7 @@ from distmm.checking.tolerance import SIGMAS, Tolerance, in_type, mantissa
 
 __all__ = ["compared", "elements", "stands_out"]
 
-# A row of a job's block is an outlier above this multiple of the median residual. Gaussian errors reach a multiple of 5
-# with 2 vectors and 10**5 rows.
+# A row of a job is an outlier above this multiple of the median residual. Gaussian errors of 10**5 rows reach 5.
 OUTLIER = 15.0
 
 
