@@ -53,7 +53,8 @@ def verify(
     ----------
     A : array-like of shape (m, k), or (k, m) with `transa`
         A Dask, NumPy or CuPy array, or a Zarr-like object. Each matrix is read once, block by block. It is read twice
-        if the columns of B differ much in size, or if elements are near the limits of float64's range.
+        if the columns of B differ much in size, or if elements are near the limits of float64's range. B is read once
+        more if rows of C stand out.
     B : array-like of shape (k, n), or (n, k) with `transb`
         As `A`.
     C : array-like of shape (m, n)

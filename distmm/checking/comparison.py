@@ -10,8 +10,7 @@ from distmm.checking.tolerance import SIGMAS, Tolerance, in_type, mantissa
 
 __all__ = ["compared", "elements", "stands_out"]
 
-# A row is an outlier above this multiple of the median residual. Gaussian errors reach a multiple of 7 with 16 vectors
-# and 10**5 rows.
+# A row of a job is an outlier above this multiple of the median residual. Gaussian errors of 10**5 rows reach 5.
 OUTLIER = 15.0
 
 
@@ -101,7 +100,7 @@ def elements(
     return truth, np.where(agree | unknown, 0.0, ratio), unknown
 
 
-def stands_out(rows: np.ndarray, rounding: np.ndarray | None = None) -> np.ndarray:
+def stands_out(rows: np.ndarray, rounding: np.ndarray | None = None, above: float = OUTLIER) -> np.ndarray:
     """Return which rows have a ratio above 1, or far above the median.
 
     The bound of a row allows for the worst signs of the data, so it is loose. Rows far above the median are therefore
@@ -110,10 +109,10 @@ def stands_out(rows: np.ndarray, rounding: np.ndarray | None = None) -> np.ndarr
     """
     out = rows > 1
     usual = _usual(rows, out)
-    far = (rows > OUTLIER * usual) & (usual > 0)
+    far = (rows > above * usual) & (usual > 0)
     if rounding is not None:
         relative = rows / np.maximum(rounding, np.finfo(float).tiny)
-        far &= (relative > OUTLIER * _usual(relative, out)) & (rows > 2 / SIGMAS * rounding)
+        far &= (relative > above * _usual(relative, out)) & (rows > 2 / SIGMAS * rounding)
     return np.asarray(out | far)
 
 

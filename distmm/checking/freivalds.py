@@ -32,8 +32,9 @@ from distmm.worker.tasks import to_host
 __all__ = ["ProductCheck"]
 
 VECTORS = sketch.VECTORS_OF_INTEGERS  # a job has fewer: it tests each block on its own, and so finds smaller errors
-
 SUSPECTS = 16  # number of rows that are computed again element by element; each takes O(kn)
+# Rows are suspect above this multiple of a vector's median residual. Gaussian errors of 10**6 rows reach 8.
+OUTLIER = 12.0
 
 OVERFLOW = "a sum on the way to it may overflow or not, by the order of its terms: scale A or B"
 
@@ -63,6 +64,9 @@ class ProductCheck:
         if self.tolerance.exact:
             left, right = self._both_sides(x, None)
             return self._by_rows(left, right, np.zeros((1, len(x)), np.int32))
+        # Half of the vectors are for an eighth of the columns each: errors of fewer columns then hide a small one.
+        eighth = np.arange(len(x)) * (VECTORS // 2) // max(1, len(x))
+        x[:, VECTORS // 2 :] *= eighth[:, None] == np.arange(VECTORS // 2)
         largest = _by_block(partial(_largest, work=self.tolerance.work), "ij", self.b, dtype=np.dtype(float))
         left, right, columns, *samples = self._both_sides(x, None, largest.max(axis=0), *self._samples(seed))
         verdict = self._floats(x, left, right, exponents(columns))
@@ -112,11 +116,12 @@ class ProductCheck:
     def _by_rows(self, left: Sums, right: Sums, columns: np.ndarray, left_out: np.ndarray | None = None) -> Verdict:
         """Decide the rows that fail or are outliers by their elements, and return the verdict."""
         ratio, _, known = compared(self.tolerance, left, right, columns, self.alpha)
-        rows = np.where(known, ratio, np.inf).max(axis=1, initial=0.0)
+        ratio[~known] = np.inf
         if left_out is not None:
-            rows[left_out] = 0
+            ratio[left_out] = 0
+        rows = ratio.max(axis=1, initial=0.0)
         residual = float(rows[rows <= 1].max(initial=0.0))
-        suspects = np.flatnonzero(stands_out(rows))
+        suspects = np.flatnonzero(np.any([stands_out(of_vector, above=OUTLIER) for of_vector in ratio.T], axis=0))
         suspects = np.sort(suspects[np.argsort(-rows[suspects], kind="stable")[:SUSPECTS]])
         bad, _, dependence = self._elements(suspects, rows)
         if bad is not None:

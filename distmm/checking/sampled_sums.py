@@ -19,7 +19,6 @@ from distmm.checking.tolerance import STRETCH
 __all__ = ["EDGE", "GROUP", "Columns", "Sample", "columns_of", "lines", "positions", "sampled"]
 
 EDGE = 8  # number of sampled rows, and of sampled columns, of a block
-
 GROUP = 16  # products between two partial sums that are known; an instruction of tensor cores adds as many products
 
 # Factor of float64 numbers before a float32 chain sums them. It has many binary digits, so that the chain rounds.

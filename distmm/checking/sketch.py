@@ -44,9 +44,7 @@ from distmm.worker import gpu, gpu_copies
 __all__ = ["VECTORS", "Judgement", "Sketch", "judge", "of_a", "of_b", "vectors", "weigh"]
 
 VECTORS, VECTORS_OF_INTEGERS = 2, 16
-
 RMS = math.sqrt(7 / 3)  # root mean square of +-U(1, 2)
-
 FAINT = 2.0**-960  # least bound of the norm of a row of |A||B|; smaller ones have lost digits to underflow
 
 

@@ -321,3 +321,14 @@ def test_dependent_roundings_in_more_rows_than_are_computed_again_are_no_error()
     c[5, 2] *= 1.1
     for check in ("freivalds", "full"):
         assert "[5, 2]" in verify(a, b, c, check=check).message
+
+
+def test_a_single_error_in_a_wide_product_is_found_near_the_tolerance_of_its_element() -> None:
+    rng = np.random.default_rng(1)
+    a, b = rng.standard_normal((60, 100), "f4"), rng.standard_normal((100, 20_000), "f4")
+    c = a @ b
+    assert verify(a, b, c).ok
+    for seed, column in enumerate((3, 9_999, 19_998)):
+        wrong = c.copy()
+        wrong[40, column] += 12 * 8 * 10 * 2.0**-24 * (abs(a[40]) @ abs(b[:, column]))  # 12 times the tolerance
+        assert f"[40, {column}]" in verify(a, b, wrong, seed=seed).message

@@ -261,3 +261,12 @@ def test_a_wide_block_that_is_added_to_a_large_c_is_right(dtype: str, width: int
     found = sketch.judge(tolerance, left, 0, a @ b + before, x, beta=1, added=before, by=by[0])
     assert found.ok
     assert found.residual < 0.3  # 0.7 to 1.2 if the bound left out the rounding errors of the check's own sums
+
+
+def test_vectors_have_mean_square_1_and_no_heavier_tails_than_normal_numbers() -> None:
+    """The bound of a row, `SIGMAS` standard deviations, relies on it."""
+    x = sketch.vectors(1, 0, 100_000, False)
+    assert abs(x).min() > 0.65
+    moments = [np.mean(x**power) for power in (2, 4, 6, 8)]
+    assert moments[0] == pytest.approx(1, rel=0.01)
+    assert (np.array(moments[1:]) < [3, 15, 105]).all()
