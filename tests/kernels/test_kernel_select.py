@@ -11,6 +11,7 @@ from distmm_kernels.config import NARROW, PRECISIONS, SUPPORTED, Problem, comput
 from distmm_kernels.gemm.cpu import CpuKernel
 from distmm_kernels.rates import SIZES, rate, relative
 from distmm_kernels.select import WORTH, choose, explain, names, promises_bits, ranked, select, why_not
+from tests.tables import for_each
 
 CPU = device.cpu()
 H200 = device.Device("cuda", "NVIDIA H200", 0, 140 << 30, (9, 0), 132)
@@ -218,18 +219,14 @@ def test_on_a_hopper_gpu_its_own_kernels_come_first(dtype, precision):
         assert not chosen(problem(dtype, k=size, n=size), H200, precision).startswith("mma_sync")
 
 
-@pytest.mark.parametrize("where", [H200, A100, T4])
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("dtype", SUPPORTED + NARROW)
+@for_each([H200, A100, T4], PRECISIONS, SUPPORTED + NARROW)
 def test_what_is_chosen_is_legal_and_as_precise_as_asked(where, precision, dtype):
     for size in (1, 100, 1000, 10_000):
         product = problem(dtype, k=size, n=size)
         assert why_not(choose(product, where, precision), product, where, precision) is None
 
 
-@pytest.mark.parametrize("where", [H200, A100, B200, T4, *GEFORCE])
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("dtype", SUPPORTED + NARROW)
+@for_each([H200, A100, B200, T4, *GEFORCE], PRECISIONS, SUPPORTED + NARROW)
 def test_the_library_is_chosen_where_it_is_faster_by_more_than_a_promise_of_bits_is_worth(where, precision, dtype):
     for size in (64, 512, 1024, 3000, 8192):
         product = problem(dtype, k=size, n=size)

@@ -16,6 +16,7 @@ from distmm_kernels.device import Device, cpu
 from distmm_kernels.launch import cache
 from distmm_kernels.measured import Measurement
 from distmm_kernels.select import WORTH, facts, promises_bits, ranked
+from tests.tables import for_each
 
 H200 = Device("cuda", "NVIDIA H200", 0, 140 << 30, (9, 0), 132)
 A100 = dataclasses.replace(H200, name="NVIDIA A100-SXM4-80GB", compute_capability=(8, 0))
@@ -46,9 +47,7 @@ def test_models_in_the_file_and_cpus_are_not_measured():
     assert rates.rates_of(A100) is rates.rates_of(H200)
 
 
-@pytest.mark.parametrize("device", [A100, RTX, T4])
-@pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("dtype", SUPPORTED + NARROW)
+@for_each([A100, RTX, T4], PRECISIONS, SUPPORTED + NARROW)
 def test_what_is_measured_has_kernels_with_and_without_a_promise_of_bits(device, precision, dtype):
     problem = Problem(8192, 8192, 8192, dtype)
     found = measured.worth_measuring(problem, device, precision)

@@ -18,7 +18,7 @@ import distmm
 from distmm.accelerate import dask_names
 from distmm.accelerate.__main__ import main
 from distmm.errors import InputError
-from tests.later import later
+from tests.tables import later
 
 ROOT = Path(__file__).resolve().parents[3]
 

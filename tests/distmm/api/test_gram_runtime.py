@@ -22,7 +22,7 @@ from distmm.worker.tasks import Epilogue, KernelChoice
 from tests.distmm.api.symmetric import mirrored, sample, truth
 from tests.distmm.scheduler import lockstep
 from tests.exact_sums import in_panels, whole_numbers
-from tests.later import later
+from tests.tables import later
 from tests.until import until
 
 BLOCKS, DEPTH, EDGE = 8, 4, 64

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests import forked
-from tests.later import later
+from tests.tables import later
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "distmm" / "examples"
 SMALL = {

@@ -20,6 +20,7 @@ from distmm.planning.fewest import MOST_WORKERS, TOLERANCE, few_workers
 from distmm.worker import tasks
 from distmm_kernels.device import Device
 from distmm_kernels.rates import _MODELS, rates_of
+from tests.tables import for_each
 
 
 def shaped(*shape: int, dtype: str = "f4") -> np.ndarray:
@@ -64,8 +65,7 @@ def test_cpu_workers_have_the_threads_and_memory_described() -> None:
     assert spec.rate == 16 * 7e10
 
 
-@pytest.mark.parametrize("dtype", ["f2", "f4", "f8", "i1", "i8", "c8", "c16"])
-@pytest.mark.parametrize("model", MODELS)
+@for_each(MODELS, ["f2", "f4", "f8", "i1", "i8", "c8", "c16"])
 def test_every_model_has_a_kernel_for_every_type(model: str, dtype: str) -> None:
     plan = distmm.plan(shaped(5000, 5000, dtype=dtype), cluster=distmm.gpus(2, model))
     assert plan.cluster.device == "cuda"

@@ -19,7 +19,7 @@ from distmm.job.computation import Computation
 from distmm.job.folder import Folder
 from distmm.job.manifest import read_manifest, write_manifest
 from tests.distmm.job.disturbed import BLOCKS, PLAN, SIZE, HalfWay, marked, multiply, operands, values
-from tests.later import later
+from tests.tables import later
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from distmm.errors import InputError, Stopped
 from distmm.job.folded_checksums import fold
 from distmm.storage import open_matrix
 from tests.distmm.job.disturbed import PLAN, HalfWay, Meanwhile, marked, operands, values
-from tests.later import later
+from tests.tables import later
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ from tests.distmm.job.disturbed import operands, values
 from tests.distmm.job.object_server import SERVER, marked, objects, tags, url
 from tests.distmm.job.object_server import multiply as multiply_in
 from tests.distmm.job.object_server import whole as whole_of
-from tests.later import later
+from tests.tables import later
 from tests.until import until
 
 REFUSED = 3

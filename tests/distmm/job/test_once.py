@@ -25,7 +25,7 @@ from distmm.storage import create_output, open_matrix
 from distmm.transfer import counted_writes
 from tests.distmm.job.disturbed import SIZE, HalfWay, Meanwhile, marked, multiply, operands, values
 from tests.distmm.storage.samples import save_matrix
-from tests.later import later
+from tests.tables import later
 
 BEFORE = np.random.default_rng(3).standard_normal((SIZE, SIZE))
 TWICE = "is already the result of the same call, which reads C0 from there; nothing was done"

@@ -23,7 +23,7 @@ from distmm import job
 from distmm.errors import InputError, Stopped
 from distmm.job import block_rows
 from tests.distmm.job.reduced import HalfWay, arrays, best, marked, operands, same, threshold, topk
-from tests.later import later
+from tests.tables import later
 
 CALLS: list[Callable[..., job.Summary]] = [topk, threshold]
 

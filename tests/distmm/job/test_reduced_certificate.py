@@ -24,7 +24,7 @@ from distmm.job import block_rows, sampled_rows
 from distmm.worker import tasks
 from distmm.worker.tasks import products
 from tests.distmm.job.reduced import PLAN, SHAPE, arrays, best, operands, threshold, topk
-from tests.later import later
+from tests.tables import later
 
 
 @pytest.fixture(scope="module")

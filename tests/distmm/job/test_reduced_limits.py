@@ -24,7 +24,7 @@ from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from tests.distmm.job.reduced import marked, operands, threshold
-from tests.later import later
+from tests.tables import later
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from distmm.job import commit, folder, lock
 from distmm.planning.plan import Plan
 from distmm.storage.output import Output
 from tests.distmm.job.disturbed import BLOCKS, PLAN, SIZE, HalfWay, marked, mend, multiply, operands, values
-from tests.later import later
+from tests.tables import later
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from distmm.planning.problem import Problem, operand_batch
 from distmm.planning.schedule import LOOKAHEAD, Schedule
 from distmm.planning.search import TILE, make_plan
 from distmm.planning.time_model import TimeModel
-from tests.later import later
+from tests.tables import later
 
 F4 = np.dtype("f4")
 CPU = ClusterSpec(workers=4, memory=4 * 10**9, device="cpu", rate=3e10, link=1e9)

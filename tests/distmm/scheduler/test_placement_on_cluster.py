@@ -28,7 +28,7 @@ from distmm.worker.tasks import Epilogue, KernelChoice
 from tests import forked
 from tests.distmm.scheduler import lockstep
 from tests.exact_sums import in_panels, whole_numbers
-from tests.later import later
+from tests.tables import later
 from tests.until import until
 
 BLOCKS, EDGE = 4, 64

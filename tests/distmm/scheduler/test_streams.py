@@ -21,7 +21,7 @@ from distmm.planning.plan import Plan
 from distmm.transfer import client_array
 from tests.distmm.scheduler import lockstep
 from tests.distmm.scheduler.streamed import BLOCK, EDGE, TEXT, M, N, enough, left, operands
-from tests.later import later
+from tests.tables import later
 from tests.until import until
 
 Use = Callable[[da.Array], Any]

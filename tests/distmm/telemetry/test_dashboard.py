@@ -29,7 +29,7 @@ from distmm.telemetry.events import Again, Checked, Sample, StepRun, Transfer, W
 from distmm.telemetry.record import Record
 from distmm.telemetry.scheduler import Telemetry
 from tests import forked
-from tests.later import later
+from tests.tables import later
 from tests.until import until
 
 # JavaScript for a Bokeh model on the page, by its name, and for the data that it draws.

@@ -30,7 +30,7 @@ from distmm_kernels.gemm.residue_products import strip
 from distmm_kernels.gemm.residues import split_steps
 from distmm_kernels.layout.vectors import row_pitch
 from distmm_kernels.reference import accuracy, residue_twin
-from tests.later import later
+from tests.tables import later
 
 # where residues would have a larger error than a chain of multiply-adds, and two sets where they hardly differ
 GUARDED = {

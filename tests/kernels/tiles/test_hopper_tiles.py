@@ -26,6 +26,7 @@ from distmm_kernels.tiles.hopper_tiles import (
     pairs_place,
     place,
 )
+from tests.tables import for_each
 
 FLOATS = [
     HopperTile(operand, output, columns, a_major, b_major)
@@ -71,7 +72,7 @@ PANELS = [
 ALL = FLOATS + OTHERS + BYTES + THREE + DEEP + FINISHED + PANELS
 
 
-@pytest.mark.parametrize("tile", ALL, ids=str)
+@for_each(ALL)
 def test_tiles_fit_in_shared_memory_and_have_as_many_stages_as_they_may(tile):
     most = STAGES_OF_DEEP if tile.promotes and tile.columns == 192 else MOST_STAGES
     assert 2 <= tile.stages <= most
@@ -83,7 +84,7 @@ def test_tiles_fit_in_shared_memory_and_have_as_many_stages_as_they_may(tile):
     assert load + 2 * multiply <= 3 * 168, "what 384 threads are launched with"
 
 
-@pytest.mark.parametrize("tile", ALL, ids=str)
+@for_each(ALL)
 def test_boxes_of_a_tile_use_their_buffers_in_turn(tile):
     boxes = tile.columns // tile.box_columns
     assert boxes * tile.box_columns == tile.columns
@@ -91,14 +92,14 @@ def test_boxes_of_a_tile_use_their_buffers_in_turn(tile):
     assert 1 <= tile.slots <= (3 if tile.promotes and tile.columns == 192 else 2)
 
 
-@pytest.mark.parametrize("tile", ALL, ids=str)
+@for_each(ALL)
 def test_a_tile_of_c_comes_in_few_stages(tile):
     assert tile.c_boxes * C_BOX_COLUMNS == tile.columns
     assert tile.c_stage_boxes * C_BOX_BYTES <= tile.stage_bytes
     assert 0 < tile.c_boxes <= MOST_C_STAGES * tile.c_stage_boxes
 
 
-@pytest.mark.parametrize("tile", [tile for tile in ALL if tile.c0], ids=str)
+@for_each([tile for tile in ALL if tile.c0])
 def test_a_tile_of_c0_comes_in_few_stages(tile):
     assert tile.c0_boxes * tile.c0_columns == tile.columns
     assert tile.c0_columns * (4 if tile.c0 == "float32" else 2) == 128
