@@ -243,11 +243,12 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
     if request.written or request.kept is not None:
         result = "out" if request.written else "reduced"
 
-    def planned(blocking: Blocking | None, unit: tuple[int, ...] | None = None, streamed: bool = False) -> Plan:
+    # Neither of these functions calls itself: it would keep itself and the operands alive until the next collection.
+    def made(blocking: Blocking | None, unit: tuple[int, ...] | None, streamed: bool) -> Plan:
         blocks = blocking if text is None else parse(text, problem).blocking
         cuts = ((blocks.m, blocks.k), (blocks.k, blocks.n)) if blocks else (None, None)
         c_is_freed = streamed or result == "reduced"
-        plan = make_plan(
+        return make_plan(
             problem,
             spec,
             blocking=blocking,
@@ -261,10 +262,13 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
             streamed=c_is_freed,
             run_seconds=request.run_seconds,
         )
+
+    def planned(blocking: Blocking | None, unit: tuple[int, ...] | None = None) -> Plan:
+        plan = made(blocking, unit, streamed=False)
         # A lazy product that cannot stay may be read block by block.
-        if not plan.shortfall or result in ("out", "reduced") or streamed or not may_stream:
+        if not plan.shortfall or result in ("out", "reduced") or not may_stream:
             return plan
-        leaves = planned(blocking, unit, streamed=True)
+        leaves = made(blocking, unit, streamed=True)
         return plan if leaves.shortfall and plan.shortfall <= leaves.shortfall else leaves
 
     if unit is not None and problem.symmetry is not None:
