@@ -279,7 +279,8 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
     if request.written or request.kept is not None:
         result = "out" if request.written else "reduced"
 
-    def planned(blocking: Blocking | None, unit: tuple[int, ...] | None = None, streamed: bool = False) -> Plan:
+    # Neither of these functions calls itself: it would keep itself and the operands alive until the next collection.
+    def made(blocking: Blocking | None, unit: tuple[int, ...] | None, streamed: bool) -> Plan:
         blocks = blocking if text is None else parse(text, problem).blocking
         cuts = ((blocks.m, blocks.k), (blocks.k, blocks.n)) if blocks else (None, None)
         at = blocks if edges is None else cut(problem, checked_edges(edges))
@@ -302,11 +303,14 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
             reproducible=wishes.reproducible,
             unions=blocking is not None and text is None and c_chunks is None and request.kept is None,
         )
-        plan = plan if request.job is None else replace(plan, on_disk=True)
+        return plan if request.job is None else replace(plan, on_disk=True)
+
+    def planned(blocking: Blocking | None, unit: tuple[int, ...] | None = None) -> Plan:
+        plan = made(blocking, unit, streamed=False)
         # A lazy product that cannot stay may be read block by block.
-        if not plan.shortfall or result in ("out", "reduced") or streamed or not may_stream:
+        if not plan.shortfall or result in ("out", "reduced") or not may_stream:
             return plan
-        leaves = planned(blocking, unit, streamed=True)
+        leaves = made(blocking, unit, streamed=True)
         return plan if leaves.shortfall and plan.shortfall <= leaves.shortfall else leaves
 
     if unit is not None and problem.symmetry is not None:

@@ -55,13 +55,13 @@ def test_lazy_calls_send_nothing_while_nothing_changes_and_one_message_afterward
     lazy(client)
     assert messages == []
     before = view._views[client].changes
-    changed = client.submit(abs, -1, pure=False)
-    changed.result()
+    future = client.submit(abs, -1, pure=False)
+    assert future.result() == 1
     until(lambda: view._views[client].changes > before)
     messages.clear()
     lazy(client)
     assert messages == ["run_function"]
-    del changed  # its release is a change, too
+    del future  # not earlier: its release is another change
 
 
 def test_a_worker_that_joins_or_dies_is_seen_by_the_next_call() -> None:

@@ -57,6 +57,25 @@ def test_a_persisted_product_keeps_what_an_earlier_computation_has_read(current:
     until(lambda: not live(array))
 
 
+@pytest.mark.parametrize(
+    "lazy",
+    [distmm.matmul, lambda a, b: distmm.gram(a), lambda a, b: distmm.nearest(a, b, 3, "cosine"), distmm.tensordot],
+    ids=["matmul", "gram", "nearest", "tensordot"],
+)
+def test_operands_are_freed_at_once_and_not_by_the_garbage_collector(lazy: Callable[..., Any]) -> None:
+    a, b = operands()
+    array = weakref.ref(a)
+    gc.disable()
+    try:
+        C = lazy(a, b, 1) if lazy is distmm.tensordot else lazy(a, b)
+        del a, b
+        assert array() is not None
+        del C
+        assert array() is None
+    finally:
+        gc.enable()
+
+
 def test_a_product_whose_graph_is_still_on_its_way_keeps_its_operands(current: Client) -> None:
     """A scheduler that is busy with something else has not seen the graph when the lazy array has gone."""
     for seed in range(2):
