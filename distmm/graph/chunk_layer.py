@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import product
-from operator import getitem
 from typing import Any
 
 import dask.array as da
 from dask.highlevelgraph import HighLevelGraph
 
-from distmm.graph.dask_tasks import Task, TaskRef
+from distmm.graph.dask_tasks import PlacedTask, TaskRef
 from distmm.graph.parametric_layer import ParametricLayer
-from distmm.graph.placement import Key
+from distmm.graph.placement import Key, Placement
 from distmm.planning.blocks import slices
 from distmm.planning.owners import Chunks
+from distmm.planning.plan import Plan
+from distmm.worker import tasks
 
 __all__ = ["in_chunks", "product_of"]
 
@@ -22,23 +23,25 @@ SUFFIX = "-chunks"
 
 
 class ChunkLayer(ParametricLayer):
-    """A task for each chunk of C, which takes it from its block.
+    """A task for each chunk of C, which takes it from its block, on the worker that makes the block.
 
     Parameters
     ----------
     name : str
     block : str
         Name of the array of blocks.
-    rows, columns : Chunks
-        Edges of the chunks of each block row, and of each block column.
+    plan : Plan
+        Its blocks are unions of chunks.
     """
 
-    def __init__(self, name: str, block: str, rows: Chunks, columns: Chunks) -> None:
+    def __init__(self, name: str, block: str, plan: Plan) -> None:
         super().__init__()
-        self.name, self.block, self.rows, self.columns = name, block, rows, columns
+        self.name, self.block, self.plan = name, block, plan
+        assert plan.schedule.chunks is not None
+        self.rows, _, self.columns = plan.schedule.chunks
 
     def _parameters(self) -> tuple[Any, ...]:
-        return self.name, self.block, self.rows, self.columns
+        return self.name, self.block, self.plan
 
     def get_output_keys(self) -> set[Key]:
         """Keys of the chunks."""
@@ -47,10 +50,18 @@ class ChunkLayer(ParametricLayer):
     def __len__(self) -> int:
         return _count(self.rows) * _count(self.columns)
 
-    def _tasks(self) -> Iterator[Task]:
+    def _tasks(self) -> Iterator[PlacedTask]:
         down, across = (list(enumerate(_parts(blocks))) for blocks in (self.rows, self.columns))
+        places = {at: self._place(*at) for at in product(range(len(self.rows)), range(len(self.columns)))}
         for (i, (row, rows)), (j, (column, columns)) in product(down, across):
-            yield Task((self.name, i, j), getitem, TaskRef((self.block, row, column)), (rows, columns))
+            where, block = places[row, column], TaskRef((self.block, row, column))
+            yield PlacedTask((self.name, i, j), tasks.part, where, block, (rows, columns))
+
+    def _place(self, i: int, j: int) -> Placement:
+        schedule = self.plan.schedule
+        source = (j, i) if self.plan.blocking.triangle and i < j else (i, j)  # of a mirror image
+        owners = tuple(rank for rank, _ in schedule.chains((), *source))
+        return Placement(self.block, (), *source, schedule.steps, schedule.wave_orders, owners[0], owners)
 
 
 def _count(blocks: Chunks) -> int:
@@ -64,13 +75,12 @@ def _parts(blocks: Chunks) -> Iterator[tuple[int, slice]]:
             yield index, part
 
 
-def in_chunks(blocks: da.Array, rows: Chunks, columns: Chunks) -> da.Array:
-    """Return an array of blocks as an array of the chunks of which each block row and column is made."""
+def in_chunks(blocks: da.Array, plan: Plan) -> da.Array:
+    """Return an array of a plan's blocks of C as an array of the user's chunks."""
     name = blocks.name + SUFFIX
-    layer = ChunkLayer(name, blocks.name, rows, columns)
-    graph = HighLevelGraph.from_collections(name, layer, dependencies=[blocks])
-    chunks = tuple(tuple(edge for edges in each for edge in edges) for each in (rows, columns))
-    return da.Array(graph, name, chunks, meta=blocks)
+    graph = HighLevelGraph.from_collections(name, ChunkLayer(name, blocks.name, plan), dependencies=[blocks])
+    m, _, n = plan.schedule.cuts
+    return da.Array(graph, name, (m, n), meta=blocks)
 
 
 def product_of(name: str) -> str:

@@ -134,7 +134,12 @@ def test_many_small_chunks_are_multiplied_as_few_blocks_and_c_has_their_chunks(c
     assert plan.cost.tasks < 50
     C = distmm.matmul(A, B)
     assert C.chunks == ((12,) * 10, (10,) * 10)
-    np.testing.assert_array_equal(client.persist(C)[5:77, 3:].compute(), (a @ b)[5:77, 3:])
+    before = telemetry.bytes_moved(client)
+    kept = client.persist(C)
+    wait(kept)
+    if persisted:  # views are taken where their blocks are
+        assert telemetry.bytes_moved(client) - before == plan.bytes_moved
+    np.testing.assert_array_equal(kept[5:77, 3:].compute(), (a @ b)[5:77, 3:])
     np.testing.assert_array_equal(C.compute(), a @ b)
     np.testing.assert_array_equal(distmm.gemm(2, A, B, -1, a @ b), a @ b)
     np.testing.assert_array_equal(distmm.gram(A, trans=True).compute(), a.T @ a)
