@@ -26,7 +26,7 @@ STEPS = (1, 2, 4, 8, 16, 32, 64)
 DEEPER_STEPS = (256, 1024, 4096, 16384, 65536)
 MOST_PANELS = 1 << 17
 
-# Products of the user's chunks for each worker from which on blocks may be unions of chunks: on CPUs and on one GPU, and
+# Products of chunks for each worker from which on blocks may be unions of the user's chunks: on CPUs and one GPU, and
 # on several GPUs. There a block needs many small transfers before its product begins, and products of chunks overlap
 # with them: n = 16384 in chunks of 2048 takes 0.26 s on two H200 with UCX either way, with TCP 2.9 s where it took 1.5.
 MANY_PRODUCTS, MANY_ON_GPUS = 16, 2048
