@@ -29,7 +29,7 @@ MOST_PANELS = 1 << 17
 # Products of chunks for each worker from which on blocks may be unions of the user's chunks: on CPUs and one GPU, and
 # on several GPUs. There a block needs many small transfers before its product begins, and products of chunks overlap
 # with them: n = 16384 in chunks of 2048 takes 0.26 s on two H200 with UCX either way, with TCP 2.9 s where it took 1.5.
-MANY_PRODUCTS, MANY_ON_GPUS = 16, 2048
+MANY_PRODUCTS, MANY_ON_GPUS = 64, 2048
 
 # On GPUs, a chain of so few panels is tried as one task too. Such a product takes about as long as Dask needs for its
 # tasks: bfloat16 on two H100, blocks of n / 4, n = 16384, 32768, 46080 and 65536: 0.086, 0.087, 0.163 and 0.428 s with
@@ -112,7 +112,9 @@ def placed(
     unions : bool
         Whether blocks may be unions of the given ones, which are the user's chunks.
     """
-    tables = [(blocking, owners) for owners in candidates(blocking, homes, cluster.workers, one_chain)]
+    # Without homes, grids without a table are as good, and have waves.
+    whole = candidates(blocking, homes, cluster.workers, one_chain) if homes != (None, None) else ()
+    tables = [(blocking, owners) for owners in whole]
     for united_blocks, chunks in _unions(blocking, cluster) if unions else ():
         found = candidates(united_blocks, homes, cluster.workers, one_chain, chunks)
         tables += [(united_blocks, owners) for owners in found]
@@ -143,7 +145,7 @@ def _unions(blocking: Blocking, cluster: ClusterSpec) -> Iterator[tuple[Blocking
     """
     chunks, workers = (len(blocking.m), len(blocking.k), len(blocking.n)), cluster.workers
     many = MANY_ON_GPUS if cluster.device == "cuda" and workers > 1 else MANY_PRODUCTS
-    if math.prod(chunks) < many * workers:
+    if math.prod(chunks) <= many * workers:
         return
     side, seen = math.isqrt(workers - 1) + 1, {chunks}
     for each in (1, 2, 4):

@@ -245,7 +245,7 @@ class Plan:
                 if more:
                     kept = " or read C block by block (C.sum(), da.topk(C, 10)), or write it as it is made, with out=,"
                 remedy = f"{use}{kept} or more memory for each, or smaller blocks"
-                if peak > MANY_TIMES * have:
+                if self.fewest is None and peak > MANY_TIMES * have:
                     remedy = "a worker has almost none: end what fills its memory, or start the cluster without it"
                 held = f", with {blocks} blocks of C in memory at a time" if more else ""
                 raise DoesNotFitError(

@@ -77,7 +77,8 @@ def test_the_copy_of_a_product_is_made_on_the_scheduler_and_placed(client: Clien
     copy = clone(C, omit=A)
     assert not any(layer.is_materialized() for layer in copy.dask.layers.values() if isinstance(layer, ProductLayer))
     kept = client.persist(copy)
-    wait(kept)
+    with client.as_current():
+        wait(kept)
 
     def owners(dask_scheduler: Scheduler) -> dict[Any, tuple[str, bool]]:
         tasks = [ts for ts in dask_scheduler.tasks.values() if ts.key[0] == name]
