@@ -23,7 +23,6 @@ settings.load_profile("distmm")
 SHARED = pytest.StashKey[LocalCluster]()
 WITHOUT_GPU = pytest.StashKey[str]()  # why tests for GPUs are left out
 WORKERS = 4
-ALL_BUT_LONG = "not minutes and not compile"  # the option -m in pyproject.toml
 MOST_PROCESSES = 8  # each has a cluster of its own
 
 
@@ -31,7 +30,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Return the number of processes for `pytest` without ``-n``: several for all tests, none for selected ones."""
     from distmm_kernels import device
 
-    selected = config.option.keyword or config.option.markexpr != ALL_BUT_LONG
+    options = config.getini("addopts")
+    selected = config.option.keyword or config.option.markexpr != options[options.index("-m") + 1]
     if selected or config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
         return 0  # a developer looks at these: output comes at once, and debuggers work
     if device.gpus():
