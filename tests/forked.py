@@ -31,7 +31,7 @@ def workers() -> Iterator[None]:
     """Have the clusters that are started meanwhile fork their workers.
 
     They look after themselves more rarely than those of `distmm.clusters`: by Dask's own intervals a cluster of four
-    workers takes 17 % of a core while it is idle, by those of `distmm.clusters` 8 %, and by these a third of that.
+    workers takes 17 % of a core while it is idle, by those of `distmm.clusters` 8 %, and by these 5 %.
     """
     with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver", **SELDOM}):
         get_mp_context()  # which has the server import less

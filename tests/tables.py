@@ -11,7 +11,10 @@ import pytest
 
 
 def later(values: Iterable[Any], first: int = 1) -> list[Any]:
-    """Return the parameters of a test, the first few as they are, and the others marked as tests of minutes."""
+    """Return parameters of a test, the first few as they are, and the others marked as tests of minutes.
+
+    A tuple has a value for each of several parameters.
+    """
     given = [value if isinstance(value, tuple) else (value,) for value in values]
     return [pytest.param(*value, marks=[pytest.mark.minutes] if n >= first else []) for n, value in enumerate(given)]
 

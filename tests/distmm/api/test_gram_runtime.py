@@ -97,8 +97,14 @@ def test_images_are_views_beside_their_sources(measured: Client) -> None:
 
 
 @pytest.mark.bits
-@pytest.mark.parametrize(("dtype", "trans"), [("f4", False), ("f2", False), ("c8", True)])
-@pytest.mark.parametrize("text", ["g2x2x1 b2x32x32x32 p2 w1 l2", "g1x2x2 b2x64x32x64 p1 w1 l3"])
+@pytest.mark.parametrize(
+    ("text", "dtype", "trans"),
+    [
+        ("g2x2x1 b2x32x32x32 p2 w1 l2", "f4", False),
+        ("g1x2x2 b2x64x32x64 p1 w1 l3", "f2", False),
+        ("g1x2x2 b2x64x32x64 p1 w1 l3", "c8", True),
+    ],
+)
 def test_the_graph_computes_bit_for_bit_what_the_serial_executor_does(
     client: Client, dtype: str, trans: bool, text: str
 ) -> None:
