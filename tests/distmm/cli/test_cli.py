@@ -380,10 +380,19 @@ def test_help_shows_an_example_of_each_command(command: list[str]) -> None:
     assert f"distmm {' '.join(command)}".strip() + " " in result.output
 
 
-def test_help_loads_no_storage_library_and_no_compiler() -> None:
-    code = "import sys, distmm.cli.app; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
-    assert {"zarr", "h5py", "numba", "cupy", "matplotlib", "distmm_kernels"} & set(done.stdout.split()) == set()
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["multiply", "--help"]])
+def test_help_and_version_load_no_numerical_library(arguments: list[str]) -> None:
+    code = (
+        "import sys; from distmm.cli.app import app; app(sys.argv[1:], standalone_mode=False)\n"
+        "print('modules:', *sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], env=environment(), capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stdout.partition("modules:")[2].split())
+    assert "typer" in loaded
+    heavy = {"dask", "distributed", "numpy", "zarr", "h5py", "numba", "cupy", "matplotlib", "distmm_kernels"}
+    assert heavy & loaded == set()
 
 
 def environment() -> dict[str, str]:
