@@ -167,6 +167,17 @@ def test_plan_computes_nothing(where: list[str]) -> None:
     assert "4.94 GB are free" in absent  # 0.8 (0.8 x 8 - 0.2), rounded down to 7 bits
 
 
+def test_plan_for_this_machine_starts_no_cluster(where: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distmm.clusters.connect", None)
+    monkeypatch.setattr("distmm.api.plan_request.WORTH_MEASURING_SECONDS", 0.0)  # the files are read at 1 GB/s
+    monkeypatch.setattr("distmm.job.planning.read_rate", lambda client, matrix, device, threads: 1e9)
+    result = run("plan", "A.npy", "B.npy", "--device", "cpu", "--workers", "1", "--memory-limit", "2GB")
+    assert (result.exit_code, "Cluster with" in result.output) == (0, False), result.output
+    assert re.search(r"memory .*, 1.11 GB are free", result.output)  # 0.8 (0.8 x 2 - 0.2), rounded down to 7 bits
+    assert "files read at 1 GB/s" in result.output
+    assert "would do" not in result.output
+
+
 def test_plan_says_what_does_not_fit(where: list[str]) -> None:
     np.lib.format.open_memmap("large.npy", mode="w+", dtype="float32", shape=(40_000, 40_000)).flush()
     result = run("plan", "large.npy", "large.npy", "--plan", "g1x1x1 b40000x40000x40000 p1 w1 l2", *where)
@@ -218,6 +229,17 @@ def test_verify_tells_right_from_wrong_by_its_exit_code(check: str, where: list[
     wrong = run("verify", "A.npy", "B.npy", "W.npy", "--check", check, *where)
     assert wrong.exit_code == 1
     assert "[17, 23]" in wrong.output
+
+
+def test_verify_of_small_matrices_starts_no_cluster(where: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("multiply", "A.npy", "B.npy", "-o", "C.npy", *where).exit_code == 0
+    assert run("topk", "A.npy", "B.npy", "-k", "3", "-o", "T.zarr", *where).exit_code == 0
+    monkeypatch.setattr("distmm.clusters.connect", None)
+    for paths in (["A.npy", "B.npy", "P.npy"], ["C.npy"], ["T.zarr"]):
+        right = run("verify", *paths)
+        assert (right.exit_code, right.output.startswith("Right: ")) == (0, True), right.output
+    monkeypatch.setattr("distmm.cli.verify.SMALL", 60 * 50 + 50 * 40 + 60 * 40 - 1)
+    assert run("verify", "C.npy").exit_code == 3  # it needs the cluster
 
 
 def test_verify_finds_swapped_columns_and_repeats_a_check_by_its_seed(where: list[str]) -> None:
