@@ -8,7 +8,6 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from multiprocessing import resource_tracker
 from types import FrameType
 from typing import NoReturn
 
@@ -18,7 +17,7 @@ INTERRUPTED = 130  # exit code: 128 + SIGINT, as in shells
 
 
 def while_imported() -> None:
-    """If this process is the command ``distmm``, let Ctrl-C end it without a traceback; its imports take a second."""
+    """If this process is the command ``distmm``, let Ctrl-C end it without a traceback."""
     script = os.path.basename(sys.argv[0]).removesuffix(".exe") if sys.argv else ""
     if script == "distmm" or sys.orig_argv[1:3] == ["-m", "distmm"]:
         signal.signal(signal.SIGINT, _end)
@@ -64,6 +63,8 @@ def sigint_blocked() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
+    from multiprocessing import resource_tracker
+
     # Start the resource tracker now: it would start with the first process, and unblock the signal.
     resource_tracker.ensure_running()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})

@@ -6,12 +6,12 @@ import platform
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 
-__all__ = ["VERSION", "installed"]
+__all__ = ["__version__", "installed"]
 
 try:
-    VERSION = version("distmm")
+    __version__ = version("distmm")
 except PackageNotFoundError:  # a checkout that is not installed
-    VERSION = "0+unknown"
+    __version__ = "0+unknown"
 
 
 def installed(packages: Iterable[str]) -> dict[str, str]:

@@ -6,8 +6,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from distmm.accelerate import dask_names, functions
-from distmm.api.array_types import check_query_planning
 from distmm.errors import InputError
 
 __all__ = ["accelerate", "accelerated"]
@@ -69,6 +67,8 @@ def accelerate(on: bool = True) -> None:
     >>> (A @ A.T).name.startswith("distmm")
     False
     """
+    from distmm.api.array_types import check_query_planning
+
     global _by_call
     if not isinstance(on, bool):
         raise InputError(f"on is {on!r}: give True, or False to undo it")
@@ -104,6 +104,8 @@ def accelerated() -> Iterator[None]:
     >>> C.name.startswith("distmm"), (A @ A.T).name.startswith("distmm")
     (True, False)
     """
+    from distmm.api.array_types import check_query_planning
+
     global _blocks
     with _changing:
         check_query_planning()
@@ -118,6 +120,8 @@ def accelerated() -> Iterator[None]:
 
 
 def _put() -> None:
+    from distmm.accelerate import dask_names, functions
+
     if _by_call or _blocks:
         dask_names.put(functions.REPLACEMENTS)
     else:

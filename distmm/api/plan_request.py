@@ -51,15 +51,15 @@ class FileJob:
     prepare : callable
         Runs on all workers before their free memory is read, with a `KernelChoice`.
     read_rate : callable
-        Measures how fast each worker reads an operand. Takes client, operand and device. Returns bytes/s, or None for
-        an operand that is not a file.
+        Measures how fast each worker reads an operand. Takes client, operand, device, and the threads of the worker
+        that this process stands for without a client. Returns bytes/s, or None for an operand that is not a file.
     """
 
     spare: float
     loads: dict[str, float]
     gpu_host_memory: int
     prepare: Callable[[KernelChoice], None]
-    read_rate: Callable[[Client, Operand, Literal["cpu", "cuda"]], float | None]
+    read_rate: Callable[[Client | None, Operand, Literal["cpu", "cuda"], int], float | None]
 
 
 @dataclass(frozen=True)
@@ -137,9 +137,10 @@ def plan_for(request: PlanRequest, client: Client | None) -> Plan:
         plan = _within_host_memory(request, spec)
     if wishes.plan is not None:
         _check_blocks(wishes, plan)
-    if wishes.absent is not None:
+    absent = wishes.absent
+    if absent is not None and not absent.here:
         return plan if wishes.plan is not None else replace(plan, fewest=_fewest(request, plan))
-    if client is None or plan.cost.seconds < WORTH_MEASURING_SECONDS:
+    if (client is None and (absent is None or absent.workers > 1)) or plan.cost.seconds < WORTH_MEASURING_SECONDS:
         return plan
     measured = _measured(request, plan, spec, client)
     return plan if measured == spec else _within_host_memory(request, measured)
@@ -172,17 +173,19 @@ def _check_blocks(wishes: Wishes, plan: Plan) -> None:
         )
 
 
-def _measured(request: PlanRequest, plan: Plan, spec: ClusterSpec, client: Client) -> ClusterSpec:
+def _measured(request: PlanRequest, plan: Plan, spec: ClusterSpec, client: Client | None) -> ClusterSpec:
     """Return the description of the cluster with measured rates of its links, files and copies, if they are lower.
 
     Only the rates that the plan uses are measured.
     """
     job = request.job
-    links = [link_rate(client, spec.device)] if plan.bytes_moved else []
+    links = [link_rate(client, spec.device)] if client is not None and plan.bytes_moved else []
     if job is not None:
-        loads = [job.read_rate(client, each, spec.device) for each in (request.a, request.b)]
+        loads = [job.read_rate(client, each, spec.device, spec.threads) for each in (request.a, request.b)]
     else:
-        loads = [load_rate(client)] if spec.device == "cuda" and request.a.kind == "numpy" else []
+        loads = (
+            [load_rate(client)] if client is not None and spec.device == "cuda" and request.a.kind == "numpy" else []
+        )
     return replace(
         spec,
         link=min([spec.link, *(rate for rate in links if rate is not None)]),

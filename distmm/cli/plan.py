@@ -59,7 +59,8 @@ def plan(
     distmm plan 2000000x768:float32 768x2000000:float32 --workers 8 --threads 16 --memory 64GB
     ```
     """
-    from distmm import config
+    from distmm import clusters, config
+    from distmm.api.plan_request import WORTH_MEASURING_SECONDS
     from distmm.cli import session
     from distmm.job import planning
     from distmm.job.spec import Spec
@@ -71,17 +72,22 @@ def plan(
         left, right, None, transa=transa, transb=transb, precision=config.chosen("precision", precision),
         kernel=config.chosen("kernel", kernel), reproducible=config.chosen("reproducible", reproducible),
     )  # fmt: skip
-    if hardware is None:
-        with session.cluster(ctx, cluster, where, workers, memory_limit, tls) as client:
-            planned = planning.plan(spec, planning.request(spec, where, edges, None, plan), client)
-    else:
+    if hardware is not None:
         excluded = {
             "--cluster": cluster != "local", "--device": device not in (None, options.Device.auto),
             "--memory-limit": memory_limit is not None, "--tls": tls != "none",
         }  # fmt: skip
         if given := [name for name, is_given in excluded.items() if is_given]:
             raise typer.BadParameter(f"{' and '.join(given)} is for an existing cluster: leave it out, or --gpus")
+    elif cluster in ("local", "local-cpu") and where != "gpu" and tls == "none":
+        session.tell_device(cluster, where)
+        hardware = clusters.cpu_workers("cpu" if cluster == "local-cpu" else where, workers, memory_limit)
+    if hardware is not None:
         planned = planning.plan(spec, planning.request(spec, "auto", edges, None, plan, machines=hardware), None)
+    # Rates of links are measured between workers that run.
+    if hardware is None or (hardware.here and hardware.workers > 1 and planned.cost.seconds >= WORTH_MEASURING_SECONDS):
+        with session.cluster(ctx, cluster, where, workers, memory_limit, tls) as client:
+            planned = planning.plan(spec, planning.request(spec, where, edges, None, plan), client)
     session.out().print(session.table(planned.rows(), "Plan"))
     planned.validate()
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from distmm.clusters.cluster import Device
     from distmm.storage import Matrix
 
-__all__ = ["cluster", "debugging", "out", "pair", "table", "tell_missing"]
+__all__ = ["cluster", "debugging", "out", "pair", "table", "tell_device", "tell_missing"]
 
 
 def out(stderr: bool = False) -> Console:
@@ -58,6 +58,14 @@ def tell_missing(*matrices: Matrix) -> None:
             out(stderr=True).print(f"note: {matrix.path}: {what}")
 
 
+def tell_device(where: str, device: Device) -> None:
+    """Print a note on stderr if this machine has GPUs that cannot be used."""
+    from distmm import clusters
+
+    if where == "local" and device == "auto" and clusters.gpu_count() and (missing := clusters.missing_for_gpu()):
+        out(stderr=True).print(f"Working on the CPU: {missing}")
+
+
 @contextmanager
 def cluster(
     ctx: typer.Context,
@@ -73,10 +81,7 @@ def cluster(
     from distmm.telemetry.page_address import page_address
 
     console = out(stderr=True)
-    if where == "local" and device == "auto" and clusters.gpu_count():
-        missing = clusters.missing_for_gpu()
-        if missing:
-            console.print(f"Working on the CPU: {missing}")
+    tell_device(where, device)
     # Without this, workers log a traceback for each failed task. The client receives the error and prints it once. An
     # interrupted wait of Dask leaves an asyncio task whose error nobody asks for.
     quiet = not debugging(ctx)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import nullcontext
 from typing import Annotated
 
 import typer
@@ -9,6 +11,9 @@ import typer
 from distmm.cli import options
 
 __all__ = ["verify"]
+
+# Elements of A, B and C together that this process checks itself, in less time than a cluster takes to start.
+SMALL = 1 << 25
 
 
 def verify(
@@ -40,6 +45,9 @@ def verify(
     check computes every element in float64 and names the first bad position with both values. The output names the
     seed of the random numbers: with **--seed**, the same check is repeated.
 
+    Small matrices, of 33 million elements together, are checked by this process. No cluster starts then, unless an
+    option describes one.
+
     ```text
     distmm verify C.zarr
     distmm verify A.npy B.zarr C.zarr
@@ -49,6 +57,8 @@ def verify(
     from distmm.api.verify import verify as verdict_of
     from distmm.cli import session
     from distmm.job import recheck
+    from distmm.job.certificate import read_certificate
+    from distmm.job.folder import Folder
     from distmm.job.result import is_reduced
     from distmm.storage import open_matrix
 
@@ -59,7 +69,12 @@ def verify(
     # A reduced product consists of several arrays, which its certificate lists.
     matrices = [open_matrix(path) for path in paths if len(paths) == 3 or not is_reduced(path)]
     session.tell_missing(*matrices)
-    with session.cluster(ctx, cluster, "auto", workers, memory_limit, tls) as client:
+    shapes = [matrix.shape for matrix in matrices]
+    if len(paths) == 1 and (content := read_certificate(Folder.of(paths[0]))) is not None:
+        shapes += [content["spec"][name].get("shape", ()) for name in "AB"]
+    by_default = (cluster, workers, memory_limit, tls) == ("local-cpu", None, None, "none")
+    small = by_default and sum(map(math.prod, shapes)) <= SMALL
+    with nullcontext() if small else session.cluster(ctx, cluster, "auto", workers, memory_limit, tls) as client:
         verdict = (
             recheck(paths[0], client, seed)
             if len(paths) == 1

@@ -20,9 +20,6 @@ from distmm.worker.gpu_worker_setup import POOL_FRACTION, THREADS
 
 __all__ = ["Hardware", "cpus", "gpus"]
 
-# Bytes of a CPU worker without blocks: Python, distmm, Dask, and buffers of BLAS.
-WORKER_BYTES = 200_000_000
-
 # Bytes/s of copies from pinned memory over 16 lanes of PCI Express 5. Each earlier generation has half of the next.
 PCIE_5 = cluster.LOADS["cuda"]
 
@@ -52,6 +49,9 @@ class Hardware:
         Bytes of host memory for each GPU; None: no limit.
     cores : int or None
         Cores of a CPU worker, if its kernels use more cores than it has threads.
+    here : bool
+        Whether `distmm.clusters.local` would start these workers on this machine. Their plan is then the one that it
+        would be with them: the rates of files are measured, and the smallest number of workers is not searched.
     """
 
     workers: int
@@ -61,6 +61,7 @@ class Hardware:
     link: float | None = None
     host_memory: int | None = None
     cores: int | None = None
+    here: bool = False
 
     def spec(
         self, dtype: np.dtype, kernel: str | None, precision: Precision, reproducible: bool = False
@@ -116,7 +117,7 @@ class Hardware:
         """Return the bytes of a worker that blocks may use; on a GPU this is its memory pool."""
         if self.model is not None:
             return int(POOL_FRACTION * self.memory)
-        return max(0, int(tasks.PAUSE_FRACTION * self.memory) - WORKER_BYTES)
+        return max(0, int(tasks.PAUSE_FRACTION * self.memory) - tasks.WORKER_BYTES)
 
 
 def _pcie(model: GpuModel) -> float:

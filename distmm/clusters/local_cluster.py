@@ -22,14 +22,15 @@ from distributed.system import MEMORY_LIMIT
 
 from distmm.clusters import cluster
 from distmm.clusters.gpus import gpu_count, missing_for_gpu
+from distmm.clusters.hardware import Hardware
 from distmm.config import chosen
 from distmm.errors import InputError
 from distmm.interrupts import sigint_blocked
 from distmm.submit import dashboard_access
 from distmm.tls import security
-from distmm.worker import gpu_worker_setup
+from distmm.worker import gpu_worker_setup, tasks
 
-__all__ = ["BLAS_THREADS", "LOCAL_CONFIG", "SCHEDULER_CONFIG", "local"]
+__all__ = ["BLAS_THREADS", "LOCAL_CONFIG", "SCHEDULER_CONFIG", "cpu_workers", "local"]
 
 # Configuration of the schedulers that distmm starts.
 # - Work stealing ignores placement if worker restrictions are loose.
@@ -125,25 +126,7 @@ def local(
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # on GPUs this would be a deadlock
         sys.exit(UNGUARDED)  # without a traceback: the process that starts the worker raises the error
-    if device not in ("auto", "gpu", "cpu"):
-        raise InputError(f"device {device!r} is not one of auto, gpu, cpu")
-    missing = missing_for_gpu() if device != "cpu" else "the CPU was chosen"
-    if device == "gpu" and missing:
-        raise InputError(
-            f"a GPU was asked for, and {missing}; or use --device cpu, in a job file workers.device = 'cpu'"
-        )
-    if workers is not None and workers < 1:
-        raise InputError(f"{workers} workers: at least 1 is needed")
-    try:
-        limit = None if memory_limit is None else parse_bytes(memory_limit)
-    except ValueError as error:
-        raise InputError(f"memory limit {memory_limit!r} is not a size; write it as 8GB or 16GiB") from error
-    if limit is not None and limit < LEAST_MEMORY:
-        raise InputError(
-            f"memory limit {memory_limit} is less than the {LEAST_MEMORY / 1e6:.0f} MB that a worker takes by itself: "
-            f"Dask would kill it right after its start; give a gigabyte or more"
-        )
-    make, arguments, config = _cpu(workers, limit, threads) if missing else _gpu(workers, limit)
+    make, arguments, config = _setup(device, workers, threads, memory_limit)
     # The scheduler's web server always runs, also without a dashboard: it answers /health and /metrics.
     address = "127.0.0.1:0" if dashboard is None else _free_address(dashboard)
     routes = {} if dashboard is not None else {"distributed.scheduler.http.routes": dashboard_access.PROBED}
@@ -205,7 +188,40 @@ def _not_started(what: str, error: BaseException) -> InputError:
     return InputError(f"{what}: {error}")
 
 
+def cpu_workers(device: cluster.Device, workers: int | None, memory_limit: str | None) -> Hardware | None:
+    """Describe the CPU workers that `local` would start, for a plan without them; None if it would use GPUs."""
+    make, arguments, config = _setup(device, workers, None, memory_limit)
+    if make is not LocalCluster:
+        return None
+    threads, blas = arguments["threads_per_worker"], config[f"distributed.nanny.pre-spawn-environ.{BLAS_THREADS[0]}"]
+    memory, cores = min(arguments["memory_limit"], MEMORY_LIMIT), tasks.cores_of(threads, blas)
+    return Hardware(arguments["n_workers"], memory, threads=threads, cores=cores, here=True)
+
+
 ClusterSetup = tuple[Any, dict[str, Any], dict[str, Any]]  # class of the cluster, its arguments, Dask's configuration
+
+
+def _setup(device: str, workers: int | None, threads: int | None, memory_limit: str | None) -> ClusterSetup:
+    """Check the options of `local`."""
+    if device not in ("auto", "gpu", "cpu"):
+        raise InputError(f"device {device!r} is not one of auto, gpu, cpu")
+    missing = missing_for_gpu() if device != "cpu" else "the CPU was chosen"
+    if device == "gpu" and missing:
+        raise InputError(
+            f"a GPU was asked for, and {missing}; or use --device cpu, in a job file workers.device = 'cpu'"
+        )
+    if workers is not None and workers < 1:
+        raise InputError(f"{workers} workers: at least 1 is needed")
+    try:
+        limit = None if memory_limit is None else parse_bytes(memory_limit)
+    except ValueError as error:
+        raise InputError(f"memory limit {memory_limit!r} is not a size; write it as 8GB or 16GiB") from error
+    if limit is not None and limit < LEAST_MEMORY:
+        raise InputError(
+            f"memory limit {memory_limit} is less than the {LEAST_MEMORY / 1e6:.0f} MB that a worker takes by itself: "
+            f"Dask would kill it right after its start; give a gigabyte or more"
+        )
+    return _cpu(workers, limit, threads) if missing else _gpu(workers, limit)
 
 
 def _cpu(workers: int | None, limit: int | None, threads: int | None) -> ClusterSetup:

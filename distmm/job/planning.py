@@ -138,9 +138,9 @@ def bytes_of_parts(reduction: Reduction, spec: Spec, plan: Plan) -> int:
     return widened + largest.c_blocks * of_block + (len(largest.rows) + 2 * cluster.threads * cluster.workers) * of_row
 
 
-def _read_rate(client: Client, operand: Operand, device: Literal["cpu", "cuda"]) -> float | None:
+def _read_rate(client: Client | None, operand: Operand, device: Literal["cpu", "cuda"], threads: int) -> float | None:
     """Measure how fast the workers read an operand. None for arrays of this process."""
-    return read_rate(client, operand.source, device) if isinstance(operand.source, Matrix) else None
+    return read_rate(client, operand.source, device, threads) if isinstance(operand.source, Matrix) else None
 
 
 def _load(choice: KernelChoice) -> None:

@@ -32,14 +32,18 @@ ENOUGH_SECONDS, MOST_PIECES = 0.2, 16
 MOST_WORKERS = 16
 
 
-def read_rate(client: Client, matrix: Matrix, device: Literal["cpu", "cuda"]) -> float | None:
+def read_rate(client: Client | None, matrix: Matrix, device: Literal["cpu", "cuda"], threads: int = 1) -> float | None:
     """Return the rate in bytes/s at which each worker reads blocks of a matrix to `device` while all workers read.
 
-    It is measured once for each set of workers. None if the measurement fails; it is then not repeated.
+    It is measured once for each set of workers. None if the measurement fails; it is then not repeated. Without a
+    client, this process reads as one worker with `threads`.
     """
+    name = f"the rate of reading {matrix.path}"
+    if client is None:
+        return measured_once(None, name, (threads, device), partial(_of_threads, matrix, device, threads, 1, 0))
     workers = sorted(workers_of(client))
     slowest = partial(_slowest, client, workers[:MOST_WORKERS], matrix, device)
-    return measured_once(client, f"the rate of reading {matrix.path}", (frozenset(workers), device), slowest)
+    return measured_once(client, name, (frozenset(workers), device), slowest)
 
 
 def _slowest(client: Client, workers: list[str], matrix: Matrix, device: Literal["cpu", "cuda"]) -> float:
@@ -51,10 +55,14 @@ def _slowest(client: Client, workers: list[str], matrix: Matrix, device: Literal
 
 def _read(ranks: dict[str, int], matrix: Matrix, device: Literal["cpu", "cuda"], dask_worker: Worker) -> float:
     """Return the bytes/s of all threads of this worker, which read different parts. Runs on workers."""
-    threads = dask_worker.state.nthreads
-    first = ranks[dask_worker.address] * threads
+    return _of_threads(matrix, device, dask_worker.state.nthreads, len(ranks), ranks[dask_worker.address])
+
+
+def _of_threads(matrix: Matrix, device: Literal["cpu", "cuda"], threads: int, workers: int, rank: int) -> float:
+    """Return the bytes/s of all threads of one worker."""
+    first = rank * threads
     with ThreadPoolExecutor(threads) as pool:
-        read = pool.map(partial(_read_in_turn, matrix, device, len(ranks) * threads), range(first, first + threads))
+        read = pool.map(partial(_read_in_turn, matrix, device, workers * threads), range(first, first + threads))
         return sum(size / seconds for size, seconds in read)
 
 

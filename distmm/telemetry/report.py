@@ -20,7 +20,7 @@ from distmm.telemetry import curves, slowness, theme, units
 from distmm.telemetry.batch_job import batch_job
 from distmm.telemetry.record import Record
 from distmm.telemetry.worker_totals import Lane
-from distmm.versions import VERSION
+from distmm.versions import __version__
 
 if TYPE_CHECKING:
     from distmm.telemetry.charts import Activity
@@ -110,7 +110,7 @@ def html(record: Record, *, title: str = "", certificate: Rows = (), runs: Seque
         ),
         incidents=_incidents(record),
         versions=escape(
-            f"distmm {VERSION}, dask {dask.__version__}, distributed {distributed.__version__}, "
+            f"distmm {__version__}, dask {dask.__version__}, distributed {distributed.__version__}, "
             f"Python {platform.python_version()}; written {units.date(time.time())}"
         ),
     )

@@ -11,7 +11,7 @@ from distmm.worker.tasks.epilogue import Epilogue
 from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_facts, measure, measure_kernels
 from distmm.worker.tasks.loads import load, to_device
 from distmm.worker.tasks.metrics import METRICS, Metric, exponents, needs_exponents, squared_norms
-from distmm.worker.tasks.probe import PAUSE_FRACTION, copy_rate, local_gpu, probe
+from distmm.worker.tasks.probe import PAUSE_FRACTION, WORKER_BYTES, copy_rate, cores_of, local_gpu, probe
 from distmm.worker.tasks.products import combine, mirror, multiply, part
 from distmm.worker.tasks.reductions import (
     BlockReduction,
@@ -32,6 +32,7 @@ from distmm.worker.tasks.warm_up import small_block, touch, warm
 __all__ = [
     "METRICS",
     "PAUSE_FRACTION",
+    "WORKER_BYTES",
     "WORKSPACE",
     "Arrivals",
     "BlockReduction",
@@ -51,6 +52,7 @@ __all__ = [
     "block_qr",
     "combine",
     "copy_rate",
+    "cores_of",
     "exponents",
     "kernel_facts",
     "load",

@@ -17,10 +17,14 @@ from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_facts
 if TYPE_CHECKING:
     from distributed import Worker
 
-__all__ = ["PAUSE_FRACTION", "copy_rate", "local_gpu", "probe"]
+__all__ = ["PAUSE_FRACTION", "WORKER_BYTES", "copy_rate", "cores_of", "local_gpu", "probe"]
 
 # Fraction of a worker's memory limit at which Dask pauses it (distributed.worker.memory.pause).
 PAUSE_FRACTION = 0.8
+
+# Least bytes that count for a CPU worker without blocks; Python, Dask, distmm and buffers of BLAS take 160 MB. With
+# this minimum, a plan that is made before the workers start has the same figure.
+WORKER_BYTES = 200_000_000
 
 # Bytes of each copy of `_copy_rate`, 3 ms over PCIe 5, and seconds of all copies. Workers begin within some 10 ms.
 BLOCK_BYTES, COPYING_SECONDS = 1 << 27, 0.15
@@ -53,12 +57,16 @@ def probe(
             return {**gpu, **more, **kernel_facts(KernelChoice("cuda", dtype, precision, kernel), reproducible)}
     # New blocks cannot use the memory above Dask's limit for a pause, the memory of the interpreter and its libraries,
     # and the memory of the blocks that the worker holds.
-    memory = int(PAUSE_FRACTION * limit) - rss if limit else psutil.virtual_memory().available
+    memory = int(PAUSE_FRACTION * limit) - max(rss, WORKER_BYTES) if limit else psutil.virtual_memory().available
     # Dask's nannies set one thread for BLAS; jobs under Slurm and on Kubernetes set more where a worker has more cores.
-    blas = os.environ.get("OMP_NUM_THREADS", "1")
-    cores = min(threads * int(blas) if blas.isdigit() else threads, os.cpu_count() or 1)
-    more = {"device": "cpu", "memory": max(0, memory), "threads": threads, "cores": max(threads, cores)}
+    cores = cores_of(threads, os.environ.get("OMP_NUM_THREADS", "1"))
+    more = {"device": "cpu", "memory": max(0, memory), "threads": threads, "cores": cores}
     return {**gpu, **more, **kernel_facts(KernelChoice("cpu", dtype, precision, kernel), reproducible)}
+
+
+def cores_of(threads: int, blas: str) -> int:
+    """Return how many cores the kernels of a CPU worker use, by its threads and by BLAS's ``OMP_NUM_THREADS``."""
+    return max(threads, min(threads * int(blas) if blas.isdigit() else threads, os.cpu_count() or 1))
 
 
 def local_gpu() -> dict[str, Any]:

@@ -167,6 +167,17 @@ def test_plan_computes_nothing(where: list[str]) -> None:
     assert "4.94 GB are free" in absent  # 0.8 (0.8 x 8 - 0.2), rounded down to 7 bits
 
 
+def test_plan_for_this_machine_starts_no_cluster(where: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distmm.clusters.connect", None)
+    monkeypatch.setattr("distmm.api.plan_request.WORTH_MEASURING_SECONDS", 0.0)  # the files are read at 1 GB/s
+    monkeypatch.setattr("distmm.job.planning.read_rate", lambda client, matrix, device, threads: 1e9)
+    result = run("plan", "A.npy", "B.npy", "--device", "cpu", "--workers", "1", "--memory-limit", "2GB")
+    assert (result.exit_code, "Cluster with" in result.output) == (0, False), result.output
+    assert re.search(r"memory .*, 1.11 GB are free", result.output)  # 0.8 (0.8 x 2 - 0.2), rounded down to 7 bits
+    assert "files read at 1 GB/s" in result.output
+    assert "would do" not in result.output
+
+
 def test_plan_says_what_does_not_fit(where: list[str]) -> None:
     np.lib.format.open_memmap("large.npy", mode="w+", dtype="float32", shape=(40_000, 40_000)).flush()
     result = run("plan", "large.npy", "large.npy", "--plan", "g1x1x1 b40000x40000x40000 p1 w1 l2", *where)
@@ -218,6 +229,17 @@ def test_verify_tells_right_from_wrong_by_its_exit_code(check: str, where: list[
     wrong = run("verify", "A.npy", "B.npy", "W.npy", "--check", check, *where)
     assert wrong.exit_code == 1
     assert "[17, 23]" in wrong.output
+
+
+def test_verify_of_small_matrices_starts_no_cluster(where: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run("multiply", "A.npy", "B.npy", "-o", "C.npy", *where).exit_code == 0
+    assert run("topk", "A.npy", "B.npy", "-k", "3", "-o", "T.zarr", *where).exit_code == 0
+    monkeypatch.setattr("distmm.clusters.connect", None)
+    for paths in (["A.npy", "B.npy", "P.npy"], ["C.npy"], ["T.zarr"]):
+        right = run("verify", *paths)
+        assert (right.exit_code, right.output.startswith("Right: ")) == (0, True), right.output
+    monkeypatch.setattr("distmm.cli.verify.SMALL", 60 * 50 + 50 * 40 + 60 * 40 - 1)
+    assert run("verify", "C.npy").exit_code == 3  # it needs the cluster
 
 
 def test_verify_finds_swapped_columns_and_repeats_a_check_by_its_seed(where: list[str]) -> None:
@@ -380,10 +402,19 @@ def test_help_shows_an_example_of_each_command(command: list[str]) -> None:
     assert f"distmm {' '.join(command)}".strip() + " " in result.output
 
 
-def test_help_loads_no_storage_library_and_no_compiler() -> None:
-    code = "import sys, distmm.cli.app; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, check=True)
-    assert {"zarr", "h5py", "numba", "cupy", "matplotlib", "distmm_kernels"} & set(done.stdout.split()) == set()
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["multiply", "--help"]])
+def test_help_and_version_load_no_numerical_library(arguments: list[str]) -> None:
+    code = (
+        "import sys; from distmm.cli.app import app; app(sys.argv[1:], standalone_mode=False)\n"
+        "print('modules:', *sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments], env=environment(), capture_output=True, text=True, check=True
+    )
+    loaded = set(done.stdout.partition("modules:")[2].split())
+    assert "typer" in loaded
+    heavy = {"dask", "distributed", "numpy", "zarr", "h5py", "numba", "cupy", "matplotlib", "distmm_kernels"}
+    assert heavy & loaded == set()
 
 
 def environment() -> dict[str, str]:

@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any
 
 import dask
+import numpy as np
 import pytest
 from distributed import Client, LocalCluster, WorkerPlugin
 
 from distmm import clusters
 from distmm.all_workers import workers_of
-from distmm.clusters import gpus, local_cluster
+from distmm.clusters import cluster, gpus, local_cluster
 from distmm.errors import InputError
 from distmm.worker import gpu_worker_setup
 
@@ -41,6 +42,13 @@ def test_a_local_cpu_cluster_has_the_workers_threads_and_memory_asked_for(two_wo
     cores = max(1, local_cluster.CPU_COUNT // 2)
     threads = cores if cores <= local_cluster.MOST_CPU_TASKS else 1
     assert [(w["nthreads"], w["memory_limit"]) for w in workers] == [(threads, 10**9)] * 2
+
+
+def test_a_plan_before_the_workers_start_has_the_figures_of_the_workers(two_workers: Client) -> None:
+    described = clusters.cpu_workers("cpu", 2, "1GB")
+    assert described is not None
+    for dtype in (np.dtype("f4"), np.dtype("i8")):
+        assert described.spec(dtype, None, "highest") == cluster.describe(two_workers, dtype)
 
 
 def test_without_dashboard_there_are_probes_and_metrics_but_no_pages(two_workers: Client) -> None:
