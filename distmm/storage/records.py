@@ -1,7 +1,7 @@
 """Stores of a job's records (manifest, lock, markers, certificate): files on a disk, or objects in an object store.
 
 A record has a few kilobytes. It is written atomically: it is complete, or it does not exist. `records(path)` returns
-the store of a path, `Disk` or `Objects`. Both have the same methods and guarantees. Folders and records are
+the store of a path, `DISK` or `OBJECTS`. Both have the same methods and guarantees. Folders and records are
 named by paths or URLs.
 
 Only one process at a time, the *owner* of a folder, may change the folder's contents. On a disk, each owner has its own
@@ -157,7 +157,7 @@ class Disk:
                 os.unlink(probe)
 
 
-class Objects:
+class _Objects:
     """Objects of S3, Google Cloud Storage or Azure. A folder is a prefix of names, and need not be created."""
 
     def exists(self, path: str) -> bool:
@@ -262,5 +262,5 @@ def _split(path: str) -> tuple[ObjectFolder, str]:
     return ObjectFolder(folder), name
 
 
-DISK, OBJECTS = Disk(), Objects()
-Records = Disk | Objects
+DISK, OBJECTS = Disk(), _Objects()
+Records = Disk | _Objects
