@@ -30,7 +30,6 @@ log = logging.getLogger("distmm.accelerate")
 MIN_FLOPS = "accelerate.min-flops"
 SETTINGS = ("precision", "kernel", "reproducible", "device", MIN_FLOPS)
 
-Chunks = tuple[tuple[int, ...], ...]
 Label = int | str
 
 

@@ -16,7 +16,6 @@ from distmm.api.out_array import fill
 from distmm.api.out_target import check_out, elements_of
 from distmm.api.scalars import common_type
 from distmm.api.wishes import Wishes
-from distmm.clusters import cluster
 from distmm.errors import DoesNotFitError, InputError
 from distmm.planning.problem import accumulator_dtype
 
@@ -115,17 +114,8 @@ def _order(
         return [(0, 1)]
     import opt_einsum  # late: the import takes 0.2 s
 
-    dtype, on_gpu = arrays[0].dtype, arrays[0].kind == "cupy"
-    device: cluster.Device = "gpu" if on_gpu else wishes.device
-    spec = cluster.describe(
-        client,
-        dtype,
-        device,
-        any_gpu=on_gpu,
-        kernel=wishes.kernel,
-        precision=wishes.precision,
-        reproducible=wishes.reproducible,
-    )
+    dtype = arrays[0].dtype
+    spec = wishes.described(client, dtype, arrays[0].kind == "cupy")
     memory = spec.workers * spec.memory
     sizes = {label: n for array in arrays for label, n in array.sizes.items()}
     symbols = {label: opt_einsum.get_symbol(number) for number, label in enumerate(sizes)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from distributed import Client
 
@@ -233,22 +233,13 @@ def _cluster(request: PlanRequest, client: Client | None) -> ClusterSpec:
             "device='cpu'"
         )
 
-    def described() -> ClusterSpec:
-        if wishes.absent is not None:
-            return wishes.absent.spec(problem.dtype, wishes.kernel, wishes.precision, wishes.reproducible)
-        device: cluster.Device = "gpu" if on_gpu else wishes.device
-        asked: dict[str, Any] = {
-            "kernel": wishes.kernel, "precision": wishes.precision, "reproducible": wishes.reproducible
-        }  # fmt: skip
-        return cluster.describe(client, problem.dtype, device, any_gpu=on_gpu, **asked)
-
-    spec = described()
+    spec = wishes.described(client, problem.dtype, on_gpu)
     if job is not None:
         if client is not None:
             # Libraries take memory: they are loaded before the free memory is read.
             everywhere(client, job.prepare, KernelChoice(spec.device, problem.dtype, wishes.precision, wishes.kernel))
             view.forget(client)
-            spec = described()
+            spec = wishes.described(client, problem.dtype, on_gpu)
         load = job.loads[spec.device] * (spec.threads if spec.device == "cpu" else 1)
         spec = replace(spec, memory=int(spec.memory * (1 - job.spare)), load=load)
     if request.most is not None:

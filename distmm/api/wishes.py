@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from distributed import Client
+
 from distmm import config
 from distmm.api.scalars import check_flags
 from distmm.clusters import cluster
 from distmm.clusters.hardware import Hardware
 from distmm.errors import InputError
+from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.plan import Plan
 from distmm.planning.precision import Precision, check_precision
 
@@ -65,3 +69,10 @@ class Wishes:
                     f"plan with distmm.plan(..., {name}={value!r})"
                 )
         return cls(plan.precision, plan.kernel, planned, blocks, plan, absent, promised)
+
+    def described(self, client: Client | None, dtype: np.dtype, on_gpu: bool) -> ClusterSpec:
+        """Describe the cluster for products of a type; for operands `on_gpu`, with the GPUs of all workers."""
+        if self.absent is not None:
+            return self.absent.spec(dtype, self.kernel, self.precision, self.reproducible)
+        device: cluster.Device = "gpu" if on_gpu else self.device
+        return cluster.describe(client, dtype, device, on_gpu, self.kernel, self.precision, self.reproducible)

@@ -137,23 +137,12 @@ def on_scheduler(client: Client, function: Callable[..., Any], argument: Hashabl
 def _run(client: Client, function: Callable[..., Any], *args: Any) -> Any:
     """Run a function on the scheduler."""
     try:
-        answer = client.sync(
-            client.scheduler.run_function,
-            function=dumps(function),
-            args=dumps(args),
-            kwargs=dumps({}),
-            wait=True,
-            callback_timeout=SCHEDULER_SECONDS,
-        )
+        return client.run_on_scheduler(function, *args, callback_timeout=SCHEDULER_SECONDS)
     except TimeoutError:
         raise InputError(
             f"the scheduler at {client.scheduler.address} has not answered for {SCHEDULER_SECONDS:.0f} s: is its "
             "process stopped, or its host overloaded? Connect to one that runs, with distributed.Client(address)"
         ) from None
-    if answer["status"] == "error":
-        _, error, trace = clean_exception(answer["exception"], answer["traceback"])
-        raise error.with_traceback(trace)
-    return answer["result"]
 
 
 def forget(client: Client) -> bool:
@@ -201,7 +190,8 @@ async def _answer(
     placement = dask_scheduler.plugins[PlacementPlugin.name]
     placement.tell(client)  # of changes from now on
     if DevicePlugin.name not in dask_scheduler.worker_plugins:
-        await _register_on_workers(dask_scheduler, plugin, seconds)
+        dask_scheduler.worker_plugins[DevicePlugin.name] = plugin  # the scheduler sends it to new workers
+        await _send(dask_scheduler, {"op": "plugin-add", "plugin": plugin, "name": DevicePlugin.name}, seconds)
     hosts = {address: worker.host for address, worker in dask_scheduler.workers.items()}
     message = {"op": "run", "function": dumps(_answer_of_worker), "args": dumps((question, proof)), "wait": True}
     found = await _send(dask_scheduler, message, seconds)
@@ -211,12 +201,6 @@ async def _answer(
     said = placement.said.get(question, {}) | {address: answer["result"][1] for address, answer in found.items()}
     placement.said[question] = {address: answer for address, answer in said.items() if address in hosts}
     return hosts, reads, placement.said[question]
-
-
-async def _register_on_workers(scheduler: Scheduler, plugin: bytes, seconds: float) -> None:
-    """Register the workers' plugin, and wait for the workers that answer. The scheduler sends it to new ones."""
-    scheduler.worker_plugins[DevicePlugin.name] = plugin
-    await _send(scheduler, {"op": "plugin-add", "plugin": plugin, "name": DevicePlugin.name}, seconds)
 
 
 async def _send(scheduler: Scheduler, message: dict[str, Any], seconds: float) -> dict[str, Any]:

@@ -13,7 +13,6 @@ import numpy as np
 from distributed import Client
 
 from distmm.api.scalars import checked_seed
-from distmm.api.verify import verify
 from distmm.checking.sketch import VECTORS, VECTORS_OF_INTEGERS
 from distmm.checking.tolerance import FORMULA, SIGMAS, Tolerance
 from distmm.checking.verdict import Verdict
@@ -202,10 +201,7 @@ def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: in
         verdict = check_sample(client, job, folder.target, content, seed).seeded(seed)
     else:
         with dask.config.set({} if client is None else {"scheduler": client.get}):
-            verdict = verify(
-                job.a.source, job.b.source, open_matrix(path), seed=seed, transa=job.a.transposed,
-                transb=job.b.transposed, alpha=job.alpha, precision=job.precision,
-            )  # fmt: skip
+            verdict = job.verify(open_matrix(path), seed=seed)
     return replace(verdict, message=f"{kept}; {verdict.message}")
 
 

@@ -170,8 +170,7 @@ class Computation:
         Dask keeps their results as long as any wave on the scheduler needs them. So a wave has to be complete before
         the next one is sent, and workers' reports of computed blocks are not used.
         """
-        operands = self.spec.a, self.spec.b, self.spec.c0
-        return any(x is not None and isinstance(x.source, da.Array) and not x.resident for x in operands)
+        return any(isinstance(x.source, da.Array) and not x.resident for x in self.spec.operands.values())
 
     def _send(
         self, waves: tuple[Wave, ...], units: set[Unit], plan: Plan, writer: Writer

@@ -6,7 +6,6 @@ from typing import NoReturn
 
 from distributed import Client
 
-from distmm.api.verify import verify
 from distmm.checking.verdict import Verdict
 from distmm.errors import UndecidedError, WrongResultError
 from distmm.job.folder import Folder, Json
@@ -42,11 +41,7 @@ class FinalChecks:
         ------
         WrongResultError, UndecidedError
         """
-        spec, folder = self.spec, self.folder
-        verdict = verify(
-            spec.a.source, spec.b.source, open_matrix(folder.draft), check="full", transa=spec.a.transposed,
-            transb=spec.b.transposed, alpha=spec.alpha, precision=spec.precision,
-        )  # fmt: skip
+        verdict = self.spec.verify(open_matrix(self.folder.draft), check="full")
         if not verdict:
             self._set_aside(verdict)
 

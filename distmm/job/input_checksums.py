@@ -91,12 +91,12 @@ def orders(spec: Spec, device: str) -> dict[str, Order]:
             return operand.transposed != (source.flags.f_contiguous and not source.flags.c_contiguous)
         return operand.transposed != (isinstance(source, Matrix) and source.columns_first)
 
-    return {name: (device == "cuda" and name != "C0", columns_first(one)) for name, one in _operands(spec).items()}
+    return {name: (device == "cuda" and name != "C0", columns_first(one)) for name, one in spec.operands.items()}
 
 
 def stamps(spec: Spec) -> dict[str, str]:
     """Return the stamps of the inputs that are files."""
-    sources = {name: operand.source for name, operand in _operands(spec).items()}
+    sources = {name: operand.source for name, operand in spec.operands.items()}
     found = {name: source.stamp() for name, source in sources.items() if isinstance(source, Matrix)}
     return {name: stamp for name, stamp in found.items() if stamp is not None}
 
@@ -131,7 +131,7 @@ def unchanged(
     records, now = list(records), stamps(spec)
     seen = Seen(records)
     for name in (name for name in now if before.get(name, now[name]) != now[name]):
-        _refuse_lost(_operands(spec)[name].source)
+        _refuse_lost(spec.operands[name].source)
         _compare(client, name, spec, blocking, orders(spec, device)[name], seen, records)
     if stamps(spec) != now:
         raise InputError("another program is writing A, B or C: wait until it has ended, and call again")
@@ -183,7 +183,7 @@ def _read_again(
     groups = [[at] if name == "A" else spec.result.columns(at, len(n)) for at in indices]
     lines = [at for group in groups for at in group]
     regions = [[(m[at], part) if name == "A" else (part, n[at]) for part in k] for at in lines]
-    task = _ReadAgain(_operands(spec)[name], order)
+    task = _ReadAgain(spec.operands[name], order)
     sums = iter(client.gather(client.map(task, regions, pure=False, batch_size=1000)))
     return [folded(list(islice(sums, len(group)))) for group in groups]
 
@@ -192,7 +192,7 @@ def _compare(
     client: Client, name: str, spec: Spec, blocking: Blocking, order: Order, seen: Seen, records: list[Json]
 ) -> None:
     """Read an input of the finished blocks again, and compare its checksums with their markers."""
-    operand = _operands(spec)[name]
+    operand = spec.operands[name]
     if name == "C0":
         m, n = slices(blocking.m), slices(blocking.n)
         used, regions = records, [[(m[one["i"]], n[one["j"]])] for one in records]
@@ -217,8 +217,3 @@ def _refuse_lost(source: Matrix) -> None:
             f"{source.path} has changed: {now or 'no chunk is missing'}; when this call opened it: "
             f"{before or 'no chunk was missing'}; restore the original"
         )
-
-
-def _operands(spec: Spec) -> dict[str, Operand]:
-    named = {"A": spec.a, "B": spec.b, "C0": spec.c0}
-    return {name: operand for name, operand in named.items() if operand is not None}

@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import zarr
@@ -45,45 +45,6 @@ Unit = tuple[int, int]
 Check = Callable[[Json], str | None]
 
 
-class Result(Protocol):
-    """One kind of result."""
-
-    @property
-    def name(self) -> str:
-        """Word for the units, in messages."""
-
-    @property
-    def writer(self) -> Callable[..., Writer]:
-        """Class of the object that writes units on workers."""
-
-    def unit(self, i: int, j: int) -> Unit:
-        """Return the unit that a block of C belongs to."""
-
-    def columns(self, j: int, count: int) -> Sequence[int]:
-        """Return the columns of blocks, out of `count`, that a unit ``(i, j)`` is computed from."""
-
-    def together(self, plan: Plan) -> list[tuple[Wave, ...]]:
-        """Return groups of waves that are sent as one graph. All blocks of a unit are in the same group."""
-
-    def nbytes(self, shape: tuple[int, ...]) -> int:
-        """Return the bytes that the result takes on the disk at least."""
-
-    def refuse(self, out: str, overwrite: bool) -> None:
-        """Refuse an output that would damage other data."""
-
-    def create(self, out: str, folder: Folder, plan: Plan, overwrite: bool) -> Target | RowFolder:
-        """Create the file or folder that units are written to."""
-
-    def reopen(self, out: str, folder: Folder, overwrite: bool) -> Target | RowFolder:
-        """Open that file or folder again."""
-
-    def in_draft(self, folder: Folder, blocking: Blocking) -> Check:
-        """Return a function that checks written units by their markers. It runs on workers."""
-
-    def in_place(self, path: str, content: Json) -> Check | None:
-        """Return a function that checks units of the result at `path`. None if `path` is not such a result."""
-
-
 @dataclass(frozen=True)
 class _Block:
     """Compares blocks of a matrix with their checksums. Runs on workers."""
@@ -108,35 +69,44 @@ class Blocks:
 
     dtype: np.dtype[Any]
 
-    name = "blocks"
-    writer = Writer
+    name = "blocks"  # of the units, in messages
+    writer: ClassVar[Callable[..., Writer]] = Writer  # writes units on workers
 
     def unit(self, i: int, j: int) -> Unit:
+        """Return the unit that a block of C belongs to."""
         return i, j
 
     def columns(self, j: int, count: int) -> Sequence[int]:
+        """Return the columns of blocks, out of `count`, that a unit ``(i, j)`` is computed from."""
         return (j,)
 
     def together(self, plan: Plan) -> list[tuple[Wave, ...]]:
+        """Return groups of waves that are sent as one graph. All blocks of a unit are in the same group."""
         return [(wave,) for wave in plan.waves]
 
     def nbytes(self, shape: tuple[int, ...]) -> int:
+        """Return the bytes that the result takes on the disk at least."""
         return shape[0] * shape[1] * self.dtype.itemsize
 
     def refuse(self, out: str, overwrite: bool) -> None:
+        """Refuse an output that would damage other data."""
         check_output(out, overwrite)
 
     def create(self, out: str, folder: Folder, plan: Plan, overwrite: bool) -> Target:
+        """Create the file or folder that units are written to."""
         (m, _, n), shape = plan.block_shape, (plan.problem.m, plan.problem.n)
         return create_output(out, shape, self.dtype, (m, n), overwrite, folder.draft, folder.id)
 
     def reopen(self, out: str, folder: Folder, overwrite: bool) -> Target:
+        """Open that file or folder again."""
         return reopen_output(out, folder.draft, overwrite)
 
     def in_draft(self, folder: Folder, blocking: Blocking) -> Check:
+        """Return a function that checks written units by their markers. It runs on workers."""
         return _Block(open_draft(folder.target, folder.draft), (blocking.m, blocking.n))
 
     def in_place(self, path: str, content: Json) -> Check | None:
+        """Return a function that checks units of the result at `path`. None if `path` is not such a result."""
         output = content["output"]
         c = open_matrix(path)
         if [list(c.shape), c.dtype.name] != [output["shape"], output["dtype"]]:
@@ -146,14 +116,14 @@ class Blocks:
 
 
 @dataclass(frozen=True)
-class BlockRows:
+class _BlockRows:
     """A reduction of the rows of a product of type `dtype`, as a Zarr group of arrays."""
 
     reduction: Reduction
     dtype: np.dtype[Any]
 
     name = "block rows"
-    writer = RowWriter
+    writer: ClassVar[Callable[..., Writer]] = RowWriter
 
     def unit(self, i: int, j: int) -> Unit:
         return i, 0
@@ -196,9 +166,12 @@ class BlockRows:
         return InResult.of(path, content) if _facts(path).get("reduction") == self.reduction.json() else None
 
 
+Result = Blocks | _BlockRows
+
+
 def result_of(reduction: Reduction | None, dtype: np.dtype[Any]) -> Result:
     """Return the kind of result of a job with this reduction, for a product of type `dtype`."""
-    return Blocks(dtype) if reduction is None else BlockRows(reduction, dtype)
+    return Blocks(dtype) if reduction is None else _BlockRows(reduction, dtype)
 
 
 def described(spec: Json) -> Result:

@@ -16,7 +16,8 @@ from distmm.api.aliasing import lies_in
 from distmm.api.array_types import check_sendable
 from distmm.api.operands import Operand, check_pair, wrap
 from distmm.api.scalars import check_held, common_type, plain
-from distmm.api.verify import CHECKS
+from distmm.api.verify import CHECKS, verify
+from distmm.checking.verdict import Verdict
 from distmm.errors import InputError
 from distmm.job.folder import Folder, Json
 from distmm.job.reduction import Reduction, element_type, from_json
@@ -157,14 +158,14 @@ class Spec:
         InputError
             If a file is missing.
         """
-        stored = {name: x for name, x in self._operands.items() if isinstance(x.source, Matrix)}
+        stored = {name: x for name, x in self.operands.items() if isinstance(x.source, Matrix)}
         if again:
             stored = {name: replace(x, source=open_matrix(x.source.path)) for name, x in stored.items()}
         return {name: _facts(x) for name, x in stored.items()}
 
     def reads(self, path: str) -> list[str]:
         """Return the names of the operands that are in the file or folder `path`."""
-        return [name for name, operand in self._operands.items() if lies_in(operand.source, path)]
+        return [name for name, operand in self.operands.items() if lies_in(operand.source, path)]
 
     def refuse(self, out: str, overwrite: bool) -> None:
         """Refuse an output that would damage other data, or replace A or B, before any work.
@@ -186,8 +187,14 @@ class Spec:
                 f"another name for the result"
             )
 
+    def verify(self, c: Matrix, **how: Any) -> Verdict:
+        """Compare C with A and B, as `distmm.verify` does."""
+        a, b, more = self.a, self.b, {"alpha": self.alpha, "precision": self.precision, **how}
+        return verify(a.source, b.source, c, transa=a.transposed, transb=b.transposed, **more)
+
     @property
-    def _operands(self) -> dict[str, Operand]:
+    def operands(self) -> dict[str, Operand]:
+        """A, B and, if it is added, C0."""
         named = {"A": self.a, "B": self.b, "C0": self.c0}
         return {name: operand for name, operand in named.items() if operand is not None}
 

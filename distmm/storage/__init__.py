@@ -13,7 +13,7 @@ from distmm.storage.npy import NpyMatrix
 from distmm.storage.object_store import is_url, located
 from distmm.storage.output import Output, Target
 from distmm.storage.overwriting import check_place, check_replaceable
-from distmm.storage.zarr_chunks import files, stamp_of_objects
+from distmm.storage.zarr_chunks import stamp_of_array
 from distmm.storage.zarr_folder import ZarrMatrix, ZarrTarget
 from distmm.storage.zarr_objects import ObjectDraft, ObjectOutput, ObjectTarget, check_url, is_array
 
@@ -217,6 +217,5 @@ def is_there(path: str) -> bool:
 
 def stamp_of(path: str) -> str:
     """Return a hash of what the file system or store says of an output, which differs after any write to it."""
-    if is_url(path):
-        return stamp_of_objects(path)
-    return matrix.stamp_of(files(path) if os.path.isdir(path) else [("", os.stat(path))])
+    whole = is_url(path) or os.path.isdir(path)
+    return stamp_of_array(path) if whole else matrix.stamp_of([("", os.stat(path))])

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from distmm.errors import InputError
 from distmm.storage.durability import fsync
-from distmm.storage.matrix import Matrix, check_dtype, modified, stamp_of, stripes
+from distmm.storage.matrix import FileMatrix, check_dtype, stripes
 from distmm.storage.output import Target
 from distmm.storage.regular_files import check_regular
 
@@ -56,7 +56,7 @@ def split(path: str) -> tuple[str, str] | None:
     return None if found is None else (found[1], found[2])
 
 
-class FlatMatrix(Matrix):
+class FlatMatrix(FileMatrix):
     """Elements at an offset of a file, in C or Fortran order."""
 
     @abstractmethod
@@ -130,14 +130,6 @@ class RawMatrix(FlatMatrix):
             )
         order: Literal["C", "F"] = "F" if rest == ["F"] else "C"
         return cls(path, (rows, columns), dtype, None, file=file, stored=stored, order=order)
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Return size and time of the file too."""
-        return {**super().fingerprint(), **modified(self.file)}
-
-    def stamp(self) -> str:
-        """Hash what the file system says of the file."""
-        return stamp_of([(self.file, os.stat(self.file))])
 
     def _stored(self) -> np.memmap[Any, Any]:
         check_regular(self.file)

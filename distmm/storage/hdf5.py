@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from distmm.errors import InputError
 from distmm.storage.flat import FlatTarget
 from distmm.storage.hdf5_chunks import check_filters, read
-from distmm.storage.matrix import Matrix, check_dtype, check_shape, modified, only_matrix, stamp_of
+from distmm.storage.matrix import FileMatrix, check_dtype, check_shape, only_matrix
 from distmm.storage.output import Output
 from distmm.storage.regular_files import check_regular
 
@@ -99,7 +99,7 @@ def _dataset(opened: h5py.File, name: str) -> h5py.Dataset | None:
 
 
 @dataclass(frozen=True)
-class Hdf5Matrix(Matrix):
+class Hdf5Matrix(FileMatrix):
     """One dataset of an HDF5 file. ``path`` has the names of the file and the dataset."""
 
     file: str = field(kw_only=True)
@@ -131,14 +131,6 @@ class Hdf5Matrix(Matrix):
         if not any_shape:
             check_shape(path, shape)
         return cls(path, shape, check_dtype(path, dtype), chunks, file=file, dataset=name)
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Return size and time of the file too."""
-        return {**super().fingerprint(), **modified(self.file)}
-
-    def stamp(self) -> str:
-        """Hash what the file system says of the file."""
-        return stamp_of([(self.file, os.stat(self.file))])
 
     def _read(self, *region: slice) -> NDArray[Any]:
         with _open(self.file) as opened:

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from distmm.errors import InputError
 
 __all__ = [
-    "Matrix", "check_dtype", "check_shape", "explained", "modified", "normalise", "only_matrix", "stamp_of", "stripes",
+    "FileMatrix", "Matrix", "check_dtype", "check_shape", "explained", "modified", "normalise", "only_matrix",
+    "stamp_of", "stripes",
 ]  # fmt: skip
 
 
@@ -147,6 +148,19 @@ class Matrix(ABC):
     @abstractmethod
     def _read(self, *region: slice) -> NDArray[Any]:
         """Return a new array of ``self.dtype``. The slices are ascending, not empty, and within the shape."""
+
+
+class FileMatrix(Matrix):
+    """A matrix in one file: that of its attribute `file`, or else of its path."""
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return size and time of the file too."""
+        return {**super().fingerprint(), **modified(getattr(self, "file", self.path))}
+
+    def stamp(self) -> str:
+        """Hash what the file system says of the file."""
+        file = getattr(self, "file", self.path)
+        return stamp_of([(file, os.stat(file))])
 
 
 @contextmanager

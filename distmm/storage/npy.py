@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from dataclasses import dataclass
 from typing import Any, Self
@@ -11,7 +10,7 @@ import numpy as np
 
 from distmm.errors import InputError
 from distmm.storage.flat import FlatMatrix, FlatTarget
-from distmm.storage.matrix import check_dtype, check_shape, modified, stamp_of
+from distmm.storage.matrix import check_dtype, check_shape
 from distmm.storage.output import Output
 from distmm.storage.regular_files import check_regular
 
@@ -43,14 +42,6 @@ class NpyMatrix(FlatMatrix):
                 f"again"
             ) from error
         return cls(path, check_shape(path, stored.shape), check_dtype(path, stored.dtype), None)
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Return size and time of the file too."""
-        return {**super().fingerprint(), **modified(self.path)}
-
-    def stamp(self) -> str:
-        """Hash what the file system says of the file."""
-        return stamp_of([(self.path, os.stat(self.path))])
 
     def _stored(self) -> np.memmap[Any, Any]:
         return _map(self.path)

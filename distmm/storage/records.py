@@ -1,7 +1,8 @@
 """Stores of a job's records (manifest, lock, markers, certificate): files on a disk, or objects in an object store.
 
 A record has a few kilobytes. It is written atomically: it is complete, or it does not exist. `records(path)` returns
-the store of a path, `Disk` or `Objects`. Both give the same guarantees. Folders and records are named by paths or URLs.
+the store of a path, `DISK` or `OBJECTS`. Both have the same methods and guarantees. Folders and records are
+named by paths or URLs.
 
 Only one process at a time, the *owner* of a folder, may change the folder's contents. On a disk, each owner has its own
 subfolder, which it creates once, before it becomes the owner. It creates all files there, and changes names outside
@@ -18,7 +19,6 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Protocol
 
 from distmm.errors import InputError
 from distmm.storage.durability import fsync, remove
@@ -30,69 +30,24 @@ __all__ = ["OWNER", "Records", "records"]
 OWNER = re.compile("[0-9a-f]{32}")
 
 
-class Records(Protocol):
-    """A store of records."""
-
-    def exists(self, path: str) -> bool:
-        """Whether a record exists."""
-
-    def names(self, folder: str) -> list[str]:
-        """Return the names of records and folders in a folder."""
-
-    def read(self, path: str) -> bytes:
-        """Return a record."""
-
-    def read_all(self, folder: str) -> Iterator[tuple[str, bytes | Exception]]:
-        """Yield the name of each record of a folder, with its content or the error of reading it."""
-
-    def write(self, path: str, content: bytes, draft: str | None = None) -> None:
-        """Write a record and sync it. On a disk it has the name `draft` until it is complete."""
-
-    def create(self, path: str, content: bytes) -> None:
-        """Write a new record; raise FileExistsError if it exists. Only one of several processes succeeds."""
-
-    def touch(self, path: str) -> None:
-        """Update the time of a record, to show that its owner is alive."""
-
-    def age(self, path: str) -> float:
-        """Return the seconds since a record was written or touched, by the store's clock."""
-
-    def remove(self, path: str) -> None:
-        """Remove a record."""
-
-    def discard(self, path: str, owner: str) -> None:
-        """Remove a record or a whole folder. Raise FileNotFoundError if the owner's subfolder `owner` was renamed."""
-
-    def own(self, folder: str, token: str) -> str:
-        """Create the subfolder of a future owner of `folder`, and return its path."""
-
-    def take_over(self, folder: str, token: str) -> None:
-        """Move the folders of former owners to the subfolder `token`, so that former owners cannot change them."""
-
-    def sync(self, folder: str) -> None:
-        """Sync a folder, so that removals and renames in it survive a loss of power."""
-
-    def make_folder(self, folder: str) -> None:
-        """Create a folder, unless it exists, and sync its name."""
-
-    def remove_folder(self, folder: str) -> None:
-        """Remove a folder, if it is empty."""
-
-
 class Disk:
     """Files and folders, local or mounted."""
 
     def exists(self, path: str) -> bool:
+        """Whether a record exists."""
         return os.path.exists(path)
 
     def names(self, folder: str) -> list[str]:
+        """Return the names of records and folders in a folder."""
         return os.listdir(folder)
 
     def read(self, path: str) -> bytes:
+        """Return a record."""
         with open(path, "rb", buffering=0) as file:  # saves 15 us for each marker, of which there may be 40,000
             return file.read()
 
     def read_all(self, folder: str) -> Iterator[tuple[str, bytes | Exception]]:
+        """Yield the name of each record of a folder, with its content or the error of reading it."""
         for name in os.listdir(folder):
             try:
                 yield name, self.read(os.path.join(folder, name))
@@ -100,6 +55,7 @@ class Disk:
                 yield name, error
 
     def write(self, path: str, content: bytes, draft: str | None = None) -> None:
+        """Write a record and sync it. On a disk it has the name `draft` until it is complete."""
         draft = draft or f"{path}.{uuid.uuid4().hex}.draft"
         try:
             with open(draft, "wb") as file:
@@ -114,6 +70,7 @@ class Disk:
         fsync(os.path.dirname(path))
 
     def create(self, path: str, content: bytes) -> None:
+        """Write a new record; raise FileExistsError if it exists. Only one of several processes succeeds."""
         # O_EXCL also works on NFS.
         descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         try:
@@ -126,15 +83,19 @@ class Disk:
             raise
 
     def touch(self, path: str) -> None:
+        """Update the time of a record, to show that its owner is alive."""
         os.utime(path)
 
     def age(self, path: str) -> float:
+        """Return the seconds since a record was written or touched, by the store's clock."""
         return self._now(os.path.dirname(path)) - os.stat(path).st_mtime
 
     def remove(self, path: str) -> None:
+        """Remove a record."""
         os.unlink(path)
 
     def discard(self, path: str, owner: str) -> None:
+        """Remove a record or a whole folder. Raise FileNotFoundError if the owner's subfolder `owner` was renamed."""
         aside = os.path.join(owner, f"removed.{uuid.uuid4().hex}")
         try:
             os.rename(path, aside)
@@ -145,11 +106,13 @@ class Disk:
             remove(aside)
 
     def own(self, folder: str, token: str) -> str:
+        """Create the subfolder of a future owner of `folder`, and return its path."""
         path = os.path.join(folder, token)
         os.mkdir(path)
         return path
 
     def take_over(self, folder: str, token: str) -> None:
+        """Move the folders of former owners to the subfolder `token`, so that former owners cannot change them."""
         mine = os.path.join(folder, token)
         for name in os.listdir(folder):
             before = os.path.join(mine, name)
@@ -166,14 +129,17 @@ class Disk:
         fsync(folder)
 
     def sync(self, folder: str) -> None:
+        """Sync a folder, so that removals and renames in it survive a loss of power."""
         fsync(folder)
 
     def make_folder(self, folder: str) -> None:
+        """Create a folder, unless it exists, and sync its name."""
         with suppress(FileExistsError):
             os.mkdir(folder)  # not makedirs: an owner's subfolder must not be created a second time
         fsync(os.path.dirname(folder))
 
     def remove_folder(self, folder: str) -> None:
+        """Remove a folder, if it is empty."""
         with suppress(OSError):  # for example, it is not empty, or its mount was lost
             os.rmdir(folder)
 
@@ -191,7 +157,7 @@ class Disk:
                 os.unlink(probe)
 
 
-class Objects:
+class _Objects:
     """Objects of S3, Google Cloud Storage or Azure. A folder is a prefix of names, and need not be created."""
 
     def exists(self, path: str) -> bool:
@@ -296,4 +262,5 @@ def _split(path: str) -> tuple[ObjectFolder, str]:
     return ObjectFolder(folder), name
 
 
-DISK, OBJECTS = Disk(), Objects()
+DISK, OBJECTS = Disk(), _Objects()
+Records = Disk | _Objects

@@ -18,10 +18,11 @@ from typing import Any, Self
 import numpy as np
 import zarr
 
+from distmm.storage.matrix import stamp_of
 from distmm.storage.object_store import ObjectFolder
 from distmm.storage.zarr_internals import chunk_names
 
-__all__ = ["Present", "files", "stamp_of_objects"]
+__all__ = ["Present", "stamp_of_array"]
 
 NUMBER = re.escape("{}")  # of a pattern of names
 
@@ -97,7 +98,7 @@ def _unpacked(bits: bytes) -> bytes:
     return zlib.decompress(bits)
 
 
-def files(folder: str) -> Iterator[tuple[str, os.stat_result]]:
+def _files(folder: str) -> Iterator[tuple[str, os.stat_result]]:
     """Yield all files of a folder and its subfolders, sorted by name."""
     for inside, entry in _entries(folder):
         with suppress(FileNotFoundError):  # removed in the meantime, or a dangling link
@@ -125,9 +126,11 @@ def _objects(url: str) -> set[str] | None:
     return found if found & {"zarr.json", ".zarray"} else None
 
 
-def stamp_of_objects(url: str) -> str:
-    """Return a hash of the tags of objects, or else of their sizes and times."""
-    found = ObjectFolder(url).everything()
+def stamp_of_array(path: str) -> str:
+    """Return a hash of the inodes, sizes and times of files, or of the tags of objects, or their sizes and times."""
+    if "://" not in path:
+        return stamp_of(_files(path))
+    found = ObjectFolder(path).everything()
     facts = ("size", "ETag", "etag", "LastModified", "last_modified", "mtime", "updated", "created")
     described = [[name, *(str(found[name].get(fact)) for fact in facts)] for name in sorted(found)]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()

@@ -37,8 +37,14 @@ __all__ = [
 JOB_TOPIC = "distmm-job"
 
 
+class Event:
+    """What a record is told: one of the classes below."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class StepRun:
+class StepRun(Event):
     """A worker computed a step of a chain."""
 
     chain: int
@@ -49,7 +55,7 @@ class StepRun:
 
 
 @dataclass(frozen=True, slots=True)
-class Transfer:
+class Transfer(Event):
     """A worker received inputs of a step from a peer."""
 
     worker: str
@@ -58,7 +64,7 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
+class Access(Event):
     """A worker read or made a block of A or B; with `writes`, it checked, reduced and wrote a block of C."""
 
     worker: str
@@ -68,7 +74,7 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
-class Again:
+class Again(Event):
     """A step has to run again. With `finished`, its result was lost with a worker; else its run had no result."""
 
     time: float
@@ -78,7 +84,7 @@ class Again:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerLeft:
+class WorkerLeft(Event):
     """A worker left the cluster while the product ran."""
 
     time: float
@@ -86,7 +92,7 @@ class WorkerLeft:
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
+class Dropped(Event):
     """A step was cancelled: no client needs its result any more."""
 
     time: float
@@ -95,7 +101,7 @@ class Dropped:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Event):
     """A task failed after all retries: a step, or a task that loads, checks or writes a block. The product fails too.
 
     `cause` is the key of the task, `what` names it for people. Several events with the same cause count as one failure:
@@ -109,7 +115,7 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
-class Unwritten:
+class Unwritten(Event):
     """Number of submitted tasks that check, reduce or write blocks of C and have not finished."""
 
     time: float
@@ -117,14 +123,14 @@ class Unwritten:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class Heard(Event):
     """Time of the last heartbeat of each worker of the cluster, by name."""
 
     seen: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Retried:
+class Retried(Event):
     """A failed task will run again because a client asked for it."""
 
     time: float
@@ -132,7 +138,7 @@ class Retried:
 
 
 @dataclass(frozen=True, slots=True)
-class Noted:
+class Noted(Event):
     """An incident that no other event describes."""
 
     time: float
@@ -149,7 +155,7 @@ class Device:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class Sample(Event):
     """Figures of a heartbeat, in bytes.
 
     `blocks` counts blocks in memory, without those from before the product. `process` is the memory of the process.
@@ -165,26 +171,9 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class Checked(Event):
     """A job has checked the block of a chain."""
 
     time: float
     chain: int
     passed: bool
-
-
-Event = (
-    StepRun
-    | Transfer
-    | Access
-    | Again
-    | WorkerLeft
-    | Dropped
-    | Failed
-    | Retried
-    | Unwritten
-    | Heard
-    | Sample
-    | Checked
-    | Noted
-)

@@ -6,7 +6,7 @@ import math
 import re
 import time
 
-__all__ = ["date", "duration", "natural", "prefix", "rate", "scaled", "size", "ticks"]
+__all__ = ["date", "duration", "natural", "prefix", "scaled", "size", "ticks"]
 
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
@@ -33,11 +33,6 @@ def prefix(value: float) -> tuple[float, str]:
 def size(nbytes: float) -> str:
     """Return a number of bytes as text, as in ``4.29 GB``."""
     return scaled(nbytes, "B")
-
-
-def rate(flops: float, seconds: float) -> str:
-    """Return operations per second as text, as in ``52.5 TFLOP/s``."""
-    return scaled(flops / max(seconds, 1e-9), "FLOP/s")
 
 
 def duration(seconds: float) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from distributed import Client
 
-from distmm.all_workers import everywhere, workers_of
+from distmm.all_workers import everywhere
 from distmm.errors import InputError
 from distmm.transfer import loans, process_memory, shared_memory
 from distmm.transfer.write_lease import Lease
@@ -287,13 +287,13 @@ def _check_reach(pid: int, proof: tuple[int, bytes]) -> None:
         )
 
 
-# Whether all workers reach this process's memory, and for which workers; None: until `forget_reach`.
-_tried: weakref.WeakKeyDictionary[Client, tuple[frozenset[str] | None, bool]] = weakref.WeakKeyDictionary()
+# Whether all workers reach this process's memory, until `forget_reach`.
+_tried: weakref.WeakKeyDictionary[Client, bool] = weakref.WeakKeyDictionary()
 
 
 def note_reach(client: Client, reached: bool) -> None:
     """Note whether all workers reach this process's memory, until `forget_reach`."""
-    _tried[client] = None, reached
+    _tried[client] = reached
 
 
 def forget_reach(client: Client) -> None:
@@ -302,17 +302,10 @@ def forget_reach(client: Client) -> None:
 
 
 def _within_reach(client: Client) -> bool:
-    """Whether every worker reaches this process's memory. The answer is kept until the set of workers changes."""
-    known = _tried.get(client)
-    if known is not None and known[0] is None:
-        return known[1]
-    workers = frozenset(workers_of(client))
-    if known is not None and known[0] == workers:
-        return known[1]
-    reached = False
-    if process_memory.allow():
+    """Whether every worker reaches this process's memory. The workers are asked if it has not been noted."""
+    reached = _tried.get(client)
+    if reached is None and process_memory.allow():
         secret = process_memory.secret()
         answers = everywhere(client, process_memory.can_read, os.getpid(), secret.ctypes.data, secret.tobytes())
         reached = bool(answers) and all(answers.values())
-    _tried[client] = workers, reached
-    return reached
+    return bool(reached)

@@ -18,9 +18,9 @@ import numpy as np
 
 from distmm.checking import sketch
 from distmm.checking.tolerance import Tolerance
-from distmm_kernels.reference import twins
 from tests.distmm.checking import nasty
 from tests.distmm.checking.sketched import element, judged
+from tests.kernels.reference import twins
 
 ROWS, COLUMNS, PANEL = 64, 256, 8192
 SIZES = (1e-1, 1e-2, 1e-3, 1e-4, 1e-5)

@@ -37,7 +37,7 @@ from distmm_kernels.bench.timing import rotation
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.rates import rate
-from distmm_kernels.reference import complex_twin, residue_twin
+from distmm_kernels.reference import products
 from distmm_kernels.select import CANDIDATES, select, why_not
 
 __all__ = ["HEATS", "SIZES", "Heat", "copy_rate", "normal", "race", "seconds_of", "turn"]
@@ -276,7 +276,7 @@ def _errors(d: Any, a: Any, b: Any) -> tuple[float, float]:
     if not isinstance(d, cupy.ndarray):
         d = cupy.from_dlpack(d.float() if "bfloat16" in str(d.dtype) else d)
     if a.dtype in (np.float64, np.complex128):
-        measured = residue_twin.errors if a.dtype == np.float64 else complex_twin.complex_errors
+        measured = products.errors if a.dtype == np.float64 else products.complex_errors
         far = measured(d[rows][:, columns].get(), a[rows].get(), b[:, columns].get())
         return far.normwise, far.componentwise
     left, right, found = _widened(a)[rows].astype(wide), _widened(b)[:, columns].astype(wide), _widened(d)[rows]

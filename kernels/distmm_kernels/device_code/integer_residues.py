@@ -1,7 +1,7 @@
 """Conversion of int32 and int64 to residues, and of a product's residues to integers that are added to C.
 
 Both types wrap around modulo 2^32 or 2^64 (`distmm_kernels.emulation.integers` says why that is exact).
-`distmm_kernels.reference.integer_twin` does the same in NumPy.
+`tests/kernels/reference/integer_twin.py` does the same in NumPy.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ granule has as many complex numbers as real ones. Residues of re, of im and of r
 Products of these make a complex product, since sums of residues lose nothing.
 
 Squares are added in the same order for each layout of the operand. The scale depends on their sum, and all bits of a
-product depend on the scale. `distmm_kernels.reference.residue_twin` does the same in NumPy.
+product depend on the scale. `tests/kernels/reference/residue_twin.py` does the same in NumPy.
 """
 
 from __future__ import annotations

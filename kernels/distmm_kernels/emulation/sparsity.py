@@ -11,7 +11,7 @@ is *near* this largest number, or *far* from it, as zeros are. A far number may 
 So the product is accurate if no row has a small number, even if the rows are sparse. If a row has a small number, each
 sum needs products of two near numbers. Of ``length`` steps, at least ``length - far_a - far_b`` have such a product. If
 1/16 of all steps have one, the error of each element of C keeps the bound of multiply-adds, ``(k + 2) u |A| |B|``
-(grade A of `distmm_kernels.reference.grades`). If no step has one, all products of a sum may have small factors, as in
+(grade A: `tests/kernels/reference/grades.py`). If no step has one, all products of a sum may have small factors, as in
 ``A @ np.eye(k)``.
 
 A number is near if it is at least ``2^t``. The worst case gives ``t``: at 1/16 of the steps both numbers are near; at

@@ -35,7 +35,8 @@ from distmm_kernels.tiles.hopper_tiles import COORDINATES, WIDEST_OF_TWO, Hopper
 
 __all__ = ["FLOAT16_HALVES", "TF32_HALVES", "Fp16x3Kernel", "Halves", "SplitOperand", "Tf32x3Kernel"]
 
-# For a shorter k, a chain of multiply-adds has a smaller error than the split (reference/twins.py, N(0, 1) and U(0, 1))
+# For a shorter k, a chain of multiply-adds has a smaller error than the split (by twins.py of the tests, N(0, 1) and
+# U(0, 1)).
 SHORTEST = 256
 
 TF32_BYTES = 12  # of an element: two TF32 halves, and a copy if neither axis of the operand is contiguous

@@ -1,1 +1,1 @@
-"""Expected results: reference products, test matrices, tensor-core arithmetic in NumPy, errors."""
+"""What products are measured against: seeded matrices, and products with twice the digits of float64."""

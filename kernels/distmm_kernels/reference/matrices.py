@@ -1,4 +1,4 @@
-"""Matrices for tests and benchmarks: seeded distributions, unusual shapes and strides, and the allowed error."""
+"""Matrices for tests and benchmarks: seeded distributions with any strides."""
 
 from __future__ import annotations
 
@@ -8,23 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["RAGGED_SHAPES", "STRIDES", "error_bound", "matrix", "on_gpu", "strided"]
-
-# (m, k, n) for a tile of 32: empty, one element, one less than a tile, one more, and long and thin in each direction
-RAGGED_SHAPES = (
-    (0, 5, 3),
-    (5, 0, 3),
-    (5, 3, 0),
-    (1, 1, 1),
-    (1, 33, 1),
-    (31, 32, 33),
-    (33, 31, 65),
-    (64, 64, 64),
-    (127, 1, 130),
-    (3, 500, 2),
-    (200, 3, 1),
-    (65, 129, 97),
-)
+__all__ = ["STRIDES", "matrix", "strided"]
 
 # Memory layouts of a matrix. `strided` makes each of them.
 STRIDES = ("C", "F", "reversed", "every other", "offset", "broadcast")
@@ -86,27 +70,3 @@ def strided(values: Any, order: str, xp: Any = np) -> Any:
     if order == "broadcast":  # stride 0 along the rows
         return xp.broadcast_to(xp.ascontiguousarray(values[..., :1, :]), values.shape)
     raise ValueError(f"unknown order {order!r}: use one of {', '.join(STRIDES)}")
-
-
-def on_gpu(values: NDArray[Any], order: str = "C", dtype: DTypeLike | None = None) -> Any:
-    """Return the values in GPU memory, converted to ``dtype`` if given, with a layout of `strided`."""
-    import cupy
-
-    return strided(cupy.asarray(values).astype(dtype or values.dtype), order, cupy)
-
-
-def error_bound(a: NDArray[Any], b: NDArray[Any], dtype: DTypeLike, c: NDArray[Any] | None = None) -> NDArray[Any]:
-    """Return the largest error that each element of ``c + a @ b`` may have in IEEE arithmetic.
-
-    The bound is ``(k + 2) u (|A| |B| + |C|)`` with the unit roundoff u of ``dtype`` (Higham, Accuracy and Stability of
-    Numerical Algorithms, section 3.5), times 2 sqrt(2) for complex numbers (section 3.6). It is 0 for integers.
-    """
-    dtype = np.dtype(dtype)
-    magnitude = np.matmul(np.abs(a).astype(np.float64), np.abs(b).astype(np.float64))
-    if dtype.kind not in "fc":
-        return np.zeros_like(magnitude)
-    if c is not None:
-        magnitude = magnitude + np.abs(c)
-    factor = 2 * np.sqrt(2) if dtype.kind == "c" else 1.0
-    roundoff = float(np.finfo(dtype).eps) / 2
-    return np.asarray(factor * (a.shape[-1] + 2) * roundoff * magnitude)

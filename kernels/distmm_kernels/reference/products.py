@@ -1,4 +1,4 @@
-"""The reference product, the first element in which another product differs, and the triple loop of the definition."""
+"""Products by the definition and with twice the digits of float64, and errors of other products against these."""
 
 from __future__ import annotations
 
@@ -9,35 +9,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Difference", "first_difference", "multiply", "triple_loop"]
+from distmm_kernels.layout.real_view import REALS, as_real
 
+__all__ = [
+    "Errors", "complex_errors", "doubled_twin", "errors", "exact_product", "triple_loop", "two_product", "two_sum",
+]  # fmt: skip
 
-@dataclass(frozen=True)
-class Difference:
-    """The first wrong element, in row-major order."""
-
-    index: tuple[int, ...]
-    value: Any
-    expected: Any
-
-    def __str__(self) -> str:
-        where = ", ".join(map(str, self.index))
-        return f"C[{where}] is {self.value}, expected {self.expected} (off by {abs(self.value - self.expected):.3g})"
-
-
-def multiply(a: NDArray[Any], b: NDArray[Any]) -> NDArray[Any]:
-    """Return ``(..., m, k) @ (..., k, n)``, computed in a type with negligible rounding errors.
-
-    Floats are multiplied in float64 and complex numbers in complex128. Integers are exact modulo 2^bits of
-    their result type: they wrap around as in NumPy. Bools give bools.
-    """
-    dtype = np.result_type(a, b)
-    if dtype.kind in "fc":
-        wide = np.complex128 if dtype.kind == "c" else np.float64
-        return np.asarray(np.matmul(a.astype(wide), b.astype(wide)))
-    # int64 keeps the low bits of every narrower type
-    product = np.matmul(a.astype(np.int64), b.astype(np.int64))
-    return np.asarray(product != 0 if dtype.kind == "b" else product.astype(dtype))
+Float64 = NDArray[np.float64]
+Complex128 = NDArray[np.complex128]
 
 
 def triple_loop(a: Sequence[Sequence[Any]], b: Sequence[Sequence[Any]]) -> list[list[Any]]:
@@ -53,39 +32,71 @@ def triple_loop(a: Sequence[Sequence[Any]], b: Sequence[Sequence[Any]]) -> list[
     return c
 
 
-def first_difference(
-    c: NDArray[Any], expected: NDArray[Any], rtol: float = 0.0, atol: float | NDArray[Any] = 0.0
-) -> Difference | None:
-    """Find the first element with ``|c - expected| > atol + rtol * |expected|``, in row-major order.
+@dataclass(frozen=True)
+class Errors:
+    """Errors of a product, relative to the product in float64.
 
-    Parameters
+    Attributes
     ----------
-    c, expected
-        Arrays of the same shape. NaN equals NaN. An infinity equals only the same infinity.
-    atol
-        A number, or an array of the same shape with a bound for each element
-        (`distmm_kernels.reference.matrices.error_bound`).
-
-    Returns
-    -------
-    Difference or None
-        None if every element is within the tolerance.
-
-    Raises
-    ------
-    ValueError
-        If the shapes differ.
+    normwise
+        ``||C - AB|| / ||AB||`` in Frobenius norms.
+    componentwise
+        The largest element of ``|C - AB| / (|A| |B|)``.
     """
-    if c.shape != expected.shape:
-        raise ValueError(f"C has shape {c.shape}, the reference {expected.shape}: they must be the same")
-    same = (c == expected) | ((c != c) & (expected != expected))
-    if c.dtype.kind in "fc" or expected.dtype.kind in "fc":
-        wide = np.complex128 if "c" in c.dtype.kind + expected.dtype.kind else np.float64
-        with np.errstate(invalid="ignore", over="ignore"):
-            distance = np.abs(c.astype(wide) - expected.astype(wide))
-            same |= distance <= atol + rtol * np.abs(np.where(np.isfinite(expected), expected, 0)).astype(np.float64)
-    wrong = np.flatnonzero(~same)
-    if wrong.size == 0:
-        return None
-    index = tuple(int(i) for i in np.unravel_index(wrong[0], c.shape))
-    return Difference(index, c[index].item(), expected[index].item())
+
+    normwise: float
+    componentwise: float
+
+
+def exact_product(a: Float64, b: Float64) -> tuple[Float64, Float64]:
+    """Return ``a @ b`` as the sum of two float64, high and low, with about 100 correct bits. Works on any machine."""
+    high, low = np.zeros((2, a.shape[0], b.shape[1]))
+    for k in range(a.shape[1]):
+        product, rest = two_product(a[:, k, None], b[k])
+        total, lost = two_sum(high, product)
+        high, low = two_sum(total, low + (lost + rest))
+    return high, low
+
+
+def errors(c: Float64, a: Float64, b: Float64) -> Errors:
+    """Measure a product of finite float64 matrices against `exact_product`."""
+    high, low = exact_product(a, b)
+    error = (c - high) - low
+    magnitude = np.maximum(np.abs(a) @ np.abs(b), np.finfo(np.float64).tiny)
+    norms = np.linalg.norm(error), np.linalg.norm(high)
+    return Errors(float(norms[0] / norms[1]), float((np.abs(error) / magnitude).max()))
+
+
+def complex_errors(d: Complex128, a: Complex128, b: Complex128) -> Errors:
+    """Measure a product of finite complex128 matrices: real and imaginary parts against `exact_product`."""
+    return errors(as_real(np.ascontiguousarray(d)), as_real(np.ascontiguousarray(a)), doubled_twin(b))
+
+
+def doubled_twin(block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the real matrix that `distmm_kernels.layout.real_view.doubled` returns for B."""
+    *others, k, n = block.shape
+    made = np.empty((*others, k, 2, n, 2), REALS[block.dtype.name])
+    made[..., 0, :, 0], made[..., 0, :, 1] = block.real, block.imag
+    made[..., 1, :, 0], made[..., 1, :, 1] = -block.imag, block.real
+    result: np.ndarray[Any, Any] = made.reshape(*others, 2 * k, 2 * n)
+    return result
+
+
+def two_sum(x: Float64, y: Float64) -> tuple[Float64, Float64]:
+    """Return the rounded sum and its error (Knuth)."""
+    total = x + y
+    other = total - x
+    return total, (x - (total - other)) + (y - other)
+
+
+def two_product(x: Float64, y: Float64) -> tuple[Float64, Float64]:
+    """Return the rounded product and its error (Dekker)."""
+    (x1, x0), (y1, y0) = _halves(x), _halves(y)
+    product = x * y
+    return product, x0 * y0 - (((product - x1 * y1) - x0 * y1) - x1 * y0)
+
+
+def _halves(x: Float64) -> tuple[Float64, Float64]:
+    far = x * (2.0**27 + 1)
+    high = far - (far - x)
+    return high, x - high

@@ -61,7 +61,7 @@ WIDEST_OF_TWO = 192  # the most columns for which two sets of accumulators fit i
 # Why promotion: an instruction has 16 steps of k, or 8 for TF32. It truncates each product and the accumulator 25 bits
 # below the largest of them, and the result to 24 bits. These errors accumulate. If all numbers are positive, they reach
 # 0.6 % at k = 2^20. In 8192 steps the error is at most 3.2e-4 of |A||B| in 16 bits, and 4.0e-4 in TF32. If the numbers
-# are from U(0, 1), it is 4.9e-5 and 5.6e-5 (`distmm_kernels.reference.twins`). Rounding operands to TF32 alone makes an
+# are from U(0, 1), it is 4.9e-5 and 5.6e-5 (`twins.py` of the tests). Rounding operands to TF32 alone makes an
 # error of 4.9e-4.
 #
 # Why 8192: with fewer steps, split-K has more slices (`distmm_kernels.tiles.slices`), but sums are added to the totals

@@ -7,7 +7,7 @@ bits, and the choice may depend on the shape and the GPU. Slices begin at multip
 
 Only the sign of a zero may differ, in a product without C. Without split-K, the total starts from +0. With split-K, it
 starts from the first sum, so it is -0 if all sums are -0. Tensor cores return -0 for a negative sum that is too small
-for float32, such as -1e-60, by the model in `distmm_kernels.reference.twins`; this was not tried on a GPU. Kernels with
+for float32, such as -1e-60, by the model in `twins.py` of the tests; this was not tried on a GPU. Kernels with
 three products return the same zero in both ways: they store each granule before they add the next one to it.
 """
 

@@ -10,7 +10,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from distmm_kernels.reference import twins
+from tests.kernels.reference import twins
 
 Pair = tuple[np.ndarray, np.ndarray]
 Draw = Callable[[np.random.Generator, int, int, int], Pair]

@@ -9,9 +9,9 @@ import pytest
 from distmm import verify
 from distmm.checking import sampled_elements, sampled_sums
 from distmm.planning.precision import Precision
-from distmm_kernels.reference import twins
 from tests.distmm.checking import nasty
 from tests.distmm.checking.sketched import judged
+from tests.kernels.reference import twins
 
 EDGE = 20
 

@@ -10,8 +10,8 @@ from distmm.checking import sketch
 from distmm.checking.scaling import widened
 from distmm.checking.tolerance import Tolerance
 from distmm.worker import gpu_copies
-from distmm_kernels.reference import twins
 from tests.distmm.checking.sketched import K, M, N, element, judged, matrices
+from tests.kernels.reference import twins
 
 TYPES = ["float16", "bfloat16", "float32", "float64", "complex64", "complex128", "int8", "int32", "uint64"]
 

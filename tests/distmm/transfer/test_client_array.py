@@ -331,4 +331,3 @@ def test_an_array_out_of_reach_travels_with_the_graph(client: Client, monkeypatc
     assert transfer.share(a, client) is None
     with client.as_current():
         np.testing.assert_allclose(distmm.matmul(a, a, client=client).compute(), a @ a)
-    monkeypatch.delitem(client_array._tried, client)

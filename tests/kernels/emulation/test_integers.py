@@ -18,7 +18,7 @@ from distmm_kernels.emulation.residues import Layout, Residues
 from distmm_kernels.gemm.guarded import WORKSPACE
 from distmm_kernels.gemm.residue_products import matrices_of, strip
 from distmm_kernels.layout.vectors import row_pitch
-from distmm_kernels.reference import integer_twin
+from tests.kernels.reference import integer_twin
 
 WIDTHS = pytest.mark.parametrize("bits", [32, 64])
 MODULI = SYSTEMS[64].moduli

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from distmm_kernels.emulation.formats import FP16_PAIR, GRANULE, TF32, TF32_PAIR, Guard, granules
-from distmm_kernels.reference import twins
+from tests.kernels.reference import twins
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from distmm_kernels.config import Problem
-from distmm_kernels.reference import grades
 from distmm_kernels.select import CANDIDATES, select, why_not
+from tests.kernels.reference import grades
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
 

@@ -11,9 +11,9 @@ from distmm_kernels.config import Problem, compute_dtype
 from distmm_kernels.emulation.formats import GRANULE, granules
 from distmm_kernels.emulation.integers import SYSTEMS
 from distmm_kernels.emulation.residues import SHORTEST
-from distmm_kernels.reference import integer_twin
-from distmm_kernels.reference.matrices import RAGGED_SHAPES, on_gpu
 from distmm_kernels.select import select
+from tests.kernels.reference import integer_twin
+from tests.kernels.reference.matrices import RAGGED_SHAPES, on_gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
 

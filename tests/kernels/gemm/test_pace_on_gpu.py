@@ -9,9 +9,9 @@ import pytest
 
 from distmm_kernels.config import Problem
 from distmm_kernels.launch import hopper_launch
-from distmm_kernels.reference.matrices import on_gpu
 from distmm_kernels.select import select
 from distmm_kernels.tiles.hopper_tiles import UNPACED
+from tests.kernels.reference.matrices import on_gpu
 
 pytestmark = pytest.mark.gpu
 

@@ -9,8 +9,8 @@ import pytest
 
 from distmm_kernels.candidates import CANDIDATES
 from distmm_kernels.config import NARROW, SUPPORTED, Problem
-from distmm_kernels.reference.matrices import on_gpu
 from distmm_kernels.select import select, why_not
+from tests.kernels.reference.matrices import on_gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
 

@@ -16,7 +16,7 @@ from distmm_kernels.emulation.residues import COLUMNS, THREADS
 from distmm_kernels.gemm import residue_products
 from distmm_kernels.gemm.residue_products import ResidueProducts
 from distmm_kernels.layout.stack import Stack
-from distmm_kernels.reference import integer_twin
+from tests.kernels.reference import integer_twin
 
 NOWHERE = Device("cuda", "none", 0, 0, (9, 0), 132)
 MODULI = SYSTEMS[32].moduli

@@ -8,10 +8,10 @@ import pytest
 from distmm_kernels.config import Problem
 from distmm_kernels.emulation.formats import GRANULE
 from distmm_kernels.emulation.residues import SHORTEST
-from distmm_kernels.reference import accuracy
-from distmm_kernels.reference.matrices import on_gpu
 from distmm_kernels.select import select
 from tests.kernels.gemm.test_residues_on_gpu import check_bits, multiply, normal, ways
+from tests.kernels.reference import accuracy
+from tests.kernels.reference.matrices import on_gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("ampere")]
 

@@ -8,7 +8,7 @@ import pytest
 from distmm_kernels.emulation.formats import Guard
 from distmm_kernels.emulation.sparsity import holds
 from distmm_kernels.layout.real_view import as_real
-from distmm_kernels.reference import complex_twin, grades, residue_twin, twins
+from tests.kernels.reference import complex_twin, grades, residue_twin, twins
 
 SIZES = {"m": 8, "k": 1024, "n": 8}
 

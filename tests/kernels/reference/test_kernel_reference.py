@@ -3,9 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from distmm_kernels.reference import products as reference
-from distmm_kernels.reference.matrices import STRIDES, error_bound, matrix, strided
-from distmm_kernels.reference.products import first_difference, triple_loop
+from distmm_kernels.reference.matrices import STRIDES, matrix, strided
+from distmm_kernels.reference.products import triple_loop
+from tests.kernels.reference import products as reference
+from tests.kernels.reference.matrices import error_bound
+from tests.kernels.reference.products import first_difference
 
 
 def test_float_reference_is_computed_in_twice_the_precision():

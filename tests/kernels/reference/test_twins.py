@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distmm_kernels.emulation.formats import GRANULE, Guard
-from distmm_kernels.reference import accuracy, twins
 from distmm_kernels.tiles.hopper_tiles import STRETCH
+from tests.kernels.reference import accuracy, twins
 
 ROUNDOFF = 2.0**-24
 HELD = (

@@ -9,8 +9,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from distmm_kernels.layout import real_view, vectors
-from distmm_kernels.reference.complex_twin import doubled_twin
 from distmm_kernels.reference.matrices import matrix
+from distmm_kernels.reference.products import doubled_twin
 from tests.kernels.device_code.simulator.simulated_gpu import GPU, RealigningKernel
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-__all__ = ["SETS", "Errors", "draw", "errors"]
+from distmm_kernels.reference.products import Errors
+
+__all__ = ["SETS", "draw", "errors"]
 
 Array = Any  # numpy.ndarray or cupy.ndarray: CuPy ships no types
 
@@ -138,22 +139,6 @@ def draw(name: str, m: int, k: int, n: int, seed: int = 0, module: Any = np, dty
         float32 or float64. The exponents of the sets were chosen for float32.
     """
     return SETS[name](_Draw(module, seed, np.dtype(dtype)), m, k, n)
-
-
-@dataclass(frozen=True)
-class Errors:
-    """Errors of a product, relative to the product in float64.
-
-    Attributes
-    ----------
-    normwise
-        ``||C - AB|| / ||AB||`` in Frobenius norms.
-    componentwise
-        The largest element of ``|C - AB| / (|A| |B|)``.
-    """
-
-    normwise: float
-    componentwise: float
 
 
 def errors(c: Array, a: Array, b: Array) -> Errors:

@@ -11,10 +11,10 @@ from distmm_kernels.emulation.formats import GRANULE, Guard
 from distmm_kernels.emulation.moduli import LIMIT, MODULI, OFFSET, PRODUCT, UNITS, WEIGHTS, digits
 from distmm_kernels.emulation.residues import LARGEST_SQUARES, LEAST_SQUARES, NEAR, SHORTEST, STRETCH, smallest
 from distmm_kernels.emulation.sparsity import Counts, counts
-from distmm_kernels.reference.accuracy import Errors
-from distmm_kernels.reference.twins import guards_of, words
+from distmm_kernels.reference.products import two_product, two_sum
+from tests.kernels.reference.twins import guards_of, words
 
-__all__ = ["errors", "exact_product", "fma_chain", "product", "reconstruct", "row_counts", "scaled", "split", "squares"]
+__all__ = ["fma_chain", "product", "reconstruct", "row_counts", "scaled", "split", "squares"]
 
 Float64 = NDArray[np.float64]
 
@@ -118,46 +118,7 @@ def fma_chain(a: Float64, b: Float64, c: Float64 | None = None) -> Float64:
     """Return ``c + a @ b`` by a chain of fused multiply-adds, as ``"ieee"`` does. Nearly all bits are the same."""
     d = np.zeros((a.shape[0], b.shape[1])) if c is None else c
     for k in range(a.shape[1]):
-        product, rest = _two_product(a[:, k, None], b[k])
-        total, lost = _two_sum(d, product)
+        product, rest = two_product(a[:, k, None], b[k])
+        total, lost = two_sum(d, product)
         d = total + (lost + rest)
     return d
-
-
-def exact_product(a: Float64, b: Float64) -> tuple[Float64, Float64]:
-    """Return ``a @ b`` as the sum of two float64, high and low, with about 100 correct bits. Works on any machine."""
-    high, low = np.zeros((2, a.shape[0], b.shape[1]))
-    for k in range(a.shape[1]):
-        product, rest = _two_product(a[:, k, None], b[k])
-        total, lost = _two_sum(high, product)
-        high, low = _two_sum(total, low + (lost + rest))
-    return high, low
-
-
-def errors(c: Float64, a: Float64, b: Float64) -> Errors:
-    """Measure a product of finite float64 matrices against `exact_product`."""
-    high, low = exact_product(a, b)
-    error = (c - high) - low
-    magnitude = np.maximum(np.abs(a) @ np.abs(b), np.finfo(np.float64).tiny)
-    norms = np.linalg.norm(error), np.linalg.norm(high)
-    return Errors(float(norms[0] / norms[1]), float((np.abs(error) / magnitude).max()))
-
-
-def _two_sum(x: Float64, y: Float64) -> tuple[Float64, Float64]:
-    """Return the rounded sum and its error (Knuth)."""
-    total = x + y
-    other = total - x
-    return total, (x - (total - other)) + (y - other)
-
-
-def _two_product(x: Float64, y: Float64) -> tuple[Float64, Float64]:
-    """Return the rounded product and its error (Dekker)."""
-    (x1, x0), (y1, y0) = _halves(x), _halves(y)
-    product = x * y
-    return product, x0 * y0 - (((product - x1 * y1) - x0 * y1) - x1 * y0)
-
-
-def _halves(x: Float64) -> tuple[Float64, Float64]:
-    far = x * (2.0**27 + 1)
-    high = far - (far - x)
-    return high, x - high

@@ -1,4 +1,4 @@
-"""NumPy models of complex128 products by residues, and of the real matrix of a complex B, with the same bits."""
+"""NumPy models of complex128 products by residues, with the same bits."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from numpy.typing import NDArray
 
 from distmm_kernels.emulation.formats import GRANULE, Guard
 from distmm_kernels.emulation.moduli import MODULI, OFFSET
-from distmm_kernels.layout.real_view import REALS, as_real
-from distmm_kernels.reference.accuracy import Errors
-from distmm_kernels.reference.residue_twin import Float64, errors, reconstruct, scaled
+from distmm_kernels.layout.real_view import as_real
+from tests.kernels.reference.residue_twin import Float64, reconstruct, scaled
 
-__all__ = ["complex_errors", "doubled_twin", "product", "split"]
+__all__ = ["product", "split"]
 
 Complex128 = NDArray[np.complex128]
 
@@ -53,18 +52,3 @@ def product(a: Complex128, b: Complex128, c: Complex128 | None = None) -> tuple[
         added.real, added.imag = real * factor, imaginary * factor
         d = added if d is None else d + added
     return np.zeros((a.shape[0], b.shape[1]), np.complex128) if d is None else d, found
-
-
-def complex_errors(d: Complex128, a: Complex128, b: Complex128) -> Errors:
-    """Measure a product of finite complex128 matrices: real and imaginary parts against `exact_product`."""
-    return errors(as_real(np.ascontiguousarray(d)), as_real(np.ascontiguousarray(a)), doubled_twin(b))
-
-
-def doubled_twin(block: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return the real matrix that `distmm_kernels.layout.real_view.doubled` returns for B."""
-    *others, k, n = block.shape
-    made = np.empty((*others, k, 2, n, 2), REALS[block.dtype.name])
-    made[..., 0, :, 0], made[..., 0, :, 1] = block.real, block.imag
-    made[..., 1, :, 0], made[..., 1, :, 1] = -block.imag, block.real
-    result: np.ndarray[Any, Any] = made.reshape(*others, 2 * k, 2 * n)
-    return result

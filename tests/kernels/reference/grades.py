@@ -24,8 +24,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from distmm_kernels.layout.real_view import as_real
-from distmm_kernels.reference.complex_twin import doubled_twin
-from distmm_kernels.reference.residue_twin import exact_product
+from distmm_kernels.reference.products import doubled_twin, exact_product
 
 __all__ = ["PAIRS", "SPANS", "Grade", "grade", "pair"]
 

@@ -1,1 +1,0 @@
-"""Module paths that preloads of older scripts name; `distmm.worker` has the modules."""
