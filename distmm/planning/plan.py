@@ -35,6 +35,7 @@ class Plan:
 
     A plan holds no data and does nothing: `distmm.matmul` builds the graph that it describes. `str` writes its schedule
     as one line, ``g2x1x1 b8192x8192x8192 p1 w1 l2``, which `distmm.matmul` and ``distmm multiply --plan`` take back.
+    `repr` is the table of `rows`.
 
     Attributes
     ----------
@@ -336,6 +337,9 @@ class Plan:
 
     def __str__(self) -> str:
         return str(self.schedule)
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{label:11} {value}" for label, value in self.rows())
 
     def _repr_html_(self) -> str:
         return picture.html(self.rows(), self.schedule)
