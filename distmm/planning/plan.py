@@ -114,7 +114,7 @@ class Plan:
     def cost(self) -> Cost:
         """Bytes, peak memory, tasks and seconds (see `distmm.planning.time_model.Cost`)."""
         moved, seconds, bound_by = self._time_model.predict()
-        if isinstance(self.grid, Owners):
+        if isinstance(self.grid, Owners) and self.grid.fewest is not None:
             bound = self.grid.fewest
         elif len(self.waves) == 1:
             bound = moved
@@ -268,7 +268,8 @@ class Plan:
         what = "GPUs" if self.cluster.device == "cuda" else "CPU workers"
         batch = f" x {math.prod(p.batch)} (batch {p.batch})" if p.batch else ""
         if isinstance(grid, Owners):
-            workers, bound = f"{grid.size} {what}: {grid.title}", "the fewest from where A and B are:"
+            workers = f"{grid.size} {what}: {grid.title}"
+            bound = "2-D bound" if grid.fewest is None else "the fewest from where A and B are:"
             longest = max(max(chains) for chains, _ in grid.lines(b))
         else:
             layers = f" x {grid.layers} (k is split)" if grid.layers > 1 else ""
