@@ -125,7 +125,8 @@ def placed(
         layout = TableLayout(problem, Schedule(blocks, owners))
         return layout.summed_bytes() + int(layout.operand_bytes(blocks.whole).received.sum())
 
-    fewest = min(moved(*table) for table in tables)
+    held = any(max(line) >= 0 for each in homes for line in each or ())
+    fewest = min(moved(*table) for table in tables) if held else None
     for blocks, table in tables:
         owners = replace(table, fewest=fewest)
         longest = Schedule(blocks, owners).steps

@@ -65,8 +65,9 @@ class Owners:
         Rank by (i, j) if C stays, by (i, p) for A, by (p, j) for B, and by (0, p) for panels.
     homes : pair of Homes or None
         Of A, and of B; None if no block of the operand is in memory.
-    fewest : int
-        The fewest bytes that any family moves from these homes, whatever its balance.
+    fewest : int, optional
+        The fewest bytes that any family moves from these homes, whatever its balance. None if this was not computed, or
+        if no block is in memory: then one worker that loads all of them moves nothing.
     chunks : tuple of Chunks, optional
         If blocks are unions of the user's chunks: the edges of the chunks of each block, along m, k and n. `homes` are
         then those of the chunks.
@@ -76,7 +77,7 @@ class Owners:
     stays: str
     table: tuple[tuple[int, ...], ...]
     homes: tuple[Homes | None, Homes | None]
-    fewest: int = 0
+    fewest: int | None = None
     chunks: tuple[Chunks, Chunks, Chunks] | None = None
 
     # A schedule reads these of a `Grid`, too. C is one wave, so waves are cut at no multiple.

@@ -35,6 +35,7 @@ class Plan:
 
     A plan holds no data and does nothing: `distmm.matmul` builds the graph that it describes. `str` writes its schedule
     as one line, ``g2x1x1 b8192x8192x8192 p1 w1 l2``, which `distmm.matmul` and ``distmm multiply --plan`` take back.
+    `repr` is the table of `rows`.
 
     Attributes
     ----------
@@ -113,7 +114,7 @@ class Plan:
     def cost(self) -> Cost:
         """Bytes, peak memory, tasks and seconds (see `distmm.planning.time_model.Cost`)."""
         moved, seconds, bound_by = self._time_model.predict()
-        if isinstance(self.grid, Owners):
+        if isinstance(self.grid, Owners) and self.grid.fewest is not None:
             bound = self.grid.fewest
         elif len(self.waves) == 1:
             bound = moved
@@ -267,7 +268,8 @@ class Plan:
         what = "GPUs" if self.cluster.device == "cuda" else "CPU workers"
         batch = f" x {math.prod(p.batch)} (batch {p.batch})" if p.batch else ""
         if isinstance(grid, Owners):
-            workers, bound = f"{grid.size} {what}: {grid.title}", "the fewest from where A and B are:"
+            workers = f"{grid.size} {what}: {grid.title}"
+            bound = "2-D bound" if grid.fewest is None else "the fewest from where A and B are:"
             longest = max(max(chains) for chains, _ in grid.lines(b))
         else:
             layers = f" x {grid.layers} (k is split)" if grid.layers > 1 else ""
@@ -336,6 +338,9 @@ class Plan:
 
     def __str__(self) -> str:
         return str(self.schedule)
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{label:11} {value}" for label, value in self.rows())
 
     def _repr_html_(self) -> str:
         return picture.html(self.rows(), self.schedule)

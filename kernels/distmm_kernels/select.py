@@ -91,12 +91,12 @@ def select(
 
 
 def explain(problem: Problem, device: Device, precision: str = "highest", *, reproducible: bool = False) -> str:
-    """Return text that says which kernel `select` takes and why, and why not the others, one line for each."""
+    """Return text that says which kernel `select` takes and why, and why not the others for this kind of device."""
     expected = {each.name: time for each, time in ranked(problem, device, precision, reproducible=reproducible)}
     chosen = choose(problem, device, precision, reproducible=reproducible)
     lines = [f"{problem} on {device}, precision {precision}: {chosen.name}, {chosen.idea}"]
     for candidate in CANDIDATES:
-        if candidate is chosen:
+        if candidate is chosen or candidate.device_kind != device.kind:
             continue
         reason = why_not(candidate, problem, device, precision, reproducible=reproducible)
         if reason is None and candidate.name not in expected:

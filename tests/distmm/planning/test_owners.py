@@ -232,3 +232,13 @@ def test_a_grid_that_knows_homes_counts_the_bytes_from_there() -> None:
     elsewhere = replace(at_home, homes=(((1, 1), (0, 0)), ((0, 0), (1, 1))))
     assert plan_of(problem, blocking, at_home).bytes_moved == 4 * 16 * 8
     assert plan_of(problem, blocking, elsewhere).bytes_moved == 8 * 16 * 8
+
+
+def test_a_plan_for_operands_that_are_nowhere_is_not_held_against_a_worker_that_loads_everything() -> None:
+    problem, cluster = Problem(1600, 1600, 1600, F8), ClusterSpec(2, 10**9, "cpu", rate=1e11, link=1e9, load=1e9)
+    plan = make_plan(problem, cluster, blocking=cut(problem, [100] * 3), unions=True)
+    assert plan.schedule.chunks is not None
+    assert plan.cost.bytes_bound == plan.bytes_moved > 0
+    assert "2-D bound" in dict(plan.rows())["moved"]
+    again = make_plan(problem, cluster, text=str(plan))
+    assert again.cost.bytes_bound == again.bytes_moved > 0

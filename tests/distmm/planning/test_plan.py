@@ -340,3 +340,10 @@ def test_rows_say_how_many_steps_there_are_and_how_many_panels_they_have() -> No
         (2, 1): ", 2 steps of up to 2 panels each", (2, 4): ", in 4 waves of 2 steps of up to 2 panels each",
         (8, 1): ", 1 step of 3 panels", (8, 4): ", in 4 waves of 1 step of 3 panels",
     }  # fmt: skip
+
+
+def test_a_plan_shows_its_table_where_python_shows_values() -> None:
+    plan = make_plan(Problem(40, 60, 40, F4), CPU)
+    label, value = plan.rows()[-1]
+    assert repr(plan).splitlines()[-1] == f"{label:11} {value}"
+    assert (label, value) == ("plan", str(plan))
