@@ -43,60 +43,21 @@ if TYPE_CHECKING:
 interrupts.while_imported()
 
 __all__ = [
-    "DeviceMemoryError",
-    "DistmmError",
-    "DoesNotFitError",
-    "Entries",
-    "InputError",
-    "Plan",
-    "Stopped",
-    "TopK",
-    "UndecidedError",
-    "Verdict",
-    "WrongResultError",
-    "accelerate",
-    "accelerated",
-    "corrcoef",
-    "cov",
-    "cpus",
-    "einsum",
-    "empty",
-    "gemm",
-    "gpus",
-    "gram",
-    "matmul",
-    "multi_dot",
-    "multiply",
-    "nearest",
-    "plan",
-    "reduce",
-    "resume",
-    "status",
-    "tensordot",
-    "threshold",
-    "topk",
-    "verify",
-]
+    "DeviceMemoryError", "DistmmError", "DoesNotFitError", "Entries", "InputError", "Plan", "Stopped", "TopK",
+    "UndecidedError", "Verdict", "WrongResultError", "accelerate", "accelerated", "corrcoef", "cov", "cpus",
+    "einsum", "empty", "gemm", "gpus", "gram", "matmul", "multi_dot", "multiply", "nearest", "plan", "reduce",
+    "resume", "status", "tensordot", "threshold", "topk", "verify",
+]  # fmt: skip
 
 
 # The modules of the names that are imported on first use: with Dask and NumPy, their imports take a second.
 _MODULES = {
-    "api.array": ("gemm", "gram", "matmul"),
-    "api.einsum": ("einsum", "multi_dot"),
-    "api.nearest": ("nearest",),
-    "api.plan": ("plan",),
-    "api.reductions": ("TopK", "reduce", "topk"),
-    "api.statistics": ("corrcoef", "cov"),
-    "api.tensordot": ("tensordot",),
-    "api.threshold": ("Entries", "threshold"),
-    "api.verify": ("verify",),
-    "checking.verdict": ("Verdict",),
-    "clusters.hardware": ("cpus", "gpus"),
-    "job": ("multiply", "resume", "status"),
-    "planning.plan": ("Plan",),
-    "transfer": ("empty",),
-    "versions": ("__version__",),
-}
+    "api.array": ("gemm", "gram", "matmul"), "api.einsum": ("einsum", "multi_dot"), "api.nearest": ("nearest",),
+    "api.plan": ("plan",), "api.reductions": ("TopK", "reduce", "topk"), "api.statistics": ("corrcoef", "cov"),
+    "api.tensordot": ("tensordot",), "api.threshold": ("Entries", "threshold"), "api.verify": ("verify",),
+    "checking.verdict": ("Verdict",), "clusters.hardware": ("cpus", "gpus"), "job": ("multiply", "resume", "status"),
+    "planning.plan": ("Plan",), "transfer": ("empty",), "versions": ("__version__",),
+}  # fmt: skip
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 

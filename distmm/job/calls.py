@@ -13,11 +13,11 @@ from distmm.api.verify import check_possible
 from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
 from distmm.errors import InputError
-from distmm.job.certificate import holds, read_certificate
+from distmm.job.certificate import holds
 from distmm.job.commit import refuse_twice, same_call, settle
 from distmm.job.folder import Folder, Json
 from distmm.job.job import Announce, Job, Progress
-from distmm.job.manifest import read_manifest
+from distmm.job.records import read_certificate, read_manifest
 from distmm.job.spec import Check, Spec
 from distmm.job.stop import Stop
 from distmm.job.summary import Summary

@@ -19,14 +19,14 @@ from distmm.checking.verdict import Verdict
 from distmm.errors import InputError
 from distmm.job.folder import Folder, Json, read_json
 from distmm.job.json_forms import CERTIFICATE
-from distmm.job.manifest import FORMAT, completed
-from distmm.job.moved import relocated
+from distmm.job.manifest import completed
+from distmm.job.records import FORMAT, read_certificate
 from distmm.job.result import described
 from distmm.job.sampled_rows import check_sample
 from distmm.job.spec import Spec, differences
 from distmm.storage import is_there, open_matrix, stamp_of
 
-__all__ = ["certificate", "damaged", "holds", "read_certificate", "recheck"]
+__all__ = ["certificate", "damaged", "holds", "recheck"]
 
 WHAT = "C = alpha op(A) op(B) + beta C0: each block compared with sketches of A and B as it was made"
 WHAT_OF_REDUCED = (
@@ -113,18 +113,6 @@ def damaged(
     else:
         found = client.gather(client.map(check, blocks, pure=False, batch_size=1000))
     return {(b["i"], b["j"]): message for b, message in zip(blocks, found, strict=True) if message is not None}
-
-
-def read_certificate(folder: Folder, path: str | None = None) -> Json | None:
-    """Return the certificate next to C, or the one at `path`, with the paths that hold now. None if there is none.
-
-    Raises
-    ------
-    InputError
-        If it is damaged.
-    """
-    path = path or folder.certificate
-    return relocated(read_json(path, CERTIFICATE), folder.target) if folder.store.exists(path) else None
 
 
 def holds(path: str, content: Json, client: Client | None = None) -> bool:

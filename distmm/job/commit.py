@@ -19,10 +19,11 @@ import os
 from typing import NoReturn
 
 from distmm.errors import InputError
-from distmm.job.certificate import holds, read_certificate
+from distmm.job.certificate import holds
 from distmm.job.folder import Folder, Json, write_json
 from distmm.job.lock import Lock, locked
 from distmm.job.manifest import completed
+from distmm.job.records import read_certificate
 from distmm.job.result import described
 from distmm.job.spec import Spec, differences
 from distmm.storage import file_of, fsync, is_url, output_of, reopen_output, stamp_of

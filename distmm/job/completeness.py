@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from distmm.errors import InputError
 from distmm.job.block_rows import RowFolder
 from distmm.job.folder import Folder, Json
-from distmm.job.manifest import read_manifest
+from distmm.job.records import read_manifest
 from distmm.storage import Target
 
 __all__ = ["complete_markers", "refuse_another_draft"]

@@ -33,7 +33,8 @@ from distmm.job.finished_blocks import FinishedBlocks
 from distmm.job.folder import Folder, Json
 from distmm.job.input_checksums import orders
 from distmm.job.lock import Lock, locked
-from distmm.job.manifest import new_manifest, read_manifest, refuse_changes, run_of, write_manifest
+from distmm.job.manifest import new_manifest, refuse_changes, run_of, write_manifest
+from distmm.job.records import read_manifest
 from distmm.job.reduction import Threshold
 from distmm.job.spec import Spec, differences
 from distmm.job.stop import Stop

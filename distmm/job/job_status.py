@@ -8,11 +8,9 @@ import time
 from dataclasses import dataclass
 
 from distmm.errors import InputError
-from distmm.job.certificate import read_certificate
 from distmm.job.folder import Folder
 from distmm.job.lock import holder
-from distmm.job.manifest import read_manifest
-from distmm.job.result import described
+from distmm.job.records import read_certificate, read_manifest
 from distmm.planning.blocks import even_edges
 from distmm.storage import is_there, stamp_of
 from distmm.telemetry import units
@@ -108,8 +106,8 @@ def status(out: str | os.PathLike[str]) -> Status:
         manifest = read_manifest(folder)
         markers = folder.of_job(manifest["id"]).markers()
         (m, n), (edge_m, _, edge_n) = manifest["output"]["shape"], manifest["blocks"]
-        result, columns = described(manifest["spec"]), len(even_edges(n, edge_n))
-        total = len(even_edges(m, edge_m)) * len({result.unit(0, j) for j in range(columns)})
+        reduced = manifest["spec"].get("reduction") is not None  # then units are whole block rows
+        total = len(even_edges(m, edge_m)) * (1 if reduced else len(even_edges(n, edge_n)))
         counts = len(markers), total, len(manifest["runs"]), manifest["rejected"]
         owner = holder(folder.path)
         if owner is None or owner.stale:

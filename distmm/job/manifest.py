@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import re
 import secrets
 import socket
 import time
@@ -14,10 +11,9 @@ from distributed import Client
 
 from distmm.all_workers import everywhere
 from distmm.errors import InputError
-from distmm.job.folder import Folder, Json, read_json, write_json
+from distmm.job.folder import Folder, Json, write_json
 from distmm.job.input_checksums import stamps
-from distmm.job.json_forms import MANIFEST
-from distmm.job.moved import relocated
+from distmm.job.records import FORMAT, digest, read_manifest
 from distmm.job.spec import Spec, differences
 from distmm.planning.plan import Plan
 from distmm.planning.schedule import parse
@@ -26,11 +22,7 @@ from distmm.telemetry.batch_job import batch_job
 from distmm.versions import installed
 from distmm.worker import gpu
 
-__all__ = ["FORMAT", "completed", "new_manifest", "read_manifest", "refuse_changes", "run_of", "write_manifest"]
-
-# Version of the format of manifest and certificate. Format 1 had no id of the job, no hash of the manifest and no
-# checksums of the inputs. In format 2 the job's files were not in a subfolder of the lock's owner.
-FORMAT = 3
+__all__ = ["completed", "new_manifest", "refuse_changes", "run_of", "write_manifest"]
 
 PACKAGES = ("distmm", "numpy", "dask", "distributed", "zarr", "numba", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x")
 
@@ -77,33 +69,8 @@ def run_of(plan: Plan, client: Client) -> Json:
 
 def write_manifest(folder: Folder, manifest: Json) -> None:
     """Write the manifest, with its own hash."""
-    manifest["sha256"] = _digest(manifest)
+    manifest["sha256"] = digest(manifest)
     write_json(folder.manifest, manifest, os.path.join(folder.path, folder.owner, "manifest.draft"))
-
-
-def read_manifest(folder: Folder) -> Json:
-    """Read the manifest of a job.
-
-    Raises
-    ------
-    InputError
-        For another format, and for a manifest that was changed after distmm had written it.
-    """
-    manifest = read_json(folder.manifest)
-    if manifest.get("format") != FORMAT:
-        raise InputError(
-            f"{folder.manifest}: has format {manifest.get('format')}, but this version of distmm reads {FORMAT}: "
-            f"finish the job with the version that began it, or start over with --overwrite"
-        )
-    manifest = read_json(folder.manifest, MANIFEST)
-    # The id becomes part of a path. The hash is no protection against a forged manifest, so the form of the id is
-    # checked, too: it must not lead to another folder.
-    if manifest.get("sha256") != _digest(manifest) or not re.fullmatch("[0-9a-f]{16}", str(manifest.get("id"))):
-        raise InputError(
-            f"{folder.manifest}: has been changed since distmm wrote it: restore the original, or start over with "
-            f"--overwrite"
-        )
-    return relocated(manifest, folder.target)
 
 
 def completed(folder: Folder, anew: bool) -> Folder | None:
@@ -146,11 +113,6 @@ def refuse_changes(folder: Folder, spec: Spec, blocks: tuple[int, int, int] | No
             f"{folder.path}: has an unfinished job that differs: {'; '.join(changed)}; give the same arguments and "
             f"inputs as before, or start over with --overwrite (overwrite=True), which discards its finished blocks"
         )
-
-
-def _digest(manifest: Json) -> str:
-    content = {name: value for name, value in manifest.items() if name != "sha256"}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _device(kind: str) -> str:

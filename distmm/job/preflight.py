@@ -12,8 +12,9 @@ from distmm.errors import InputError
 from distmm.job.calls import finished
 from distmm.job.folder import Folder
 from distmm.job.lock import STALE_SECONDS, holder
-from distmm.job.manifest import read_manifest, refuse_changes
+from distmm.job.manifest import refuse_changes
 from distmm.job.planning import request
+from distmm.job.records import read_manifest
 from distmm.job.spec import Check, Spec
 from distmm.planning.precision import Precision
 from distmm.storage import check_output

@@ -14,7 +14,8 @@ from contextlib import contextmanager, suppress
 from distmm.errors import InputError
 from distmm.job.folder import Folder, Json
 from distmm.job.lock import Lock
-from distmm.job.manifest import read_manifest, write_manifest
+from distmm.job.manifest import write_manifest
+from distmm.job.records import read_manifest
 from distmm.job.stop import Stop
 from distmm.telemetry import units
 

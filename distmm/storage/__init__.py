@@ -6,16 +6,14 @@ import os
 from typing import Any
 
 from distmm.errors import InputError
-from distmm.storage import flat, hdf5, matrix, npy
+from distmm.storage import flat, matrix, npy, splitting
 from distmm.storage.durability import fsync, fsync_tree
 from distmm.storage.matrix import Matrix, check_dtype, check_shape
 from distmm.storage.npy import NpyMatrix
 from distmm.storage.object_store import is_url, located
 from distmm.storage.output import Output, Target
-from distmm.storage.overwriting import check_place, check_replaceable
-from distmm.storage.zarr_chunks import stamp_of_array
-from distmm.storage.zarr_folder import ZarrMatrix, ZarrTarget
-from distmm.storage.zarr_objects import ObjectDraft, ObjectOutput, ObjectTarget, check_url, is_array
+
+# Modules that use Zarr or HDF5 are imported in functions: they take a third of a second; `distmm status` needs none.
 
 __all__ = [
     "Matrix", "Target", "check_output", "create_output", "file_of", "fsync", "is_there", "is_url", "locate",
@@ -48,11 +46,14 @@ def open_matrix(path: str | os.PathLike[str]) -> Matrix:
     InputError
         If the path is missing or damaged, or the array is not two-dimensional or not of numbers.
     """
+    from distmm.storage import hdf5
+    from distmm.storage.zarr_folder import ZarrMatrix
+
     name = os.fspath(path)
     if is_url(name):
         return ZarrMatrix.open(name)
     raw = flat.split(name)
-    of_hdf5 = hdf5.split(name) or hdf5.split_existing(name)
+    of_hdf5 = splitting.hdf5(name) or splitting.existing_hdf5(name)
     file, detail = raw or of_hdf5 or (name, None)
     file = os.path.abspath(os.path.expanduser(file))
     if not os.path.exists(file):
@@ -70,7 +71,7 @@ def open_matrix(path: str | os.PathLike[str]) -> Matrix:
 
 def file_of(path: str) -> str:
     """Return the file or folder of a path of `open_matrix`, without the dataset or the description."""
-    return (flat.split(path) or hdf5.split(path) or hdf5.split_existing(path) or (path,))[0]
+    return (flat.split(path) or splitting.hdf5(path) or splitting.existing_hdf5(path) or (path,))[0]
 
 
 def locate(path: str | os.PathLike[str]) -> tuple[str, str | None]:
@@ -84,7 +85,7 @@ def locate(path: str | os.PathLike[str]) -> tuple[str, str | None]:
     name = os.fspath(path)
     if is_url(name):
         return located(name), None
-    file, dataset = hdf5.split(name) or (name, None)
+    file, dataset = splitting.hdf5(name) or (name, None)
     file = os.path.abspath(os.path.expanduser(file))
     if dataset is not None and os.fsencode(dataset) != dataset.encode(errors="replace"):
         raise InputError(f"{name}: HDF5 files have names in UTF-8, and that of the dataset is not: choose another one")
@@ -111,6 +112,9 @@ def check_output(path: str | os.PathLike[str], overwrite: bool) -> None:
         If the output is inside a Zarr array. With `overwrite`: if it would replace anything but a single matrix of the
         same format, for example a pipe, a device, a symbolic link, a text file, or several matrices.
     """
+    from distmm.storage.overwriting import check_place, check_replaceable
+    from distmm.storage.zarr_objects import check_url
+
     file, dataset = locate(path)
     if is_url(file):
         check_url(file, overwrite)
@@ -163,6 +167,10 @@ def create_output(
     InputError
         If the output exists, cannot be written, does not fit on the disk, or has an unknown format.
     """
+    from distmm.storage import hdf5
+    from distmm.storage.zarr_folder import ZarrTarget
+    from distmm.storage.zarr_objects import ObjectTarget
+
     file, dataset = locate(path)
     shape, dtype = check_shape(file, shape), check_dtype(file, dtype)
     check_output(path, overwrite)
@@ -170,7 +178,7 @@ def create_output(
     try:
         if is_url(file):
             return ObjectTarget.create(output, shape, dtype, chunks, job)
-        if hdf5.split(file):
+        if splitting.hdf5(file):
             target: Target = hdf5.create(output, dataset or "/C", shape, dtype)
         elif file.lower().endswith(".npy"):
             target = npy.create(output, shape, dtype)
@@ -186,36 +194,52 @@ def create_output(
 
 def reopen_output(path: str | os.PathLike[str], draft: str, overwrite: bool = False) -> Target:
     """Open a draft that `create_output` has created, to continue writing. Shape and type are read from the draft."""
+    from distmm.storage import hdf5
+    from distmm.storage.zarr_folder import ZarrTarget
+    from distmm.storage.zarr_objects import ObjectTarget
+
     file, _ = locate(path)
     output = output_of(file, draft, overwrite)
     if is_url(file):
         return ObjectTarget.reopen(output)
-    if hdf5.split(file):
+    if splitting.hdf5(file):
         return hdf5.reopen(output)
     return npy.reopen(output) if file.lower().endswith(".npy") else ZarrTarget.reopen(output)
 
 
 def reserve_output(path: str, nbytes: int, overwrite: bool, draft: str | None = None) -> Output:
     """Check that ``nbytes`` can be written to a path of `locate` (`Output.reserve`)."""
+    from distmm.storage.zarr_objects import ObjectOutput
+
     return (ObjectOutput if is_url(path) else Output).reserve(path, nbytes, overwrite, draft)
 
 
 def output_of(path: str, draft: str, overwrite: bool) -> Output:
     """Return the `Output` of a path of `locate`."""
+    from distmm.storage.zarr_objects import ObjectOutput
+
     return (ObjectOutput if is_url(path) else Output)(path, draft, overwrite)
 
 
 def open_draft(path: str, draft: str) -> Matrix:
     """Open an incomplete output for reading. Blocks that are not written yet cannot be read."""
+    from distmm.storage.zarr_objects import ObjectDraft
+
     return ObjectDraft.open(path, draft) if is_url(path) else open_matrix(draft)
 
 
 def is_there(path: str) -> bool:
     """Whether the output exists: a file or folder with its name, or an array in an object store."""
-    return is_array(path) if is_url(path) else os.path.lexists(path)
+    if is_url(path):
+        from distmm.storage.zarr_objects import is_array
+
+        return is_array(path)
+    return os.path.lexists(path)
 
 
 def stamp_of(path: str) -> str:
     """Return a hash of what the file system or store says of an output, which differs after any write to it."""
+    from distmm.storage.zarr_chunks import stamp_of_array
+
     whole = is_url(path) or os.path.isdir(path)
     return stamp_of_array(path) if whole else matrix.stamp_of([("", os.stat(path))])

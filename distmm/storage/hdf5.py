@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -18,23 +17,10 @@ from distmm.storage.matrix import FileMatrix, check_dtype, check_shape, only_mat
 from distmm.storage.output import Output
 from distmm.storage.regular_files import check_regular
 
-__all__ = ["Hdf5Matrix", "check_replaceable", "create", "reopen", "split", "split_existing"]
+__all__ = ["Hdf5Matrix", "check_replaceable", "create", "reopen"]
 
 # Largest number of soft links on the way to a dataset. More links are treated as a cycle.
 MOST_LINKS = 16
-
-
-def split(path: str) -> tuple[str, str | None] | None:
-    """Split ``file.h5:/name`` into file and dataset, which may be None. None for a path that is not HDF5."""
-    found = re.fullmatch(r"(.*\.(?:h5|hdf5))(?::(.*))?", path, re.IGNORECASE | re.DOTALL)
-    return None if found is None else (found[1], found[2] or None)
-
-
-def split_existing(path: str) -> tuple[str, str] | None:
-    """Split ``file:/name`` where the file is HDF5 under any name, such as ``file.nc``. None for other paths."""
-    found = re.fullmatch(r"(.+?):(/.*)", path, re.DOTALL)
-    file = os.path.expanduser(found[1]) if found else ""
-    return (file, found[2]) if found and os.path.isfile(file) and h5py.is_hdf5(file) else None
 
 
 def datasets(file: h5py.File) -> dict[str, tuple[int, ...]]:

@@ -20,8 +20,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import fsspec
-
 from distmm.errors import InputError
 
 __all__ = ["ObjectFolder", "check_access", "is_url", "located", "tag_of", "within"]
@@ -69,6 +67,8 @@ def located(url: str) -> str:
             f"{url}: distmm writes only Zarr arrays to object stores; write {url.removesuffix(suffix)}.zarr"
         )
     place = f"{scheme.lower()}://{'/'.join(parts)}"
+    import fsspec
+
     try:
         fsspec.get_filesystem_class(scheme.lower())
     except ImportError as error:
@@ -113,6 +113,8 @@ class ObjectFolder:
     """
 
     def __init__(self, url: str) -> None:
+        import fsspec
+
         self.url = url.rstrip("/")
         with self._explained(""):
             # fsspec returns the same object, with its open connections, for all calls in a process.

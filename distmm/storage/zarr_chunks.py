@@ -13,14 +13,15 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
-import zarr
 
 from distmm.storage.matrix import stamp_of
 from distmm.storage.object_store import ObjectFolder
-from distmm.storage.zarr_internals import chunk_names
+
+if TYPE_CHECKING:
+    import zarr
 
 __all__ = ["Present", "stamp_of_array"]
 
@@ -59,6 +60,8 @@ class Present:
     @classmethod
     def among(cls, found: Collection[str] | None, stored: zarr.Array[Any]) -> Self:
         """Look for an array's files among names. With None, for a store that cannot list them, none is expected."""
+        from distmm.storage.zarr_internals import chunk_names
+
         edges = tuple(stored.shards or stored.chunks)
         names = chunk_names(stored)
         counts = tuple(-(-n // edge) for n, edge in zip(stored.shape, edges, strict=True))

@@ -23,7 +23,7 @@ from recorded_device import Device
 from distmm import job
 from distmm.errors import InputError
 from distmm.job.folder import Folder
-from distmm.job.manifest import read_manifest
+from distmm.job.records import read_manifest
 from distmm.planning.blocks import even_edges, slices
 from distmm.storage import locate, open_matrix
 from distmm.storage.matrix import Matrix

@@ -17,7 +17,8 @@ from distmm import job
 from distmm.errors import InputError, Stopped
 from distmm.job.computation import Computation
 from distmm.job.folder import Folder
-from distmm.job.manifest import read_manifest, write_manifest
+from distmm.job.manifest import write_manifest
+from distmm.job.records import read_manifest
 from tests.distmm.job.disturbed import BLOCKS, PLAN, SIZE, HalfWay, marked, multiply, operands, values
 from tests.tables import later
 
