@@ -71,6 +71,8 @@ class Owners:
     chunks : tuple of Chunks, optional
         If blocks are unions of the user's chunks: the edges of the chunks of each block, along m, k and n. `homes` are
         then those of the chunks.
+    triangle : bool
+        Whether only the blocks of C with ``i >= j`` are multiplied.
     """
 
     workers: int
@@ -79,6 +81,7 @@ class Owners:
     homes: tuple[Homes | None, Homes | None]
     fewest: int | None = None
     chunks: tuple[Chunks, Chunks, Chunks] | None = None
+    triangle: bool = False
 
     # A schedule reads these of a `Grid`, too. C is one wave, so waves are cut at no multiple.
     rows = columns = 1
@@ -127,9 +130,31 @@ class Owners:
     def home(self, operand: Literal["A", "B"], row: int, column: int) -> list[int]:
         """Ranks of the chunks of a block of A or B, in rows; a chunk in no memory goes to a rank that reads it."""
         homes = self.homes[operand == "B"]
-        reader = self.rank(row, column, 0) if operand == "A" else self.rank(0, row, column)
-        at = self.chunk_indices(operand, row, column)
-        return [reader if homes is None or homes[i][j] < 0 else homes[i][j] for line in at for i, j in line]
+        at = [index for line in self.chunk_indices(operand, row, column) for index in line]
+        return [
+            self._reader(operand, row, column, i + j) if homes is None or homes[i][j] < 0 else homes[i][j]
+            for i, j in at
+        ]
+
+    def _reader(self, operand: Literal["A", "B"], row: int, column: int, number: int) -> int:
+        """Rank that reads a block. Chunks of other numbers have other readers, so that loads are shared out."""
+        if operand == "B":
+            return self.rank(number % self._lines[0], row, column)
+        return self.rank(row, column, number % (row + 1 if self.triangle else self._lines[1]))
+
+    @property
+    def _lines(self) -> tuple[int, int]:
+        """Numbers of block rows and of block columns of C that the table tells apart."""
+        return (1 if self.stays in "bBkK" else len(self.table)), (1 if self.stays in "aAkK" else len(self.table[0]))
+
+    def readers(self, m: int, k: int, n: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Ranks to which the chunks of A and of B go that are in no memory, as `home` says, for m x k x n blocks."""
+        cuts = self.chunks or tuple(((0,),) * count for count in (m, k, n))
+        of_m, of_k, of_n = (np.repeat(np.arange(len(blocks)), [len(each) for each in blocks]) for blocks in cuts)
+        ranks, (rows, columns) = self.ranks(m, k, n), self._lines
+        a, b = (np.add.outer(np.arange(len(x)), np.arange(len(y))) for x, y in ((of_m, of_k), (of_k, of_n)))
+        j = a % (of_m[:, None] + 1 if self.triangle else columns)
+        return ranks[of_m[:, None], of_k, j], ranks[b % rows, of_k[:, None], of_n]
 
     def chunk_indices(self, operand: Literal["A", "B"], row: int, column: int) -> list[list[tuple[int, int]]]:
         """Return the indices of the chunks that a block of A or B is made of, in rows."""
@@ -210,7 +235,7 @@ def of_grid(
 ) -> Owners:
     """Return the owners of C by a grid of one layer, block-cyclic."""
     table = tuple(tuple(grid.owner(i, j) for j in range(len(blocking.n))) for i in range(len(blocking.m)))
-    return Owners(grid.size, f"{grid.rows}x{grid.columns}x1", table, homes, chunks=chunks)
+    return Owners(grid.size, f"{grid.rows}x{grid.columns}x1", table, homes, chunks=chunks, triangle=blocking.triangle)
 
 
 def of_family(
@@ -245,7 +270,7 @@ def of_family(
     table = ranks.reshape(shape)
     if family in "rcRC":
         table = np.broadcast_to(table, (len(m), len(n)))
-    return Owners(workers, family, tuple(map(tuple, table.tolist())), homes, chunks=chunks)
+    return Owners(workers, family, tuple(map(tuple, table.tolist())), homes, 0, chunks, blocking.triangle)
 
 
 def _held(homes: Homes | None, down: Chunks, across: Chunks, workers: int) -> np.ndarray[tuple[int, ...], Any]:

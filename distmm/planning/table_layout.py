@@ -48,9 +48,9 @@ def products(owners: Owners, m: int, k: int, n: int, triangle: bool) -> Products
         mine &= np.tri(m, dtype=bool)[:, None]
     before = np.cumsum(mine, axis=2) - 1
     place = np.take_along_axis(before, ranks[None], axis=0)[0]
-    down, deep, across = map(_chunks_of_blocks, owners.chunks) if owners.chunks else ([1] * m, [1] * k, [1] * n)
-    a = _homes(owners.homes[0], np.repeat(np.repeat(ranks[:, :, 0], down, axis=0), deep, axis=1))
-    b = a.T if triangle else _homes(owners.homes[1], np.repeat(np.repeat(ranks[0], deep, axis=0), across, axis=1))
+    readers = owners.readers(m, k, n)
+    a = _homes(owners.homes[0], readers[0])
+    b = a.T if triangle else _homes(owners.homes[1], readers[1])
     return Products(mine, place, (a, b))
 
 

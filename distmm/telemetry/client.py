@@ -10,6 +10,7 @@ from collections.abc import Collection, Hashable
 from distributed import Client, Scheduler
 
 from distmm.all_workers import everywhere
+from distmm.graph.chunk_layer import product_of
 from distmm.telemetry import worker
 from distmm.telemetry.faults import tolerated
 from distmm.telemetry.record import Figures, Record
@@ -64,7 +65,7 @@ def figures_on(scheduler: Scheduler, product: str) -> Figures | None:
     telemetry = scheduler.plugins.get(Telemetry.name)
     with tolerated("the progress of products"):
         if telemetry is not None:
-            return telemetry.figures(product)  # type: ignore[no-any-return]
+            return telemetry.figures(product_of(product))  # type: ignore[no-any-return]
     return None
 
 
@@ -88,7 +89,7 @@ def read(client: Client, product: str) -> Record | None:
         telemetry = dask_scheduler.plugins.get(Telemetry.name)
         if telemetry is None:
             return None
-        record: Record | None = telemetry.records.get(product)
+        record: Record | None = telemetry.records.get(product_of(product))
         if record is not None:
             record.transfers.clear()  # each worker's statement repeats all of its transfers
             for address, said in statements.items():

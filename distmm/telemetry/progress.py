@@ -14,7 +14,6 @@ from distributed import Client, futures_of
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from distmm.graph.chunk_layer import product_of
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import units
 from distmm.telemetry.record import UNDER_WAY, Figures
@@ -85,7 +84,7 @@ def watch(C: da.Array, *, client: Client | None = None, console: Console | None 
         time.sleep(POLL_SECONDS / 10)
     with live(console) as report:
         while True:
-            figures = telemetry.figures(client, product_of(C.name))
+            figures = telemetry.figures(client, C.name)
             if figures is None and all(future.done() for future in futures_of(C)):
                 raise ValueError(
                     f"the scheduler knows no product {C.name}: start it first, as in C = client.persist(C), and watch "

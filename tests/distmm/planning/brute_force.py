@@ -71,11 +71,16 @@ class BruteForce:
         grid = self.plan.grid
         if isinstance(grid, Grid):
             return {block: grid.owner(row, column, batch, layer)}
-        homes, reader = grid.homes[name == "B"], grid.rank(row, column, 0) if name == "A" else grid.rank(0, row, column)
+        homes, blocking = grid.homes[name == "B"], self.plan.blocking
         found = {}
         down, across = (0, 1) if name == "A" else (1, 2)
         for i in self._indices(down, row):
             for j in self._indices(across, column):
+                if name == "A":
+                    lines = row + 1 if blocking.triangle else len(grid.table[0]) if grid.stays[0] not in "aAkK" else 1
+                    reader = grid.rank(row, column, (i + j) % lines)
+                else:
+                    reader = grid.rank((i + j) % (len(grid.table) if grid.stays[0] not in "bBkK" else 1), row, column)
                 found[name, batch, i, j] = reader if homes is None or homes[i][j] < 0 else homes[i][j]
         return found
 
