@@ -117,13 +117,13 @@ def _overlaps(chunks: Sequence[int], cuts: Sequence[int]) -> Ints:
 
 
 def _holders(keys: tuple[Any, ...], dask_scheduler: Scheduler) -> list[tuple[int, list[int]]]:
-    """Return the bytes of each key, and the ranks that hold it. Runs on the scheduler."""
+    """Return the bytes of each key, and the ranks that hold it or are making it. Runs on the scheduler."""
     products = dask_scheduler.plugins[PlacementPlugin.name].products
     products.renumber()  # as when the graph of the product arrives
     ranks = products.ranks.alive
     answers = []
     for key in keys:
         ts = dask_scheduler.tasks.get(key)
-        workers = () if ts is None else ts.who_has or ()
+        workers = () if ts is None else ts.who_has or [worker for worker in (ts.processing_on,) if worker is not None]
         answers.append((ts.get_nbytes() if ts else 0, sorted(ranks[w.address] for w in workers if w.address in ranks)))
     return answers
