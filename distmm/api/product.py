@@ -245,13 +245,13 @@ class Gemm:
         kind = "cupy" if plan.cluster.device == "cuda" and out_array.takes_gpu_blocks(to) else a.kind
         chunks = (*blocking.batch, blocking.m, blocking.n)
         meta = meta_from_array(a.source if a.kind == "cupy" else None, ndim=len(chunks), dtype=self.dtype)
-        graphs, united = self.graphs(plan, kind, client), plan.schedule.chunks
+        graphs = self.graphs(plan, kind, client)
 
         def lazy(wave: Wave | None) -> da.Array:
             name, layers = graphs(wave)
             c = da.Array(layers, name, chunks, meta=meta)
-            if united is not None and to is None:
-                c = in_chunks(c, united[0], united[2])
+            if plan.schedule.chunks is not None and to is None:
+                c = in_chunks(c, plan.schedule)
             c = c[..., 0, :] if vector_a else c
             return with_copies(c[..., 0] if vector_b else c)
 

@@ -44,8 +44,8 @@ __all__ = [
 # Names of the tasks of Dask's own `store`, and of those of `distmm.graph.store_graph`, begin with this.
 STORES = "store-map-"
 
-# Functions with which Dask cuts blocks.
-VIEWS = frozenset({getitem, getter, getter_inline, getter_nofancy})
+# Functions that cut blocks: Dask's, and that of the chunks of C.
+VIEWS = frozenset({getitem, getter, getter_inline, getter_nofancy, tasks.chunk_of})
 
 
 class PlacedTask(Task):

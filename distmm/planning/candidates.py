@@ -30,6 +30,12 @@ MOST_PANELS = 1 << 17
 # the chunks take less time than the copies of the chunks to their blocks gain.
 MANY_PRODUCTS = 16
 
+# Owners that move more than so many times the fewest bytes are left out if that takes longer than all arithmetic.
+# Unions of chunks, which save tasks alone, are left out if it takes longer than a worker's share of the arithmetic.
+# A @ v moved a third of A: the model counts milliseconds for each task, and little for bytes, as links are measured for
+# long products only.
+MORE_BYTES = 1.25
+
 # On GPUs, a chain of so few panels is tried as one task too. Such a product takes about as long as Dask needs for its
 # tasks: bfloat16 on two H100, blocks of n / 4, n = 16384, 32768, 46080 and 65536: 0.086, 0.087, 0.163 and 0.428 s with
 # four panels a task, 0.115, 0.109, 0.174 and 0.439 s with one. A kernel multiplies up to 8 panels in one launch. Chains
@@ -122,8 +128,14 @@ def placed(
         layout = TableLayout(problem, Schedule(blocks, owners))
         return layout.summed_bytes() + int(layout.operand_bytes(blocks.whole).received.sum())
 
-    fewest = min(moved(*table) for table in tables)
-    for blocks, table in tables:
+    bytes_of = [moved(*table) for table in tables]
+    fewest = min(bytes_of)
+    arithmetic = problem.element_flops * blocking.c_elements / cluster.rate
+    for (blocks, table), count in zip(tables, bytes_of, strict=True):
+        transfers = count / cluster.link / cluster.workers
+        hidden = arithmetic if table.chunks is None else arithmetic / cluster.workers
+        if homes != (None, None) and count > MORE_BYTES * fewest and transfers > hidden:
+            continue
         owners = replace(table, fewest=fewest)
         longest = Schedule(blocks, owners).steps
         _, enough = _pace(problem, blocks, cluster)

@@ -12,7 +12,7 @@ from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_facts, measur
 from distmm.worker.tasks.loads import load, to_device
 from distmm.worker.tasks.metrics import METRICS, Metric, exponents, needs_exponents, squared_norms
 from distmm.worker.tasks.probe import PAUSE_FRACTION, copy_rate, local_gpu, probe
-from distmm.worker.tasks.products import combine, mirror, multiply
+from distmm.worker.tasks.products import chunk_of, combine, mirror, multiply
 from distmm.worker.tasks.reductions import (
     BlockReduction,
     Chunk,
@@ -49,6 +49,7 @@ __all__ = [
     "arrived",
     "arrived_at",
     "block_qr",
+    "chunk_of",
     "combine",
     "copy_rate",
     "exponents",

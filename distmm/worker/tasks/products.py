@@ -23,7 +23,7 @@ from distmm.worker.tasks.reductions import BlockReduction, Part, on_host
 if TYPE_CHECKING:
     from distmm_kernels.kernel import Kernel
 
-__all__ = ["combine", "mirror", "multiply"]
+__all__ = ["chunk_of", "combine", "mirror", "multiply"]
 
 
 def multiply(
@@ -183,6 +183,11 @@ def combine(
     if reduction is not None:
         return on_host(out)
     return to_host(out) if epilogue is not None and epilogue.kind == "numpy" else out
+
+
+def chunk_of(where: object, block: Block, part: tuple[slice, slice]) -> Block:
+    """Return a chunk of C, a view of its block."""
+    return block[part]
 
 
 def mirror(where: object, symmetry: Symmetry, block: Block) -> Block:
