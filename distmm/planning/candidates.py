@@ -31,6 +31,12 @@ MOST_PANELS = 1 << 17
 # with them: n = 16384 in chunks of 2048 takes 0.26 s on two H200 with UCX either way, with TCP 2.9 s where it took 1.5.
 MANY_PRODUCTS, MANY_ON_GPUS = 64, 2048
 
+# Owners that move more than so many times the fewest bytes are left out if that takes longer than all arithmetic.
+# Unions of chunks, which save tasks alone, are left out if it takes longer than a worker's share of the arithmetic.
+# A @ v moved a third of A: the model counts milliseconds for each task, and little for bytes, as links are measured for
+# long products only.
+MORE_BYTES = 1.25
+
 # On GPUs, a chain of so few panels is tried as one task too. Such a product takes about as long as Dask needs for its
 # tasks: bfloat16 on two H100, blocks of n / 4, n = 16384, 32768, 46080 and 65536: 0.086, 0.087, 0.163 and 0.428 s with
 # four panels a task, 0.115, 0.109, 0.174 and 0.439 s with one. A kernel multiplies up to 8 panels in one launch. Chains
@@ -125,9 +131,15 @@ def placed(
         layout = TableLayout(problem, Schedule(blocks, owners))
         return layout.summed_bytes() + int(layout.operand_bytes(blocks.whole).received.sum())
 
+    bytes_of = [moved(*table) for table in tables]
     held = any(max(line) >= 0 for each in homes for line in each or ())
-    fewest = min(moved(*table) for table in tables) if held else None
-    for blocks, table in tables:
+    fewest = min(bytes_of) if held else None
+    arithmetic = problem.element_flops * blocking.c_elements / cluster.rate
+    for (blocks, table), count in zip(tables, bytes_of, strict=True):
+        transfers = count / cluster.link / cluster.workers
+        hidden = arithmetic if table.chunks is None else arithmetic / cluster.workers
+        if fewest is not None and count > MORE_BYTES * fewest and transfers > hidden:
+            continue
         owners = replace(table, fewest=fewest)
         longest = Schedule(blocks, owners).steps
         _, enough = _pace(problem, blocks, cluster)

@@ -24,7 +24,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -33,7 +33,7 @@ import numpy as np
 from distmm.planning.blocks import Blocking
 from distmm.planning.grid import Grid
 
-__all__ = ["FAMILIES", "Family", "Homes", "Owners", "candidates", "of_family", "of_grid"]
+__all__ = ["FAMILIES", "Family", "Homes", "Owners", "candidates", "homes_array", "of_family", "of_grid"]
 
 # Rank that holds each block of an operand, as rows of block columns; -1 for a block that is in no worker's memory.
 Homes = tuple[tuple[int, ...], ...]
@@ -273,11 +273,18 @@ def of_family(
     return Owners(workers, family, tuple(map(tuple, table.tolist())), homes, 0, chunks, blocking.triangle)
 
 
+@lru_cache(maxsize=8)
+def homes_array(homes: Homes) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
+    """Return homes as an array; kept, because 200 x 200 of them take 2 ms, and a search asks some hundred times."""
+    return np.array(homes, np.int64)
+
+
+@lru_cache(maxsize=8)  # all families of some blocks ask for the same
 def _held(homes: Homes | None, down: Chunks, across: Chunks, workers: int) -> np.ndarray[tuple[int, ...], Any]:
     """Elements of an operand's blocks at each rank ``(workers, rows, columns)``."""
     if homes is None:
         return np.zeros((workers, len(down), len(across)), np.int64)
-    at = np.array(homes, np.int64) == np.arange(workers)[:, None, None]
+    at = homes_array(homes) == np.arange(workers)[:, None, None]
     elements: np.ndarray[tuple[int, ...], Any] = at * np.outer(
         [edge for block in down for edge in block], [edge for block in across for edge in block]
     )
@@ -305,7 +312,7 @@ def _shared_out(held: np.ndarray, work: np.ndarray, balance: float) -> np.ndarra
         best = np.flatnonzero(held[:, item] == held[:, item].max())
         ranks[item] = best[np.argmin(loads[best])]
         loads[ranks[item]] += work[item]
-    most = balance * work.sum() / workers
+    most = max(1, work.sum()) / workers * balance  # all work is 0 in products of empty matrices
     while loads.max() > most:
         busiest, least = int(loads.argmax()), int(loads.argmin())
         mine = np.flatnonzero(ranks == busiest)

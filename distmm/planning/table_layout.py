@@ -14,7 +14,7 @@ import numpy as np
 
 from distmm.planning.blocks import Blocking, Wave
 from distmm.planning.layout import Ints, Traffic
-from distmm.planning.owners import Chunks, Homes, Owners
+from distmm.planning.owners import Chunks, Homes, Owners, homes_array
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import Schedule
 
@@ -63,7 +63,7 @@ def _homes(homes: Homes | None, readers: Ints) -> Ints:
     """Return the rank that holds each chunk; one that reads it, if no rank does."""
     if homes is None:
         return readers
-    at: Ints = np.array(homes, np.int64)
+    at = homes_array(homes)
     return np.where(at < 0, readers, at)
 
 

@@ -150,6 +150,26 @@ def test_many_small_chunks_are_multiplied_as_few_blocks_and_c_has_their_chunks(c
         distmm.matmul(masked.map_blocks(lambda x: x, meta=np.empty((0, 0), "f4")), B).compute()
 
 
+def test_chunks_of_c_are_taken_from_its_blocks_where_these_are(client: Client) -> None:
+    a = np.random.default_rng(0).integers(-9, 10, (480, 480)).astype("f8")
+    A, B = client.persist([da.from_array(a, chunks=30), da.from_array(a + 1, chunks=30)])
+    wait([A, B])
+    plan = distmm.plan(A, B)
+    assert plan.schedule.chunks is not None
+    c, moved = spent(client, lambda: distmm.matmul(A, B))
+    np.testing.assert_array_equal(c, a @ (a + 1))
+    assert moved == plan.bytes_moved
+
+
+def test_a_persisted_matrix_times_a_vector_moves_the_vector_alone(client: Client) -> None:
+    a = np.random.default_rng(1).integers(-9, 10, (960, 960)).astype("f8")
+    A, v = client.persist([da.from_array(a, chunks=120), da.from_array(a[0], chunks=120)])
+    wait([A, v])
+    c, moved = spent(client, lambda: distmm.matmul(A, v))
+    np.testing.assert_array_equal(c, a @ a[0])
+    assert moved < a.nbytes / 20
+
+
 def test_a_plan_whose_homes_have_changed_meanwhile_still_gives_c(client: Client) -> None:
     plan = distmm.plan(tall(client, HOMES, 4).T, tall(client, HOMES, 4))
     X = tall(client, [(home + 1) % 4 for home in HOMES], 4)
