@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import dask.array as da
 from dask.highlevelgraph import HighLevelGraph
@@ -22,6 +22,7 @@ __all__ = ["in_chunks", "product_of"]
 SUFFIX = "-chunks"
 
 
+@dataclass(eq=False, repr=False)
 class ChunkLayer(ParametricLayer):
     """A task for each chunk of C, which takes it from its block, on the worker that makes the block.
 
@@ -34,14 +35,14 @@ class ChunkLayer(ParametricLayer):
         Its blocks are unions of chunks.
     """
 
-    def __init__(self, name: str, block: str, plan: Plan) -> None:
-        super().__init__()
-        self.name, self.block, self.plan = name, block, plan
-        assert plan.schedule.chunks is not None
-        self.rows, _, self.columns = plan.schedule.chunks
+    name: str
+    block: str
+    plan: Plan
 
-    def _parameters(self) -> tuple[Any, ...]:
-        return self.name, self.block, self.plan
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        assert self.plan.schedule.chunks is not None
+        self.rows, _, self.columns = self.plan.schedule.chunks
 
     def get_output_keys(self) -> set[Key]:
         """Keys of the chunks."""

@@ -65,29 +65,23 @@ class Reduced:
     dtype: np.dtype[Any] | None = None
 
 
+@dataclass(eq=False, repr=False)
 class ProductLayer(ParametricLayer):
     """All chains of one product, or of one of its waves, and the mirror images of symmetric products."""
 
-    def __init__(
-        self,
-        name: str,
-        plan: Plan,
-        operands: tuple[str, str, str | None],
-        choice: tasks.KernelChoice,
-        epilogue: tasks.Epilogue,
-        wave: Wave | None = None,
-        run: str | None = None,
-        reduced: Reduced | None = None,
-        dtypes: tuple[np.dtype[Any] | None, ...] = (None, None, None),
-    ) -> None:
-        super().__init__()
-        self.name, self.plan, self.operands, self.choice, self.epilogue = name, plan, operands, choice, epilogue
-        self.wave, self.run, self.reduced, self.dtypes = wave, run or name, reduced, dtypes
-        self.mirrored = plan.problem.symmetry is not None and reduced is None
+    name: str
+    plan: Plan
+    operands: tuple[str, str, str | None]
+    choice: tasks.KernelChoice
+    epilogue: tasks.Epilogue
+    wave: Wave | None = None
+    run: str | None = None
+    reduced: Reduced | None = None
+    dtypes: tuple[np.dtype[Any] | None, ...] = (None, None, None)
 
-    def _parameters(self) -> tuple[Any, ...]:
-        product = self.name, self.plan, self.operands, self.choice, self.epilogue
-        return *product, self.wave, self.run, self.reduced, self.dtypes
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.mirrored = self.plan.problem.symmetry is not None and self.reduced is None
 
     def get_output_keys(self) -> set[Key]:
         """Keys of the blocks of C."""
@@ -122,7 +116,7 @@ class ProductLayer(ParametricLayer):
         def task(
             chain: Chain, key: Key, step: int, order: int, ranks: Ranks, func: Any, *args: Any, **kwargs: Any
         ) -> ProductTask:
-            where = Placement(self.name, *chain, step, wave.index * orders + order, *ranks, self.run)
+            where = Placement(self.name, *chain, step, wave.index * orders + order, *ranks, self.run or self.name)
             last = key[0] == self.name
             added = TaskRef((c0, *key[1:])) if last and c0 is not None else None
             epilogue = on_diagonal if chain[1] == chain[2] else self.epilogue

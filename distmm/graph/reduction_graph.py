@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import dask.array as da
@@ -31,15 +32,14 @@ __all__ = ["GROUP", "MergeLayer", "parts_of_blocks", "results"]
 GROUP = 8
 
 
+@dataclass(eq=False, repr=False)
 class MergeLayer(ParametricLayer):
     """Trees that merge the parts of all lines. The results of line block l are under ``(name, *batch, l)``."""
 
-    def __init__(self, name: str, product: str, plan: Plan, reduced: Reduced) -> None:
-        super().__init__()
-        self.name, self.product, self.plan, self.reduced = name, product, plan, reduced
-
-    def _parameters(self) -> tuple[Any, ...]:
-        return (self.name, self.product, self.plan, self.reduced)
+    name: str
+    product: str
+    plan: Plan
+    reduced: Reduced
 
     def get_output_keys(self) -> set[Key]:
         """Keys of the results."""

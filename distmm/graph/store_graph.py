@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -60,25 +61,16 @@ def _store(target: Any, place: tuple[slice, ...], block: Any) -> None:
     target[place] = block
 
 
+@dataclass(eq=False, repr=False)
 class StoreLayer(ParametricLayer):
     """The tasks that write blocks of an array. `first` is the index of the first block, and `begin` its place."""
 
-    def __init__(
-        self,
-        name: str,
-        source: str,
-        first: tuple[int, ...],
-        chunks: tuple[tuple[int, ...], ...],
-        begin: tuple[int, ...],
-        target: Any,
-    ) -> None:
-        super().__init__()
-        self.name, self.source, self.first, self.chunks, self.begin, self.target = (
-            name, source, first, chunks, begin, target,
-        )  # fmt: skip
-
-    def _parameters(self) -> tuple[Any, ...]:
-        return (self.name, self.source, self.first, self.chunks, self.begin, self.target)
+    name: str
+    source: str
+    first: tuple[int, ...]
+    chunks: tuple[tuple[int, ...], ...]
+    begin: tuple[int, ...]
+    target: Any
 
     def get_output_keys(self) -> set[Key]:
         """Keys of all tasks."""

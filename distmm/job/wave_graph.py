@@ -105,17 +105,15 @@ class Names:
         return {name for name in (self.a, self.b, self.c, self.c0) if name is not None}
 
 
+@dataclass(eq=False, repr=False)
 class WritingLayer(ParametricLayer):
     """Sketches and writing tasks for some blocks of a wave."""
 
-    def __init__(
-        self, name: str, names: Names, writer: Writer, wave: Wave, blocks: tuple[tuple[int, int], ...]
-    ) -> None:
-        super().__init__()
-        self.name, self.names, self.writer, self.wave, self.blocks = name, names, writer, wave, blocks
-
-    def _parameters(self) -> tuple[Any, ...]:
-        return (self.name, self.names, self.writer, self.wave, self.blocks)
+    name: str
+    names: Names
+    writer: Writer
+    wave: Wave
+    blocks: tuple[tuple[int, int], ...]
 
     def get_output_keys(self) -> set[Key]:
         """Keys of the writing tasks."""
@@ -208,6 +206,7 @@ class WritingLayer(ParametricLayer):
             )
 
 
+@dataclass(eq=False, repr=False)
 class RowLayer(ParametricLayer):
     """Tasks that merge the reduced blocks of each row, wave by wave. The last one writes the block row.
 
@@ -217,16 +216,14 @@ class RowLayer(ParametricLayer):
     writer : RowWriter
     rows : tuple of int
         Rows of blocks.
-    made : tuple of (str, range)
+    waves : tuple of (str, range)
         The name of the `WritingLayer` of each wave, and its columns of blocks.
     """
 
-    def __init__(self, name: str, writer: RowWriter, rows: tuple[int, ...], made: tuple[tuple[str, range], ...]):
-        super().__init__()
-        self.name, self.writer, self.rows, self.waves = name, writer, rows, made
-
-    def _parameters(self) -> tuple[Any, ...]:
-        return (self.name, self.writer, self.rows, self.waves)
+    name: str
+    writer: RowWriter
+    rows: tuple[int, ...]
+    waves: tuple[tuple[str, range], ...]
 
     def get_output_keys(self) -> set[Key]:
         """Keys of the tasks that write block rows."""
