@@ -53,16 +53,12 @@ def figures(client: Client, product: str) -> Figures | None:
     Figures or None
         None if the scheduler does not know the product, or runs without telemetry.
     """
-
-    def ask(dask_scheduler: Scheduler) -> Figures | None:
-        return figures_on(dask_scheduler, product)
-
-    return client.run_on_scheduler(ask)  # type: ignore[no-any-return]
+    return client.run_on_scheduler(figures_on, product=product)  # type: ignore[no-any-return]
 
 
-def figures_on(scheduler: Scheduler, product: str) -> Figures | None:
+def figures_on(dask_scheduler: Scheduler, product: str) -> Figures | None:
     """Return the progress of a product, as `figures` does. Runs on the scheduler."""
-    telemetry = scheduler.plugins.get(Telemetry.name)
+    telemetry = dask_scheduler.plugins.get(Telemetry.name)
     with tolerated("the progress of products"):
         if telemetry is not None:
             return telemetry.figures(product_of(product))  # type: ignore[no-any-return]
