@@ -163,7 +163,9 @@ def parse(text: str, problem: Problem, homes: tuple[Homes | None, Homes | None] 
     )
     lists = [[int(x) for x in group.lstrip("rcabkRCABK").split("x")] for group in fields.groups()] if fields else [[]]
     grid, edges, panels, waves, lookahead = lists if fields else ([], [], [], [], [])
-    if len(edges) != 3 + len(problem.batch) or min(map(min, lists)) < 1:
+    sizes = (*problem.batch, problem.m, problem.k, problem.n)
+    sound = len(edges) == len(sizes) and min(map(min, (grid, panels, waves, lookahead))) >= 1
+    if not sound or any(edge < min(1, size) for edge, size in zip(edges, sizes, strict=True)):  # empty ones have edge 0
         raise InputError(
             f"plan {text!r} does not fit a product of shape {problem.shape}; a plan reads like {EXAMPLE}: grid, block "
             f"edges ({', '.join(['batch'] * len(problem.batch) + ['m', 'k', 'n'])}), panels a task, waves, lookahead; "

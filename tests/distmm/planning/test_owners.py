@@ -242,3 +242,38 @@ def test_a_plan_for_operands_that_are_nowhere_is_not_held_against_a_worker_that_
     assert "2-D bound" in dict(plan.rows())["moved"]
     again = make_plan(problem, cluster, text=str(plan))
     assert again.cost.bytes_bound == again.bytes_moved > 0
+
+
+@pytest.mark.parametrize("shape", [(0, 40, 30), (30, 0, 40), (30, 40, 0)])
+def test_products_of_empty_matrices_have_plans_whose_text_gives_them_back(shape: tuple[int, int, int]) -> None:
+    problem = Problem(*shape, F8)
+    m, k, n = ((10,) * (size // 10) or (0,) for size in shape)
+    homes = (
+        tuple(tuple(i % 4 for _ in k) for i, _ in enumerate(m)),
+        tuple(tuple(i % 4 for _ in n) for i, _ in enumerate(k)),
+    )
+    cluster = ClusterSpec(4, 10**9, "cpu", rate=1e10, link=1e9, load=1e9)
+    with np.errstate(invalid="raise"):
+        plan = make_plan(problem, cluster, blocking=Blocking(m, k, n), homes=homes, operands=("resident",) * 2)
+    assert parse(str(plan), problem, homes).blocking == plan.blocking
+    with pytest.raises(InputError, match="at least 1"):
+        parse("g2x2x1 b0x8x8 p1 w1 l2", Problem(8, 8, 8, F8))
+
+
+def test_thin_products_leave_matrices_where_they_are() -> None:
+    homes = tuple(tuple((7 * i + 3 * j) % 4 for j in range(8)) for i in range(8)), tuple((i % 4,) for i in range(8))
+    cluster = ClusterSpec(4, 10**10, "cpu", rate=1e10, link=1e9, load=1e9)
+    of_vector = Problem(2048, 2048, 1, F8), Blocking((256,) * 8, (256,) * 8, (1,))
+    plan = make_plan(of_vector[0], cluster, blocking=of_vector[1], homes=homes, operands=("resident",) * 2, unions=True)
+    assert plan.bytes_moved < 1.25 * plan.cost.bytes_bound
+
+
+def test_unions_of_lazy_chunks_leave_few_pairs_of_chunks_of_c_and_of_operands_to_order() -> None:
+    cluster = ClusterSpec(4, 10**11, "cpu", rate=1e10, link=1e9, load=1e9)
+    for count, pairs in ((16, 1 << 22), (64, 1 << 22), (200, 2 * 200**4 // 25)):
+        edges = (10,) * count
+        problem = Problem(10 * count, 10 * count, 10 * count, F8)
+        plan = make_plan(problem, cluster, blocking=Blocking(edges, edges, edges), unions=True)
+        united_rows, united_columns = len(plan.blocking.m), len(plan.blocking.n)
+        assert count**4 // united_rows + count**4 // united_columns <= pairs
+        assert plan.cost.tasks <= 5000
