@@ -117,7 +117,7 @@ def test_the_page_shows_a_product_that_runs_and_the_loss_of_a_worker(
     A = da.concatenate(
         [A[:, :256], shut(A[:, 256:], tmp_path / "gate")], axis=1
     )  # the second half of each chain has to wait
-    C = matmul(A, B, client=cluster)
+    C = matmul(A, B, client=cluster, blocks=(64, 64, 64))
     product = C.name
     C = cluster.persist(C)
     half = until(lambda: half_done(cluster, product))
