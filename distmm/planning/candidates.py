@@ -9,7 +9,7 @@ from dataclasses import replace
 from distmm.planning.blocks import Blocking, cut, united
 from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec
 from distmm.planning.grid import Grid
-from distmm.planning.owners import Chunks, Homes, Owners, candidates
+from distmm.planning.owners import MOST_PRODUCTS, Chunks, Homes, Owners, candidates
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import LOOKAHEAD, Schedule
 from distmm.planning.table_layout import TableLayout
@@ -123,11 +123,11 @@ def placed(
     unions : bool
         Whether blocks may be unions of the given ones, which are the user's chunks.
     """
-    # Without homes, grids without a table are as good, and have waves.
-    whole = candidates(blocking, homes, cluster.workers, one_chain) if homes != (None, None) else ()
+    # Without homes, grids without a table are as good, and have waves. Nothing is gained then by cutting k.
+    whole = list(candidates(blocking, homes, cluster.workers, one_chain)) if homes != (None, None) else []
     tables = [(blocking, owners) for owners in whole]
     for united_blocks, chunks in _unions(blocking, cluster, stays) if unions else ():
-        found = candidates(united_blocks, homes, cluster.workers, one_chain, chunks)
+        found = candidates(united_blocks, homes, cluster.workers, one_chain or not whole, chunks)
         tables += [(united_blocks, owners) for owners in found]
     if not tables:
         return
@@ -161,24 +161,24 @@ def _unions(
     """Blocks that are unions of chunks: so few blocks of C that each worker has one, four or 16 of them.
 
     There are more if lazy chunks would take Dask long to order; `stays` says that all chunks are in memory.
-    Only if there are many chunk products for each worker, and chunks to unite along m or n: panels of k that stay apart
-    need no copies, and a task takes several of them.
+    Only if there are many chunk products for each worker, and chunks to unite along m or n. Panels of k stay apart: a
+    task takes several of them, and sums are rounded where they are without unions. Only if there are thousands of
+    panels, neighbours are united, too.
     """
     chunks, workers = (len(blocking.m), len(blocking.k), len(blocking.n)), cluster.workers
     many = MANY_ON_GPUS if cluster.device == "cuda" and workers > 1 else MANY_PRODUCTS
     if math.prod(chunks) <= many * workers:
         return
-    side, seen = math.isqrt(workers - 1) + 1, {chunks}
+    side, seen = math.isqrt(workers - 1) + 1, {(chunks[0], chunks[2])}
     pairs = math.prod(chunks) * (chunks[0] + chunks[2])
     while not stays and pairs / side > MOST_PAIRS and 2 * side <= MOST_SIDE:
         side *= 2
     for each in (1, 2, 4):
-        for deep in (1, 4, chunks[1]):
-            m, n = (min(count, side * each) for count in (chunks[0], chunks[2]))
-            if (m, deep, n) in seen or (m, n) == (chunks[0], chunks[2]):
-                continue
-            seen.add((m, deep, n))
-            cuts = united(blocking.m, m), united(blocking.k, min(deep, chunks[1])), united(blocking.n, n)
+        m, n = (min(count, side * each) for count in (chunks[0], chunks[2]))
+        if (m, n) not in seen:
+            seen.add((m, n))
+            deep = min(chunks[1], max(1, MOST_PRODUCTS // (m * n)))
+            cuts = united(blocking.m, m), united(blocking.k, deep), united(blocking.n, n)
             down, along, across = (tuple(map(sum, blocks)) for blocks in cuts)
             yield replace(blocking, m=down, k=along, n=across), cuts
 

@@ -33,7 +33,17 @@ import numpy as np
 from distmm.planning.blocks import Blocking
 from distmm.planning.grid import Grid
 
-__all__ = ["FAMILIES", "Family", "Homes", "Owners", "candidates", "homes_array", "of_family", "of_grid"]
+__all__ = [
+    "FAMILIES",
+    "MOST_PRODUCTS",
+    "Family",
+    "Homes",
+    "Owners",
+    "candidates",
+    "homes_array",
+    "of_family",
+    "of_grid",
+]
 
 # Rank that holds each block of an operand, as rows of block columns; -1 for a block that is in no worker's memory.
 Homes = tuple[tuple[int, ...], ...]
