@@ -162,8 +162,8 @@ def _unions(
 
     There are more if lazy chunks would take Dask long to order; `stays` says that all chunks are in memory.
     Only if there are many chunk products for each worker, and chunks to unite along m or n. Panels of k stay apart: a
-    task takes several of them, and sums are rounded where they are without unions. Only if there are thousands of
-    panels, neighbours are united, too.
+    task takes several of them, and sums are rounded where they are without unions. Neighbouring
+    panels are united only if the product would have more than `MOST_PRODUCTS` block products.
     """
     chunks, workers = (len(blocking.m), len(blocking.k), len(blocking.n)), cluster.workers
     many = MANY_ON_GPUS if cluster.device == "cuda" and workers > 1 else MANY_PRODUCTS
