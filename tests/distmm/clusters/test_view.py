@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, core
+from distributed import Client, LocalCluster, Scheduler, core
 
 import distmm
 from distmm.clusters import view
 from distmm.errors import InputError
+from distmm.scheduler.plugin import PlacementPlugin
 from tests import forked
 from tests.until import until
 
@@ -99,10 +100,18 @@ def test_a_stopped_worker_holds_no_lazy_call_up(client: Client, stopped: Callabl
     assert C.cluster.workers == known.cluster.workers - 1  # it has never said how fast it multiplies uint16
 
 
+def _nothing_said(dask_scheduler: Scheduler) -> None:
+    dask_scheduler.plugins[PlacementPlugin.name].said.clear()
+
+
 def test_workers_that_have_never_answered_are_an_error(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    a = np.ones((8, 8), "c8")
+    distmm.plan(a, a, client=client)
+    client.run_on_scheduler(_nothing_said)
+    view.forget(client)
     monkeypatch.setattr(view, "ANSWER_SECONDS", 0.0)
     with pytest.raises(InputError, match=r"none of the 4 workers.*has answered"):
-        distmm.plan(np.ones((8, 8), "c8"), np.ones((8, 8), "c8"), client=client)
+        distmm.plan(a, a, client=client)
 
 
 def test_a_scheduler_that_does_not_answer_is_an_error(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
