@@ -1,4 +1,4 @@
-"""``distmm bench``: ``kernels`` and ``rates`` in this module, ``scaling`` in `distmm.cli.scaling`."""
+"""``distmm bench kernels`` and ``distmm bench rates``."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Annotated, Any
 
 import typer
 
-from distmm.cli import options, scaling
+from distmm.cli import options
 
 __all__ = ["app"]
 
-app = typer.Typer(no_args_is_help=True, help="Measure kernels and products on this machine.")
+app = typer.Typer(no_args_is_help=True, help="Measure kernels on this machine.")
 
 
 @app.callback()
 def bench() -> None:
-    """Measure kernels and products on this machine."""
+    """Measure kernels on this machine."""
 
 
 class Part(enum.StrEnum):
@@ -127,6 +127,3 @@ def rates(
             raise InputError(f"--kernel {name!r} is not a kernel for GPUs: use one of {', '.join(known)}")
     for line in experiment.of_this_gpu(devices.current(), kernel or ()):
         typer.echo(line)
-
-
-app.command()(scaling.scaling)

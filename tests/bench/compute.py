@@ -15,10 +15,10 @@ from collections.abc import Callable
 import dask
 import numpy as np
 import typer
+from experiment import matrices
 
 import distmm
 from distmm import clusters
-from distmm.bench import matrices
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -1,4 +1,4 @@
-"""From host memory, where `distmm bench scaling` does not go: ``python tests/bench/host_memory.py``.
+"""From host memory, where `scaling.py` does not go: ``python tests/bench/host_memory.py``.
 
 Pageable memory (plain NumPy arrays) on all GPUs of the machine, next to cuBLASXt; and one GPU with matrices larger than
 its memory. float32 N(0, 1) unless said, checked on samples. Peak memory is that of RMM. Each step is said as it begins
@@ -17,6 +17,9 @@ from typing import Any
 
 import numpy as np
 from distributed import Client
+from experiment import matrices
+from experiment.cases import element
+from experiment.products import count_allocations, kernel_alone, peak_bytes, start_counting
 from peers.cublasxt import Xt
 from peers.samples import sampled
 from rich.console import Console
@@ -25,9 +28,6 @@ from steps import Steps
 
 import distmm
 from distmm import clusters
-from distmm.bench import matrices
-from distmm.bench.cases import element
-from distmm.bench.products import count_allocations, kernel_alone, peak_bytes, start_counting
 from distmm.telemetry import client as telemetry
 from distmm.transfer import shared_memory
 

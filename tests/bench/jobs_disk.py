@@ -40,15 +40,15 @@ import numpy as np
 from disk_peers import compare
 from disk_peers.usage import Usage
 from distributed import Client
+from experiment.cases import KERNEL_EDGE, element
+from experiment.matrices import draw
+from experiment.products import kernel_alone
 from rich.console import Console
 from rich.table import Table
 from steps import Steps
 
 import distmm
 from distmm import clusters
-from distmm.bench.cases import KERNEL_EDGE, element
-from distmm.bench.matrices import draw
-from distmm.bench.products import kernel_alone
 from distmm.job.stop import Stop
 from distmm.storage import create_output, open_matrix
 from distmm.telemetry.record import Figures

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from experiment.cases import element
+from experiment.matrices import fill
 from rich.console import Console
 
-from distmm.bench.cases import element
-from distmm.bench.matrices import fill
 from distmm.storage import create_output
 from tests.bench.disk_peers import compare
 from tests.bench.disk_peers.usage import Usage

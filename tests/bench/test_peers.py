@@ -2,42 +2,28 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
-from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
-
-from distmm.bench import Experiment, run
-from tests.bench.peers import PROGRAMS, jax_product
-from tests.bench.peers.samples import sampled
-
-FOLDER = Path(__file__).parent
-
-
-@pytest.fixture(scope="module")
-def scaling() -> Iterator[ModuleType]:
-    """Import the program as Python does when it runs as one."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(FOLDER)
-        yield importlib.import_module("scaling")
+from experiment import Experiment, run
+from peers import PROGRAMS, jax_product
+from peers.samples import sampled
+from scaling import app
+from typer.testing import CliRunner
 
 
 @pytest.fixture(scope="module")
-def rows(scaling: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+def rows(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     """Of one product by each peer for CPUs, by the program's name."""
     file = tmp_path_factory.mktemp("peers") / "all.json"
     arguments = ["--device", "cpu", "--size", "128", "--blocks", "2", "--only", "strong", "--workers", "2"]
     arguments += ["--program", "dask.array.matmul", "--program", "NumPy"]
-    with pytest.raises(SystemExit) as ended:
-        scaling.main([*arguments, "--json", str(file)])
-    assert ended.value.code == 0
+    done = CliRunner().invoke(app, ["scaling", *arguments, "--json", str(file)])
+    assert done.exit_code == 0, done.output
     found = json.loads(file.read_text())["rows"]
     return {row["program"]: row for row in found}
 
@@ -90,14 +76,10 @@ def test_jax_takes_cublas_unless_the_user_says_else(users: str | None, monkeypat
         (["--device", "cpu", "--only", "both"], ["--only both"]),
     ],
 )
-def test_bad_usage_has_exit_code_2_and_says_what_there_is(
-    arguments: list[str], words: list[str], scaling: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) as ended:
-        scaling.main(arguments)
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert all(word in said for word in words), said
+def test_bad_usage_has_exit_code_2_and_says_what_there_is(arguments: list[str], words: list[str]) -> None:
+    done = CliRunner().invoke(app, ["scaling", *arguments])
+    assert done.exit_code == 2
+    assert all(word in done.output for word in words), done.output
 
 
 def test_the_check_by_samples_finds_a_wrong_matrix() -> None:

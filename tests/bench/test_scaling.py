@@ -1,4 +1,4 @@
-"""`distmm bench scaling` on CPU workers for real, its arithmetic, and what becomes of programs that fail or hang."""
+"""`scaling.py` on CPU workers for real, its arithmetic, and what becomes of programs that fail or hang."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from experiment import DISTMM, Case, Experiment, Program, Results, Row, efficiency, matrices, run, weak_size
+from experiment.cases import KERNEL, TYPES, element
+from experiment.measuring_process import Task, median
+from experiment.run import Child, environment
 from hypothesis import given
 from hypothesis import strategies as st
+from scaling import app
 from typer.testing import CliRunner
 
-from distmm.bench import DISTMM, Case, Experiment, Program, Results, Row, efficiency, matrices, run, weak_size
-from distmm.bench.cases import KERNEL, TYPES, element
-from distmm.bench.measuring_process import Task, median
-from distmm.bench.run import Child, environment
-from distmm.cli.app import app
 from distmm.errors import InputError
 
 BESIDE = (DISTMM, Program("other", "no.such.module", {"gpu": (("host",), ("float32",))}))
@@ -225,7 +225,7 @@ def test_a_child_and_its_workers_end_with_their_parent() -> None:
 def test_scaling_on_cpu_workers_is_measured_checked_and_consistent(tmp_path: Path) -> None:
     arguments = ["--device", "cpu", "--size", "128", "--blocks", "2", "--only", "strong"]
     arguments += ["--json", str(tmp_path / "all.json"), "--plot", str(tmp_path / "all.png")]
-    done = CliRunner().invoke(app, ["bench", "scaling", *arguments])
+    done = CliRunner().invoke(app, ["scaling", "--program", "distmm", *arguments])
     assert done.exit_code == 0, done.output
     assert sorted(os.listdir(tmp_path)) == ["all.json", "all.png", "all.svg"]
     facts = json.loads((tmp_path / "all.json").read_text())
@@ -269,7 +269,7 @@ def test_streamed_products_are_measured_in_types_that_can_be_summed_up() -> None
 def test_a_wrong_result_is_shown_and_has_exit_code_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     behaves(monkeypatch, "say({'row': {'seconds': 1.0, 'ok': False}}); continue")
     arguments = ["--device", "cpu", "--size", "96", "--weak", "64", "--gpus", "1"]
-    result = CliRunner().invoke(app, ["bench", "scaling", *arguments, "--json", str(tmp_path / "a.json")])
+    result = CliRunner().invoke(app, ["scaling", "--program", "distmm", *arguments, "--json", str(tmp_path / "a.json")])
     assert result.exit_code == 1, result.output
     assert "WRONG" in result.output
     assert "1 results are wrong, the first of distmm on 1, strong, host, float32, n = 96" in result.output
@@ -281,14 +281,14 @@ def test_a_wrong_result_is_shown_and_has_exit_code_1(tmp_path: Path, monkeypatch
     [["--only", "both"], ["--patience", "soon"], ["--gpus", "0"], ["--json", "no/such/a.json"]],
 )
 def test_bad_usage_has_exit_code_2(arguments: list[str]) -> None:
-    result = CliRunner().invoke(app, ["bench", "scaling", "--device", "cpu", *arguments])
+    result = CliRunner().invoke(app, ["scaling", "--program", "distmm", "--device", "cpu", *arguments])
     assert result.exit_code == 2, result.output
 
 
 def test_help_shows_examples() -> None:
-    result = CliRunner().invoke(app, ["bench", "scaling", "--help"])
+    result = CliRunner().invoke(app, ["scaling", "--help"])
     assert result.exit_code == 0
-    assert "distmm bench scaling --json" in result.output
+    assert "python tests/bench/scaling.py --json" in result.output
 
 
 def test_every_type_has_a_place_in_the_table() -> None:
@@ -303,7 +303,7 @@ def test_scaling_on_gpus_is_measured_and_right(tmp_path: Path) -> None:
     pytest.importorskip("dask_cuda")
     arguments = ["--quick", "--only", "strong", "--gpus", "2"]
     result = CliRunner().invoke(
-        app, ["bench", "scaling", "--device", "gpu", *arguments, "--json", str(tmp_path / "a.json")]
+        app, ["scaling", "--program", "distmm", "--device", "gpu", *arguments, "--json", str(tmp_path / "a.json")]
     )
     assert result.exit_code == 0, result.output
     rows = json.loads((tmp_path / "a.json").read_text())["rows"]
@@ -321,7 +321,7 @@ def test_float64_products_take_no_more_gpu_memory_than_planned(tmp_path: Path) -
     pytest.importorskip("dask_cuda")
     arguments = ["--gpus", "1", "--only", "strong", "--dtype", "float64", "--size", "32768"]
     result = CliRunner().invoke(
-        app, ["bench", "scaling", "--device", "gpu", *arguments, "--json", str(tmp_path / "a.json")]
+        app, ["scaling", "--program", "distmm", "--device", "gpu", *arguments, "--json", str(tmp_path / "a.json")]
     )
     assert result.exit_code == 0, result.output
     rows = [row for row in json.loads((tmp_path / "a.json").read_text())["rows"] if row["scaling"] == "strong"]

@@ -1,4 +1,4 @@
-"""The process that a peer runs in: ``python -m disk_peers``; see `distmm.bench.measuring_process`."""
+"""The process that a peer runs in: ``python -m disk_peers``; see `experiment.measuring_process`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import sys
 import time
 from pathlib import Path
 
-from distmm.bench.measuring_process import Say, serve
+from experiment.measuring_process import Say, serve
+
 from distmm.storage import fsync
 
 from .task import Task

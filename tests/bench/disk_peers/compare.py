@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from experiment.cases import element
+from experiment.run import Child, EndedError, SilenceError
 from rich.table import Table
 
 import distmm
-from distmm.bench.cases import element
-from distmm.bench.run import Child, EndedError, SilenceError
 from distmm.errors import InputError
 from distmm.storage import Matrix, create_output, open_matrix
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from distmm.bench import DISTMM, Program
+from experiment import DISTMM, Program
 
 __all__ = ["PROGRAMS"]
 

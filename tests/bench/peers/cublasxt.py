@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from distmm.bench.cases import Case, element
-from distmm.bench.matrices import Arena, fill
-from distmm.bench.measuring_process import Task
+from experiment.cases import Case, element
+from experiment.matrices import Arena, fill
+from experiment.measuring_process import Task
 
 from .samples import sampled
 

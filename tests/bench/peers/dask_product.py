@@ -8,11 +8,10 @@ from typing import Any
 
 import dask.array as da
 from distributed import Client
-
-from distmm.bench import matrices
-from distmm.bench.cases import Case
-from distmm.bench.measuring_process import Task
-from distmm.bench.products import operands, persisted, started, until_empty
+from experiment import matrices
+from experiment.cases import Case
+from experiment.measuring_process import Task
+from experiment.products import operands, persisted, started, until_empty
 
 __all__ = ["program"]
 

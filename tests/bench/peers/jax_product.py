@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-
-from distmm.bench.cases import Case, element
-from distmm.bench.measuring_process import Task
+from experiment.cases import Case, element
+from experiment.measuring_process import Task
 
 from .samples import sampled
 

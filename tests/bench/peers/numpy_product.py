@@ -8,11 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+from experiment.cases import Case, element
+from experiment.matrices import Arena, fill
+from experiment.measuring_process import Task
 from threadpoolctl import threadpool_limits
-
-from distmm.bench.cases import Case, element
-from distmm.bench.matrices import Arena, fill
-from distmm.bench.measuring_process import Task
 
 from .samples import sampled
 

@@ -9,10 +9,10 @@ import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client, wait
+from experiment import products
 
 import distmm
 from distmm import clusters
-from distmm.bench import products
 from distmm.telemetry import client as telemetry
 
 

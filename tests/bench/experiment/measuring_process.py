@@ -1,4 +1,4 @@
-"""The process that measures one group of cases: ``python -m distmm.bench``, started by `distmm.bench.run`.
+"""The process that measures one group of cases: ``python -m experiment``, started by `experiment.run`.
 
 It reads one line of JSON, a `Task`, and answers with lines of JSON: one when it is ready, and one for each case. If it
 ends early, the last line is the reason. A separate process isolates GPU memory, a cluster, a crash or a hang.
@@ -18,8 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from distmm.bench.cases import KERNEL, Case
 from distmm.planning.precision import Precision
+from experiment.cases import KERNEL, Case
 
 __all__ = ["Assignment", "Say", "Task", "main", "serve"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from distmm.bench.cases import KERNEL
-from distmm.bench.results import Results
 from distmm.errors import InputError
+from experiment.cases import KERNEL
+from experiment.results import Results
 
 __all__ = ["draw"]
 

@@ -19,11 +19,11 @@ import numpy as np
 import psutil
 from distributed import Client, Future, Scheduler, futures_of, wait
 
-from distmm.bench.cases import element
 from distmm.errors import InputError
 from distmm.planning.grid import Grid
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.transfer import empty
+from experiment.cases import element
 
 __all__ = ["Arena", "draw", "fill", "finish", "home", "normal", "resident"]
 

@@ -21,16 +21,16 @@ from distributed import Client, Worker
 import distmm
 from distmm import clusters
 from distmm.all_workers import everywhere, workers_of
-from distmm.bench import matrices
-from distmm.bench.cases import KERNEL, Case, element
 from distmm.clusters import cluster
 from distmm.planning.grid import Grid
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm.telemetry import client as telemetry
+from experiment import matrices
+from experiment.cases import KERNEL, Case, element
 
 if TYPE_CHECKING:
-    from distmm.bench.measuring_process import Task
+    from experiment.measuring_process import Task
 
 __all__ = [
     "count_allocations",

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from distmm.bench.cases import KERNEL, TYPES, Case, Experiment
 from distmm.job.folder import write_json
 from distmm.versions import installed
+from experiment.cases import KERNEL, TYPES, Case, Experiment
 
 if TYPE_CHECKING:
     from rich.table import Table

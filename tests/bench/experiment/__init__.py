@@ -5,8 +5,8 @@
 the measurements, as a table and as JSON; `picture` draws them.
 """
 
-from distmm.bench.cases import DISTMM, PLACES, Case, Experiment, Program, weak_size
-from distmm.bench.results import Results, Row, efficiency
-from distmm.bench.run import run
+from experiment.cases import DISTMM, PLACES, Case, Experiment, Program, weak_size
+from experiment.results import Results, Row, efficiency
+from experiment.run import run
 
 __all__ = ["DISTMM", "PLACES", "Case", "Experiment", "Program", "Results", "Row", "efficiency", "run", "weak_size"]

@@ -70,7 +70,7 @@ class Program:
     warm_edge: int | None = None
 
 
-DISTMM = Program("distmm", "distmm.bench.products", dict.fromkeys(("gpu", "cpu"), ((*PLACES, "streamed"), TYPES)))
+DISTMM = Program("distmm", "experiment.products", dict.fromkeys(("gpu", "cpu"), ((*PLACES, "streamed"), TYPES)))
 
 
 def element(name: str) -> np.dtype[Any]:

@@ -19,10 +19,10 @@ from typing import Any
 
 from distributed.diagnostics import nvml
 
-from distmm.bench.cases import Case, Experiment, Group
-from distmm.bench.measuring_process import Assignment, Task
-from distmm.bench.results import Results, Row
 from distmm.clusters import BLAS_THREADS
+from experiment.cases import Case, Experiment, Group
+from experiment.measuring_process import Assignment, Task
+from experiment.results import Results, Row
 
 __all__ = ["Child", "EndedError", "SilenceError", "run"]
 
@@ -133,7 +133,7 @@ def _measure(
 class Child:
     """A process that measures. It is a context manager; at its end, the process and its children are killed."""
 
-    command = (sys.executable, "-m", "distmm.bench")
+    command = (sys.executable, "-m", "experiment")
 
     def __init__(self, task: Assignment) -> None:
         self.task = task
@@ -206,8 +206,8 @@ class Child:
 
 
 def environment(task: Assignment) -> dict[str, str]:
-    """Return a child's environment: its GPUs or threads, and the path of this package."""
-    root = str(Path(__file__).parents[2])
+    """Return a child's environment: its GPUs or threads, and the folder of this package."""
+    root = str(Path(__file__).parents[1])
     found = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *filter(None, sys.path)])}
     if task.device == "gpu":
         visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(task.workers)))
