@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from distmm import interrupts
-from distmm.cli import bench, demo, examples, info, multiply, plan, reduced, resume, status, submit, verify
+from distmm.cli import bench, demo, examples, info, multiply, options, plan, reduced, resume, status, submit, verify
 from distmm.errors import DistmmError, Stopped, UndecidedError, WrongResultError
 
 __all__ = ["app"]
@@ -103,5 +103,5 @@ for command in (
     demo.demo, multiply.multiply, reduced.topk, reduced.threshold, resume.resume, status.status, plan.plan,
     verify.verify, submit.submit, examples.examples, info.info,
 ):  # fmt: skip
-    app.command()(command)
+    app.command()(options.command(command))
 app.add_typer(bench.app, name="bench")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
 from json import dumps as serialised
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -22,14 +21,6 @@ def bench() -> None:
     """Measure kernels on this machine."""
 
 
-class Part(enum.StrEnum):
-    """Experiments of ``distmm bench kernels``."""
-
-    all = "all"
-    ladder = "ladder"
-    race = "race"
-
-
 @app.command()
 def kernels(
     size: Annotated[
@@ -41,10 +32,11 @@ def kernels(
     ] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Timed runs of each product; the median counts.")] = 5,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the matrices.")] = 0,
-    device: options.DeviceOption = options.Device.auto,
+    device: options.DeviceOption = None,
     part: Annotated[
-        Part, typer.Option(help="The ladder of methods, the race against cuBLAS (on a GPU), or all.")
-    ] = Part.all,
+        Literal["all", "ladder", "race"],
+        typer.Option(help="The ladder of methods, the race against cuBLAS (on a GPU), or all."),
+    ] = "all",
     json: Annotated[Path | None, typer.Option(help="Also write all figures to this file.", show_default=False)] = None,
     plot: Annotated[
         Path | None,
@@ -66,26 +58,26 @@ def kernels(
     from distmm_kernels import device as devices
     from distmm_kernels.bench import picture, roofline
 
-    missing = devices.why_no_gpu()
-    if missing and (device is options.Device.gpu or part is Part.race):
+    on, missing = options.device_name(device), devices.why_no_gpu()
+    if missing and (on == "gpu" or part == "race"):
         raise InputError(f"a GPU was asked for, and {missing}; or use --device cpu --part ladder")
     options.writable(json, plot)
-    here = devices.cpu() if device is options.Device.cpu else devices.current()
-    if part is Part.race and here.kind == "cpu":
+    here = devices.cpu() if on == "cpu" else devices.current()
+    if part == "race" and here.kind == "cpu":
         raise InputError("--part race needs a GPU, for cuBLAS: leave out --device cpu")
     console = session.out()
     console.width = max(console.width, 132)  # a terminal folds long lines, which is better than truncated columns
     name = options.picture(plot)
     found: dict[str, Any] = {}
     try:
-        if part is not Part.race:
+        if part != "race":
             # types that only tensor cores multiply have a race, and no ladder
-            types = [text for text in dtype or () if part is Part.ladder or text not in ("bfloat16", "float16", "int8")]
+            types = [text for text in dtype or () if part == "ladder" or text not in ("bfloat16", "float16", "int8")]
             if types or not dtype:
                 chosen: dict[str, Any] = {"dtypes": [np.dtype(text) for text in types]} if types else {}
                 found["ladder"] = experiment.run(options.sizes(size), repeat=repeat, seed=seed, device=here, **chosen)
                 console.print(found["ladder"].table())
-        if part is not Part.ladder and here.kind == "cuda":
+        if part != "ladder" and here.kind == "cuda":
             heats = [heat for heat in experiment.HEATS if not dtype or heat.dtype in dtype]
             found["race"] = experiment.race(here, options.sizes(size) or experiment.SIZES, heats, repeat, seed)
             console.print(found["race"].table())

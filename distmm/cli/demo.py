@@ -40,7 +40,7 @@ def demo(
     keep: Annotated[
         bool, typer.Option("--keep/--no-keep", help="Keep the matrices, or remove them at the end.")
     ] = True,
-    device: options.DeviceOption = options.Device.auto,
+    device: options.DeviceOption = None,
     workers: options.Workers = None,
     memory_limit: options.MemoryLimit = None,
 ) -> None:
@@ -57,17 +57,18 @@ def demo(
     from distmm.job import multiply
 
     element = _element(dtype)
-    size = size or (CPU_SIZE if device is options.Device.cpu or clusters.missing_for_gpu() else GPU_SIZE)
+    on = options.device_name(device)
+    size = size or (CPU_SIZE if on == "cpu" or clusters.missing_for_gpu() else GPU_SIZE)
     m, k, n = size + 1, size - size // 8 + 3, size + size // 8 - 5 if size > 8 else size
     _prepare(folder)
     a, b, c = (str(folder / f"{name}.zarr") for name in "ABC")
-    with session.cluster(ctx, "local", device.value, workers, memory_limit) as client:
+    with session.cluster(ctx, options.Where("local", workers, memory_limit), on) as client:
         session.out(stderr=True).print(f"Making A ({m} x {k}) and B ({k} x {n}), {element}, in {folder}")
         _make(a, (m, k), element, 1, client)
         _make(b, (k, n), element, 2, client)
         stop = options.stop(None)
         with stop.on_signals():
-            summary = shown(multiply, a, b, c, client=client, device=device.value, overwrite=True, stop=stop)
+            summary = shown(multiply, a, b, c, client=client, device=on, overwrite=True, stop=stop)
     rows = summary.rows()
     if not keep:
         shutil.rmtree(folder)

@@ -23,7 +23,7 @@ def info(
     size: Annotated[
         str, typer.Option(metavar="M[xKxN]", help="Size of the block product for which kernels are listed.")
     ] = "4096",
-    precision: options.PrecisionOption = "highest",
+    precision: options.PrecisionOption = None,
 ) -> None:
     """Show devices, the source of their kernels' rates, versions, and the kernel for each type.
 
@@ -31,10 +31,11 @@ def info(
     distmm info --size 1000x1003x997
     ```
     """
+    from distmm import config as configured
     from distmm.cli import session
     from distmm_kernels import config, device, select
 
-    m, k, n = options.edges(size)
+    (m, k, n), least = options.edges(size), configured.chosen("precision", precision)
     console = session.out()
     missing = device.why_no_gpu()
     devices = [(f"cuda:{gpu.index}", _described(gpu)) for gpu in device.gpus()] or [("GPU", f"none: {missing}")]
@@ -48,8 +49,8 @@ def info(
     console.print(f"Kernels for a block product of {m} x {k} times {k} x {n}", style="italic")
     types: dict[str, list[str]] = {}
     for dtype in config.SUPPORTED:
-        reasons = select.explain(config.Problem(m=m, k=k, n=n, dtype=dtype), here, precision)
-        types.setdefault(reasons.partition(f"precision {precision}: ")[2], []).append(str(dtype))
+        reasons = select.explain(config.Problem(m=m, k=k, n=n, dtype=dtype), here, least)
+        types.setdefault(reasons.partition(f"precision {least}: ")[2], []).append(str(dtype))
     for reasons, names in types.items():
         console.print(f"{', '.join(names)}: {reasons}")
 

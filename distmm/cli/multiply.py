@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -35,31 +36,18 @@ def multiply(
             help="Output C: name.npy, name.zarr, name.h5[:/dataset], s3://bucket/name.zarr (gs://, az://).",
         ),
     ],
-    overwrite: Annotated[
-        bool,
-        typer.Option(
-            "--overwrite",
-            help="Start over: replace C if it exists, and an unfinished job on it. An object store removes C at once.",
-        ),
-    ] = False,
-    transa: options.TransA = False,
-    transb: options.TransB = False,
+    *,
+    overwrite: options.Overwrite = False,
+    transposes: options.Transposes,
     alpha: Annotated[float, typer.Option(help="Factor of the product.")] = 1,
     beta: Annotated[float, typer.Option(help="Factor of the existing C, to which the product is added once.")] = 0,
     dtype: Annotated[
         str | None, typer.Option(help="Type of C; NumPy's result type by default.", show_default=False)
     ] = None,
-    check: options.ConfiguredCheck = None,
+    check: options.CheckOption = None,
     deadline: options.Deadline = None,
-    cluster: options.Cluster = "local",
-    device: options.ConfiguredDevice = None,
-    workers: options.Workers = None,
-    memory_limit: options.MemoryLimit = None,
-    tls: options.Tls = "none",
-    blocks: options.Blocks = None,
-    plan: options.Plan = None,
-    kernel: options.Kernel = None,
-    precision: options.ConfiguredPrecision = None,
+    where: options.Where,
+    method: options.Method,
     reproducible: options.Reproducible = None,
 ) -> None:
     """Multiply matrices on disk: C = alpha A @ B + beta C.
@@ -79,24 +67,19 @@ def multiply(
     from distmm.job import multiply as job
     from distmm.job.spec import Spec
 
-    edges = options.edges(blocks) if blocks else None
-    element = options.element(dtype) if dtype else None
-    where = options.device_name(device)
-    stop = options.stop(deadline)
+    scalars: dict[str, Any] = {
+        "alpha": _plain(alpha), "beta": _plain(beta), "dtype": options.element(dtype) if dtype else None,
+    }  # fmt: skip
+    how, transposed, stop = method.arguments(), asdict(transposes), options.stop(deadline)
     with stop.on_signals():
         with interrupts.while_started():  # refuse bad input before a cluster starts
-            left, right = session.pair(a, b, transa, transb)
-            added = output if beta != 0 else None
-            spec = Spec.of(
-                left, right, added, transa=transa, transb=transb, alpha=_plain(alpha), beta=_plain(beta), dtype=element
-            )
+            left, right = session.pair(a, b, **transposed)
+            spec = Spec.of(left, right, output if beta != 0 else None, **transposed, **scalars)
             spec.refuse(output, overwrite or beta != 0)
-        with session.cluster(ctx, cluster, where, workers, memory_limit, tls) as client:
+        with session.cluster(ctx, where, how["device"]) as client:
             summary = shown(
-                job, a, b, output, client=client, overwrite=overwrite, transa=transa, transb=transb,
-                alpha=_plain(alpha), beta=_plain(beta), dtype=element, check=check and check.value, device=where,
-                blocks=edges, plan=plan, kernel=kernel, precision=precision, reproducible=reproducible,
-                stop=stop,
+                job, a, b, output, client=client, overwrite=overwrite, check=check, reproducible=reproducible,
+                stop=stop, **transposed, **scalars, **how,
             )  # fmt: skip
     session.out().print(session.table(summary.rows(), "Done"))
 

@@ -1,11 +1,14 @@
-"""Options of several commands."""
+"""Options of several commands: their lists, and how a command takes a list as one argument."""
 
 from __future__ import annotations
 
+import inspect
 import re
-from enum import StrEnum
+from collections.abc import Callable
+from dataclasses import dataclass, fields, is_dataclass
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -15,26 +18,39 @@ if TYPE_CHECKING:
     from distmm.job import Stop
 
 __all__ = [
-    "Blocks", "Check", "CheckOption", "Cluster", "ConfiguredCheck", "ConfiguredDevice", "ConfiguredPrecision",
-    "Deadline", "Device", "DeviceOption", "Kernel", "MemoryLimit", "Plan", "PrecisionOption", "Tls", "TransA",
-    "TransB", "Workers", "device_name", "edges", "element", "picture", "sizes", "stop", "writable",
+    "Check", "Cluster", "Deadline", "Device", "MemoryLimit", "Method", "PrecisionOption", "Transposes", "Where",
+    "Workers", "command", "device_name", "edges", "element", "picture", "sizes", "stop", "writable",
 ]  # fmt: skip
 
 
-class Device(StrEnum):
-    """Device of a product."""
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """Return a function whose parameters Typer can read.
 
-    auto = "auto"
-    gpu = "gpu"
-    cpu = "cpu"
+    A parameter of `function` whose type is a list of options, such as `Where`, becomes the options of this list. If the
+    parameter has a default, it has the defaults of these options.
+    """
+    hints = get_type_hints(function, include_extras=True)
+    options: list[inspect.Parameter] = []
+    lists: dict[str, Any] = {}
+    for parameter in inspect.signature(function).parameters.values():
+        kind: Any = hints[parameter.name]
+        if is_dataclass(kind):
+            lists[parameter.name] = kind
+            default = lists[parameter.name]() if parameter.default is parameter.empty else parameter.default
+            types = get_type_hints(kind, include_extras=True)
+            each = [(one.name, getattr(default, one.name), types[one.name]) for one in fields(kind)]
+        else:
+            each = [(parameter.name, parameter.default, kind)]
+        options += [inspect.Parameter(name, parameter.KEYWORD_ONLY, default=x, annotation=of) for name, x, of in each]
 
+    @wraps(function)
+    def called(**given: Any) -> None:
+        made = {name: kind(**{one.name: given.pop(one.name) for one in fields(kind)}) for name, kind in lists.items()}
+        function(**given, **made)
 
-class Check(StrEnum):
-    """Check of a result."""
-
-    freivalds = "freivalds"
-    full = "full"
-    none = "none"
+    called.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+    called.__annotations__ = {option.name: option.annotation for option in options}
+    return called
 
 
 def edges(text: str) -> tuple[int, int, int]:
@@ -55,7 +71,7 @@ def device_name(given: Device | None) -> Any:
     """Return the name of a device, or of the configured device for None."""
     from distmm import config
 
-    return config.chosen("device", None if given is None else given.value)
+    return config.chosen("device", given)
 
 
 def element(name: str) -> Any:
@@ -93,33 +109,30 @@ def stop(deadline: str | None) -> Stop:
     return Stop(None if deadline is None else seconds(deadline))
 
 
-Cluster = Annotated[
-    str,
-    typer.Option(
-        help="**local** starts a cluster here, **slurm** or **slurm:job.toml** gets nodes from Slurm; else the address "
-        "of a scheduler (tcp://host:8786) or scheduler file."
-    ),
-]
-Tls = Annotated[
-    str,
-    typer.Option("--tls", help="**temporary** certificates, or a folder with ca.pem, cert.pem and key.pem."),
-]
-DeviceOption = Annotated[Device, typer.Option("--device", help="Where to multiply; auto uses GPUs if it can.")]
-# If the user gives none of the next three, Dask's configuration applies.
-ConfiguredDevice = Annotated[
+# If the user gives no device, precision, check or `--reproducible`, Dask's configuration applies.
+Device = Literal["auto", "gpu", "cpu"]
+DeviceOption = Annotated[
     Device | None,
     typer.Option("--device", help="Where to multiply; auto uses GPUs if it can.", show_default="auto, or configured"),
 ]
-ConfiguredPrecision = Annotated[
+PrecisionOption = Annotated[
     Precision | None,
     typer.Option("--precision", help="Least accuracy of float32 products.", show_default="highest, or configured"),
 ]
-ConfiguredCheck = Annotated[
+Check = Literal["freivalds", "full", "none"]
+CheckOption = Annotated[
     Check | None,
     typer.Option(
         "--check",
         help="freivalds: random vectors, quick; full: every element, for small sizes.",
         show_default="freivalds, or configured",
+    ),
+]
+Cluster = Annotated[
+    str,
+    typer.Option(
+        help="**local** starts a cluster here, **slurm** or **slurm:job.toml** gets nodes from Slurm; else the address "
+        "of a scheduler (tcp://host:8786) or scheduler file."
     ),
 ]
 Workers = Annotated[
@@ -139,24 +152,65 @@ Reproducible = Annotated[
         show_default="fastest, or configured",
     ),
 ]
-PrecisionOption = Annotated[Precision, typer.Option("--precision", help="Least accuracy of float32 products.")]
-Blocks = Annotated[
-    str | None,
-    typer.Option(metavar="M[xKxN]", help="Edges of the blocks; by default the plan chooses them.", show_default=False),
-]
-TransA = Annotated[bool, typer.Option("--transa", help="Use the transpose of A, without a copy.")]
-TransB = Annotated[bool, typer.Option("--transb", help="Use the transpose of B, without a copy.")]
-Plan = Annotated[
-    str | None,
-    typer.Option(
-        "--plan", help="Plan, as **distmm plan** prints it: 'g2x1x1 b8192x8192x8192 p1 w1 l2'.", show_default=False
-    ),
-]
-CheckOption = Annotated[
-    Check,
-    typer.Option("--check", help="freivalds: random vectors, quick; full: every element, for small sizes."),
-]
 Deadline = Annotated[
     str | None,
     typer.Option(metavar="TIME", help="Stop after this time, as in 55m or 01:30:00: exit code 75.", show_default=False),
 ]
+Overwrite = Annotated[
+    bool,
+    typer.Option(
+        "--overwrite",
+        help="Start over: replace the output, and an unfinished job on it. Object stores remove the old one at once.",
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Transposes:
+    """Whether the operands are transposed."""
+
+    transa: Annotated[bool, typer.Option("--transa", help="Use the transpose of A, without a copy.")] = False
+    transb: Annotated[bool, typer.Option("--transb", help="Use the transpose of B, without a copy.")] = False
+
+
+@dataclass(frozen=True)
+class Where:
+    """The cluster."""
+
+    cluster: Cluster = "local"
+    workers: Workers = None
+    memory_limit: MemoryLimit = None
+    tls: Annotated[
+        str, typer.Option("--tls", help="**temporary** certificates, or a folder with ca.pem, cert.pem and key.pem.")
+    ] = "none"
+
+
+@dataclass(frozen=True)
+class Method:
+    """How a product is computed."""
+
+    device: DeviceOption = None
+    blocks: Annotated[
+        str | None,
+        typer.Option(
+            metavar="M[xKxN]", help="Edges of the blocks; by default the plan chooses them.", show_default=False
+        ),
+    ] = None
+    plan: Annotated[
+        str | None,
+        typer.Option(
+            "--plan", help="Plan, as **distmm plan** prints it: 'g2x1x1 b8192x8192x8192 p1 w1 l2'.", show_default=False
+        ),
+    ] = None
+    kernel: Kernel = None
+    precision: PrecisionOption = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Return them as arguments of a job."""
+        return {
+            "device": device_name(self.device),
+            "blocks": edges(self.blocks) if self.blocks else None,
+            "plan": self.plan,
+            "kernel": self.kernel,
+            "precision": self.precision,
+        }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,6 +11,7 @@ import typer
 from distmm.cli import options
 
 if TYPE_CHECKING:
+    from distmm.cli.options import Device
     from distmm.clusters.hardware import Hardware
 
 __all__ = ["plan"]
@@ -21,13 +23,9 @@ def plan(
         str, typer.Argument(metavar="A", help="Matrix (m, k) on disk; ROWSxCOLUMNS:TYPE for a plan without one.")
     ],
     b: Annotated[str, typer.Argument(metavar="B", help="Matrix (k, n), in the same way.")],
-    transa: options.TransA = False,
-    transb: options.TransB = False,
-    cluster: options.Cluster = "local",
-    device: options.ConfiguredDevice = None,
-    workers: options.Workers = None,
-    memory_limit: options.MemoryLimit = None,
-    tls: options.Tls = "none",
+    *,
+    transposes: options.Transposes,
+    where: options.Where,
     gpus: Annotated[int | None, typer.Option(help="Plan for so many GPUs instead of a cluster.")] = None,
     model: Annotated[str | None, typer.Option(help="With --gpus: their model, such as H100.")] = None,
     gpu_memory: Annotated[
@@ -40,10 +38,7 @@ def plan(
     link: Annotated[
         str | None, typer.Option(help="With --gpus or --memory: bytes per second that a worker receives, as in 25GB.")
     ] = None,
-    blocks: options.Blocks = None,
-    plan: options.Plan = None,
-    kernel: options.Kernel = None,
-    precision: options.ConfiguredPrecision = None,
+    method: options.Method,
     reproducible: options.Reproducible = None,
 ) -> None:
     """Show how A @ B would be computed, with memory and time, without computing it.
@@ -65,29 +60,31 @@ def plan(
     from distmm.job import planning
     from distmm.job.spec import Spec
 
-    edges, where = options.edges(blocks) if blocks else None, options.device_name(device)
-    hardware = _described(workers, gpus, model, gpu_memory, threads, memory, link)
-    left, right = session.pair(_matrix(a), _matrix(b), transa, transb)
+    hardware = _described(where.workers, gpus, model, gpu_memory, threads, memory, link)
+    how, transposed = method.arguments(), asdict(transposes)
+    on, chosen = how["device"], (how["blocks"], None, how["plan"])
+    left, right = session.pair(_matrix(a), _matrix(b), **transposed)
     spec = Spec.of(
-        left, right, None, transa=transa, transb=transb, precision=config.chosen("precision", precision),
-        kernel=config.chosen("kernel", kernel), reproducible=config.chosen("reproducible", reproducible),
+        left, right, None, **transposed, precision=config.chosen("precision", method.precision),
+        kernel=config.chosen("kernel", method.kernel), reproducible=config.chosen("reproducible", reproducible),
     )  # fmt: skip
     if hardware is not None:
         excluded = {
-            "--cluster": cluster != "local", "--device": device not in (None, options.Device.auto),
-            "--memory-limit": memory_limit is not None, "--tls": tls != "none",
+            "--cluster": where.cluster != "local", "--device": method.device not in (None, "auto"),
+            "--memory-limit": where.memory_limit is not None, "--tls": where.tls != "none",
         }  # fmt: skip
         if given := [name for name, is_given in excluded.items() if is_given]:
             raise typer.BadParameter(f"{' and '.join(given)} is for an existing cluster: leave it out, or --gpus")
-    elif cluster in ("local", "local-cpu") and where != "gpu" and tls == "none":
-        session.tell_device(cluster, where)
-        hardware = clusters.cpu_workers("cpu" if cluster == "local-cpu" else where, workers, memory_limit)
+    elif where.cluster in ("local", "local-cpu") and on != "gpu" and where.tls == "none":
+        session.tell_device(where.cluster, on)
+        kind: Device = "cpu" if where.cluster == "local-cpu" else on
+        hardware = clusters.cpu_workers(kind, where.workers, where.memory_limit)
     if hardware is not None:
-        planned = planning.plan(spec, planning.request(spec, "auto", edges, None, plan, machines=hardware), None)
+        planned = planning.plan(spec, planning.request(spec, "auto", *chosen, machines=hardware), None)
     # Rates of links are measured between workers that run.
     if hardware is None or (hardware.here and hardware.workers > 1 and planned.cost.seconds >= WORTH_MEASURING_SECONDS):
-        with session.cluster(ctx, cluster, where, workers, memory_limit, tls) as client:
-            planned = planning.plan(spec, planning.request(spec, where, edges, None, plan), client)
+        with session.cluster(ctx, where, on) as client:
+            planned = planning.plan(spec, planning.request(spec, on, *chosen), client)
     session.out().print(session.table(planned.rows(), "Plan"))
     planned.validate()
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from distmm.cli import options
-from distmm.planning.precision import Precision
 
 if TYPE_CHECKING:
     from distmm.job import Summary
@@ -19,14 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["threshold", "topk"]
 
 
-class Metric(StrEnum):
-    """Similarity or distance of a row of A and a column of B."""
-
-    inner = "inner"
-    cosine = "cosine"
-    euclidean = "euclidean"
-
-
+Metric = Literal["inner", "cosine", "euclidean"]  # of a row of A and a column of B
 A = Annotated[str, typer.Argument(metavar="A", help="Matrix (m, d), in any format of **distmm multiply**.")]
 B = Annotated[
     str | None,
@@ -37,9 +28,6 @@ B = Annotated[
     ),
 ]
 Output = Annotated[str, typer.Option("--output", "-o", metavar="OUT", help="Output: name.zarr, a group.")]
-Overwrite = Annotated[
-    bool, typer.Option("--overwrite", help="Start over: replace OUT if it exists, and an unfinished job on it.")
-]
 
 
 def topk(
@@ -56,20 +44,13 @@ def topk(
             show_default=False,
         ),
     ] = None,
-    overwrite: Overwrite = False,
-    transa: options.TransA = False,
-    transb: options.TransB = False,
-    check: options.ConfiguredCheck = None,
+    *,
+    overwrite: options.Overwrite = False,
+    transposes: options.Transposes,
+    check: options.CheckOption = None,
     deadline: options.Deadline = None,
-    cluster: options.Cluster = "local",
-    device: options.ConfiguredDevice = None,
-    workers: options.Workers = None,
-    memory_limit: options.MemoryLimit = None,
-    tls: options.Tls = "none",
-    blocks: options.Blocks = None,
-    plan: options.Plan = None,
-    kernel: options.Kernel = None,
-    precision: options.ConfiguredPrecision = None,
+    where: options.Where,
+    method: options.Method,
 ) -> None:
     """Write the k best elements of each row of A @ B, and their columns, to disk. The full product is never stored.
 
@@ -87,11 +68,10 @@ def topk(
     from distmm.job import topk as job
     from distmm.job.reduction import TopK
 
-    wished = _name(metric)
-    _Command(
-        a, b, output, overwrite, transa, transb, check, deadline, cluster, device, workers, memory_limit, tls, blocks,
-        plan, kernel, precision,
-    ).run(ctx, job, TopK(k, wished), k=k, metric=wished)  # fmt: skip
+    _run(
+        ctx, job, a, b, output, TopK(k, metric), overwrite, transposes, deadline, where, method,
+        check=check, k=k, metric=metric,
+    )  # fmt: skip
 
 
 def threshold(
@@ -114,20 +94,13 @@ def threshold(
         int | None,
         typer.Option(min=0, help="Keep at most so many elements, or stop.", show_default="what 40 % of the disk holds"),
     ] = None,
-    overwrite: Overwrite = False,
-    transa: options.TransA = False,
-    transb: options.TransB = False,
-    check: options.ConfiguredCheck = None,
+    *,
+    overwrite: options.Overwrite = False,
+    transposes: options.Transposes,
+    check: options.CheckOption = None,
     deadline: options.Deadline = None,
-    cluster: options.Cluster = "local",
-    device: options.ConfiguredDevice = None,
-    workers: options.Workers = None,
-    memory_limit: options.MemoryLimit = None,
-    tls: options.Tls = "none",
-    blocks: options.Blocks = None,
-    plan: options.Plan = None,
-    kernel: options.Kernel = None,
-    precision: options.ConfiguredPrecision = None,
+    where: options.Where,
+    method: options.Method,
 ) -> None:
     """Write the elements of A @ B that are at least t to disk, as a sparse matrix. The full product is never stored.
 
@@ -143,59 +116,42 @@ def threshold(
     from distmm.job import threshold as job
     from distmm.job.reduction import Threshold
 
-    least, wished = int(t) if t.is_integer() and abs(t) < 2**53 else t, _name(metric)
-    _Command(
-        a, b, output, overwrite, transa, transb, check, deadline, cluster, device, workers, memory_limit, tls, blocks,
-        plan, kernel, precision,
-    ).run(ctx, job, Threshold(least, wished), t=least, metric=wished, most=most)  # fmt: skip
+    least = int(t) if t.is_integer() and abs(t) < 2**53 else t
+    _run(
+        ctx, job, a, b, output, Threshold(least, metric), overwrite, transposes, deadline, where, method,
+        check=check, t=least, metric=metric, most=most,
+    )  # fmt: skip
 
 
-def _name(metric: Metric | None) -> Any:
-    return None if metric is None else metric.value
+def _run(
+    ctx: typer.Context,
+    job: Callable[..., Summary],
+    a: str,
+    b: str | None,
+    output: str,
+    reduction: Reduction,
+    overwrite: bool,
+    transposes: options.Transposes,
+    deadline: str | None,
+    where: options.Where,
+    method: options.Method,
+    **own: Any,
+) -> None:
+    """Run a job whose product is reduced; `own` are further arguments of the job."""
+    from distmm import interrupts
+    from distmm.cli import session
+    from distmm.cli.multiply import shown
+    from distmm.job.spec import Spec
 
-
-@dataclass(frozen=True)
-class _Command:
-    """The options of both commands; the fields have the options' names."""
-
-    a: str
-    b: str | None
-    output: str
-    overwrite: bool
-    transa: bool
-    transb: bool
-    check: options.Check | None
-    deadline: str | None
-    cluster: str
-    device: options.Device | None
-    workers: int | None
-    memory_limit: str | None
-    tls: str
-    blocks: str | None
-    plan: str | None
-    kernel: str | None
-    precision: Precision | None
-
-    def run(self, ctx: typer.Context, job: Callable[..., Summary], reduction: Reduction, **own: Any) -> None:
-        """Run a job whose product is reduced; `own` are the arguments of this command only."""
-        from distmm import interrupts
-        from distmm.cli import session
-        from distmm.cli.multiply import shown
-        from distmm.job.spec import Spec
-
-        edges = options.edges(self.blocks) if self.blocks else None
-        on, stop = options.device_name(self.device), options.stop(self.deadline)
-        with stop.on_signals():
-            with interrupts.while_started():  # refuse bad input before a cluster starts
-                b, transb = (self.a, not self.transa) if self.b is None else (self.b, self.transb)
-                left, right = session.pair(self.a, b, self.transa, transb)
-                spec = Spec.of(left, right, None, transa=self.transa, transb=transb, reduction=reduction)
-                spec.refuse(self.output, self.overwrite)
-            where = self.cluster, on, self.workers, self.memory_limit, self.tls
-            with session.cluster(ctx, *where) as client:
-                summary = shown(
-                    job, self.a, self.b, out=self.output, overwrite=self.overwrite, client=client,
-                    transa=self.transa, transb=self.transb, check=self.check and self.check.value, device=on,
-                    blocks=edges, plan=self.plan, kernel=self.kernel, precision=self.precision, stop=stop, **own,
-                )  # fmt: skip
-        session.out().print(session.table(summary.rows(), "Done"))
+    how, stop, transa, transb = method.arguments(), options.stop(deadline), transposes.transa, transposes.transb
+    with stop.on_signals():
+        with interrupts.while_started():  # refuse bad input before a cluster starts
+            pair = (a, not transa) if b is None else (b, transb)
+            left, right = session.pair(a, pair[0], transa, pair[1])
+            spec = Spec.of(left, right, None, transa=transa, transb=pair[1], reduction=reduction)
+            spec.refuse(output, overwrite)
+        with session.cluster(ctx, where, how["device"]) as client:
+            summary = shown(
+                job, a, b, out=output, overwrite=overwrite, client=client, stop=stop, **asdict(transposes), **how, **own
+            )
+    session.out().print(session.table(summary.rows(), "Done"))

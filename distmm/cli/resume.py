@@ -14,12 +14,10 @@ __all__ = ["resume"]
 def resume(
     ctx: typer.Context,
     c: Annotated[str, typer.Argument(metavar="C", help="The output of the job, as given to distmm multiply.")],
+    *,
     deadline: options.Deadline = None,
-    cluster: options.Cluster = "local",
-    device: options.ConfiguredDevice = None,
-    workers: options.Workers = None,
-    memory_limit: options.MemoryLimit = None,
-    tls: options.Tls = "none",
+    where: options.Where,
+    device: options.DeviceOption = None,
 ) -> None:
     """Resume a job that was stopped or killed: compute the missing blocks only.
 
@@ -37,8 +35,7 @@ def resume(
     from distmm.job import status
 
     status(c)  # raises an error for a missing job, before a cluster starts
-    stop = options.stop(deadline)
-    where = options.device_name(device)
-    with stop.on_signals(), session.cluster(ctx, cluster, where, workers, memory_limit, tls) as client:
-        summary = shown(job, c, client=client, device=where, stop=stop)
+    stop, on = options.stop(deadline), options.device_name(device)
+    with stop.on_signals(), session.cluster(ctx, where, on) as client:
+        summary = shown(job, c, client=client, device=on, stop=stop)
     session.out().print(session.table(summary.rows(), "Done"))

@@ -14,6 +14,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from distributed import Client
 
+    from distmm.cli.options import Where
     from distmm.clusters.cluster import Device
     from distmm.storage import Matrix
 
@@ -67,21 +68,14 @@ def tell_device(where: str, device: Device) -> None:
 
 
 @contextmanager
-def cluster(
-    ctx: typer.Context,
-    where: str,
-    device: Device,
-    workers: int | None = None,
-    memory_limit: str | None = None,
-    tls: str = "none",
-) -> Iterator[Client]:
+def cluster(ctx: typer.Context, where: Where, device: Device) -> Iterator[Client]:
     """Connect to a cluster or start one; print its number of workers and the address of its dashboard."""
     from distmm import clusters, interrupts
     from distmm.all_workers import workers_of
     from distmm.telemetry.page_address import page_address
 
     console = out(stderr=True)
-    tell_device(where, device)
+    tell_device(where.cluster, device)
     # Without this, workers log a traceback for each failed task. The client receives the error and prints it once. An
     # interrupted wait of Dask leaves an asyncio task whose error nobody asks for.
     quiet = not debugging(ctx)
@@ -92,7 +86,14 @@ def cluster(
     with ExitStack() as stack:
         with interrupts.while_started():
             client = stack.enter_context(
-                clusters.connect(where, device=device, workers=workers, memory_limit=memory_limit, tls=tls, quiet=quiet)
+                clusters.connect(
+                    where.cluster,
+                    device=device,
+                    workers=where.workers,
+                    memory_limit=where.memory_limit,
+                    tls=where.tls,
+                    quiet=quiet,
+                )
             )
         count = len(workers_of(client))
         page = page_address(client)

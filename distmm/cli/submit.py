@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -16,20 +15,14 @@ if TYPE_CHECKING:
 __all__ = ["submit"]
 
 
-class Where(StrEnum):
-    """System that runs the job."""
-
-    local = "local"
-    slurm = "slurm"
-    kubernetes = "kubernetes"
-
-
 def submit(
     file: Annotated[
         Path | None,
         typer.Argument(metavar="[JOB.toml]", help="The job file; distmm examples lists some.", show_default=False),
     ] = None,
-    cluster: Annotated[Where, typer.Option(help="System that runs the job.")] = Where.local,
+    cluster: Annotated[
+        Literal["local", "slurm", "kubernetes"], typer.Option(help="System that runs the job.")
+    ] = "local",
     change: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="TABLE.KEY=VALUE", help="Set a key of the job file; may be given several times."),
@@ -79,7 +72,7 @@ def submit(
 
         _print(job, manifests.cluster(job))
         return
-    run = {Where.local: _local, Where.slurm: _slurm, Where.kubernetes: _kubernetes}[cluster]
+    run = {"local": _local, "slurm": _slurm, "kubernetes": _kubernetes}[cluster]
     raise typer.Exit(run(job, dry_run, detach, python))
 
 

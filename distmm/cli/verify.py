@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -15,6 +16,8 @@ __all__ = ["verify"]
 # Elements of A, B and C together that this process checks itself, in less time than a cluster takes to start.
 SMALL = 1 << 25
 
+HERE = options.Where(cluster="local-cpu")
+
 
 def verify(
     ctx: typer.Context,
@@ -22,17 +25,16 @@ def verify(
         list[str],
         typer.Argument(metavar="[A B] C", help="C on disk with its certificate; or A, B and C, to check C = A @ B."),
     ],
-    transa: options.TransA = False,
-    transb: options.TransB = False,
-    check: options.CheckOption = options.Check.freivalds,
+    *,
+    transposes: options.Transposes,
+    check: Annotated[
+        options.Check, typer.Option(help="freivalds: random vectors, quick; full: every element, for small sizes.")
+    ] = "freivalds",
     seed: Annotated[
         int | None, typer.Option(min=0, help="Seed of the random vectors or rows.", show_default="random")
     ] = None,
-    precision: options.ConfiguredPrecision = None,
-    cluster: options.Cluster = "local-cpu",
-    workers: options.Workers = None,
-    memory_limit: options.MemoryLimit = None,
-    tls: options.Tls = "none",
+    precision: options.PrecisionOption = None,
+    where: options.Where = HERE,
 ) -> None:
     """Check that C is A @ B, whichever program computed it. Exit code: 0 right, 1 wrong, 4 cannot tell.
 
@@ -62,7 +64,7 @@ def verify(
     from distmm.job.result import is_reduced
     from distmm.storage import open_matrix
 
-    if check is options.Check.none:
+    if check == "none":
         raise typer.BadParameter("--check none verifies nothing: use freivalds or full")
     if len(paths) not in (1, 3):
         raise typer.BadParameter(f"{len(paths)} matrices are given: give C, which has a certificate, or A, B and C")
@@ -72,20 +74,12 @@ def verify(
     shapes = [matrix.shape for matrix in matrices]
     if len(paths) == 1 and (content := read_certificate(Folder.of(paths[0]))) is not None:
         shapes += [content["spec"][name].get("shape", ()) for name in "AB"]
-    by_default = (cluster, workers, memory_limit, tls) == ("local-cpu", None, None, "none")
-    small = by_default and sum(map(math.prod, shapes)) <= SMALL
-    with nullcontext() if small else session.cluster(ctx, cluster, "auto", workers, memory_limit, tls) as client:
+    small = where == HERE and sum(map(math.prod, shapes)) <= SMALL
+    with nullcontext() if small else session.cluster(ctx, where, "auto") as client:
         verdict = (
             recheck(paths[0], client, seed)
             if len(paths) == 1
-            else verdict_of(
-                *matrices,
-                check="full" if check is options.Check.full else "freivalds",
-                seed=seed,
-                transa=transa,
-                transb=transb,
-                precision=precision,
-            )
+            else verdict_of(*matrices, check=check, seed=seed, precision=precision, **asdict(transposes))
         )
     verdict.raise_if_wrong()
     session.out().print(f"Right: {verdict.message}")

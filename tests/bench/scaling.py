@@ -89,13 +89,13 @@ def scaling(
             show_default=False,
         ),
     ] = None,
-    precision: options.PrecisionOption = "highest",
+    precision: options.PrecisionOption = None,
     kernel: options.Kernel = None,
     repeat: Annotated[
         int, typer.Option(min=1, help="Products of each case, each of new matrices; the median counts.")
     ] = 1,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the matrices.")] = 0,
-    device: options.DeviceOption = options.Device.auto,
+    device: options.DeviceOption = None,
     patience: Annotated[
         str, typer.Option(metavar="TIME", help="Time limit of a case, with creation and check of its matrices.")
     ] = "5m",
@@ -123,10 +123,10 @@ def scaling(
     ```
     """
     missing = clusters.missing_for_gpu()
-    if missing and device is options.Device.gpu:
+    if missing and device == "gpu":
         raise InputError(f"a GPU was asked for, and {missing}; or use --device cpu")
     options.writable(json, plot)
-    on_gpu = device is not options.Device.cpu and not missing
+    on_gpu = device != "cpu" and not missing
     there = clusters.gpu_count() if on_gpu else None
     if there is not None and max(gpus or [1]) > there:
         raise InputError(f"--gpus {max(gpus or [1])}: this machine has {there}; give {there} or fewer")
@@ -146,13 +146,13 @@ def scaling(
         scalings=[name for name in ("strong", "weak") if name in kinds] or ("strong", "weak"),
         places=[name for name in ("resident", "host", "streamed") if name in kinds] or PLACES,
         dtypes=dtype or (("float32", "bfloat16") if on_gpu else ("float32",)),
-        precision=precision,
+        precision=precision or "highest",
         kernel=kernel,
         repeat=repeat,
         seed=seed,
     )
     notes = session.out(stderr=True)
-    if missing and device is options.Device.auto and clusters.gpu_count():
+    if missing and device in (None, "auto") and clusters.gpu_count():
         notes.print(f"Working on the CPU: {missing}")
 
     def progress(results: Results, row: Row) -> None:
