@@ -17,10 +17,10 @@ from distmm import config
 from distmm.accelerate import dask_names, tall_qr
 from distmm.api import array as products
 from distmm.api import einsum as contractions
-from distmm.api.array_types import package_of
 from distmm.errors import InputError
 from distmm.graph.parametric_layer import with_copies
 from distmm.graph.product_graph import ProductLayer
+from distmm.product.array_types import package_of
 
 __all__ = ["REPLACEMENTS"]
 

@@ -67,7 +67,7 @@ def accelerate(on: bool = True) -> None:
     >>> (A @ A.T).name.startswith("distmm")
     False
     """
-    from distmm.api.array_types import check_query_planning
+    from distmm.product.array_types import check_query_planning
 
     global _by_call
     if not isinstance(on, bool):
@@ -104,7 +104,7 @@ def accelerated() -> Iterator[None]:
     >>> C.name.startswith("distmm"), (A @ A.T).name.startswith("distmm")
     (True, False)
     """
-    from distmm.api.array_types import check_query_planning
+    from distmm.product.array_types import check_query_planning
 
     global _blocks
     with _changing:

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from distributed import Client
 
-from distmm.api.operands import Operand, check_pair, wrap
-from distmm.api.product import Gemm
-from distmm.api.scalars import check_flags, check_scalars
-from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
 from distmm.errors import InputError
 from distmm.planning.plan import Plan
 from distmm.planning.precision import Precision
-from distmm.planning.problem import Symmetry
+from distmm.product.choices import Choices, square
+from distmm.product.operand import Operand, check_pair, with_itself, wrap
+from distmm.product.product import Gemm
+from distmm.product.scalars import check_flags, check_scalars
 
-__all__ = ["gemm", "gram", "matmul", "square", "with_itself"]
+__all__ = ["gemm", "gram", "matmul"]
 
 
 def matmul(
@@ -193,7 +190,9 @@ def gemm(
     check_pair(a, b)
     check_scalars(alpha=alpha, beta=beta)
     product = Gemm.of(a, b, alpha=alpha, beta=beta, c=_addend(beta, C))
-    return product.array(Wishes.chosen(precision, kernel, device, blocks, plan, reproducible=reproducible), out, client)
+    return product.array(
+        Choices.chosen(precision, kernel, device, blocks, plan, reproducible=reproducible), out, client
+    )
 
 
 def _addend(beta: complex, C: Any) -> Operand | None:
@@ -287,22 +286,5 @@ def gram(
         raise InputError(f"C has shape {c.shape}, the product is {size} x {size}: give a symmetric C of that size")
     product = Gemm.of(a, b, alpha=alpha, beta=beta, c=c, symmetry=symmetry)
     return product.array(
-        Wishes.chosen(precision, kernel, device, square(blocks), plan, reproducible=reproducible), out, client
+        Choices.chosen(precision, kernel, device, square(blocks), plan, reproducible=reproducible), out, client
     )
-
-
-def with_itself(A: Any, trans: bool, hermitian: bool) -> tuple[Operand, Operand, Symmetry]:
-    """Return both operands of a symmetric product, and its kind of symmetry."""
-    a = wrap(A, "A", trans)
-    if len(a.shape) < 2:
-        raise InputError(f"A has shape {a.shape}: give a matrix, to multiply it by its own transpose")
-    return a, replace(a, transposed=not trans), "hermitian" if hermitian and a.dtype.kind == "c" else "symmetric"
-
-
-def square(blocks: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """Return the block edges (m, k, m) of a symmetric product for the caller's (m, k)."""
-    if blocks is None:
-        return None
-    if not isinstance(blocks, Sequence) or len(blocks) != 2:
-        raise InputError(f"blocks is {blocks!r}: give two positive edges, those of m and k")
-    return blocks[0], blocks[1], blocks[0]

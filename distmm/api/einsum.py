@@ -8,14 +8,14 @@ from typing import Any
 
 from distributed import Client
 
-from distmm.api.labelled import Labelled
-from distmm.api.network import contracted
 from distmm.api.subscripts import as_written, read
-from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
-from distmm.clusters.context import computing
 from distmm.errors import InputError
 from distmm.planning.precision import Precision
+from distmm.product.choices import Choices
+from distmm.product.context import computing
+from distmm.product.labelled import Labelled
+from distmm.product.network import contracted
 
 __all__ = ["einsum", "multi_dot"]
 
@@ -76,8 +76,8 @@ def einsum(
         array.labelled(labels).diagonal().without_broadcast(subscripts.sizes)
         for array, labels in zip(arrays, subscripts.operands, strict=True)
     ]
-    wishes = Wishes.chosen(precision, kernel, device, None, None)
-    return contracted(labelled, subscripts.output, wishes, out, computing(client, now=out is not None))
+    choices = Choices.chosen(precision, kernel, device, None, None)
+    return contracted(labelled, subscripts.output, choices, out, computing(client, now=out is not None))
 
 
 def multi_dot(
@@ -138,5 +138,5 @@ def multi_dot(
                 "dimension of one must be as long as the first of the next"
             )
     output = tuple(end for end in (0, last + 1) if any(end in array.labels for array in labelled))
-    wishes = Wishes.chosen(precision, kernel, device, None, None)
-    return contracted(labelled, output, wishes, out, computing(client, now=out is not None), "dp")
+    choices = Choices.chosen(precision, kernel, device, None, None)
+    return contracted(labelled, output, choices, out, computing(client, now=out is not None), "dp")

@@ -8,16 +8,15 @@ from typing import Any, Literal
 import numpy as np
 from distributed import Client
 
-from distmm.api.array import square
-from distmm.api.operands import check_pair, wrap
-from distmm.api.product import Gemm
-from distmm.api.reduced_product import check_metric, checked_k, is_transpose, results
 from distmm.api.reductions import TopK
-from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
 from distmm.errors import InputError
 from distmm.planning.precision import Precision
 from distmm.planning.problem import accumulator_dtype
+from distmm.product.choices import Choices, square
+from distmm.product.operand import check_pair, wrap
+from distmm.product.product import Gemm
+from distmm.product.reduced_product import check_metric, checked_k, is_transpose, results
 from distmm.worker import tasks
 
 __all__ = ["nearest"]
@@ -81,15 +80,15 @@ def nearest(
     (array([[1., 2.]]), array([[1, 2]]))
     """
     check_metric(metric)
-    product, wishes = _of_rows(X, Y, (precision, kernel, device, blocks, plan))
+    product, choices = _of_rows(X, Y, (precision, kernel, device, blocks, plan))
     k = checked_k(k, product.shape[-1], f"{'X' if Y is None else 'Y'} has {{n}} rows")
     dtype = accumulator_dtype(product.dtype)
     kinds = [(dtype, (k,)), (np.dtype(np.int64), (k,))]
     reduction = tasks.Largest(k, dtype, metric)
-    return TopK(*results(product, wishes, reduction, kinds, client, metric=metric))
+    return TopK(*results(product, choices, reduction, kinds, client, metric=metric))
 
 
-def _of_rows(X: Any, Y: Any, how: tuple[Any, ...]) -> tuple[Gemm, Wishes]:
+def _of_rows(X: Any, Y: Any, how: tuple[Any, ...]) -> tuple[Gemm, Choices]:
     """Return the product ``X @ Y.T``, or ``X @ X.T`` for Y None, and the choices for it."""
     precision, kernel, device, blocks, plan = how
     operands = [wrap(X, "X")] if Y is None else [wrap(X, "X"), wrap(Y, "Y")]
@@ -105,4 +104,4 @@ def _of_rows(X: Any, Y: Any, how: tuple[Any, ...]) -> tuple[Gemm, Wishes]:
     check_pair(x, b)
     itself = Y is None or (blocks is None and plan is None and is_transpose(x, b))
     product = Gemm.of(x, replace(x, transposed=True) if itself else b, symmetry="symmetric" if itself else None)
-    return product, Wishes.chosen(precision, kernel, device, square(blocks) if Y is None else blocks, plan)
+    return product, Choices.chosen(precision, kernel, device, square(blocks) if Y is None else blocks, plan)

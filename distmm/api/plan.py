@@ -6,19 +6,18 @@ from typing import Any
 
 from distributed import Client
 
-from distmm.api.array import square, with_itself
-from distmm.api.operands import check_pair, wrap
-from distmm.api.out_target import elements_of
-from distmm.api.product import Gemm
-from distmm.api.scalars import check_flags
-from distmm.api.wishes import Wishes
 from distmm.clusters.cluster import Device
-from distmm.clusters.context import computing
 from distmm.clusters.hardware import Hardware
 from distmm.errors import InputError
 from distmm.planning.plan import Plan
 from distmm.planning.precision import Precision
 from distmm.planning.problem import Symmetry
+from distmm.product.choices import Choices, square
+from distmm.product.context import computing
+from distmm.product.operand import check_pair, with_itself, wrap
+from distmm.product.out_target import elements_of
+from distmm.product.product import Gemm
+from distmm.product.scalars import check_flags
 
 __all__ = ["plan"]
 
@@ -101,12 +100,12 @@ def plan(
         a, b = wrap(A, "A", transa), wrap(B, "B", transb)
         check_pair(a, b)
     product = Gemm.of(a, b, symmetry=symmetry)
-    _check_absent(cluster, client, device)
-    wishes = Wishes.chosen(precision, kernel, device, blocks, plan, cluster, reproducible)
-    return product.plan(wishes, elements_of(out), computing(client) if cluster is None else None)
+    _check_hardware(cluster, client, device)
+    choices = Choices.chosen(precision, kernel, device, blocks, plan, cluster, reproducible)
+    return product.plan(choices, elements_of(out), computing(client) if cluster is None else None)
 
 
-def _check_absent(hardware: Any, client: Any, device: str | None) -> None:
+def _check_hardware(hardware: Any, client: Any, device: str | None) -> None:
     """Refuse a `cluster` that is not a description of one, and a client or device given together with it."""
     if hardware is None:
         return

@@ -14,12 +14,12 @@ import dask.array as da
 import numpy as np
 from distributed import Client
 
-from distmm.api.product_array import ProductArray
-from distmm.api.reduced_product import Kinds, check_ordered, checked_k, product_of, results
 from distmm.clusters import cluster
 from distmm.errors import InputError
 from distmm.graph.parametric_layer import with_copies
 from distmm.planning.precision import Precision
+from distmm.product.product_array import ProductArray
+from distmm.product.reduced_product import Kinds, check_ordered, checked_k, product_of, results
 from distmm.worker import tasks
 
 __all__ = ["TopK", "reduce", "topk"]
@@ -119,11 +119,11 @@ def topk(
     array([[0, 3],
            [1, 2]])
     """
-    product, wishes = product_of(A, B, transa, transb, (precision, kernel, device, blocks, plan))
+    product, choices = product_of(A, B, transa, transb, (precision, kernel, device, blocks, plan))
     check_ordered(product, "largest elements")
     k = checked_k(k, product.shape[-1], "the product has rows of {n} elements")
     kinds = [(product.dtype, (k,)), (np.dtype(np.int64), (k,))]
-    return TopK(*results(product, wishes, tasks.Largest(k, product.dtype), kinds, client))
+    return TopK(*results(product, choices, tasks.Largest(k, product.dtype), kinds, client))
 
 
 def reduce(
@@ -196,7 +196,7 @@ def reduce(
     >>> distmm.reduce(A, B, least, axis=0).compute()
     array([-3., -1., -2.])
     """
-    product, wishes = product_of(A, B, transa, transb, (precision, kernel, device, blocks, plan))
+    product, choices = product_of(A, B, transa, transb, (precision, kernel, device, blocks, plan))
     ndim, c = len(product.shape), product.dtype
     if not isinstance(axis, SupportsIndex) or index(axis) not in (-1, -2, ndim - 1, ndim - 2):
         raise InputError(f"axis is {axis!r}: give -1 for a result of each row of the product, -2 for each column")
@@ -207,21 +207,21 @@ def reduce(
     if how in ("max", "argmax"):
         check_ordered(product, "largest element")
         kinds: Kinds = [(c, (1,)), (np.dtype(np.int64), (1,))]
-        best = results(product, wishes, tasks.Largest(1, c), kinds, client, down)
+        best = results(product, choices, tasks.Largest(1, c), kinds, client, down)
         return with_copies(best[0 if how == "max" else 1][..., 0])
     if how == "sum":
         of_sum = np.dtype(np.uint64 if c.kind == "u" else np.int64) if c.kind in "biu" else c
-        return results(product, wishes, tasks.Sum(of_sum), [(of_sum, ())], client, down)[0]
+        return results(product, choices, tasks.Sum(of_sum), [(of_sum, ())], client, down)[0]
     if how == "norm":
         of_norm = np.dtype(np.float64) if c.kind in "biu" else np.empty(0, c).real.dtype
-        return results(product, wishes, tasks.Norm(of_norm), [(of_norm, ())], client, down)[0]
+        return results(product, choices, tasks.Norm(of_norm), [(of_norm, ())], client, down)[0]
     if how == "histogram":
         check_ordered(product, "bins")
         edges = _checked_bins(bins)
         kinds = [(np.dtype(np.int64), (len(edges) - 1,))]
-        return results(product, wishes, tasks.Histogram(tuple(edges.tolist())), kinds, client, down)[0]
+        return results(product, choices, tasks.Histogram(tuple(edges.tolist())), kinds, client, down)[0]
     own = c if dtype is None else np.dtype(dtype)
-    return results(product, wishes, tasks.Custom(cast("Functions", how), own), [(own, tuple(shape))], client, down)[0]
+    return results(product, choices, tasks.Custom(cast("Functions", how), own), [(own, tuple(shape))], client, down)[0]
 
 
 def _check_belongs(how: Any, bins: Any, dtype: Any, shape: Any) -> None:

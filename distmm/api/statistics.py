@@ -13,13 +13,13 @@ from dask.array.utils import meta_from_array
 from distributed import Client
 
 from distmm.api.array import gram
-from distmm.api.labelled import Labelled
-from distmm.api.scalars import check_flags, common_type
-from distmm.api.two_passes import second_pass
-from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
 from distmm.errors import InputError
 from distmm.planning.precision import Precision
+from distmm.product.choices import Choices
+from distmm.product.labelled import Labelled
+from distmm.product.scalars import check_flags, common_type
+from distmm.product.two_passes import second_pass
 
 __all__ = ["corrcoef", "cov"]
 
@@ -98,7 +98,7 @@ def cov(
            [-1.,  1.]])
     """
     check_flags(rowvar=rowvar, bias=bias)
-    Wishes.chosen(precision, kernel, device, None, None)  # refuses what cannot be used, before any work
+    Choices.chosen(precision, kernel, device, None, None)  # refuses what cannot be used, before any work
     if ddof is not None and ddof != int(ddof):
         raise InputError(f"ddof is {ddof}: give a whole number")
     first, second, dtype = _observations(m, y, rowvar, dtype)
@@ -165,7 +165,7 @@ def corrcoef(
            [-1.,  1.]])
     """
     check_flags(rowvar=rowvar)
-    Wishes.chosen(precision, kernel, device, None, None)  # refuses what cannot be used, before any work
+    Choices.chosen(precision, kernel, device, None, None)  # refuses what cannot be used, before any work
     first, second, dtype = _observations(x, y, rowvar, dtype)
     n = first.shape[1]
     wide = np.result_type(dtype, np.float64)

@@ -12,8 +12,8 @@ from typing import Any, SupportsIndex
 
 import numpy as np
 
-from distmm.api.labelled import Label
 from distmm.errors import InputError
+from distmm.product.labelled import Label
 
 __all__ = ["Subscripts", "as_written", "read"]
 

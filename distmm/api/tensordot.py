@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 from distributed import Client
 
-from distmm.api.labelled import Labelled
-from distmm.api.network import contracted
-from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
-from distmm.clusters.context import computing
 from distmm.errors import InputError
 from distmm.planning.precision import Precision
+from distmm.product.choices import Choices
+from distmm.product.context import computing
+from distmm.product.labelled import Labelled
+from distmm.product.network import contracted
 
 __all__ = ["tensordot"]
 
@@ -81,8 +81,8 @@ def tensordot(
     ndim_a, ndim_b = len(a.labels), len(b.labels)
     b = b.labelled([axes_a[axes_b.index(axis)] if axis in axes_b else ndim_a + axis for axis in range(ndim_b)])
     output = *(x for x in a.labels if x not in axes_a), *(x for x in b.labels if x not in axes_a)
-    wishes = Wishes.chosen(precision, kernel, device, None, None)
-    return contracted([a, b], output, wishes, out, computing(client, now=out is not None))
+    choices = Choices.chosen(precision, kernel, device, None, None)
+    return contracted([a, b], output, choices, out, computing(client, now=out is not None))
 
 
 def _axes(axes: Any, a: Labelled, b: Labelled) -> tuple[list[int], list[int]]:

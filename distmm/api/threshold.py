@@ -1,66 +1,17 @@
-"""The public function `threshold`: the elements of a product above a threshold, without storing the product.
-
-Workers select elements from each finished block, and this process collects them wave by wave. If too many elements of a
-block are selected, the task returns their number instead of the elements, and the call ends with an error that has the
-counts so far. This bounds the memory of the workers, which compute at most two waves at a time, and of this process.
-"""
+"""The public function `threshold`: the elements of a product above a threshold, without storing the product."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-from functools import partial
-from operator import index
-from typing import Any, Literal, NamedTuple, SupportsIndex
+from typing import Any, Literal
 
-import dask
-import dask.array as da
-import numpy as np
-import psutil
-from distributed import Client, Future, futures_of
+from distributed import Client
 
-from distmm.api.product import Gemm
-from distmm.api.reduced_product import bytes_widened, check_metric, check_ordered, norms_of, product_of
-from distmm.api.scalars import check_scalars, plain
-from distmm.api.waves import Graph, Waves
 from distmm.clusters import cluster
-from distmm.clusters.context import computing
-from distmm.errors import DoesNotFitError, InputError
-from distmm.graph import reduction_graph
-from distmm.graph.product_graph import Reduced
-from distmm.planning.blocks import Wave, slices
-from distmm.planning.plan import Plan
 from distmm.planning.precision import Precision
-from distmm.planning.problem import accumulator_dtype
-from distmm.worker import tasks
+from distmm.product.reduced_product import product_of
+from distmm.product.thresholds import Entries, above
 
-__all__ = ["Entries", "bytes_of_entry", "check_threshold", "most_of_block", "threshold"]
-
-# The elements kept of a block may take this share of the block's bytes, and `ALWAYS` bytes of a small block. The plan
-# reserves memory for the kept elements of two waves.
-SHARE, ALWAYS = 1 / 4, 1 << 20
-
-# Share of this process's free memory that the result may take by default. Joining its parts needs a second copy.
-MOST = 1 / 4
-
-
-class Entries(NamedTuple):
-    """The elements of a product that were kept, sorted by row, then by column.
-
-    SciPy's form is ``scipy.sparse.coo_array((values, (rows, columns)), shape=shape)``.
-
-    Parameters
-    ----------
-    rows, columns : numpy.ndarray of int64, of shape (count,)
-    values : numpy.ndarray of shape (count,)
-    shape : tuple of int
-        Of the product.
-    """
-
-    rows: np.ndarray
-    columns: np.ndarray
-    values: np.ndarray
-    shape: tuple[int, int]
+__all__ = ["Entries", "threshold"]
 
 
 def threshold(
@@ -127,151 +78,5 @@ def threshold(
     >>> near.columns, near.values
     (array([1, 2]), array([1., 2.]))
     """
-    product, wishes = product_of(A, B, transa, transb, (precision, kernel, device, blocks, plan))
-    check_ordered(product, "threshold")
-    if len(product.shape) != 2:
-        raise InputError(f"the product has shape {product.shape}: threshold takes one product of matrices")
-    check_threshold(t, most, metric)
-    dtype = product.dtype
-    if metric is not None:
-        check_metric(metric, product.a, product.b)
-        dtype = accumulator_dtype(dtype)
-    client = computing(client, now=True)
-    each = bytes_of_entry(dtype)
-    limit = int(psutil.virtual_memory().available * MOST) // each if most is None else index(most)
-
-    def of_block(plan: Plan) -> int:
-        """Largest number of elements that are kept of a block."""
-        return min(limit, most_of_block(plan, dtype, ALWAYS))
-
-    def of_waves(plan: Plan) -> int:
-        """Largest number of bytes that are kept of two waves, which may run at the same time."""
-        kept = 2 * max(wave.c_blocks for wave in plan.waves) * of_block(plan) * each
-        return kept + (0 if metric is None else bytes_widened(plan))
-
-    made = product.reduced(wishes, of_waves, client)
-    collected = _Collected(product, made, limit, lower=B is None)
-    reduction = tasks.Threshold(plain(t), of_block(made), metric=metric, dtype=dtype)
-    _compute(product, made, reduction, collected, client)
-    return collected.result()
-
-
-def check_threshold(t: Any, most: Any, metric: str | None) -> None:
-    """Check the arguments of `threshold`.
-
-    Raises
-    ------
-    InputError
-        For a `t` that is not a real number, for a negative distance, and for a `most` that is not a number of elements.
-    """
-    check_scalars(t=t)
-    if isinstance(t, (complex, np.complexfloating)) or t != t:
-        raise InputError(f"t is {t!r}: give a real number")
-    try:
-        float(t)
-    except OverflowError:
-        raise InputError(
-            f"t is an integer of {t.bit_length()} bits, beyond all types of elements: give one below 1.7e308"
-        ) from None
-    if metric == "euclidean" and t < 0:
-        raise InputError(f"t is {t!r}, and no Euclidean distance is negative: give 0 or more")
-    if most is not None and (not isinstance(most, SupportsIndex) or index(most) < 0):
-        raise InputError(f"most is {most!r}: give the largest number of elements to keep, a whole number of 0 or more")
-
-
-def bytes_of_entry(dtype: np.dtype[Any]) -> int:
-    """Return the bytes of one kept element: its row, its column and its value of this type."""
-    return 2 * np.dtype(np.int64).itemsize + dtype.itemsize
-
-
-def most_of_block(plan: Plan, dtype: np.dtype[Any], always: int) -> int:
-    """Return how many elements of type `dtype` may be kept of a block; a small block may always keep `always` bytes."""
-    each, elements = bytes_of_entry(dtype), math.prod(plan.block_shape[::2])
-    return int(max(elements * dtype.itemsize * SHARE, min(always, elements * each))) // each
-
-
-def _compute(
-    product: Gemm, plan: Plan, reduction: tasks.Threshold, collected: _Collected, client: Client | None
-) -> None:
-    """Compute the product wave by wave, and collect the kept elements of each block."""
-    kind: Literal["numpy", "cupy"] = "cupy" if plan.cluster.device == "cuda" else "numpy"
-    norms: tuple[da.Array, ...] = ()
-    if reduction.metric not in (None, "inner"):  # computed once, and not again for each wave
-        lazy = norms_of(product, plan, client)
-        norms = tuple(dask.persist(*lazy) if client is None else client.persist(list(lazy)))
-    names = (norms[0].name, norms[1].name) if norms else None
-    wide = None if reduction.metric is None else reduction.dtype
-    graph = product.graphs(plan, kind, client, Reduced(reduction, norms=names, mirrored=False, dtype=wide), norms)
-    if client is None:
-        for wave in plan.waves:
-            parts = reduction_graph.parts_of_blocks(*graph(wave), plan, wave)
-            for (i, j), part in zip(parts, dask.compute(*parts.values()), strict=True):
-                collected.add(i, j, part)
-        return
-    blocks: dict[Any, tuple[int, int]] = {}  # indices of the blocks in flight, by key of the task
-
-    def send(on: Client, wave: Wave) -> tuple[list[Future], float]:
-        parts = reduction_graph.parts_of_blocks(*graph(wave), plan, wave)
-        futures = futures_of(on.persist(list(parts.values())))
-        blocks.update({part.key: (i, j) for (i, j), part in parts.items()})
-        return futures, math.inf
-
-    def take(future: Future) -> None:
-        collected.add(*blocks.pop(future.key), future.result())
-
-    waves: Iterator[Graph] = (partial(send, client, wave) for wave in plan.waves)
-    Waves(client, take).run(waves)
-
-
-class _Collected:
-    """The elements that have been kept so far, by block."""
-
-    def __init__(self, product: Gemm, plan: Plan, most: int, lower: bool) -> None:
-        self.product, self.most, self.count, self.seen = product, most, 0, 0
-        self.mirrored, self.lower = product.symmetry is not None and not lower, lower
-        self.rows, self.columns = slices(plan.blocking.m), slices(plan.blocking.n)
-        self.lines: dict[int, dict[int, tuple[np.ndarray, ...]]] = {i: {} for i in range(len(self.rows))}
-
-    def add(self, i: int, j: int, part: tuple[int, Any, Any, Any]) -> None:
-        """Add the kept elements of one block.
-
-        Raises
-        ------
-        DoesNotFitError
-            If the elements kept so far, or those of this block, exceed their limit.
-        """
-        rows, columns = self.rows[i], self.columns[j]
-        size = (rows.stop - rows.start) * (columns.stop - columns.start)
-        count, row, column, values = part
-        times = 2 if self.mirrored and i != j else 1
-        self.seen += size * times
-        self.count += count * times
-        if row is None or self.count > self.most:
-            whole = math.prod(self.product.shape)
-            why = f"and at most {self.most:,} fit"
-            if self.count <= self.most:
-                why = f"and those of one block, {count:,} of {size:,}, would take more than a quarter of its memory"
-            raise DoesNotFitError(
-                f"the threshold keeps {self.count:,} of the {self.seen:,} elements seen so far, of {whole:,}, {why}: "
-                "choose a stricter threshold, or compute all elements with distmm.matmul and out="
-            )
-        row += rows.start
-        if self.lower and i == j:  # a block on the diagonal has both elements of each pair
-            lower = column <= row
-            row, column, values = row[lower], column[lower], values[lower]
-        self.lines[i][j] = row, column, values
-        if self.mirrored and i != j:
-            self.lines[j][i] = column, row, values
-
-    def result(self) -> Entries:
-        """Return all kept elements, sorted by row, then by column."""
-        ordered = [self._line(parts) for parts in self.lines.values() if parts]
-        rows, columns, values = (np.concatenate(each) for each in zip(*ordered, strict=True))
-        m, n = self.product.shape
-        return Entries(rows, columns, values, (m, n))
-
-    def _line(self, parts: dict[int, tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
-        """Join the kept elements of one row of blocks."""
-        row, column, values = (np.concatenate(each) for each in zip(*(parts[j] for j in sorted(parts)), strict=True))
-        order = np.argsort(row, kind="stable")
-        return row[order], column[order], values[order]
+    product, choices = product_of(A, B, transa, transb, (precision, kernel, device, blocks, plan))
+    return above(t, product, choices, client, metric, most, lower=B is None)

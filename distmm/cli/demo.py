@@ -106,7 +106,7 @@ def _prepare(folder: Path) -> None:
 
 def _make(path: str, shape: tuple[int, int], element: np.dtype[Any], seed: int, client: Client) -> None:
     """Write a random matrix, block by block, on the workers. When this has raised, they write nothing more."""
-    from distmm.api.out_array import fill
+    from distmm.product.sinks import fill
     from distmm.storage import create_output
 
     values = _random(shape, element, seed)

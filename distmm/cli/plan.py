@@ -55,10 +55,10 @@ def plan(
     ```
     """
     from distmm import clusters, config
-    from distmm.api.plan_request import WORTH_MEASURING_SECONDS
     from distmm.cli import session
     from distmm.job import planning
     from distmm.job.spec import Spec
+    from distmm.product.request import WORTH_MEASURING_SECONDS
 
     hardware = _described(where.workers, gpus, model, gpu_memory, threads, memory, link)
     how, transposed = method.arguments(), asdict(transposes)

@@ -43,7 +43,7 @@ def debugging(ctx: typer.Context) -> bool:
 
 def pair(a: Any, b: Any, transa: bool, transb: bool) -> tuple[Any, Any]:
     """Open two matrices by their paths (arrays stay as they are), and check that they can be multiplied."""
-    from distmm.api.operands import check_pair, wrap
+    from distmm.product.operand import check_pair, wrap
     from distmm.storage import Matrix, open_matrix
 
     left, right = (open_matrix(x) if isinstance(x, str) else x for x in (a, b))

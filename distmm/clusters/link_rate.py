@@ -18,9 +18,9 @@ import numpy as np
 from distributed import Client, Worker, wait
 from distributed.worker import get_data_from_worker
 
-from distmm.clusters.context import seceded
 from distmm.clusters.measured import measured_once
 from distmm.clusters.view import hosts_of
+from distmm.clusters.waiting import seceded
 from distmm.worker.tasks import to_device
 from distmm.worker.tasks.epilogue import Block
 

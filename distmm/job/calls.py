@@ -8,9 +8,6 @@ from typing import Any
 from distributed import Client
 
 from distmm import config
-from distmm.api.scalars import check_scalars, checked_seed
-from distmm.api.verify import check_possible
-from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
 from distmm.errors import InputError
 from distmm.job.certificate import holds
@@ -23,6 +20,9 @@ from distmm.job.stop import Stop
 from distmm.job.summary import Summary
 from distmm.planning.plan import Plan
 from distmm.planning.precision import Precision
+from distmm.product.choices import Choices
+from distmm.product.scalars import check_scalars, checked_seed
+from distmm.product.verification import check_possible
 from distmm.storage import is_there, is_url
 from distmm.telemetry.record import Figures
 
@@ -120,7 +120,7 @@ def multiply(
     """
     check_scalars(alpha=alpha, beta=beta)
     seed = None if seed is None else checked_seed(seed)
-    wishes = Wishes.chosen(precision, kernel, device, blocks, plan, reproducible=reproducible)
+    choices = Choices.chosen(precision, kernel, device, blocks, plan, reproducible=reproducible)
     check = config.chosen("check", check)
     folder = Folder.of(out)
     if is_url(folder.target) and (beta != 0 and c is None):
@@ -131,7 +131,7 @@ def multiply(
     ended = settle(folder, anew=overwrite)
     spec = Spec.of(
         a, b, out if beta != 0 and c is None else c, transa=transa, transb=transb, alpha=alpha, beta=beta, dtype=dtype,
-        precision=wishes.precision, kernel=wishes.kernel, check=check, reproducible=wishes.reproducible,
+        precision=choices.precision, kernel=choices.kernel, check=check, reproducible=choices.reproducible,
     )  # fmt: skip
     if check == "full" and beta != 0:
         raise InputError(f"check is full and beta is {beta}: a full check does not support beta; use freivalds or none")
@@ -144,7 +144,7 @@ def multiply(
         folder, os.fspath(out), spec, spec.files(), overwrite or (beta != 0 and c is None), blocks, seed,
         None if plan is None else str(plan),
     )  # fmt: skip
-    return begin(job, ended, overwrite, client, wishes.device, stop, announce, progress)
+    return begin(job, ended, overwrite, client, choices.device, stop, announce, progress)
 
 
 def begin(

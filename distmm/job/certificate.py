@@ -12,7 +12,6 @@ import dask
 import numpy as np
 from distributed import Client
 
-from distmm.api.scalars import checked_seed
 from distmm.checking.sketch import VECTORS, VECTORS_OF_INTEGERS
 from distmm.checking.tolerance import FORMULA, SIGMAS, Tolerance
 from distmm.checking.verdict import Verdict
@@ -24,6 +23,7 @@ from distmm.job.records import FORMAT, read_certificate
 from distmm.job.result import described
 from distmm.job.sampled_rows import check_sample
 from distmm.job.spec import Spec, differences
+from distmm.product.scalars import checked_seed
 from distmm.storage import is_there, open_matrix, stamp_of
 
 __all__ = ["certificate", "damaged", "holds", "recheck"]

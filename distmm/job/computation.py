@@ -17,8 +17,6 @@ import dask.array as da
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, Future, Scheduler
 
-from distmm.api.smaller_plan import memory_full
-from distmm.api.waves import Graph, Waves
 from distmm.errors import DistmmError, Stopped, WrongResultError
 from distmm.graph import product_graph
 from distmm.job import made_blocks
@@ -35,6 +33,8 @@ from distmm.job.wave_graph import Names, RowLayer, WritingLayer
 from distmm.planning.blocks import Wave
 from distmm.planning.grid import Grid
 from distmm.planning.plan import Plan
+from distmm.product.smaller_plan import memory_full
+from distmm.product.waves import Graph, Waves
 from distmm.telemetry import client as telemetry
 from distmm.telemetry.events import JOB_TOPIC
 from distmm.telemetry.record import Figures

@@ -22,13 +22,13 @@ from itertools import islice
 import numpy as np
 from distributed import Client
 
-from distmm.api.operands import Operand
 from distmm.checking.checksum import checksum_of_input
 from distmm.errors import InputError
 from distmm.job.folded_checksums import Order, fold, folded
 from distmm.job.folder import Json
 from distmm.job.spec import Spec
 from distmm.planning.blocks import Blocking, slices
+from distmm.product.operand import Operand
 from distmm.storage import Matrix, open_matrix
 
 __all__ = ["Seen", "misread", "orders", "stamps", "unchanged"]

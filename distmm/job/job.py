@@ -15,11 +15,9 @@ from dataclasses import dataclass, replace
 from distributed import Client
 
 from distmm import clusters
-from distmm.api.threshold import bytes_of_entry
 from distmm.checking.tolerance import Tolerance
 from distmm.clusters import cluster
-from distmm.clusters.context import computing, seceded
-from distmm.clusters.silence import unless_silent
+from distmm.clusters.waiting import seceded, unless_silent
 from distmm.errors import DeviceMemoryError, DistmmError, InputError, Stopped, WrongResultError
 from distmm.job import job_report, planning, runs
 from distmm.job.block_rows import RowFolder, assemble
@@ -41,6 +39,8 @@ from distmm.job.stop import Stop
 from distmm.job.summary import Made, Summary
 from distmm.job.unfinished import explained, no_progress, without_progress
 from distmm.planning.plan import Plan
+from distmm.product.context import computing
+from distmm.product.thresholds import bytes_of_entry
 from distmm.storage import Target, is_url, reserve_output
 from distmm.telemetry import client as telemetry
 from distmm.telemetry.record import Figures

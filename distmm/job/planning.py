@@ -8,11 +8,6 @@ from typing import Literal
 import numpy as np
 from distributed import Client
 
-from distmm.api.operands import Operand
-from distmm.api.plan_request import FileJob, PlanRequest, plan_for
-from distmm.api.reduced_product import bytes_widened
-from distmm.api.smaller_plan import smaller_plan
-from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
 from distmm.clusters.hardware import Hardware
 from distmm.errors import DeviceMemoryError
@@ -22,6 +17,11 @@ from distmm.job.reduction import Reduction
 from distmm.job.spec import Spec
 from distmm.planning.early_end import LONG_SECONDS
 from distmm.planning.plan import Plan
+from distmm.product.choices import Choices
+from distmm.product.operand import Operand
+from distmm.product.reduced_product import bytes_widened
+from distmm.product.request import FileJob, PlanRequest, plan_for
+from distmm.product.smaller_plan import smaller_plan
 from distmm.storage.matrix import Matrix
 from distmm.worker.tasks import KernelChoice, kernel_facts
 from distmm.worker.tasks.kernel_choice import LARGE, kernel_for
@@ -79,9 +79,9 @@ def request(
     """
     if manifest is not None:
         blocks, text = tuple(manifest["blocks"]), manifest["plan"] if manifest["layers"] > 1 else text
-    wishes = Wishes(spec.precision, spec.kernel, device, blocks, text, machines, spec.reproducible)
+    choices = Choices(spec.precision, spec.kernel, device, blocks, text, machines, spec.reproducible)
     job = FileJob(SPARE, LOADS, GPU_HOST_MEMORY, _load, _read_rate)
-    return PlanRequest(spec.problem, spec.a, spec.b, wishes, written=True, job=job, run_seconds=run_seconds)
+    return PlanRequest(spec.problem, spec.a, spec.b, choices, written=True, job=job, run_seconds=run_seconds)
 
 
 def plan(spec: Spec, asked: PlanRequest, client: Client | None) -> Plan:
@@ -96,7 +96,7 @@ def smaller(
     spec: Spec, device: cluster.Device, manifest: Json, client: Client, full: Plan, error: DeviceMemoryError,
     before: int,
 ) -> tuple[Plan, str]:  # fmt: skip
-    """Plan the rest of a job with less memory (`distmm.api.smaller_plan.smaller_plan`).
+    """Plan the rest of a job with less memory (`distmm.product.smaller_plan.smaller_plan`).
 
     The block edges stay the same, so that finished blocks can be kept. The plan has smaller waves, less lookahead, or
     fewer panels in a task. If k is split, there is no such plan: the bits of C depend on how it is split.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from distmm.api.plan_request import plan_for
-from distmm.api.verify import check_possible
 from distmm.clusters.hardware import Hardware
 from distmm.errors import InputError
 from distmm.job.calls import finished
@@ -17,6 +15,8 @@ from distmm.job.planning import request
 from distmm.job.records import read_manifest
 from distmm.job.spec import Check, Spec
 from distmm.planning.precision import Precision
+from distmm.product.request import plan_for
+from distmm.product.verification import check_possible
 from distmm.storage import check_output
 from distmm.storage.output import Output
 

@@ -9,9 +9,6 @@ from typing import Any, Literal
 from distributed import Client
 
 from distmm import config
-from distmm.api.scalars import checked_seed, plain
-from distmm.api.threshold import check_threshold
-from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
 from distmm.errors import InputError
 from distmm.job.calls import Path, begin
@@ -24,6 +21,9 @@ from distmm.job.stop import Stop
 from distmm.job.summary import Summary
 from distmm.planning.plan import Plan
 from distmm.planning.precision import Precision
+from distmm.product.choices import Choices
+from distmm.product.scalars import checked_seed, plain
+from distmm.product.thresholds import check_threshold
 
 __all__ = ["threshold", "topk"]
 
@@ -196,13 +196,13 @@ def _reduced(
             raise InputError("transb is True, but B is None: leave transb out, or give B")
         b, transb = a, not transa
     seed = None if seed is None else checked_seed(seed)
-    wishes = Wishes.chosen(precision, kernel, device, blocks, plan)
+    choices = Choices.chosen(precision, kernel, device, blocks, plan)
     folder = Folder.of(out)
     ended = settle(folder, anew=overwrite)
     spec = Spec.of(
-        a, b, None, transa=transa, transb=transb, precision=wishes.precision, kernel=wishes.kernel,
+        a, b, None, transa=transa, transb=transb, precision=choices.precision, kernel=choices.kernel,
         check=config.chosen("check", check), reduction=reduction,
     )  # fmt: skip
     text = None if plan is None else str(plan)
     job = Job(folder, os.fspath(out), spec, spec.files(), overwrite, blocks, seed, text, most)
-    return begin(job, ended, overwrite, client, wishes.device, stop, announce, progress)
+    return begin(job, ended, overwrite, client, choices.device, stop, announce, progress)

@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import ml_dtypes
 import numpy as np
 
-from distmm.api.operands import Operand
-from distmm.api.reduced_product import check_metric, checked_k
-from distmm.api.threshold import bytes_of_entry, check_threshold, most_of_block
 from distmm.errors import InputError
 from distmm.planning.plan import Plan
 from distmm.planning.problem import accumulator_dtype
+from distmm.product.operand import Operand
+from distmm.product.reduced_product import check_metric, checked_k
+from distmm.product.thresholds import bytes_of_entry, check_threshold, most_of_block
 from distmm.worker import tasks
 
 __all__ = ["Arrays", "Reduction", "Threshold", "TopK", "element_type", "from_json"]

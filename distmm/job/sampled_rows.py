@@ -16,7 +16,6 @@ import dask
 import numpy as np
 from distributed import Client
 
-from distmm.api.operands import Operand
 from distmm.checking.tolerance import SIGMAS, Tolerance
 from distmm.checking.verdict import Verdict, of_tolerance
 from distmm.errors import InputError
@@ -24,6 +23,7 @@ from distmm.job.block_rows import InResult
 from distmm.job.folder import Json
 from distmm.job.reduction import Reduction, TopK
 from distmm.planning.blocks import even_edges, slices
+from distmm.product.operand import Operand
 from distmm.storage import Matrix
 
 if TYPE_CHECKING:

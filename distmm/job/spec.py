@@ -12,11 +12,6 @@ import dask.array as da
 import numpy as np
 from dask.base import tokenize
 
-from distmm.api.aliasing import lies_in
-from distmm.api.array_types import check_sendable
-from distmm.api.operands import Operand, check_pair, wrap
-from distmm.api.scalars import check_held, common_type, plain
-from distmm.api.verify import CHECKS, verify
 from distmm.checking.verdict import Verdict
 from distmm.errors import InputError
 from distmm.job.folder import Folder, Json
@@ -24,6 +19,11 @@ from distmm.job.reduction import Reduction, element_type, from_json
 from distmm.job.result import Result, result_of
 from distmm.planning.precision import Precision, check_precision
 from distmm.planning.problem import Problem
+from distmm.product.aliasing import lies_in
+from distmm.product.array_types import check_sendable
+from distmm.product.operand import Operand, check_pair, wrap
+from distmm.product.scalars import check_held, common_type, plain
+from distmm.product.verification import CHECKS, verdict
 from distmm.storage import Matrix, is_url, open_matrix
 from distmm.storage.matrix import check_dtype
 
@@ -189,8 +189,7 @@ class Spec:
 
     def verify(self, c: Matrix, **how: Any) -> Verdict:
         """Compare C with A and B, as `distmm.verify` does."""
-        a, b, more = self.a, self.b, {"alpha": self.alpha, "precision": self.precision, **how}
-        return verify(a.source, b.source, c, transa=a.transposed, transb=b.transposed, **more)
+        return verdict(self.a, self.b, wrap(c, "C"), alpha=self.alpha, precision=self.precision, **how)
 
     @property
     def operands(self) -> dict[str, Operand]:

@@ -8,7 +8,7 @@ from typing import Any
 import dask
 import pytest
 
-from distmm.api.product import Gemm
+from distmm.product.product import Gemm
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import distmm
-from distmm.api.product import Gemm
 from distmm.errors import InputError
+from distmm.product.product import Gemm
 from tests.distmm.api.symmetric import mirrored, truth
 from tests.exact_sums import whole_numbers
 

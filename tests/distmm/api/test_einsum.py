@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import distmm
-from distmm.api import contraction
-from distmm.api.product import Gemm
 from distmm.errors import DoesNotFitError, InputError
 from distmm.planning.cluster_spec import ClusterSpec
+from distmm.product import contraction
+from distmm.product.product import Gemm
 from distmm.transfer import has_gaps
 from tests.exact_sums import whole_numbers
 

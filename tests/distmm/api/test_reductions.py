@@ -14,11 +14,11 @@ from distributed import Client
 
 import distmm
 from distmm import DoesNotFitError, InputError
-from distmm.api import threshold as thresholds
-from distmm.api.plan_request import _with_room_for_parts
 from distmm.graph.dask_tasks import ProductTask
 from distmm.graph.product_graph import ProductLayer
 from distmm.planning.cluster_spec import ClusterSpec
+from distmm.product import thresholds
+from distmm.product.request import _with_room_for_parts
 from distmm.worker import tasks
 from tests.until import until
 

@@ -87,7 +87,7 @@ def test_a_job_keeps_the_wish_in_its_manifest(tmp_path):
     assert "reproducible" not in plain.json(), "as in the manifests of jobs that began before"
     for spec in (plain, promised):
         assert Spec.from_json(spec.json()).reproducible == spec.reproducible
-    assert request(promised, "cpu", None, None, None).wishes.reproducible
+    assert request(promised, "cpu", None, None, None).choices.reproducible
 
 
 def test_a_job_on_cpus_is_refused_before_any_work(client, tmp_path):

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import distmm
-from distmm.api.product import Gemm
 from distmm.errors import InputError
+from distmm.product.product import Gemm
 from tests.exact_sums import whole_numbers
 
 pytestmark = pytest.mark.usefixtures("synchronous")

@@ -169,7 +169,7 @@ def test_plan_computes_nothing(where: list[str]) -> None:
 
 def test_plan_for_this_machine_starts_no_cluster(where: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("distmm.clusters.connect", None)
-    monkeypatch.setattr("distmm.api.plan_request.WORTH_MEASURING_SECONDS", 0.0)  # the files are read at 1 GB/s
+    monkeypatch.setattr("distmm.product.request.WORTH_MEASURING_SECONDS", 0.0)  # the files are read at 1 GB/s
     monkeypatch.setattr("distmm.job.planning.read_rate", lambda client, matrix, device, threads: 1e9)
     result = run("plan", "A.npy", "B.npy", "--device", "cpu", "--workers", "1", "--memory-limit", "2GB")
     assert (result.exit_code, "Cluster with" in result.output) == (0, False), result.output

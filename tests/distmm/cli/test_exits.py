@@ -90,7 +90,7 @@ def test_a_closed_output_pipe_changes_nothing(tmp_path: Path) -> None:
 
 HALF_WAY = """
 from distmm.cli import main
-from distmm.api.waves import Waves
+from distmm.product.waves import Waves
 once = iter([True])
 Waves.may_send = lambda waves: next(once, False)
 main()

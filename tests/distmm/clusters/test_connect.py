@@ -11,8 +11,8 @@ from distributed import default_client
 
 from distmm import clusters
 from distmm import tls as certificates
-from distmm.clusters.context import computing
 from distmm.errors import InputError
+from distmm.product.context import computing
 
 
 def test_a_cluster_that_cannot_be_reached_leaves_no_client_behind() -> None:

@@ -10,8 +10,8 @@ import pytest
 from distributed import Client, LocalCluster, Worker
 
 import distmm
-from distmm.api import plan_request
 from distmm.clusters import cluster, link_rate, measured
+from distmm.product import request as plan_request
 from tests import forked
 
 EDGE = 256

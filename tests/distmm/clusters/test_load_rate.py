@@ -12,8 +12,8 @@ from distributed import Client, Worker
 
 import distmm
 from distmm import clusters
-from distmm.api import plan_request
 from distmm.clusters import cluster, load_rate, measured
+from distmm.product import request as plan_request
 
 N = 60_000
 PCIE_3 = 1.23e10

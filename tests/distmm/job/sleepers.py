@@ -119,10 +119,10 @@ def run_client(folder: str, questions: int, call: str, arguments: tuple[str, ...
     """A client alone, which asks a silent scheduler some times before it gives up."""
     from distributed import Client
 
-    from distmm.clusters import silence
+    from distmm.clusters import waiting
 
     _begin(folder)
-    silence.REQUESTS, silence.ANSWER_SECONDS = questions, 0.5
+    waiting.REQUESTS, waiting.ANSWER_SECONDS = questions, 0.5
     with Client(scheduler_file="scheduler.json", timeout=120) as client:
         client.wait_for_workers(1, timeout=120)
         _call(client, call, arguments, options)

@@ -13,8 +13,8 @@ import pytest
 from distributed import Client, get_worker
 
 from distmm import job
-from distmm.api import smaller_plan
 from distmm.errors import DeviceMemoryError
+from distmm.product import smaller_plan
 from distmm.worker import gpu, tasks
 from distmm.worker.tasks import products
 

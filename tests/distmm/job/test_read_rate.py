@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 
 import distmm
 from distmm import job
-from distmm.api import plan_request
-from distmm.api.operands import wrap
-from distmm.api.plan_request import FileJob, PlanRequest
-from distmm.api.wishes import Wishes
 from distmm.clusters import cluster, measured
 from distmm.job import planning as job_planning
 from distmm.job import read_rate
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
+from distmm.product import request as plan_request
+from distmm.product.choices import Choices
+from distmm.product.operand import wrap
+from distmm.product.request import FileJob, PlanRequest
 from distmm.storage import open_matrix
 from distmm.storage.matrix import Matrix
 from distmm.storage.npy import NpyMatrix
@@ -153,9 +153,9 @@ def test_a_plan_that_leaves_host_memory_free_is_not_made_anew_where_no_rate_is_l
 
     monkeypatch.setattr(plan_request, "_planned_for", noted)
     on_disk = FileJob(0.2, {"cuda": 1e10}, 100 * 10**9, lambda choice: None, lambda *args: None)
-    wishes = Wishes(device="gpu")
+    choices = Choices(device="gpu")
     request = PlanRequest(
-        Problem(60_000, 60_000, 60_000, a.dtype), wrap(a, "A"), wrap(a, "B"), wishes, True, job=on_disk
+        Problem(60_000, 60_000, 60_000, a.dtype), wrap(a, "A"), wrap(a, "B"), choices, True, job=on_disk
     )
     assert plan_request.plan_for(request, client).cost.seconds > plan_request.WORTH_MEASURING_SECONDS
     assert made == [100 * 10**9]

@@ -17,10 +17,10 @@ import zarr
 from distributed import Client
 
 from distmm import job
-from distmm.api.operands import Operand
 from distmm.checking.checksum import checksum
 from distmm.errors import InputError, WrongResultError
 from distmm.job import block_rows, sampled_rows
+from distmm.product.operand import Operand
 from distmm.worker import tasks
 from distmm.worker.tasks import products
 from tests.distmm.job.reduced import PLAN, SHAPE, arrays, best, operands, threshold, topk

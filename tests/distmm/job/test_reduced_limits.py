@@ -14,8 +14,6 @@ import pytest
 from distributed import Client
 
 from distmm import job
-from distmm.api.plan_request import PlanRequest
-from distmm.api.wishes import Wishes
 from distmm.errors import DoesNotFitError, InputError
 from distmm.job import planning, reduction
 from distmm.job.entries import Entries
@@ -23,6 +21,8 @@ from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
+from distmm.product.choices import Choices
+from distmm.product.request import PlanRequest
 from tests.distmm.job.reduced import marked, operands, threshold
 from tests.tables import later
 
@@ -96,7 +96,7 @@ def test_a_plan_leaves_room_for_what_is_kept_of_blocks_and_rows(
 
     monkeypatch.setattr(planning, "plan_for", plan_for)
     spec: Any = Mock(reduction=kept, dtype=problem.dtype)
-    asked = PlanRequest(problem, Mock(), Mock(), Wishes())
+    asked = PlanRequest(problem, Mock(), Mock(), Choices())
     made = planning.plan(spec, asked, Mock())
     made.validate()
     assert planning.bytes_of_parts(kept, spec, made) <= rooms[-1]

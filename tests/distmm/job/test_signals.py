@@ -24,7 +24,7 @@ from tests.until import until
 # Four waves, of which all but the first wait for ever: however late a signal comes, it finds the job half-way.
 PROGRAM = """
 from distmm.cli import main
-from distmm.api.waves import Waves
+from distmm.product.waves import Waves
 once = iter([True])
 Waves.may_send = lambda waves: next(once, False)
 main()

@@ -16,7 +16,7 @@ from distributed import Client, Future, Scheduler
 
 import distmm
 from distmm.all_workers import workers_of
-from distmm.api.waves import Waves
+from distmm.product.waves import Waves
 from distmm.transfer import counted_writes
 from tests.until import until
 

@@ -15,10 +15,10 @@ import pytest
 from distributed import Client
 
 import distmm
-from distmm.api.operands import wrap
-from distmm.api.product import Gemm
-from distmm.api.wishes import Wishes
 from distmm.errors import InputError
+from distmm.product.choices import Choices
+from distmm.product.operand import wrap
+from distmm.product.product import Gemm
 from distmm.transfer import client_array
 
 SMALL, LARGE = 40, 400  # edges of float64 matrices: the second one has more bytes than `client_array.SMALLEST`
@@ -173,7 +173,7 @@ def test_a_file_replaced_between_two_waves_is_an_error(tmp_path: Path) -> None:
     np.save(path, np.ones((n, n)))
     a = np.load(path, mmap_mode="r")
     gemm = Gemm.of(wrap(a, "A"), wrap(np.eye(n), "B"))
-    plan = gemm.plan(Wishes(blocks=(16, 64, 64)), None, None)
+    plan = gemm.plan(Choices(blocks=(16, 64, 64)), None, None)
     waves = gemm._lazy(plan, None, None)
     np.testing.assert_array_equal(waves(None).compute(scheduler="synchronous"), a)
     np.save(tmp_path / "new.npy", np.zeros((n, n)))

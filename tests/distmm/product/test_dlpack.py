@@ -12,8 +12,8 @@ import pytest
 from distributed import Client
 
 import distmm
-from distmm.api.operands import wrap
 from distmm.errors import InputError
+from distmm.product.operand import wrap
 
 
 class Lent:

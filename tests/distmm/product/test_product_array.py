@@ -15,7 +15,7 @@ import pytest
 from distributed import Client, get_client
 
 import distmm
-from distmm.api.product_array import ProductArray
+from distmm.product.product_array import ProductArray
 from distmm.transfer import client_array
 
 N = 400  # float64 matrices of this size have more bytes than `client_array.SMALLEST`

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from distmm.api.operands import Operand
 from distmm.planning.blocks import Blocking, even_edges
 from distmm.planning.problem import Problem
 from distmm.planning.search import TILE
+from distmm.product.operand import Operand
 
 __all__ = ["Chunks", "batch_chunks", "storage_multiples", "users_blocking"]
 

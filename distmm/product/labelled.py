@@ -11,10 +11,10 @@ from typing import Any, Literal
 import dask.array as da
 import numpy as np
 
-from distmm.api.array_types import as_array, package_of
-from distmm.api.operands import checked, kind_of, wrap
 from distmm.errors import InputError
 from distmm.planning.problem import accumulator_dtype
+from distmm.product.array_types import as_array, package_of
+from distmm.product.operand import checked, kind_of, wrap
 from distmm.transfer.memory_map import is_mapped
 
 __all__ = ["Edges", "Label", "Labelled", "chosen"]

@@ -20,14 +20,14 @@ import numpy as np
 from distributed import Client
 
 from distmm.all_workers import everywhere
-from distmm.api.aliasing import overlap, repeats
-from distmm.api.array_types import package_of
-from distmm.api.dlpack import as_writable, is_foreign
-from distmm.api.operands import kind_of
-from distmm.clusters.context import tasks_share_memory
 from distmm.errors import DoesNotFitError, InputError
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.write_units import unit_of
+from distmm.product.aliasing import overlap, repeats
+from distmm.product.array_types import package_of
+from distmm.product.context import tasks_share_memory
+from distmm.product.dlpack import as_writable, is_foreign
+from distmm.product.operand import kind_of
 from distmm.transfer import share
 from distmm.worker.copied_output import CopiedOutput, is_light
 
@@ -83,8 +83,8 @@ def elements_of(out: Any) -> Any:
     Raises
     ------
     InputError
-        For a DLPack array as `distmm.api.dlpack.as_native`. For an xarray object whose elements are not in memory, as
-        it reads them again at each access.
+        For a DLPack array as `distmm.product.dlpack.as_native`. For an xarray object whose elements are not in memory,
+        as it reads them again at each access.
     """
     if is_foreign(out):
         return as_writable(out, "out")
@@ -141,7 +141,7 @@ def _for_copies(out: Any, client: Client | None) -> Any:
     """Return what tasks of several processes write to at the same time: different chunks (or shards) of `out`, or None.
 
     This includes Zarr arrays in folders and object stores. Zarr's other stores may be in memory. An object of another
-    package may be, too: if a task finds that, `distmm.api.out_array.store` begins again in this process.
+    package may be, too: if a task finds that, `distmm.product.sinks.store` begins again in this process.
     """
     if unit_of(out) is None or package_of(out) == "h5py":
         return None

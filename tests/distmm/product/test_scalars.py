@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import distmm
-from distmm.api.scalars import common_type
 from distmm.errors import InputError
+from distmm.product.scalars import common_type
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 

@@ -9,7 +9,7 @@ from dask.base import clone_key
 from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer
 
-from distmm.api.labelled import Labelled
+from distmm.product.labelled import Labelled
 
 __all__ = ["second_pass"]
 

@@ -12,16 +12,16 @@ import numpy as np
 from dask.array.utils import meta_from_array
 from distributed import Client, futures_of
 
-from distmm.api.array_types import as_array, package_of
-from distmm.api.inline_array import inline_array
-from distmm.api.scalars import check_flags
 from distmm.errors import InputError
-from distmm.planning.problem import accumulator_dtype
+from distmm.planning.problem import Symmetry, accumulator_dtype
+from distmm.product.array_types import as_array, package_of
+from distmm.product.inline_array import inline_array
+from distmm.product.scalars import check_flags
 from distmm.transfer import has_gaps, share, shared_memory
 from distmm.transfer.memory_map import MappedFile, is_mapped
 from distmm.worker import tasks
 
-__all__ = ["Operand", "as_matrix", "check_pair", "checked", "kind_of", "wrap"]
+__all__ = ["Operand", "as_matrix", "check_pair", "checked", "kind_of", "with_itself", "wrap"]
 
 
 @dataclass(frozen=True)
@@ -251,3 +251,11 @@ def check_pair(a: Operand, b: Operand) -> None:
             f"A has {a.kind} blocks and B {b.kind} blocks: convert one, for example with x.map_blocks(cupy.asarray) "
             "or x.map_blocks(cupy.asnumpy)"
         )
+
+
+def with_itself(A: Any, trans: bool, hermitian: bool) -> tuple[Operand, Operand, Symmetry]:
+    """Return both operands of a symmetric product, and its kind of symmetry."""
+    a = wrap(A, "A", trans)
+    if len(a.shape) < 2:
+        raise InputError(f"A has shape {a.shape}: give a matrix, to multiply it by its own transpose")
+    return a, replace(a, transposed=not trans), "hermitian" if hermitian and a.dtype.kind == "c" else "symmetric"

@@ -19,8 +19,7 @@ from typing import Any
 
 from distributed import Client, Future, Scheduler
 
-from distmm.clusters.context import seceded
-from distmm.clusters.silence import unless_silent
+from distmm.clusters.waiting import seceded, unless_silent
 from distmm.transfer.counted_writes import CountedRun
 
 __all__ = ["Graph", "Sent", "Waves"]

@@ -13,8 +13,8 @@ from dask.array.core import Array as PlainArray
 from dask.highlevelgraph import MaterializedLayer
 from distributed import Future
 
-from distmm.api.dlpack import as_native, is_foreign
 from distmm.errors import InputError
+from distmm.product.dlpack import as_native, is_foreign
 from distmm.transfer.pickling import pickled
 
 __all__ = ["as_array", "check_query_planning", "check_sendable", "package_of"]

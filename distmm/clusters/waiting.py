@@ -1,5 +1,6 @@
-"""Detection of a scheduler that has stopped answering, for instance a stopped process or a host that hangs.
+"""Waits for the tasks of a cluster: inside of other tasks, and for a scheduler that may have stopped answering.
 
+A process may be stopped, or its host may hang.
 TCP detects a network that is cut off: Dask sets its timeouts (``distributed.comm.timeouts.tcp``, 30 s). But an
 operating system still acknowledges data for a stopped process, so a client would wait for its answer without end. So a
 thread sends requests to the scheduler, and closes the client after no answer for `REQUESTS` times `ANSWER_SECONDS`.
@@ -13,9 +14,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from distributed import Client
+from distributed import Client, rejoin, secede
+from distributed.worker import thread_state
 
-__all__ = ["unless_silent"]
+__all__ = ["seceded", "unless_silent"]
 
 logger = logging.getLogger(__name__)
 
@@ -53,3 +55,23 @@ def _watch(client: Client, ended: threading.Event) -> None:
             with suppress(TimeoutError):
                 client.close(timeout=ANSWER_SECONDS)
             return
+
+
+@contextmanager
+def seceded() -> Iterator[None]:
+    """Give the thread of the task that calls this to other tasks, for a ``with`` block that waits for other tasks.
+
+    Without this, tasks that wait for tasks could occupy all threads of the workers. Outside of tasks it does nothing.
+    """
+    if not getattr(thread_state, "key", None):
+        yield
+        return
+    try:
+        secede()
+    except (KeyError, AttributeError):  # the task has seceded itself (`worker_client`), or a user's executor runs it
+        yield
+        return
+    try:
+        yield
+    finally:
+        rejoin()

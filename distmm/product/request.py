@@ -10,9 +10,6 @@ from typing import Literal
 from distributed import Client
 
 from distmm.all_workers import everywhere
-from distmm.api.operands import Operand
-from distmm.api.users_blocks import Chunks, storage_multiples, users_blocking
-from distmm.api.wishes import Wishes
 from distmm.clusters import cluster, view
 from distmm.clusters.homes import chunk_homes, homes_of_blocks
 from distmm.clusters.link_rate import link_rate
@@ -26,6 +23,9 @@ from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import EXAMPLE, parse
 from distmm.planning.search import checked_edges, make_plan
+from distmm.product.choices import Choices
+from distmm.product.operand import Operand
+from distmm.product.users_blocks import Chunks, storage_multiples, users_blocking
 from distmm.worker.tasks import WORKSPACE, KernelChoice
 
 __all__ = ["FileJob", "PlanRequest", "plan_for"]
@@ -71,7 +71,7 @@ class PlanRequest:
     problem : Problem
     a, b : Operand
         In a symmetric product, B is the transpose of A.
-    wishes : Wishes
+    choices : Choices
     written : bool
         Whether finished blocks of C are written, and do not stay on the workers.
     c_chunks : tuple of tuple of int, optional
@@ -98,7 +98,7 @@ class PlanRequest:
     problem: Problem
     a: Operand
     b: Operand
-    wishes: Wishes
+    choices: Choices
     written: bool = False
     c_chunks: Chunks | None = None
     unit: tuple[int, ...] | None = None
@@ -118,29 +118,31 @@ def plan_for(request: PlanRequest, client: Client | None) -> Plan:
     InputError
         For a plan of another product, and for choices that the cluster or the product does not allow.
     """
-    problem, wishes = request.problem, request.wishes
-    if isinstance(wishes.plan, Plan):
-        if wishes.plan.problem != problem:
+    problem, choices = request.problem, request.choices
+    if isinstance(choices.plan, Plan):
+        if choices.plan.problem != problem:
             raise InputError(
-                f"the plan is for {wishes.plan.problem}, the operands are {problem}: make a new plan with "
+                f"the plan is for {choices.plan.problem}, the operands are {problem}: make a new plan with "
                 f"distmm.plan({'A, B' if problem.symmetry is None else 'A'})"
             )
-        _check_blocks(wishes, wishes.plan)
-        return wishes.plan
-    if wishes.plan is not None and not isinstance(wishes.plan, str):
-        raise InputError(f"plan is {wishes.plan!r}: give one that distmm.plan has made, or its text, such as {EXAMPLE}")
+        _check_blocks(choices, choices.plan)
+        return choices.plan
+    if choices.plan is not None and not isinstance(choices.plan, str):
+        raise InputError(
+            f"plan is {choices.plan!r}: give one that distmm.plan has made, or its text, such as {EXAMPLE}"
+        )
     spec = _cluster(request, client)
     request = _with_homes(request, spec.workers, client)
     plan = _within_host_memory(request, spec)
     if plan.shortfall and client is not None and view.forget(client):  # workers may have more free memory by now
         spec = _cluster(request, client)
         plan = _within_host_memory(request, spec)
-    if wishes.plan is not None:
-        _check_blocks(wishes, plan)
-    absent = wishes.absent
-    if absent is not None and not absent.here:
-        return plan if wishes.plan is not None else replace(plan, fewest=_fewest(request, plan))
-    if (client is None and (absent is None or absent.workers > 1)) or plan.cost.seconds < WORTH_MEASURING_SECONDS:
+    if choices.plan is not None:
+        _check_blocks(choices, plan)
+    hardware = choices.hardware
+    if hardware is not None and not hardware.here:
+        return plan if choices.plan is not None else replace(plan, fewest=_fewest(request, plan))
+    if (client is None and (hardware is None or hardware.workers > 1)) or plan.cost.seconds < WORTH_MEASURING_SECONDS:
         return plan
     measured = _measured(request, plan, spec, client)
     return plan if measured == spec else _within_host_memory(request, measured)
@@ -148,7 +150,7 @@ def plan_for(request: PlanRequest, client: Client | None) -> Plan:
 
 def _with_homes(request: PlanRequest, workers: int, client: Client | None) -> PlanRequest:
     """Find out which workers hold the chunks of A and B."""
-    if client is None or request.job is not None or request.wishes.absent is not None or request.problem.batch:
+    if client is None or request.job is not None or request.choices.hardware is not None or request.problem.batch:
         return request
     sources = [each.source if each.chunks is not None else None for each in (request.a, request.b)]
     if all(source is None for source in sources):
@@ -161,15 +163,15 @@ def _with_homes(request: PlanRequest, workers: int, client: Client | None) -> Pl
     return replace(request, homes=(a, b))
 
 
-def _check_blocks(wishes: Wishes, plan: Plan) -> None:
+def _check_blocks(choices: Choices, plan: Plan) -> None:
     """Refuse block edges that are not those of the plan that the caller gave, too."""
-    if wishes.blocks is None:
+    if choices.blocks is None:
         return
     p = plan.problem
-    edges = tuple(min(edge, size) for edge, size in zip(wishes.blocks, (p.m, p.k, p.n), strict=True))
+    edges = tuple(min(edge, size) for edge, size in zip(choices.blocks, (p.m, p.k, p.n), strict=True))
     if edges != plan.block_shape:
         raise InputError(
-            f"blocks are {wishes.blocks}, and the plan {plan} has blocks {plan.block_shape}: leave out blocks, or plan"
+            f"blocks are {choices.blocks}, and the plan {plan} has blocks {plan.block_shape}: leave out blocks, or plan"
         )
 
 
@@ -215,8 +217,8 @@ def _within_host_memory(request: PlanRequest, spec: ClusterSpec) -> Plan:
 
     Blocks and plans that the caller chose are planned with all host memory.
     """
-    wishes, job = request.wishes, request.job
-    if job is None or spec.device == "cpu" or wishes.blocks is not None or wishes.plan is not None:
+    choices, job = request.choices, request.job
+    if job is None or spec.device == "cpu" or choices.blocks is not None or choices.plan is not None:
         return _planned_for(request, spec)
     modest = min(spec.host_memory or job.gpu_host_memory, job.gpu_host_memory)
     plan = _planned_for(request, replace(spec, host_memory=modest))
@@ -225,28 +227,28 @@ def _within_host_memory(request: PlanRequest, spec: ClusterSpec) -> Plan:
 
 def _cluster(request: PlanRequest, client: Client | None) -> ClusterSpec:
     """Return a description of the cluster for this product: free memory, rates and kernels."""
-    problem, a, b, wishes, job = request.problem, request.a, request.b, request.wishes, request.job
+    problem, a, b, choices, job = request.problem, request.a, request.b, request.choices, request.job
     on_gpu = a.kind == "cupy" and job is None
-    if on_gpu and wishes.device == "cpu":
+    if on_gpu and choices.device == "cpu":
         raise InputError(
             "device is 'cpu', but A and B have CuPy blocks: convert them with x.map_blocks(cupy.asnumpy), or drop "
             "device='cpu'"
         )
 
-    spec = wishes.described(client, problem.dtype, on_gpu)
+    spec = choices.described(client, problem.dtype, on_gpu)
     if job is not None:
         if client is not None:
             # Libraries take memory: they are loaded before the free memory is read.
-            everywhere(client, job.prepare, KernelChoice(spec.device, problem.dtype, wishes.precision, wishes.kernel))
+            everywhere(client, job.prepare, KernelChoice(spec.device, problem.dtype, choices.precision, choices.kernel))
             view.forget(client)
-            spec = wishes.described(client, problem.dtype, on_gpu)
+            spec = choices.described(client, problem.dtype, on_gpu)
         load = job.loads[spec.device] * (spec.threads if spec.device == "cpu" else 1)
         spec = replace(spec, memory=int(spec.memory * (1 - job.spare)), load=load)
     if request.most is not None:
         spec = replace(spec, memory=min(spec.memory, request.most))
     if request.kept is not None:
         spec = _with_room_for_parts(spec, request.kept)
-    if job is None and wishes.absent is None and spec.device == "cuda" and (a.pageable or b.pageable):
+    if job is None and choices.hardware is None and spec.device == "cuda" and (a.pageable or b.pageable):
         return replace(spec, load=cluster.LOADS["cuda, pageable"])
     return spec
 
@@ -266,8 +268,8 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
 
     If C stays on the workers and does not fit, it is streamed, provided that `may_stream` is set.
     """
-    problem, a, b, wishes, unit = request.problem, request.a, request.b, request.wishes, request.unit
-    c_chunks, edges, text = request.c_chunks, wishes.blocks, wishes.plan
+    problem, a, b, choices, unit = request.problem, request.a, request.b, request.choices, request.unit
+    c_chunks, edges, text = request.c_chunks, choices.blocks, choices.plan
     assert not isinstance(text, Plan)
     result: Result = "host" if spec.device == "cuda" and a.kind == "numpy" else "workers"
     if request.written or request.kept is not None:
@@ -286,15 +288,15 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
             blocking=blocking,
             edges=edges,
             multiples=storage_multiples(a, b, unit),
-            precision=wishes.precision,
-            kernel=wishes.kernel,
+            precision=choices.precision,
+            kernel=choices.kernel,
             text=text,
             result=result,
             operands=(_residence(a, cuts[0], request, c_is_freed), _residence(b, cuts[1], request, c_is_freed)),
             streamed=c_is_freed,
             run_seconds=request.run_seconds,
             homes=homes,
-            reproducible=wishes.reproducible,
+            reproducible=choices.reproducible,
             unions=blocking is not None and text is None and c_chunks is None and request.kept is None,
         )
         return plan if request.job is None else replace(plan, on_disk=True)

@@ -13,7 +13,7 @@ import dask.array as da
 import numpy as np
 from dask.highlevelgraph import MaterializedLayer
 
-from distmm.api.array_types import package_of
+from distmm.product.array_types import package_of
 
 __all__ = ["coincide", "lies_in", "overlap", "repeats", "same", "transposes"]
 

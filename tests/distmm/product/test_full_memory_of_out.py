@@ -13,8 +13,8 @@ from distributed import Client, Worker
 
 import distmm
 from distmm import clusters
-from distmm.api import out_target, smaller_plan
 from distmm.errors import DeviceMemoryError
+from distmm.product import out_target, smaller_plan
 
 Cluster = Callable[[int], Client]
 Room = Callable[..., list[int]]
@@ -88,7 +88,7 @@ def test_without_a_cluster_there_is_no_smaller_plan(monkeypatch: pytest.MonkeyPa
     def full(*_: Any) -> None:
         raise MemoryError("of this process")
 
-    monkeypatch.setattr("distmm.api.out_array.store", full)
+    monkeypatch.setattr("distmm.product.sinks.store", full)
     a, b = operands()
     with pytest.raises(MemoryError, match="of this process"):
         distmm.matmul(a, b, out=np.zeros((120, 120), "f4"))

@@ -1,7 +1,7 @@
 """Lazy products whose `compute` fills an array of this process, as ``out=`` does.
 
 Dask's `compute` joins all blocks on one worker. It sends the result to the scheduler, which sends it to this process.
-Here, workers on this process's machine write each block directly into the array (`distmm.api.out_array`).
+Here, workers on this process's machine write each block directly into the array (`distmm.product.sinks`).
 
 Dask's `compute` is used if the workers cannot write to this process's memory, and for calls of ``dask.compute``, such
 as ``dask.compute(C, C.sum())`` and ``dask.compute(C)``. No hook of Dask (2026.7) runs in this process when the blocks
@@ -19,9 +19,9 @@ import psutil
 from dask.core import flatten
 from distributed import Client, futures_of
 
-from distmm.api import out_array
-from distmm.api.out_target import target
-from distmm.clusters.context import computing
+from distmm.product import sinks
+from distmm.product.context import computing
+from distmm.product.out_target import target
 
 __all__ = ["ProductArray"]
 
@@ -70,7 +70,7 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
             return False
         to = target(out, client)  # the array is persisted: its blocks are on the cluster
         if to is not None:
-            out_array.store(lambda: [(self, [None])], out, to, client)
+            sinks.store(lambda: [(self, [None])], out, to, client)
         return to is not None
 
     def __dask_postpersist__(self) -> tuple[Callable[..., ProductArray], tuple[Any, ...]]:

@@ -26,16 +26,16 @@ import dask.array as da
 import numpy as np
 from distributed import Client
 
-from distmm.api.labelled import Edges, Label, Labelled, chosen
-from distmm.api.operands import Operand, wrap
-from distmm.api.out_array import fill
-from distmm.api.product import Gemm
-from distmm.api.scalars import common_type
-from distmm.api.wishes import Wishes
 from distmm.graph.dask_tasks import reshaped
 from distmm.graph.parametric_layer import with_copies
 from distmm.planning.blocks import even_edges
 from distmm.planning.problem import accumulator_dtype
+from distmm.product.choices import Choices
+from distmm.product.labelled import Edges, Label, Labelled, chosen
+from distmm.product.operand import Operand, wrap
+from distmm.product.product import Gemm
+from distmm.product.scalars import common_type
+from distmm.product.sinks import fill
 
 __all__ = ["contract"]
 
@@ -49,7 +49,7 @@ Labels = tuple[Label, ...]
 
 
 def contract(
-    x: Labelled, y: Labelled, output: Labels, wishes: Wishes, client: Client | None, out: Any = None
+    x: Labelled, y: Labelled, output: Labels, choices: Choices, client: Client | None, out: Any = None
 ) -> Labelled:
     """Multiply two arrays, and sum over the labels that `output` lacks.
 
@@ -59,7 +59,7 @@ def contract(
         No label occurs twice in an array. The lengths of common labels agree.
     output : tuple
         Labels of the result, each in x or y.
-    wishes : Wishes
+    choices : Choices
     client : distributed.Client, optional
     out : array, optional
         Receives the result. The caller has checked it.
@@ -77,7 +77,7 @@ def contract(
     if not inner or (len(inner) < len(shared) and not has_rows_or_columns):
         lazy = _elementwise(x, y, output, dtype)
         return Labelled(lazy if out is None else fill(out, lazy, client), output, f"{x.name} times {y.name}")
-    return _Matrices.of(x, y, output, inner).product(output, wishes, client, out)
+    return _Matrices.of(x, y, output, inner).product(output, choices, client, out)
 
 
 def _elementwise(x: Labelled, y: Labelled, output: Labels, dtype: np.dtype) -> da.Array:
@@ -125,20 +125,20 @@ class _Matrices:
             x, y = _cut_alike(x, y, merged)
         return cls(x, y, batch, rows, merged, columns)
 
-    def product(self, output: Labels, wishes: Wishes, client: Client | None, out: Any) -> Labelled:
+    def product(self, output: Labels, choices: Choices, client: Client | None, out: Any) -> Labelled:
         """Return the lazy product, or compute it into `out`."""
         name = f"{self.x.name} times {self.y.name}"
         a, b = self._operand(self.x, self.rows, self.inner), self._operand(self.y, self.inner, self.columns)
         gemm = Gemm.of(a, b, once=out is not None and not isinstance(out, da.Array))
         if out is not None and (matrix := self._within(out, output)) is not None:
-            gemm.array(wishes, matrix, client)
+            gemm.array(choices, matrix, client)
             return Labelled(out, output, name)
         if len(self.rows) == len(self.columns) == 1:
-            lazy = gemm.array(wishes, None, client)
+            lazy = gemm.array(choices, None, client)
         else:
-            edges = self._edges(gemm, wishes, client)
+            edges = self._edges(gemm, choices, client)
             c_chunks = *(edges[label] for label in self.batch), _merged(edges, self.rows), _merged(edges, self.columns)
-            lazy = gemm.array(wishes, None, client, c_chunks).rechunk(c_chunks)
+            lazy = gemm.array(choices, None, client, c_chunks).rechunk(c_chunks)
             lazy = with_copies(reshaped(lazy, tuple(edges[each] for each in (*self.batch, *self.rows, *self.columns))))
         result = Labelled(lazy, (*self.batch, *self.rows, *self.columns), name).transposed(output)
         return result if out is None else Labelled(fill(out, result.source, client), output, name)
@@ -165,9 +165,9 @@ class _Matrices:
 
     # The result
 
-    def _edges(self, gemm: Gemm, wishes: Wishes, client: Client | None) -> Edges:
+    def _edges(self, gemm: Gemm, choices: Choices, client: Client | None) -> Edges:
         """Return the chunks of C by label: the plan's blocks, changed to boxes in the dimensions that are merged."""
-        blocking = gemm.plan(wishes, None, client).blocking
+        blocking = gemm.plan(choices, None, client).blocking
         edges = dict(zip(self.batch, blocking.batch, strict=True))
         for array, group, cut in ((self.x, self.rows, blocking.m), (self.y, self.columns, blocking.n)):
             if isinstance(array.source, da.Array):

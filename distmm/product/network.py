@@ -10,14 +10,14 @@ from typing import Any, Literal
 
 from distributed import Client
 
-from distmm.api.contraction import contract
-from distmm.api.labelled import Label, Labelled
-from distmm.api.out_array import fill
-from distmm.api.out_target import check_out, elements_of
-from distmm.api.scalars import common_type
-from distmm.api.wishes import Wishes
 from distmm.errors import DoesNotFitError, InputError
 from distmm.planning.problem import accumulator_dtype
+from distmm.product.choices import Choices
+from distmm.product.contraction import contract
+from distmm.product.labelled import Label, Labelled
+from distmm.product.out_target import check_out, elements_of
+from distmm.product.scalars import common_type
+from distmm.product.sinks import fill
 
 __all__ = ["contracted"]
 
@@ -27,7 +27,7 @@ Labels = tuple[Label, ...]
 def contracted(
     arrays: list[Labelled],
     output: Labels,
-    wishes: Wishes,
+    choices: Choices,
     out: Any,
     client: Client | None,
     optimizer: Literal["auto", "dp"] = "auto",
@@ -40,7 +40,7 @@ def contracted(
         No label occurs twice in an array. The lengths of common labels agree. The names differ.
     output : tuple
         Labels of the result.
-    wishes : Wishes
+    choices : Choices
     out : array, optional
         Receives the result.
     client : distributed.Client, optional
@@ -62,7 +62,7 @@ def contracted(
         If no order is found whose intermediate results fit.
     """
     if (elements := elements_of(out)) is not out:
-        contracted(arrays, output, wishes, elements, client, optimizer)
+        contracted(arrays, output, choices, elements, client, optimizer)
         return out
     for array in arrays:
         if array.kind != arrays[0].kind:
@@ -82,14 +82,14 @@ def contracted(
         counts = Counter(label for array in arrays for label in array.labels)
         alone = {label for label, count in counts.items() if count == 1} - set(output)
         arrays = [array.cast(dtype).summed(counts.keys() - alone, dtype) for array in arrays]
-    *steps, last = _order(arrays, output, optimizer, wishes, client)
+    *steps, last = _order(arrays, output, optimizer, choices, client)
     for step in steps:
         x, y = _taken(arrays, step)
         needed = {*output, *(label for array in arrays for label in array.labels)}
         kept = tuple(label for label in dict.fromkeys((*x.labels, *y.labels)) if label in needed)
-        arrays.append(contract(x, y, kept, wishes, client))
+        arrays.append(contract(x, y, kept, choices, client))
     x, y = _taken(arrays, last)
-    return contract(x, y, output, wishes, client, out).source
+    return contract(x, y, output, choices, client, out).source
 
 
 def _taken(arrays: list[Labelled], positions: tuple[int, ...]) -> tuple[Labelled, ...]:
@@ -101,7 +101,7 @@ def _taken(arrays: list[Labelled], positions: tuple[int, ...]) -> tuple[Labelled
 
 
 def _order(
-    arrays: Sequence[Labelled], output: Labels, optimizer: str, wishes: Wishes, client: Client | None
+    arrays: Sequence[Labelled], output: Labels, optimizer: str, choices: Choices, client: Client | None
 ) -> list[tuple[int, ...]]:
     """Return the positions of the two arrays that each step multiplies. The product is appended to the arrays.
 
@@ -115,7 +115,7 @@ def _order(
     import opt_einsum  # late: the import takes 0.2 s
 
     dtype = arrays[0].dtype
-    spec = wishes.described(client, dtype, arrays[0].kind == "cupy")
+    spec = choices.described(client, dtype, arrays[0].kind == "cupy")
     memory = spec.workers * spec.memory
     sizes = {label: n for array in arrays for label, n in array.sizes.items()}
     symbols = {label: opt_einsum.get_symbol(number) for number, label in enumerate(sizes)}

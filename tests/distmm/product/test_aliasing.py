@@ -14,8 +14,8 @@ import zarr
 
 import distmm
 from distmm import storage
-from distmm.api.aliasing import overlap, repeats
 from distmm.errors import InputError
+from distmm.product.aliasing import overlap, repeats
 
 SHAPE = (20, 20)
 

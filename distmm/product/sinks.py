@@ -1,7 +1,7 @@
 """Products that are written into the user's `out`: a NumPy array, a Zarr array, or an array-like object.
 
-`distmm.api.out_target` says whether workers or this process write the blocks. Two tasks never write to the same chunk
-(or shard) at the same time.
+`distmm.product.out_target` says whether workers or this process write the blocks. Two tasks never write to the same
+chunk (or shard) at the same time.
 
 When a call has returned or raised, also after Ctrl-C, its tasks do not write to `out` any more. For memory
 `distmm.transfer.write_lease` ensures this, for files `distmm.transfer.counted_writes`. One exception: a worker that
@@ -25,11 +25,11 @@ import numpy as np
 from dask.array.core import handle_out
 from distributed import Client, Future, futures_of
 
-from distmm.api.out_target import target
-from distmm.api.smaller_plan import memory_full
-from distmm.api.waves import Graph, Waves
 from distmm.graph.store_graph import stored
 from distmm.planning.write_units import are_shared, unit_of, whole_units
+from distmm.product.out_target import target
+from distmm.product.smaller_plan import memory_full
+from distmm.product.waves import Graph, Waves
 from distmm.transfer import ClientArray
 from distmm.transfer.counted_writes import CountedTarget
 from distmm.transfer.write_lease import Lease

@@ -12,18 +12,17 @@ import dask.array as da
 import numpy as np
 from distributed import Client
 
-from distmm.api.aliasing import same, transposes
-from distmm.api.array import square, with_itself
-from distmm.api.array_types import check_sendable
-from distmm.api.operands import Operand, check_pair, wrap
-from distmm.api.product import Gemm
-from distmm.api.wishes import Wishes
-from distmm.clusters.context import computing
 from distmm.errors import InputError
 from distmm.graph import reduction_graph
 from distmm.graph.product_graph import Reduced
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Symmetry, accumulator_dtype
+from distmm.product.aliasing import same, transposes
+from distmm.product.array_types import check_sendable
+from distmm.product.choices import Choices, square
+from distmm.product.context import computing
+from distmm.product.operand import Operand, check_pair, with_itself, wrap
+from distmm.product.product import Gemm
 from distmm.worker import tasks
 
 __all__ = [
@@ -37,7 +36,7 @@ Kinds = Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
 NORMS_PIECE = 32 << 20
 
 
-def product_of(A: Any, B: Any, transa: bool, transb: bool, how: tuple[Any, ...]) -> tuple[Gemm, Wishes]:
+def product_of(A: Any, B: Any, transa: bool, transb: bool, how: tuple[Any, ...]) -> tuple[Gemm, Choices]:
     """Return the product of two operands, or of A with its own transpose, and the choices for it.
 
     A B that is the transpose of A is recognised. Blocks and plans that the caller chose may be those of any product.
@@ -65,7 +64,7 @@ def product_of(A: Any, B: Any, transa: bool, transb: bool, how: tuple[Any, ...])
     product = Gemm.of(a, b, symmetry=symmetry)
     if 0 in product.shape[:-2]:
         raise InputError(f"the product has shape {product.shape}: there is nothing to reduce")
-    return product, Wishes.chosen(precision, kernel, device, blocks, plan)
+    return product, Choices.chosen(precision, kernel, device, blocks, plan)
 
 
 def is_transpose(a: Operand, b: Operand) -> bool:
@@ -127,7 +126,7 @@ def checked_k(k: Any, n: int, what: str) -> int:
 
 def results(
     product: Gemm,
-    wishes: Wishes,
+    choices: Choices,
     reduction: tasks.Reduction,
     kinds: Kinds,
     client: Client | None,
@@ -139,7 +138,7 @@ def results(
     Parameters
     ----------
     product : Gemm
-    wishes : Wishes
+    choices : Choices
     reduction : Reduction
     kinds : sequence of (dtype, shape)
         Type and shape of each result for one line. A line is a row of the product, or a column with `down`.
@@ -176,7 +175,7 @@ def results(
         return nbytes + parts + (0 if metric is None else bytes_widened(plan))
 
     normed = metric in ("cosine", "euclidean")
-    plan = product.reduced(wishes, kept, client, shared=normed)
+    plan = product.reduced(choices, kept, client, shared=normed)
     norms = norms_of(product, plan, client) if normed else ()
     dtype = None if metric is None else accumulator_dtype(product.dtype)
     reduced = Reduced(reduction, down, (norms[0].name, norms[1].name) if norms else None, dtype=dtype)

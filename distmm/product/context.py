@@ -6,8 +6,7 @@ products, `compute`, `out=`, checks and jobs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import dask
@@ -15,12 +14,11 @@ import dask.multiprocessing
 import dask.threaded
 from dask.base import get_scheduler
 from dask.local import get_sync
-from distributed import Client, rejoin, secede
-from distributed.worker import thread_state
+from distributed import Client
 
 from distmm.errors import InputError
 
-__all__ = ["computing", "seceded", "tasks_share_memory"]
+__all__ = ["computing", "tasks_share_memory"]
 
 
 def computing(client: Any = None, now: bool = False) -> Client | None:
@@ -101,23 +99,3 @@ class _Mark:
     def set(self) -> None:
         """Set it."""
         self.is_set = True
-
-
-@contextmanager
-def seceded() -> Iterator[None]:
-    """Give the thread of the task that calls this to other tasks, for a ``with`` block that waits for other tasks.
-
-    Without this, tasks that wait for tasks could occupy all threads of the workers. Outside of tasks it does nothing.
-    """
-    if not getattr(thread_state, "key", None):
-        yield
-        return
-    try:
-        secede()
-    except (KeyError, AttributeError):  # the task has seceded itself (`worker_client`), or a user's executor runs it
-        yield
-        return
-    try:
-        yield
-    finally:
-        rejoin()

@@ -17,18 +17,7 @@ from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
 
-from distmm.api import out_array, out_target
-from distmm.api.aliasing import coincide
-from distmm.api.array_types import check_sendable
-from distmm.api.operands import Operand, as_matrix
-from distmm.api.plan_request import PlanRequest, plan_for
-from distmm.api.product_array import ProductArray
-from distmm.api.scalars import check_held, common_type
-from distmm.api.smaller_plan import smaller_plan
-from distmm.api.users_blocks import Chunks, batch_chunks
-from distmm.api.wishes import Wishes
 from distmm.clusters import cluster
-from distmm.clusters.context import computing
 from distmm.errors import DeviceMemoryError, InputError
 from distmm.graph import product_graph
 from distmm.graph.chunk_layer import in_chunks
@@ -37,6 +26,17 @@ from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem, Symmetry
 from distmm.planning.write_units import unit_of
+from distmm.product import out_target, sinks
+from distmm.product.aliasing import coincide
+from distmm.product.array_types import check_sendable
+from distmm.product.choices import Choices
+from distmm.product.context import computing
+from distmm.product.operand import Operand, as_matrix
+from distmm.product.product_array import ProductArray
+from distmm.product.request import PlanRequest, plan_for
+from distmm.product.scalars import check_held, common_type
+from distmm.product.smaller_plan import smaller_plan
+from distmm.product.users_blocks import Chunks, batch_chunks
 from distmm.worker.tasks import Epilogue
 
 __all__ = ["Gemm"]
@@ -98,7 +98,7 @@ class Gemm:
         return (*batch, *(() if vector_a else (m,)), *(() if vector_b else (n,)))
 
     def plan(
-        self, wishes: Wishes, out: Any, client: Client | None, c_chunks: Chunks | None = None, **more: Any
+        self, choices: Choices, out: Any, client: Client | None, c_chunks: Chunks | None = None, **more: Any
     ) -> Plan:
         """Plan the product.
 
@@ -110,7 +110,7 @@ class Gemm:
         unit = unit_of(out) if written else None
         c_chunks = self._as_matrix(out.chunks, (1,)) if isinstance(out, da.Array) else c_chunks
         unit = None if unit is None else self._as_matrix(unit, 1)
-        request = PlanRequest(self.problem, self.a, self.b, wishes, written, c_chunks, unit, **more)
+        request = PlanRequest(self.problem, self.a, self.b, choices, written, c_chunks, unit, **more)
         return plan_for(request, client)
 
     def _as_matrix(self, by_dimension: tuple[Any, ...], one: Any) -> tuple[Any, ...]:
@@ -123,11 +123,11 @@ class Gemm:
         return tuple(values)
 
     def array(
-        self, wishes: Wishes, out: Any = None, client: Client | None = None, c_chunks: Chunks | None = None
+        self, choices: Choices, out: Any = None, client: Client | None = None, c_chunks: Chunks | None = None
     ) -> Any:
         """Plan the product. Return it as a lazy array, or fill `out` and return that."""
         if (elements := out_target.elements_of(out)) is not out:
-            self.array(wishes, elements, client, c_chunks)
+            self.array(choices, elements, client, c_chunks)
             return out
         in_place = self.c is not None and coincide(self.c.source, out)
         if out is not None:
@@ -137,8 +137,8 @@ class Gemm:
         written = _is_written(out)
         client = computing(client, now=written)
         self._check_sendable(client)
-        plan = self.plan(wishes, out, client, c_chunks)
-        self._prepare(plan, wishes, client)
+        plan = self.plan(choices, out, client, c_chunks)
+        self._prepare(plan, choices, client)
         to = out_target.target(out, client) if written else None
         if to is not None:
             out_target.check_unit(out, plan.cluster)
@@ -148,7 +148,7 @@ class Gemm:
             product = replace(self, c=replace(self.c, source=self.c.source.copy()))
         if not written:
             lazy = product._lazy(plan, None, client)(None)
-            return product._computable(lazy, wishes, plan, client) if out is None else out_array.become(out, lazy)
+            return product._computable(lazy, choices, plan, client) if out is None else sinks.become(out, lazy)
         for attempt in itertools.count():
             try:
                 product._store(plan, out, to, client)
@@ -157,7 +157,7 @@ class Gemm:
                 if client is None:
                     raise
                 # The same blocks, if the caller chose them by a plan. All blocks of `out` are written again.
-                less = wishes if wishes.plan is None else replace(wishes, plan=None, blocks=plan.block_shape)
+                less = choices if choices.plan is None else replace(choices, plan=None, blocks=plan.block_shape)
                 within = partial(self.plan, less, out, client, c_chunks)
                 what, remedy = "the product starts again", "use smaller blocks (blocks=)"
                 plan, _ = smaller_plan(plan, error, attempt, within, what, remedy)
@@ -167,17 +167,17 @@ class Gemm:
         """Compute the product, and write its blocks to `out`."""
         lazy = replace(self, once=True)._lazy(plan, to, client)
         if client is None or any(self.vectors) or len(plan.waves) == 1:
-            out_array.store(lambda: [(lazy(None), [None])], out, to, client)
+            sinks.store(lambda: [(lazy(None), [None])], out, to, client)
         else:
             regions = plan.blocking.regions
-            out_array.store(lambda: ((lazy(wave), regions(wave)) for wave in plan.waves), out, to, client)
+            sinks.store(lambda: ((lazy(wave), regions(wave)) for wave in plan.waves), out, to, client)
 
     def _held(self) -> Gemm:
         """Return the product of the operands as they are at the call (`Operand.held`)."""
         b = self.b if self.symmetry is not None else self.b.held()
         return replace(self, a=self.a.held(), b=b, c=None if self.c is None else self.c.held())
 
-    def _computable(self, array: da.Array, wishes: Wishes, plan: Plan, client: Client | None) -> da.Array:
+    def _computable(self, array: da.Array, choices: Choices, plan: Plan, client: Client | None) -> da.Array:
         """Return the lazy product. If workers can write to this process's memory, its `compute` works like ``out=``."""
         if client is None or self.a.kind == "cupy" or any(self.vectors):
             return array
@@ -188,17 +188,19 @@ class Gemm:
             if out_target.target(out, client) is None and not plan.streamed:
                 return False
             with dask.annotate(**annotations):
-                self.array(wishes, out, client)
+                self.array(choices, out, client)
             return True
 
         return ProductArray.of(array, fill)
 
-    def reduced(self, wishes: Wishes, kept: Callable[[Plan], int], client: Client | None, shared: bool = False) -> Plan:
+    def reduced(
+        self, choices: Choices, kept: Callable[[Plan], int], client: Client | None, shared: bool = False
+    ) -> Plan:
         """Plan a product whose finished blocks are reduced at once, and prepare the cluster for it.
 
         Parameters
         ----------
-        wishes : Wishes
+        choices : Choices
         kept : callable
             Takes a plan. Returns the bytes that reduced blocks and results take in the memory of all workers together.
         client : distributed.Client, optional
@@ -219,9 +221,9 @@ class Gemm:
         # The memory of reduced blocks is taken from the blocks. Smaller waves have fewer reduced blocks.
         while needed > room:
             room = needed
-            plan = replace(self.plan(wishes, None, client, kept=room, shared=shared), result="reduced", streamed=True)
+            plan = replace(self.plan(choices, None, client, kept=room, shared=shared), result="reduced", streamed=True)
             needed = 0 if plan.shortfall else kept(plan)
-        self._prepare(plan, wishes, client)
+        self._prepare(plan, choices, client)
         return plan
 
     def _check_sendable(self, client: Client | None) -> None:
@@ -231,18 +233,18 @@ class Gemm:
         for operand in (self.a, self.b) if self.c is None else (self.a, self.b, self.c):
             check_sendable(operand.source, operand.name)
 
-    def _prepare(self, plan: Plan, wishes: Wishes, client: Client | None) -> None:
+    def _prepare(self, plan: Plan, choices: Choices, client: Client | None) -> None:
         """Refuse a plan that does not fit, and install distmm's plugins on the cluster."""
         if client is None:
             return
-        if plan is not wishes.plan:
+        if plan is not choices.plan:
             plan.check_memory()
         cluster.install(client)
 
     def _lazy(self, plan: Plan, to: Any, client: Client | None) -> Callable[[Wave | None], da.Array]:
         """Return a function that makes C as a lazy array. Given a wave, the graph has only the blocks of that wave."""
         a, blocking, (vector_a, vector_b) = self.a, plan.blocking, self.vectors
-        kind = "cupy" if plan.cluster.device == "cuda" and out_array.takes_gpu_blocks(to) else a.kind
+        kind = "cupy" if plan.cluster.device == "cuda" and sinks.takes_gpu_blocks(to) else a.kind
         chunks = (*blocking.batch, blocking.m, blocking.n)
         meta = meta_from_array(a.source if a.kind == "cupy" else None, ndim=len(chunks), dtype=self.dtype)
         graphs = self.graphs(plan, kind, client)
