@@ -40,7 +40,8 @@ def broken(root: Path) -> list[str]:
     -------
     list of str
     """
-    files = (path for path in sorted(root.rglob("*.html")) if "_static" not in path.parts)  # those of the theme
+    # Not the theme's files, and not Sphinx's pages of sources, whose links back know one public module for each file.
+    files = (path for path in sorted(root.rglob("*.html")) if not {"_static", "_modules"} & set(path.parts))
     pages = {path.resolve(): _Page(path) for path in files}
     found = []
     for path, page in pages.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from pathlib import Path
 
@@ -17,6 +18,9 @@ version = release = distmm.__version__
 extensions = [
     "myst_nb",  # Markdown and notebooks
     "sphinx.ext.autodoc",
+    "sphinx.ext.autosummary",
+    "sphinx.ext.intersphinx",
+    "sphinx.ext.viewcode",
     "numpydoc",
     "sphinx_copybutton",
     "sphinx_design",
@@ -36,6 +40,26 @@ nb_execution_in_temp = True
 nb_execution_raise_on_error = True
 nb_execution_timeout = 300
 nb_merge_streams = True
+
+# One page for each public function and class, made from the tables of this page.
+autosummary_generate = ["deploy/site/pages/reference/api.md"]
+templates_path = [str(Path(__file__).with_name("templates"))]
+
+# Links to other projects need their inventories. A build without a network has no such links.
+intersphinx_mapping = {}
+try:
+    socket.create_connection(("numpy.org", 443), timeout=5).close()
+except OSError:
+    pass
+else:
+    intersphinx_mapping = {
+        "python": ("https://docs.python.org/3/", None),
+        "numpy": ("https://numpy.org/doc/stable/", None),
+        "scipy": ("https://docs.scipy.org/doc/scipy/", None),
+        "dask": ("https://docs.dask.org/en/stable/", None),
+        "distributed": ("https://distributed.dask.org/en/stable/", None),
+        "zarr": ("https://zarr.readthedocs.io/en/stable/", None),
+    }
 
 default_role = "py:obj"  # single backquotes in docstrings link to what they name
 autodoc_typehints = "none"  # numpydoc's Parameters have the types

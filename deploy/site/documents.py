@@ -7,6 +7,7 @@ since each page keeps its own path as the place from which its links start.
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ NAMED = {
     ".github/SECURITY.md": "reference/reporting",
     "deploy/monitoring/README.md": "reference/metrics",
 }
-PATTERNS = (f"{PAGES}**/*.md", "distmm/**/README.md", "kernels/**/README.md", "deploy/**/README.md")
+PATTERNS = (f"{PAGES}**/*.md", f"{PAGES}reference/functions/*.rst", "distmm/**/README.md", "kernels/**/README.md", "deploy/**/README.md")
 NOTEBOOKS = "distmm/examples/*.ipynb"
 
 
@@ -66,10 +67,11 @@ class Documents(Project):
 
 
 def _front(app: Sphinx, page: str, source: list[str]) -> None:
-    """Replace the links of README.md to the documentation by those of the site, and its table of contents."""
+    """Put the site's cards below the picture of README.md, in place of its links to the documentation."""
     if page == "index":
         before, rest = source[0].split("## Documentation\n")
-        source[0] = before + FRONT.read_text() + rest[rest.index("## Cite") :]
+        picture, text = re.split(r"(?<=\.svg\)\n)", before)
+        source[0] = picture + "\n" + FRONT.read_text() + text + rest[rest.index("## Cite") :]
 
 
 def _install(app: Sphinx) -> None:
