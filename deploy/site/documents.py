@@ -29,7 +29,13 @@ NAMED = {
     ".github/SECURITY.md": "reference/reporting",
     "deploy/monitoring/README.md": "reference/metrics",
 }
-PATTERNS = (f"{PAGES}**/*.md", f"{PAGES}reference/functions/*.rst", "distmm/**/README.md", "kernels/**/README.md", "deploy/**/README.md")
+PATTERNS = (
+    f"{PAGES}**/*.md",
+    f"{PAGES}reference/functions/*.rst",
+    "distmm/**/README.md",
+    "kernels/**/README.md",
+    "deploy/**/README.md",
+)
 NOTEBOOKS = "distmm/examples/*.ipynb"
 
 
