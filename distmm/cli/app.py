@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
 import io
+import re
 import sys
 import traceback
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from distmm import interrupts
 from distmm.cli import bench, demo, examples, info, multiply, options, plan, reduced, resume, status, submit, verify
@@ -19,7 +21,29 @@ __all__ = ["app"]
 WRONG, BAD_INPUT, UNEXPECTED, UNDECIDED, STOPPED, INTERRUPTED = 1, 2, 3, 4, 75, 130
 
 
-class Group(TyperGroup):
+class _PlainHelp:
+    """Help as plain text: no column is cut on narrow terminals or in files, and examples keep their lines."""
+
+    help: str | None
+
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        """Write the docstring, whose examples stand in Markdown's code blocks."""
+        text = inspect.cleandoc(self.help or "").replace("**", "")
+        text = re.sub(r"```text\n(.*?)```", "\b\n\\1", text, flags=re.DOTALL)  # click wraps no paragraph after \b
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text(text)
+
+
+class Command(_PlainHelp, TyperCommand):
+    """One command."""
+
+
+class Commands(_PlainHelp, TyperGroup):
+    """A group of commands."""
+
+
+class Group(Commands):
     """Turns exceptions into the exit codes that the help lists."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -64,7 +88,7 @@ def _outcome(error: BaseException) -> tuple[str, int]:
 app = typer.Typer(
     cls=Group,
     no_args_is_help=True,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,
     add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -99,9 +123,17 @@ def distmm(
     """
 
 
-for command in (
-    demo.demo, multiply.multiply, reduced.topk, reduced.threshold, resume.resume, status.status, plan.plan,
-    verify.verify, submit.submit, examples.examples, info.info,
-):  # fmt: skip
-    app.command()(options.command(command))
-app.add_typer(bench.app, name="bench")
+measurements = typer.Typer(
+    cls=Commands, no_args_is_help=True, rich_markup_mode=None, help="Measure kernels on this machine."
+)
+app.add_typer(measurements, name="bench")
+for parent, functions in {
+    app: (
+        demo.demo, multiply.multiply, reduced.topk, reduced.threshold, resume.resume, status.status, plan.plan,
+        verify.verify, submit.submit, examples.examples, info.info,
+    ),
+    measurements: (bench.kernels, bench.rates),
+}.items():  # fmt: skip
+    for function in functions:
+        summary = inspect.cleandoc(function.__doc__ or "").partition("\n\n")[0]
+        parent.command(cls=Command, short_help=summary)(options.command(function))

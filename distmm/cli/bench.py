@@ -11,17 +11,9 @@ import typer
 
 from distmm.cli import options
 
-__all__ = ["app"]
-
-app = typer.Typer(no_args_is_help=True, help="Measure kernels on this machine.")
+__all__ = ["kernels", "rates"]
 
 
-@app.callback()
-def bench() -> None:
-    """Measure kernels on this machine."""
-
-
-@app.command()
 def kernels(
     size: Annotated[
         list[str] | None,
@@ -66,7 +58,7 @@ def kernels(
     if part == "race" and here.kind == "cpu":
         raise InputError("--part race needs a GPU, for cuBLAS: leave out --device cpu")
     console = session.out()
-    console.width = max(console.width, 132)  # a terminal folds long lines, which is better than truncated columns
+    console.width = 10_000  # a terminal folds long lines, which is better than truncated columns
     name = options.picture(plot)
     found: dict[str, Any] = {}
     try:
@@ -93,14 +85,13 @@ def kernels(
             roofline.draw(found["race"], name.with_name(f"{name.name}-roofline"))
 
 
-@app.command()
 def rates(
     kernel: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Only this kernel; may be given several times.", show_default=False),
     ] = None,
 ) -> None:
-    """Measure every kernel on this GPU, and print the rates as a section of ``rates.toml``.
+    """Measure every kernel on this GPU, and print the rates as a section of rates.toml.
 
     ```text
     distmm bench rates > section.toml

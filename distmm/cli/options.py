@@ -131,7 +131,7 @@ CheckOption = Annotated[
 Cluster = Annotated[
     str,
     typer.Option(
-        help="**local** starts a cluster here, **slurm** or **slurm:job.toml** gets nodes from Slurm; else the address "
+        help="local starts a cluster here, slurm or slurm:job.toml gets nodes from Slurm; else the address "
         "of a scheduler (tcp://host:8786) or scheduler file."
     ),
 ]
@@ -141,9 +141,7 @@ Workers = Annotated[
 MemoryLimit = Annotated[
     str | None, typer.Option(help="Host memory of each worker of a local cluster, as in 8GB.", show_default=False)
 ]
-Kernel = Annotated[
-    str | None, typer.Option(help="Name of a kernel, as **distmm info** lists them.", show_default=False)
-]
+Kernel = Annotated[str | None, typer.Option(help="Name of a kernel, as distmm info lists them.", show_default=False)]
 Reproducible = Annotated[
     bool | None,
     typer.Option(
@@ -181,7 +179,7 @@ class Where:
     workers: Workers = None
     memory_limit: MemoryLimit = None
     tls: Annotated[
-        str, typer.Option("--tls", help="**temporary** certificates, or a folder with ca.pem, cert.pem and key.pem.")
+        str, typer.Option("--tls", help="temporary certificates, or a folder with ca.pem, cert.pem and key.pem.")
     ] = "none"
 
 
@@ -199,7 +197,7 @@ class Method:
     plan: Annotated[
         str | None,
         typer.Option(
-            "--plan", help="Plan, as **distmm plan** prints it: 'g2x1x1 b8192x8192x8192 p1 w1 l2'.", show_default=False
+            "--plan", help="Plan, as distmm plan prints it: 'g2x1x1 b8192x8192x8192 p1 w1 l2'.", show_default=False
         ),
     ] = None
     kernel: Kernel = None

@@ -18,11 +18,11 @@ __all__ = ["threshold", "topk"]
 
 
 Metric = Literal["inner", "cosine", "euclidean"]  # of a row of A and a column of B
-A = Annotated[str, typer.Argument(metavar="A", help="Matrix (m, d), in any format of **distmm multiply**.")]
+A = Annotated[str, typer.Argument(metavar="A", help="Matrix (m, d), in any format of distmm multiply.")]
 B = Annotated[
     str | None,
     typer.Argument(
-        metavar="[B]",
+        metavar="B",
         help="Matrix (d, n); with --transb (n, d). Without it A, transposed: each row is compared with all rows of A.",
         show_default=False,
     ),

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import sys
+import textwrap
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -26,14 +28,15 @@ def out(stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
-def table(rows: Iterable[tuple[str, str]], title: str) -> Table:
-    """Return a table of labels and values."""
-    grid = Table(title=title, title_justify="left", show_header=False, box=None, pad_edge=False)
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold")
+def table(rows: Iterable[tuple[str, str]], title: str) -> str:
+    """Return a table of labels and values. Long values are wrapped on a terminal, and stay one line in a file."""
+    rows, wide = list(rows), get_terminal_size().columns if sys.stdout.isatty() else sys.maxsize
+    edge = max((len(label) for label, _ in rows), default=0) + 2
+    lines = [title]
     for label, value in rows:
-        grid.add_row(label, value)
-    return grid
+        cut = textwrap.wrap(value, max(20, wide - edge), break_long_words=False, break_on_hyphens=False) or [""]
+        lines += [f"{label if i == 0 else '':<{edge}}{line}" for i, line in enumerate(cut)]
+    return "\n".join(lines)
 
 
 def debugging(ctx: typer.Context) -> bool:

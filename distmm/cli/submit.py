@@ -18,7 +18,7 @@ __all__ = ["submit"]
 def submit(
     file: Annotated[
         Path | None,
-        typer.Argument(metavar="[JOB.toml]", help="The job file; distmm examples lists some.", show_default=False),
+        typer.Argument(metavar="JOB.toml", help="The job file; distmm examples lists some.", show_default=False),
     ] = None,
     cluster: Annotated[
         Literal["local", "slurm", "kubernetes"], typer.Option(help="System that runs the job.")

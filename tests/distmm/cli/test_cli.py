@@ -402,6 +402,24 @@ def test_help_shows_an_example_of_each_command(command: list[str]) -> None:
     assert f"distmm {' '.join(command)}".strip() + " " in result.output
 
 
+@pytest.mark.parametrize("command", [[], ["multiply"], ["threshold"], ["submit"], ["bench", "kernels"]])
+def test_help_on_a_narrow_terminal_is_whole(command: list[str]) -> None:
+    done = subprocess.run(
+        [*RUN, *command, "--help"], env=environment() | {"COLUMNS": "60"}, capture_output=True, text=True, check=True
+    )
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("  distmm ")]  # examples are not wrapped
+    assert [line for line in lines if len(line) > 60] == []
+    assert [cut for cut in ("…", "<bool>", "**", "```", "..") if cut in done.stdout.replace("[ARGS]...", "")] == []
+
+
+def test_a_table_in_a_file_has_a_line_for_each_value() -> None:
+    plan = run("plan", "100000x100000:float32", "100000x200000:float32", "--memory", "400GB", "--workers", "4")
+    assert plan.exit_code == 0, plan.output
+    _, *lines = plan.output.splitlines()
+    assert [line for line in lines if line.startswith(" ")] == []
+    assert next(line for line in lines if line.startswith("time ")).endswith("writes C")
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["multiply", "--help"]])
 def test_help_and_version_load_no_numerical_library(arguments: list[str]) -> None:
     code = (
