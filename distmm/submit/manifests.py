@@ -1,14 +1,14 @@
-"""Manifests of a job for Kubernetes with the Dask operator: a DaskJob and a NetworkPolicy, or a DaskCluster alone.
+"""Manifests of a job for Kubernetes with the Dask operator: the values for the template ``manifests.yaml``.
 
-Each node has one pod, so its workers share GPUs, NVLink and memory as they do outside of containers. With one pod for
-each GPU they could not. All pods run without root and without capabilities. Their file system is read-only, except
-``/tmp`` and the mount.
+They are a NetworkPolicy and a DaskJob, or a DaskCluster without a product. All pods run without root and without
+capabilities. Their file system is read-only, except ``/tmp`` and the mount.
 """
 
 from __future__ import annotations
 
 from pathlib import PurePosixPath
 from typing import Any
+from urllib.parse import urlsplit
 
 import yaml
 from dask.utils import parse_bytes
@@ -16,7 +16,7 @@ from dask.utils import parse_bytes
 from distmm import tls
 from distmm.durations import seconds
 from distmm.errors import InputError
-from distmm.submit import dashboard_access, network_policy
+from distmm.submit import dashboard_access, templates
 from distmm.submit.schema import QUEUE_LABEL, Job
 from distmm.submit.slurm_script import PATIENCE_SECONDS
 from distmm.worker import gpu_worker_setup
@@ -27,11 +27,8 @@ Manifest = dict[str, Any]
 
 USER = 1000  # user of the image, see deploy/docker
 COMM, DASHBOARD, WORKER_HTTP = 8786, 8787, 8788
-SCHEDULER_PORTS = {"tcp-comm": COMM, "http-dashboard": DASHBOARD}
+WORKER_NAME = "$(DASK_WORKER_NAME)"
 TLS_FOLDER = "/etc/distmm/tls"
-
-# Resources of the client, which holds no block.
-SMALL = {"cpu": "1", "memory": "4Gi"}
 
 # Seconds that a client waits until a queue admits its workers: such a wait is normal.
 QUEUE_SECONDS = 7 * 24 * 3600
@@ -72,34 +69,18 @@ def job(job: Job) -> list[Manifest]:
             f"product.c = {product.c!r}: C would be lost with its pod: set kubernetes.claim to a volume claim for it, "
             f"or give a URL"
         )
-    address = f"{_protocol(job)}://{job.run.name}-scheduler.{job.kubernetes.namespace}.svc:{COMM}"
     # The wait includes the time to add nodes and to pull the image.
     patience = int(seconds(job.kubernetes.start_timeout)) + PATIENCE_SECONDS
     patience += QUEUE_SECONDS if job.kubernetes.queue else 0
+    address = _address(job)
     command = ["python", "-m", "distmm.submit.ready", address, str(job.workers.count), str(patience), "--"]
     command += ["python", "-m", "distmm", *job.command(), "--cluster", address]
-    command += ["--overwrite"] if product.overwrite else []
-    runner = {
-        **_pod(job, "client", command, SMALL),
-        # No restarts: a restart would not correct an error in the job file, and users submit a stopped job again.
-        "restartPolicy": "Never",
-        "terminationGracePeriodSeconds": job.seconds("grace"),
-        **_not_on_spot(job),
-    }
-    spec = {"job": {"spec": runner}, "cluster": {"spec": _cluster_spec(job)}}
-    return [
-        _policy(job),
-        {"apiVersion": DASK_API, "kind": "DaskJob", "metadata": _metadata_with_queue(job), "spec": spec},
-    ]
+    return _rendered(job, command + (["--overwrite"] if product.overwrite else []))
 
 
 def cluster(job: Job) -> list[Manifest]:
     """Return the manifests of the job's cluster without the product: a NetworkPolicy and a DaskCluster."""
-    spec = _cluster_spec(job)
-    return [
-        _policy(job),
-        {"apiVersion": DASK_API, "kind": "DaskCluster", "metadata": _metadata_with_queue(job), "spec": spec},
-    ]
+    return _rendered(job, [])
 
 
 def certificates(job: Job) -> tls.Certificates | None:
@@ -114,7 +95,9 @@ def secret_name(job: Job) -> str:
 
 def secret(job: Job, contents: dict[str, str]) -> Manifest:
     """Return the Secret with a job's certificates; `contents` are the PEM texts ``ca``, ``cert`` and ``key``."""
-    metadata = _metadata(job) | {"name": secret_name(job)}
+    metadata = {"name": secret_name(job), "namespace": job.kubernetes.namespace, "labels": _labels(job)}
+    if job.kubernetes.annotations:
+        metadata["annotations"] = job.kubernetes.annotations
     data = {f"{what}.pem": text for what, text in contents.items()}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": "Opaque", "stringData": data}
 
@@ -137,22 +120,15 @@ class _NoAliases(yaml.SafeDumper):
         return True
 
 
-def _metadata(job: Job) -> Manifest:
-    """Return name, labels and annotations; the operator copies those of a DaskJob to all its resources."""
-    options = job.kubernetes
-    labels = {**options.labels, "app.kubernetes.io/name": "distmm", "app.kubernetes.io/instance": job.run.name}
-    found: Manifest = {"name": job.run.name, "namespace": options.namespace, "labels": labels}
-    if options.annotations:
-        found["annotations"] = dict(options.annotations)
-    return found
+def _labels(job: Job) -> dict[str, str]:
+    """Return the labels of all resources; the operator copies those of a DaskJob to what it makes."""
+    return {
+        **job.kubernetes.labels, "app.kubernetes.io/name": "distmm", "app.kubernetes.io/instance": job.run.name,
+    }  # fmt: skip
 
 
-def _metadata_with_queue(job: Job) -> Manifest:
-    """Return `_metadata` with the label of the Kueue queue, which then holds back the pods until it admits them."""
-    metadata = _metadata(job)
-    if job.kubernetes.queue:
-        metadata["labels"][QUEUE_LABEL] = job.kubernetes.queue
-    return metadata
+def _address(job: Job) -> str:
+    return f"{_protocol(job)}://{job.run.name}-scheduler.{job.kubernetes.namespace}.svc:{COMM}"
 
 
 def _protocol(job: Job) -> str:
@@ -160,162 +136,59 @@ def _protocol(job: Job) -> str:
     return "tls" if job.run.tls != "none" else "ucx" if job.workers.transport == "ucx" else "tcp"
 
 
-def _cluster_spec(job: Job) -> Manifest:
-    workers, gpu = job.workers, job.workers.device == "gpu"
-    no_pages = ["--no-dashboard"] if job.run.dashboard == "none" else []
+def _rendered(job: Job, client_command: list[str]) -> list[Manifest]:
+    """Fill in the template. Without a command for a client it gives a DaskCluster."""
+    run, workers, options, gpu = job.run, job.workers, job.kubernetes, job.workers.device == "gpu"
+    no_pages = ["--no-dashboard"] if run.dashboard == "none" else []
     network = ["--protocol", _protocol(job)]
     scheduler = ["python", "-m", "dask", "scheduler", "--port", str(COMM), *network]
-    scheduler += [*no_pages, "--dashboard-address", f":{DASHBOARD}"]
-    worker = ["python", "-m", "dask", *(["cuda"] if gpu else []), "worker", "--name", "$(DASK_WORKER_NAME)", *network]
-    worker += [f"{_protocol(job)}://{job.run.name}-scheduler.{job.kubernetes.namespace}.svc:{COMM}"]
-    worker += ["--nthreads", str(workers.threads), "--memory-limit", str(workers.memory_each)]
+    worker = ["python", "-m", "dask", *(["cuda"] if gpu else []), "worker", "--name", WORKER_NAME, *network]
+    worker += [_address(job), "--nthreads", str(workers.threads), "--memory-limit", str(workers.memory_each)]
     # Each worker of a pod serves HTTP on its own port (`distmm.telemetry.worker_ports`).
     worker += [*no_pages, "--dashboard-address", "127.0.0.1:0", "--preload", "distmm.telemetry.worker_ports"]
-    if gpu:
-        worker += gpu_worker_setup.worker_options()
-    else:
-        worker += ["--nworkers", str(workers.per_node)]
-    options = job.kubernetes
-    node = {"cpu": str(workers.cpus), "memory": str(int(parse_bytes(workers.memory)))}
-    if gpu:
-        node[options.gpu_resource] = str(workers.per_node)
-    if options.rdma_resource:
-        node[options.rdma_resource] = "1"
-    small = {"cpu": str(options.scheduler_cpus), "memory": str(int(parse_bytes(options.scheduler_memory)))}
-    selector = {"dask.org/cluster-name": job.run.name, "dask.org/component": "scheduler"}
-    return {
-        "scheduler": {
-            "spec": {**_pod(job, "scheduler", scheduler, small, SCHEDULER_PORTS), **_not_on_spot(job)},
-            "service": {
-                "type": "ClusterIP",
-                "selector": selector,
-                # Ports by name: the operator's schema accepts no number here.
-                "ports": [
-                    {"name": name, "protocol": "TCP", "port": port, "targetPort": name}
-                    for name, port in SCHEDULER_PORTS.items()
-                ],
-            },
-        },
-        "worker": {
-            "replicas": workers.nodes,
-            "spec": {**_pod(job, "worker", worker, node, _worker_ports(job)), **_worker_placement(job)},
-        },
-    }
+    worker += gpu_worker_setup.worker_options() if gpu else ["--nworkers", str(workers.per_node)]
+    ports = list(range(WORKER_HTTP, WORKER_HTTP + workers.per_node))
+    labels, places = _labels(job), {what: f"{TLS_FOLDER}/{what}.pem" for what in ("ca", "cert", "key")}
+    node = {"cpu": workers.cpus, "memory": int(parse_bytes(workers.memory))}
+    node |= {options.gpu_resource: workers.per_node} if gpu else {}
+    node |= {options.rdma_resource: 1} if options.rdma_resource else {}
+    text = templates.render(
+        "manifests.yaml",
+        run=run,
+        workers=workers,
+        kubernetes=options,
+        dask_api=DASK_API,
+        user=USER,
+        labels=labels,
+        queue_labels=labels | ({QUEUE_LABEL: options.queue} if options.queue else {}),
+        variables=dashboard_access.environment(run.dashboard) | tls.environment(places if run.tls != "none" else None),
+        threads=max(1, workers.cpus // workers.per_node),
+        disk=int(parse_bytes(options.ephemeral_storage)) if options.ephemeral_storage else 0,
+        tls_folder=TLS_FOLDER,
+        secret_name=secret_name(job),
+        grace=job.seconds("grace"),
+        client_command=_escaped(client_command),
+        scheduler_command=_escaped([*scheduler, *no_pages, "--dashboard-address", f":{DASHBOARD}"]),
+        worker_command=_escaped(worker),
+        scheduler_resources={"cpu": options.scheduler_cpus, "memory": int(parse_bytes(options.scheduler_memory))},
+        worker_resources=node,
+        scheduler_ports={"tcp-comm": COMM, "http-dashboard": DASHBOARD},
+        worker_ports=ports,
+        # Kubernetes probes the first one, Prometheus reads all.
+        worker_port_names={"http-dashboard" if n == 0 else f"http-{n}": port for n, port in enumerate(ports)},
+        taints=list(dict.fromkeys(("nvidia.com/gpu", options.gpu_resource))) if gpu else [],
+        # Port 443 is open even if the store has another port: clouds authenticate there.
+        store_ports=sorted({443, _port(options.endpoint)}) if job.uses_urls or options.endpoint else [],
+    )
+    return list(yaml.safe_load_all(text))
 
 
-def _worker_ports(job: Job) -> dict[str, int]:
-    """Return the HTTP ports of a pod's workers by name. Kubernetes probes the first one, Prometheus reads all."""
-    return {"http-dashboard" if n == 0 else f"http-{n}": WORKER_HTTP + n for n in range(job.workers.per_node)}
+def _escaped(command: list[str]) -> list[str]:
+    """Return a command in which Kubernetes replaces no variables but the name of the worker."""
+    return [word if word == WORKER_NAME else word.replace("$", "$$") for word in command]
 
 
-def _pod(
-    job: Job, name: str, command: list[str], resources: dict[str, str], ports: dict[str, int] | None = None
-) -> Manifest:
-    """Return the spec of a pod with one container."""
-    options = job.kubernetes
-    threads = str(max(1, job.workers.cpus // job.workers.per_node)) if name == "worker" else "1"
-    places = {what: f"{TLS_FOLDER}/{what}.pem" for what in ("ca", "cert", "key")}
-    environment = {
-        "HOME": "/tmp",  # for caches of compiled kernels; except the mount, only this folder is writable
-        "DASK_DISTRIBUTED__SCHEDULER__WORK_STEALING": "False",
-        "DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "100",
-        "OMP_NUM_THREADS": threads,
-        "OPENBLAS_NUM_THREADS": threads,
-        **dashboard_access.environment(job.run.dashboard),
-        **tls.environment(places if job.run.tls != "none" else None),
-    }
-    if options.endpoint:
-        environment["AWS_ENDPOINT_URL"] = options.endpoint
-    if name == "worker":
-        environment["DASK_DISTMM__WORKER_PORTS"] = f"{WORKER_HTTP}-{WORKER_HTTP + job.workers.per_node - 1}"
-    mounts = [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}]
-    disk = {}
-    if options.ephemeral_storage:
-        disk["sizeLimit"] = str(int(parse_bytes(options.ephemeral_storage)))
-        resources = {**resources, "ephemeral-storage": disk["sizeLimit"]}
-    volumes: list[Manifest] = [
-        {"name": "tmp", "emptyDir": disk},
-        {"name": "shm", "emptyDir": {"medium": "Memory"}},  # for UCX inside a node; the default is 64 MB
-    ]
-    if options.claim:
-        mounts.append({"name": "matrices", "mountPath": options.mount})
-        volumes.append({"name": "matrices", "persistentVolumeClaim": {"claimName": options.claim}})
-    if job.run.tls != "none":
-        mounts.append({"name": "tls", "mountPath": TLS_FOLDER, "readOnly": True})  # type: ignore[dict-item]
-        volumes.append({"name": "tls", "secret": {"secretName": secret_name(job), "defaultMode": 0o440}})
-    container: Manifest = {
-        "name": name,
-        "image": options.image,
-        "command": [word.replace("$", "$$") if word != "$(DASK_WORKER_NAME)" else word for word in command],
-        "env": [{"name": key, "value": value} for key, value in environment.items()],
-        "resources": {"requests": resources, "limits": resources},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
-        "volumeMounts": mounts,
-    }
-    if options.secret:
-        container["envFrom"] = [{"secretRef": {"name": options.secret}}]
-    if ports is not None:
-        health = {"httpGet": {"path": "/health", "port": "http-dashboard"}}
-        container["ports"] = [{"name": name, "containerPort": port} for name, port in ports.items()]
-        container["startupProbe"] = {**health, "periodSeconds": 5, "failureThreshold": 60}  # CUDA starts slowly
-        container["readinessProbe"] = {**health, "periodSeconds": 5, "failureThreshold": 3}
-        container["livenessProbe"] = {**health, "periodSeconds": 20, "timeoutSeconds": 10, "failureThreshold": 6}
-    optional = {"serviceAccountName": options.service_account, "priorityClassName": options.priority_class}
-    if name == "worker":
-        optional["runtimeClassName"] = options.runtime_class
-    secrets = {"imagePullSecrets": [{"name": options.pull_secret}]} if options.pull_secret else {}
-    return {
-        **{key: value for key, value in optional.items() if value},
-        **secrets,
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
-        "securityContext": {
-            "runAsNonRoot": True,
-            "runAsUser": USER,
-            "runAsGroup": USER,
-            "fsGroup": USER,
-            "fsGroupChangePolicy": "OnRootMismatch",  # else each start changes the owner of a million chunks
-            "seccompProfile": {"type": "RuntimeDefault"},
-        },
-        "containers": [container],
-        "volumes": volumes,
-    }
-
-
-def _not_on_spot(job: Job) -> Manifest:
-    """Return the affinity that keeps scheduler and client off spot nodes: without them the product ends."""
-    if not job.kubernetes.spot:
-        return {}
-    label, value = job.kubernetes.spot.split("=")
-    terms = [{"matchExpressions": [{"key": label, "operator": "NotIn", "values": [value]}]}]
-    return {
-        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
-    }
-
-
-def _worker_placement(job: Job) -> Manifest:
-    """Return tolerations, affinity and node selector of the workers."""
-    found: Manifest = {"tolerations": []}
-    if job.workers.device == "gpu":
-        taints = dict.fromkeys(("nvidia.com/gpu", job.kubernetes.gpu_resource))  # in this order, each once
-        found["tolerations"] += [{"key": key, "operator": "Exists", "effect": "NoSchedule"} for key in taints]
-    if job.kubernetes.spot:
-        label, value = job.kubernetes.spot.split("=")
-        found["tolerations"].append({"key": label, "operator": "Equal", "value": value, "effect": "NoSchedule"})
-        term = {"matchExpressions": [{"key": label, "operator": "In", "values": [value]}]}
-        prefer = [{"weight": 100, "preference": term}]
-        found["affinity"] = {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": prefer}}
-    if job.kubernetes.node_label:
-        label, value = job.kubernetes.node_label.split("=")
-        found["nodeSelector"] = {label: value}
-    return found
-
-
-def _policy(job: Job) -> Manifest:
-    ports = range(WORKER_HTTP, WORKER_HTTP + job.workers.per_node)
-    spec = network_policy.rules(job, DASHBOARD, ports)
-    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": _metadata(job), "spec": spec}
+def _port(endpoint: str) -> int:
+    """Return the port of an object store's endpoint; the port of HTTPS without an endpoint."""
+    url = urlsplit(endpoint or "https://")
+    return url.port or {"http": 80, "https": 443}[url.scheme]

@@ -367,6 +367,16 @@ def test_what_means_nothing_in_pods_is_refused(tmp_path: Path, change: str, said
         manifests.job(jobfile.load(tmp_path / "job.toml", [change]))
 
 
+def test_names_that_yaml_reads_as_numbers_or_booleans_stay_names(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(JOB)
+    changes = ["run.name=on", "kubernetes.namespace=1e3", "kubernetes.monitoring=0", "kubernetes.spot=pool=true"]
+    policy, manifest = manifests.job(jobfile.load(tmp_path / "job.toml", changes))
+    for made in (policy, manifest):
+        check(made)
+        assert (made["metadata"]["name"], made["metadata"]["namespace"]) == ("on", "1e3")
+    assert policy["spec"]["ingress"][1]["from"][0]["namespaceSelector"]["matchLabels"].popitem()[1] == "0"
+
+
 def test_a_path_cannot_refer_to_the_pods_environment(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(JOB.replace("/data/A.npy", "/data/$(AWS_SECRET_ACCESS_KEY).npy"))
     _, manifest = manifests.job(jobfile.load(tmp_path / "job.toml"))
