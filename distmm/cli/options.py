@@ -131,8 +131,7 @@ CheckOption = Annotated[
 Cluster = Annotated[
     str,
     typer.Option(
-        help="local starts a cluster here, slurm or slurm:job.toml gets nodes from Slurm; else the address "
-        "of a scheduler (tcp://host:8786) or scheduler file."
+        help="local starts a cluster here; else the address of a scheduler (tcp://host:8786) or scheduler file."
     ),
 ]
 Workers = Annotated[

@@ -41,7 +41,10 @@ def check_product(job: Job, say: Callable[[str], None]) -> None:
     """
     from distmm.job.preflight import preflight
 
-    product, seconds = job.product, float(job.seconds("walltime") - job.seconds("grace"))
+    if (product := job.product) is None:
+        say("not checked: the arguments of the command")
+        return
+    seconds = float(job.seconds("walltime") - job.seconds("grace"))
     unknown = preflight(
         product.a, product.b, product.c, transa=product.transa, transb=product.transb, precision=product.precision,
         kernel=product.kernel or None, blocks=options.edges(product.blocks) if product.blocks else None,

@@ -14,11 +14,22 @@ if TYPE_CHECKING:
 
 __all__ = ["submit"]
 
+# Commands that a submitted job may run.
+COMMANDS = ("multiply", "topk", "threshold", "resume", "verify")
+
 
 def submit(
     file: Annotated[
         Path | None,
         typer.Argument(metavar="JOB.toml", help="The job file; distmm examples lists some.", show_default=False),
+    ] = None,
+    command: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="-- COMMAND",
+            help="Run topk, threshold, resume or verify, with its arguments, instead of the job's product.",
+            show_default=False,
+        ),
     ] = None,
     cluster: Annotated[
         Literal["local", "slurm", "kubernetes"], typer.Option(help="System that runs the job.")
@@ -56,6 +67,7 @@ def submit(
     distmm submit job.toml --cluster slurm --set workers.nodes=4 --set run.walltime=8h
     distmm submit job.toml --cluster kubernetes --dry-run | kubectl diff -f -
     distmm submit --follow 4711
+    distmm submit job.toml --cluster slurm -- topk X.zarr -k 15 --metric cosine -o near.zarr
     ```
     """
     if follow is not None:
@@ -66,7 +78,9 @@ def submit(
         raise typer.BadParameter("give a job file, or --follow with the ID of a job that was submitted before")
     from distmm.submit import jobfile
 
-    job = jobfile.load(file, change or ())
+    if command and command[0] not in COMMANDS:
+        raise typer.BadParameter(f"{command[0]} is not a command for a cluster: give {', '.join(COMMANDS)}")
+    job = jobfile.load(file, change or (), command or ())
     if only_cluster:
         from distmm.submit import manifests
 
@@ -97,7 +111,7 @@ def _local(job: Job, dry_run: bool, detach: bool, python: str | None) -> int:
 
     workers = ["--workers", str(job.workers.per_node), "--memory-limit", str(job.workers.memory_each)]
     command = [sys.executable, "-m", "distmm", *job.command(), "--tls", job.run.tls, *workers]
-    command += ["--overwrite"] if job.product.overwrite else []
+    command += ["--overwrite"] if job.overwrite else []
     if dry_run:
         typer.echo(shlex.join(command))
         return 0

@@ -1,4 +1,4 @@
-"""Connections to clusters: one that runs already, one from Slurm, or a new one on this machine."""
+"""Connections to clusters: one that runs already, or a new one on this machine."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-import dask
 from distributed import Client, Security
 from distributed import comm as comms
 
-from distmm.clusters import cluster
-from distmm.clusters.local_cluster import SCHEDULER_CONFIG, local
+from distmm.clusters.local_cluster import local
 from distmm.errors import InputError
 from distmm.tls import security
 
@@ -30,8 +28,7 @@ def connect(where: str = "local", *, timeout: float = 10, tls: str = "none", **o
     ----------
     where : str
         ``"local"`` (also ``"local-gpu"``, ``"local-cpu"``), the address of a scheduler such as
-        ``"tcp://10.0.0.1:8786"``, or the path of its scheduler file; ``"slurm"`` for workers from Slurm by
-        dask-jobqueue's configuration, ``"slurm:job.toml"`` for workers that a job file describes.
+        ``"tcp://10.0.0.1:8786"``, or the path of its scheduler file.
     timeout : float
         Seconds to wait for the scheduler, and then for its first worker.
     tls : str
@@ -58,13 +55,6 @@ def connect(where: str = "local", *, timeout: float = 10, tls: str = "none", **o
         if where != "local":
             options["device"] = where.removeprefix("local-")
         with local(tls=tls, **options) as client:
-            yield client
-        return
-    if where.partition(":")[0] == "slurm":
-        from distmm.submit import elastic  # here, because it imports pydantic, which other clusters do not need
-
-        with dask.config.set(SCHEDULER_CONFIG), elastic.connect(where, tls=tls, **options) as client:
-            cluster.warm_up(client)
             yield client
         return
     if tls == "temporary":

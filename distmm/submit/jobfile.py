@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ TYPES = {
 }  # fmt: skip
 
 
-def load(path: str | Path, changes: Iterable[str] = ()) -> Job:
+def load(path: str | Path, changes: Iterable[str] = (), words: Sequence[str] = ()) -> Job:
     """Read and check a job file.
 
     Parameters
@@ -43,6 +43,8 @@ def load(path: str | Path, changes: Iterable[str] = ()) -> Job:
         The file.
     changes : iterable of str
         Keys that replace those in the file, such as ``"workers.nodes=4"``; text without quotes.
+    words : sequence of str
+        Another command of distmm, with its arguments, that the machines run instead of the product.
 
     Returns
     -------
@@ -65,7 +67,8 @@ def load(path: str | Path, changes: Iterable[str] = ()) -> Job:
     places = {("", ""): str(path)} | {place: f"{path}:{line}" for place, line in _lines(text).items()}
     for change in changes:
         _set_key(tables, places, change)
-    tables.setdefault("product", {})
+    if not words:
+        tables.setdefault("product", {})
     try:
         job = Job.model_validate(tables)
     except ValidationError as error:
@@ -76,7 +79,8 @@ def load(path: str | Path, changes: Iterable[str] = ()) -> Job:
             f"{str(path)!r}: is in a folder whose path has quotes, backslashes or unprintable characters, which "
             f"batch scripts cannot contain; move the job file to another folder"
         )
-    return _absolute(job, folder)
+    job = _absolute(job, folder)
+    return job.instead(words) if words else job
 
 
 def _read(path: Path) -> str:
@@ -168,4 +172,5 @@ def _absolute(job: Job, folder: Path) -> Job:
         return table.model_copy(update=found)
 
     own = () if job.run.tls in ("none", "temporary") else ("tls",)
-    return job.model_copy(update={"product": moved(job.product, *"abc"), "run": moved(job.run, "folder", *own)})
+    product = None if job.product is None else moved(job.product, *"abc")
+    return job.model_copy(update={"product": product, "run": moved(job.run, "folder", *own)})

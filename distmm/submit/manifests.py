@@ -57,14 +57,14 @@ def job(job: Job) -> list[Manifest]:
                 f"run.{key} = {getattr(job.run, key)!r}: pods have no walltime, and no restarts after it; leave it "
                 f"out. A deleted pod has run.grace to stop, and you can submit the job again to resume it"
             )
-    for key in ("a", "b", "c"):
+    for key in ("a", "b", "c") if product is not None else ():
         path = getattr(product, key)
         if "://" not in path and PurePosixPath(job.kubernetes.mount) not in PurePosixPath(path).parents:
             raise InputError(
                 f"product.{key} = {path!r} is not seen by pods: give a URL, or a path below kubernetes.mount "
                 f"({job.kubernetes.mount}), where the claim is mounted"
             )
-    if not job.kubernetes.claim and "://" not in product.c:
+    if product is not None and not job.kubernetes.claim and "://" not in product.c:
         raise InputError(
             f"product.c = {product.c!r}: C would be lost with its pod: set kubernetes.claim to a volume claim for it, "
             f"or give a URL"
@@ -75,7 +75,7 @@ def job(job: Job) -> list[Manifest]:
     address = _address(job)
     command = ["python", "-m", "distmm.submit.ready", address, str(job.workers.count), str(patience), "--"]
     command += ["python", "-m", "distmm", *job.command(), "--cluster", address]
-    return _rendered(job, command + (["--overwrite"] if product.overwrite else []))
+    return _rendered(job, command + (["--overwrite"] if job.overwrite else []))
 
 
 def cluster(job: Job) -> list[Manifest]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
 from dask.utils import parse_bytes
-from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
 from distmm.durations import seconds
@@ -243,10 +243,12 @@ class Job(Table):
     Attributes
     ----------
     product, run, workers, slurm, kubernetes
-        Its tables: instances of `Product`, `Run`, `Workers`, `Slurm` and `Kubernetes`.
+        Its tables: instances of `Product`, `Run`, `Workers`, `Slurm` and `Kubernetes`. `product` is None if
+        the machines run another command of distmm instead (`instead`).
     """
 
-    product: Product
+    _words: tuple[str, ...] = PrivateAttr(default=())
+    product: Product | None = None
     run: Run = Run()
     workers: Workers = Workers()
     slurm: Slurm = Slurm()
@@ -270,7 +272,19 @@ class Job(Table):
     @property
     def uses_urls(self) -> bool:
         """Whether A, B or C is in an object store."""
-        return any("://" in path for path in (self.product.a, self.product.b, self.product.c))
+        product = self.product
+        return any("://" in path for path in (self._words if product is None else (product.a, product.b, product.c)))
+
+    @property
+    def overwrite(self) -> bool:
+        """Whether the first start of the job discards finished blocks. Later starts resume it."""
+        return "--overwrite" in self._words if self.product is None else self.product.overwrite
+
+    def instead(self, words: Sequence[str]) -> Self:
+        """Return the job with another command of distmm instead of its product."""
+        found = self.model_copy(update={"product": None})
+        found._words = tuple(words)
+        return found
 
     def seconds(self, key: Literal["walltime", "grace"]) -> int:
         """Return ``[run]`` ``walltime`` or ``grace`` in seconds."""
@@ -282,6 +296,8 @@ class Job(Table):
         ``--overwrite`` is left out: only the first start of a job may discard finished blocks.
         """
         product = self.product
+        if product is None:
+            return [word for word in self._words if word != "--overwrite"]
         words = ["multiply", product.a, product.b, "-o", product.c]
         words += [f"--{flag}" for flag in ("transa", "transb", "reproducible") if getattr(product, flag)]
         for option in ("precision", "check", "kernel", "blocks", "plan"):

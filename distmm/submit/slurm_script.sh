@@ -79,7 +79,7 @@ workers=$!
 "${one[@]}" --job-name=client bash -c "$known" "$run.client" \
     "$python" -m distmm.submit.ready "$scheduler_file" {{ workers.count }} {{ patience }} -- \
     "$python" -m distmm {{ command[:5] | map("quote") | join(" ") }} \
-    {{ command[5:] | map("quote") | join(" ") }} --deadline {{ deadline }}s --cluster "$scheduler_file"
+    {{ command[5:] | map("quote") | join(" ") }} {{ "--deadline " ~ deadline ~ "s " if command[0] != "verify" }}--cluster "$scheduler_file"
 {%- if overwrite %} $([ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] || echo --overwrite){% endif %} \
     2>>"$of_slurm" &
 client=$!

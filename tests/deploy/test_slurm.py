@@ -16,15 +16,12 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from distributed import Client
+import zarr
 from typer.testing import CliRunner
 
-import distmm
-from distmm import clusters
-from distmm.all_workers import workers_of
 from distmm.errors import InputError
 from distmm.storage import open_matrix
-from distmm.submit import elastic, jobfile
+from distmm.submit import jobfile
 from distmm.submit import slurm as batch
 from tests.scraping import scraping
 from tests.until import until
@@ -112,20 +109,17 @@ def test_a_submitted_product_runs_over_two_nodes_and_is_right(slurm: Path, job_f
     assert not WRONG.search(done.output), done.output
 
 
-def test_results_have_the_modes_of_the_users_umask_in_batch_and_elastic_mode_alike(slurm: Path, job_file: Path) -> None:
+def test_results_have_the_modes_of_the_users_umask_in_batch_jobs(slurm: Path, job_file: Path) -> None:
     job = jobfile.load(job_file)
     before = os.umask(0o007)  # a user who shares with his group
     try:
         assert batch.follow(job, batch.submit(job), lambda line: None) == 0
-        with clusters.connect(f"slurm:{job_file}") as client:
-            distmm.multiply(job.product.a, job.product.b, job_file.parent / "elastic.zarr", client=client)
     finally:
         os.umask(before)
-    for name in ("C.zarr", "elastic.zarr"):
-        made = [path for path in job_file.parent.rglob("*") if f"/{name}" in str(path)]
-        assert len(made) > 4
-        modes = {str(path): stat.S_IMODE(path.stat().st_mode) for path in made}
-        assert set(modes.values()) == {0o660, 0o770}, modes
+    made = [path for path in job_file.parent.rglob("*") if "/C.zarr" in str(path)]
+    assert len(made) > 4
+    modes = {str(path): stat.S_IMODE(path.stat().st_mode) for path in made}
+    assert set(modes.values()) == {0o660, 0o770}, modes
 
 
 def test_a_job_that_meets_its_walltime_twice_requeues_itself_and_finishes(
@@ -254,47 +248,18 @@ def test_what_slurm_refuses_is_said_in_its_words(slurm: Path, job_file: Path) ->
         batch.submit(jobfile.load(job_file, ["slurm.partition=nowhere"]))
 
 
-@pytest.mark.parametrize("switch", ["none", "temporary"])
-def test_workers_come_from_slurm_for_a_client_on_the_login_node(slurm: Path, job_file: Path, switch: str) -> None:
-    with clusters.connect(f"slurm:{job_file}", tls=switch) as client:
-        workers = workers_of(client).values()
-        assert client.scheduler_info()["address"].startswith("tcp://" if switch == "none" else "tls://")
-        assert [worker["nthreads"] for worker in workers] == [1, 1]
-        assert [worker["memory_limit"] for worker in workers] == pytest.approx([9e8] * 2, rel=1e-4)
-        assert {worker["name"] for worker in workers} == {"SLURMCluster-0", "SLURMCluster-1"}
-        jobs = subprocess.run(["squeue", "-h", "-o", "%T"], capture_output=True, text=True, check=True).stdout
-        assert jobs.split() == ["RUNNING"] * 2
-        assert client.submit(sum, [1, 2]).result(timeout=30) == 3
-        assert _dashboards(client) == {"127.0.0.1"}
+def test_the_best_of_each_row_come_from_nodes_by_the_same_job_file(slurm: Path, job_file: Path) -> None:
+    from distmm.cli.app import app
 
-
-def test_a_node_that_is_lost_is_asked_for_again(slurm: Path, job_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(elastic, "LOOK_SECONDS", 1)
-    job_file.write_text(JOB.replace("cpus = 1", "cpus = 2\nper_node = 2"))
-    with clusters.connect(f"slurm:{job_file}") as client:
-        assert len(workers_of(client)) == 4
-        first, second = sorted(_queue())
-        subprocess.run(["scancel", first], check=True)
-        until(lambda: second in _queue() and len(_queue() - {first}) == 2, "no other node was asked for")
-        client.wait_for_workers(4, timeout=90)
-        names = {worker["name"] for worker in workers_of(client).values()}
-        assert names == {f"SLURMCluster-{node}-{worker}" for node in range(2) for worker in range(2)}
-
-
-@pytest.mark.parametrize(
-    ("change", "said"),
-    [
-        ('[slurm]\npartition = "nowhere"\n', "sbatch refuses: .*invalid partition"),
-        ('[slurm]\npartition = "short"\n', "job [0-9]+ can never start: Partition(TimeLimit|Config)"),
-    ],
-)
-def test_elastic_workers_that_can_never_come_are_not_waited_for(
-    slurm: Path, job_file: Path, change: str, said: str
-) -> None:
-    job_file.write_text(JOB + change)
-    with pytest.raises(InputError, match=said), clusters.connect(f"slurm:{job_file}"):
-        pass
-    until(lambda: not _queue(), "jobs are left in the queue")
+    folder = job_file.parent
+    topk = ["topk", f"{folder}/A.npy", f"{folder}/B.npy", "-k", "3", "-o", f"{folder}/T.zarr", "--device", "cpu"]
+    for words in (topk, ["verify", f"{folder}/T.zarr"]):
+        done = CliRunner().invoke(app, ["submit", str(job_file), "--cluster", "slurm", "--", *words])
+        assert done.exit_code == 0, done.output
+    assert "block rows are what was written" in done.output
+    product = np.load(folder / "A.npy") @ np.load(folder / "B.npy")
+    values = np.asarray(zarr.open_group(folder / "T.zarr", mode="r")["values"])
+    assert np.array_equal(values, -np.sort(-product, axis=1)[:, :3])
 
 
 def _queue() -> set[str]:
@@ -349,9 +314,3 @@ WRONG = re.compile(r"Traceback|ERROR|CRITICAL|\b[Ee]rror\b(?! +at most)")
 
 def _log(job: jobfile.Job, number: str) -> str:
     return (Path(job.run.folder) / f"distmm-{number}.log").read_text()
-
-
-def _dashboards(client: Client) -> set[str]:
-    """Addresses on which the web servers of scheduler and workers listen."""
-    on_workers = client.run(lambda dask_worker: dask_worker.http_server.address).values()
-    return {client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.http_server.address), *on_workers}

@@ -1,17 +1,15 @@
-"""The batch script as text, and the arguments of elastic workers; `test_slurm` runs them."""
+"""The batch script as text; `test_slurm` runs it."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 from pathlib import Path
-from typing import Any
 
 import dask
 import pytest
 
-from distmm.errors import InputError
-from distmm.submit import dashboard_access, elastic, fabric, jobfile, ready, slurm_queue, slurm_script
+from distmm.submit import dashboard_access, fabric, jobfile, ready, slurm_queue, slurm_script
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "slurm"
 
@@ -117,13 +115,17 @@ def test_certificates_reach_every_step_through_the_environment(tmp_path: Path) -
     assert "distmm.submit.fabric gpu tls)" in text
 
 
-def test_elastic_gpu_workers_are_one_process_a_gpu_with_its_share_of_the_memory(job: jobfile.Job) -> None:
-    found = elastic.arguments(job.run, job.workers, job.slurm)
-    assert (found["cores"], found["processes"], found["job_cpu"]) == (24, 8, 64)
-    assert found["memory"] == f"{111500000000 * 8} B"
-    assert found["worker_command"] == "dask_cuda.cli"
-    assert found["job_extra_directives"] == ["--gres=gpu:8"]
-    assert found["scheduler_options"]["dashboard_address"] == "127.0.0.1:0"
+def test_another_command_runs_in_place_of_the_product_and_resumes_after_a_restart(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text("[workers]\nnodes = 2\n")  # no product
+    words = ["topk", "my X.zarr", "-k", "15", "-o", "T.zarr", "--overwrite"]
+    text = slurm_script.render(jobfile.load(tmp_path / "job.toml", words=words)).replace("\\\n", " ")
+    (client,) = [line for line in text.splitlines() if "distmm topk" in line]
+    assert "topk 'my X.zarr' -k 15 " in client
+    assert "-o T.zarr --deadline 3300s --cluster" in client
+    assert client.count("--overwrite") == client.count("|| echo --overwrite)") == 1
+    verify = slurm_script.render(jobfile.load(DEPLOY / "one_node.toml", words=["verify", "C.zarr"]))
+    assert "--deadline" not in verify
+    assert "A.zarr" not in verify
 
 
 @pytest.mark.parametrize(
@@ -167,15 +169,3 @@ def test_what_no_single_job_may_have_never_starts(reason: str) -> None:
 @pytest.mark.parametrize("reason", ["Resources", "Priority", "BeginTime", "AssocGrpGRES", "QOSMaxJobsPerUserLimit"])
 def test_what_ends_with_other_jobs_is_waited_for(reason: str) -> None:
     assert not slurm_queue.NEVER.fullmatch(reason)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"memory_limit": "lots"}, "memory 'lots' is not a size of a megabyte or more"),
-        ({"workers": 5000}, "per_node 5000 is not a number from 1 to 1024"),
-    ],
-)
-def test_options_of_elastic_workers_are_checked_as_those_of_a_job_file(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(InputError, match=said), elastic.connect("slurm", **options):
-        pass
