@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from distmm.errors import InputError
-from distmm.submit.schema import Job, Table
+from distmm.submit.schema import Job, Product, Table
 
 __all__ = ["Job", "load"]
 
@@ -25,7 +25,9 @@ Places = dict[tuple[str, str], str]  # (table, key) -> where it was given, such 
 # A job file has about forty lines. The limit bounds the time that a hostile file can cost before it is checked.
 MOST_BYTES = 64 * 1024
 
-TABLES: dict[str, Any] = {name: field.annotation for name, field in Job.model_fields.items()}
+TABLES: dict[str, Any] = {"product": Product} | {
+    name: field.annotation for name, field in Job.model_fields.items() if name != "product"
+}
 
 # By pydantic's name of the error for a value of a wrong type: what the value should be.
 TYPES = {
