@@ -20,7 +20,9 @@ def workers_of(client: Client) -> dict[str, dict[str, Any]]:
     return workers
 
 
-def everywhere(client: Client, function: Callable[..., Any], *args: Any) -> dict[str, Any]:
+def everywhere(
+    client: Client, function: Callable[..., Any], *args: Any, seconds: float | None = None
+) -> dict[str, Any]:
     """Call a function on every worker, and ignore workers that die during the call.
 
     Parameters
@@ -29,6 +31,8 @@ def everywhere(client: Client, function: Callable[..., Any], *args: Any) -> dict
     function : callable
     *args
         Arguments of the function.
+    seconds : float, optional
+        Longest time until all have answered.
 
     Returns
     -------
@@ -39,8 +43,10 @@ def everywhere(client: Client, function: Callable[..., Any], *args: Any) -> dict
     ------
     Exception
         The error of the function on a worker, if it is no OSError: Dask reports a lost worker as one.
+    TimeoutError
+        If a worker has not answered after `seconds`.
     """
-    answers = client.run(function, *args, on_error="return")
+    answers = client.run(function, *args, on_error="return", callback_timeout=seconds)
     for answer in answers.values():
         if isinstance(answer, BaseException) and not isinstance(answer, OSError):
             raise answer

@@ -81,7 +81,8 @@ def _fetch_seconds(client: Client, device: Literal["cpu", "cuda"], source: str, 
     block = client.submit(_block, BLOCK_BYTES[device], device, workers=[source], pure=False)
     with client.as_current(), seceded():  # `wait` takes no client
         wait(block, timeout=PATIENCE_SECONDS)
-    seconds = client.run(_fetch, block.key, source, workers=[target])[target]
+    patience = 2 * PATIENCE_SECONDS  # a stopped process does not even end its own measurement
+    seconds = client.run(_fetch, block.key, source, workers=[target], callback_timeout=patience)[target]
     assert isinstance(seconds, float)
     return seconds
 

@@ -15,6 +15,10 @@ from distmm.worker.tasks import copy_rate
 
 __all__ = ["load_rate"]
 
+# Seconds after which a measurement fails, because a worker does not answer. One copies for 0.15 s; the first use of its
+# GPU may take seconds.
+PATIENCE_SECONDS = 20.0
+
 
 def load_rate(client: Client) -> float | None:
     """Return the rate of the slowest GPU while all GPUs of the cluster copy from pinned memory.
@@ -32,7 +36,7 @@ def load_rate(client: Client) -> float | None:
     workers = frozenset(hosts_of(client))
 
     def slowest() -> float:
-        rates: dict[str, float] = everywhere(client, copy_rate)
+        rates: dict[str, float] = everywhere(client, copy_rate, seconds=PATIENCE_SECONDS)
         return min(rates.values())
 
     return measured_once(client, "the rate of copies from host memory to GPUs", workers, slowest)

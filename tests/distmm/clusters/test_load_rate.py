@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,10 @@ def first_worker_slow(dask_worker: Worker) -> float:
     return PCIE_3 if str(dask_worker.name) == "0" else 5e10
 
 
+async def no_answer() -> None:
+    await asyncio.sleep(5)
+
+
 def no_room() -> float:
     raise MemoryError("the pool is full")
 
@@ -36,7 +41,9 @@ def gpus(client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> lis
     monkeypatch.setattr(measured, "_rates", type(measured._rates)())
     monkeypatch.setattr(cluster, "describe", lambda *args, **how: described)
     monkeypatch.setattr(plan_request, "link_rate", lambda *args: None)
-    monkeypatch.setattr(load_rate, "everywhere", lambda *args: seen.append(args[1].__name__) or everywhere(*args))
+    monkeypatch.setattr(
+        load_rate, "everywhere", lambda *args, **how: seen.append(args[1].__name__) or everywhere(*args, **how)
+    )
     return seen
 
 
@@ -67,6 +74,15 @@ def test_a_failed_measurement_changes_no_plan(
     assert planned(client).cluster.load == planned(client).cluster.load > PCIE_3
     assert "the rate of copies from host memory to GPUs could not be measured" in caplog.text
     assert gpus == ["no_room"]
+
+
+def test_a_worker_that_does_not_answer_holds_up_no_plan(
+    client: Client, gpus: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(load_rate, "copy_rate", no_answer)
+    monkeypatch.setattr(load_rate, "PATIENCE_SECONDS", 0.1)
+    assert planned(client).cluster.load > PCIE_3
+    assert "TimeoutError" in caplog.text
 
 
 @pytest.mark.gpu
