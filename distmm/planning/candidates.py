@@ -9,7 +9,7 @@ from dataclasses import replace
 from distmm.planning.blocks import Blocking, cut, united
 from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec
 from distmm.planning.grid import Grid
-from distmm.planning.owners import MOST_PRODUCTS, Chunks, Homes, Owners, candidates
+from distmm.planning.owners import MOST_PRODUCTS, Chunks, Owners, Places, candidates
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import LOOKAHEAD, Schedule
 from distmm.planning.table_layout import TableLayout
@@ -102,7 +102,7 @@ def placed(
     problem: Problem,
     blocking: Blocking,
     cluster: ClusterSpec,
-    homes: tuple[Homes | None, Homes | None],
+    homes: Places,
     stays: bool,
     one_chain: bool,
     unions: bool = False,
@@ -114,7 +114,7 @@ def placed(
     problem : Problem
     blocking : Blocking
     cluster : ClusterSpec
-    homes : pair of Homes or None
+    homes : Places
         Ranks that hold the blocks of A and of B.
     stays : bool
         Whether all blocks of A and B stay in memory. A task may then take all panels of its chain.
@@ -124,7 +124,7 @@ def placed(
         Whether blocks may be unions of the given ones, which are the user's chunks.
     """
     # Without homes, grids without a table are as good, and have waves. Nothing is gained then by cutting k.
-    whole = list(candidates(blocking, homes, cluster.workers, one_chain)) if homes != (None, None) else []
+    whole = list(candidates(blocking, homes, cluster.workers, one_chain)) if homes.known else []
     tables = [(blocking, owners) for owners in whole]
     for united_blocks, chunks in _unions(blocking, cluster, stays) if unions else ():
         found = candidates(united_blocks, homes, cluster.workers, one_chain or not whole, chunks)
@@ -137,7 +137,7 @@ def placed(
         return layout.summed_bytes() + int(layout.operand_bytes(blocks.whole).received.sum())
 
     bytes_of = [moved(*table) for table in tables]
-    held = any(max(line) >= 0 for each in homes for line in each or ())
+    held = any(max(line) >= 0 for each in (homes.a, homes.b) for line in each or ())
     fewest = min(bytes_of) if held else None
     arithmetic = problem.element_flops * blocking.c_elements / cluster.rate
     for (blocks, table), count in zip(tables, bytes_of, strict=True):

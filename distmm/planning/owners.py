@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -36,9 +36,11 @@ from distmm.planning.grid import Grid
 __all__ = [
     "FAMILIES",
     "MOST_PRODUCTS",
+    "NOWHERE",
     "Family",
     "Homes",
     "Owners",
+    "Places",
     "candidates",
     "homes_array",
     "of_family",
@@ -47,6 +49,26 @@ __all__ = [
 
 # Rank that holds each block of an operand, as rows of block columns; -1 for a block that is in no worker's memory.
 Homes = tuple[tuple[int, ...], ...]
+
+
+class Places(NamedTuple):
+    """Homes of A and of B; None if no block of the operand is in memory.
+
+    `same` says that B is A itself, as in ``A @ A``, and all of it in memory: blocks of the same indices are one block.
+    """
+
+    a: Homes | None = None
+    b: Homes | None = None
+    same: bool = False
+
+    @property
+    def known(self) -> bool:
+        """Whether blocks of A or of B are in memory."""
+        return self.a is not None or self.b is not None
+
+
+NOWHERE = Places()
+
 
 # Edges of the chunks that each block along a dimension is made of.
 Chunks = tuple[tuple[int, ...], ...]
@@ -73,8 +95,7 @@ class Owners:
         One of `FAMILIES`, or the text of a grid, ``"2x2x1"``.
     table : tuple of tuple of int
         Rank by (i, j) if C stays, by (i, p) for A, by (p, j) for B, and by (0, p) for panels.
-    homes : pair of Homes or None
-        Of A, and of B; None if no block of the operand is in memory.
+    homes : Places
     fewest : int, optional
         The fewest bytes that any family moves from these homes, whatever its balance. None if this was not computed, or
         if no block is in memory: then one worker that loads all of them moves nothing.
@@ -88,7 +109,7 @@ class Owners:
     workers: int
     stays: str
     table: tuple[tuple[int, ...], ...]
-    homes: tuple[Homes | None, Homes | None]
+    homes: Places
     fewest: int | None = None
     chunks: tuple[Chunks, Chunks, Chunks] | None = None
     triangle: bool = False
@@ -139,7 +160,7 @@ class Owners:
 
     def home(self, operand: Literal["A", "B"], row: int, column: int) -> list[int]:
         """Ranks of the chunks of a block of A or B, in rows; a chunk in no memory goes to a rank that reads it."""
-        homes = self.homes[operand == "B"]
+        homes = self.homes.a if operand == "A" else self.homes.b
         at = [index for line in self.chunk_indices(operand, row, column) for index in line]
         return [
             self._reader(operand, row, column, i + j) if homes is None or homes[i][j] < 0 else homes[i][j]
@@ -210,7 +231,7 @@ class Owners:
 
 def candidates(
     blocking: Blocking,
-    homes: tuple[Homes | None, Homes | None],
+    homes: Places,
     workers: int,
     one_chain: bool,
     chunks: tuple[Chunks, Chunks, Chunks] | None = None,
@@ -240,7 +261,7 @@ def candidates(
 def of_grid(
     grid: Grid,
     blocking: Blocking,
-    homes: tuple[Homes | None, Homes | None],
+    homes: Places,
     chunks: tuple[Chunks, Chunks, Chunks] | None = None,
 ) -> Owners:
     """Return the owners of C by a grid of one layer, block-cyclic."""
@@ -251,7 +272,7 @@ def of_grid(
 def of_family(
     family: Family,
     blocking: Blocking,
-    homes: tuple[Homes | None, Homes | None],
+    homes: Places,
     workers: int,
     chunks: tuple[Chunks, Chunks, Chunks] | None = None,
 ) -> Owners:
@@ -261,13 +282,13 @@ def of_family(
     ----------
     family : {"r", "c", "a", "b", "k", "R", "C", "A", "B", "K"}
     blocking : Blocking
-    homes : pair of Homes or None
+    homes : Places
     workers : int
     chunks : tuple of Chunks, optional
     """
     m, k, n = (np.array(edges, np.int64) for edges in (blocking.m, blocking.k, blocking.n))
     of_m, of_k, of_n = chunks or tuple(tuple((edge,) for edge in edges.tolist()) for edges in (m, k, n))
-    a, b = _held(homes[0], of_m, of_k, workers), _held(homes[1], of_k, of_n, workers)
+    a, b = _held(homes.a, of_m, of_k, workers), _held(homes.b, of_k, of_n, workers)
     held, work = {
         "k": (a.sum(axis=1) + (0 if blocking.triangle else b.sum(axis=2)), k),
         "r": (a.sum(axis=2), np.cumsum(m) if blocking.triangle else m),

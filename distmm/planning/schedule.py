@@ -11,7 +11,7 @@ from typing import Literal
 from distmm.errors import InputError
 from distmm.planning.blocks import Blocking, Wave, cut
 from distmm.planning.grid import Grid
-from distmm.planning.owners import FAMILIES, Chunks, Homes, Owners, of_family, of_grid
+from distmm.planning.owners import FAMILIES, NOWHERE, Chunks, Owners, Places, of_family, of_grid
 from distmm.planning.problem import Problem
 
 __all__ = ["EXAMPLE", "LOOKAHEAD", "Schedule", "parse"]
@@ -146,7 +146,7 @@ class Schedule:
         return " ".join((f"g{owners}", *others))
 
 
-def parse(text: str, problem: Problem, homes: tuple[Homes | None, Homes | None] = (None, None)) -> Schedule:
+def parse(text: str, problem: Problem, homes: Places = NOWHERE) -> Schedule:
     """Read what `Schedule.__str__` wrote: ``g2x1x1 b8192x8192x8192 p1 w1 l2``, for any problem of as many dimensions.
 
     g: rows, columns and layers of the grid, or what stays and the number of workers (``gk4``: see
@@ -180,13 +180,11 @@ def parse(text: str, problem: Problem, homes: tuple[Homes | None, Homes | None] 
     return Schedule(blocking, _owners(text, grid, blocking, homes, max(cuts)), (cuts[0], cuts[1], cuts[2]), *lookahead)
 
 
-def _owners(
-    text: str, grid: list[int], blocking: Blocking, homes: tuple[Homes | None, Homes | None], waves: int
-) -> Grid | Owners:
+def _owners(text: str, grid: list[int], blocking: Blocking, homes: Places, waves: int) -> Grid | Owners:
     """Return the owners that a plan's text names."""
     family = text.strip()[1]
     if family not in FAMILIES:
-        whole = waves == grid[2] == 1 and not blocking.batch and homes != (None, None)
+        whole = waves == grid[2] == 1 and not blocking.batch and homes.known
         return of_grid(Grid(*grid), blocking, homes) if whole else Grid(*grid)
     if blocking.batch or waves > 1 or (blocking.triangle and family in "abcABC"):
         raise InputError(

@@ -15,7 +15,7 @@ from distmm.planning import candidates, early_end
 from distmm.planning.blocks import Blocking, cut
 from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec, Residence, Result
 from distmm.planning.grid import Grid
-from distmm.planning.owners import Homes, Owners
+from distmm.planning.owners import NOWHERE, Owners, Places
 from distmm.planning.plan import Plan
 from distmm.planning.precision import Precision, check_precision
 from distmm.planning.problem import Problem
@@ -52,7 +52,7 @@ def make_plan(
     result: Result = "workers",
     streamed: bool = False,
     run_seconds: float | None = None,
-    homes: tuple[Homes | None, Homes | None] = (None, None),
+    homes: Places = NOWHERE,
     reproducible: bool = False,
     unions: bool = False,
 ) -> Plan:
@@ -77,7 +77,7 @@ def make_plan(
         Where A and B are, where C stays, and whether it stays: see `Plan`.
     run_seconds : float, optional
         How long a run takes before it may be stopped: waves are short enough that it loses little of its work then.
-    homes : pair of Homes or None
+    homes : Places
         Ranks that hold the blocks of A and of B, if the blocks are given and some are in the workers' memory.
     reproducible : bool
         Whether the cuts of k may depend on the shape alone, and not on `homes`.
@@ -106,9 +106,9 @@ def make_plan(
         return replace(asked, schedule=parse(text, problem, homes))
     multiples = (multiples[0], _common(multiples[1], cluster.granule, problem.k), multiples[2])
     best = None
-    if blocking is not None and (homes != (None, None) or unions):
+    if blocking is not None and (homes.known or unions):
         best = _placed(asked, homes, reproducible, unions)
-        if best is not None and homes != (None, None):
+        if best is not None and homes.known:
             return best
     plain = _best(asked, multiples if blocking is None else None)
     return plain if best is None or _score(plain) < _score(best) else best
@@ -138,7 +138,7 @@ def _waves(asked: Plan) -> Iterator[tuple[int, int]]:
 
 
 @lru_cache(maxsize=256)
-def _placed(asked: Plan, homes: tuple[Homes | None, Homes | None], reproducible: bool, unions: bool) -> Plan | None:
+def _placed(asked: Plan, homes: Places, reproducible: bool, unions: bool) -> Plan | None:
     """Return the fastest plan for operands some of whose blocks are in memory. None if C does not fit as one wave."""
     operands = asked.operands[: 1 if asked.problem.symmetry is not None else 2]
     stays = all(where == "resident" for where in operands)

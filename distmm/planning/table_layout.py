@@ -49,8 +49,8 @@ def products(owners: Owners, m: int, k: int, n: int, triangle: bool) -> Products
     before = np.cumsum(mine, axis=2) - 1
     place = np.take_along_axis(before, ranks[None], axis=0)[0]
     readers = owners.readers(m, k, n)
-    a = _homes(owners.homes[0], readers[0])
-    b = a.T if triangle else _homes(owners.homes[1], readers[1])
+    a = _homes(owners.homes.a, readers[0])
+    b = a.T if triangle else _homes(owners.homes.b, readers[1])
     return Products(mine, place, (a, b))
 
 
@@ -175,9 +175,9 @@ class TableLayout:
             (self._of_chunks(np.any(now, axis=1), 1, 2), np.outer(cuts[1], cuts[2])),
         ]
         both = np.zeros(self.grid.size, np.int64)
-        if self.blocking.triangle:
+        if self.blocking.triangle or self.grid.homes.same:  # one operand, which a rank may need in two places
             (as_a, area), (as_b, _) = read
-            as_b = np.swapaxes(as_b, 1, 2)
+            as_b = np.swapaxes(as_b, 1, 2) if self.blocking.triangle else as_b
             both = ((as_a & as_b) * area).sum(axis=(1, 2))
             read = [(as_a | as_b, area)]
         received, sent = np.zeros_like(both), np.zeros_like(both)

@@ -70,6 +70,12 @@ class Operand:
         """Whether its blocks are already in the workers' memory: it is a persisted Dask array."""
         return isinstance(self.source, da.Array) and len(futures_of(self.source)) == self.source.npartitions
 
+    def is_same(self, other: Operand) -> bool:
+        """Whether another operand has the same blocks: tasks read them by the same keys."""
+        a, b = self.source, other.source
+        both = isinstance(a, da.Array) and isinstance(b, da.Array) and self.transposed == other.transposed
+        return both and (a.name, a.chunks) == (b.name, b.chunks)
+
     @property
     def loads_again(self) -> bool:
         """Whether workers can load its blocks several times: it is in a file, and not in memory."""

@@ -18,7 +18,7 @@ from distmm.errors import InputError
 from distmm.planning.blocks import Blocking, cut, even_edges
 from distmm.planning.cluster_spec import ClusterSpec, Residence, Result
 from distmm.planning.fewest import few_workers
-from distmm.planning.owners import Homes
+from distmm.planning.owners import NOWHERE, Places
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import EXAMPLE, parse
@@ -91,7 +91,7 @@ class PlanRequest:
         Seconds that a run of a job takes before it may be stopped.
     most : int, optional
         Bytes that blocks may take on each worker, if that is less than the worker's free memory.
-    homes : pair of Homes or None
+    homes : Places
         Ranks that hold the chunks of A and of B, if these are Dask arrays that are made from persisted chunks.
     """
 
@@ -107,7 +107,7 @@ class PlanRequest:
     shared: bool = False
     run_seconds: float | None = None
     most: int | None = None
-    homes: tuple[Homes | None, Homes | None] = (None, None)
+    homes: Places = NOWHERE
 
 
 def plan_for(request: PlanRequest, client: Client | None) -> Plan:
@@ -160,7 +160,7 @@ def _with_homes(request: PlanRequest, workers: int, client: Client | None) -> Pl
         tuple(zip(*homes, strict=True)) if homes is not None and each.transposed else homes
         for homes, each in ((a, request.a), (b, request.b))
     )
-    return replace(request, homes=(a, b))
+    return replace(request, homes=Places(a, b))
 
 
 def _check_blocks(choices: Choices, plan: Plan) -> None:
@@ -280,7 +280,7 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
         blocks = blocking if text is None else parse(text, problem).blocking
         cuts = ((blocks.m, blocks.k), (blocks.k, blocks.n)) if blocks else (None, None)
         at = blocks if edges is None else cut(problem, checked_edges(edges))
-        homes = (None, None) if at is None else _homes_of(request, at)
+        homes = NOWHERE if at is None else _homes_of(request, at, spec.device)
         c_is_freed = streamed or result == "reduced"
         plan = make_plan(
             problem,
@@ -332,15 +332,20 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
     return planned(Blocking(m, k, n, tuple(batch), triangle=problem.symmetry is not None))
 
 
-def _homes_of(request: PlanRequest, blocking: Blocking) -> tuple[Homes | None, Homes | None]:
+def _homes_of(request: PlanRequest, blocking: Blocking, device: Literal["cpu", "cuda"]) -> Places:
     """Return the ranks that hold the blocks of A and of B."""
-    if request.homes == (None, None):
-        return None, None
-    (of_a, of_b), a, b = request.homes, request.a, request.b
-    return (
+    if not request.homes.known:
+        return request.homes
+    (of_a, of_b, _), a, b = request.homes, request.a, request.b
+    at = (
         homes_of_blocks(of_a, a.chunks or (), (blocking.m, blocking.k)),
         homes_of_blocks(of_b, b.chunks or (), (blocking.k, blocking.n)),
     )
+    # Blocks that are copied to GPUs are copied for each operand.
+    same = blocking.m == blocking.k == blocking.n and a.is_same(b) and (device == "cpu" or a.kind == "cupy")
+    if same and at[0] is not None and min(map(min, at[0])) >= 0:
+        return Places(at[0], at[0], same=True)
+    return Places(*at)
 
 
 def _residence(

@@ -67,16 +67,17 @@ class BruteForce:
 
     def _chunks(self, block: Block, layer: int) -> dict[Block, int]:
         """Homes of the chunks that a block is made of: of the block itself, if it is no union of chunks."""
-        name, batch, row, column = block
+        of, batch, row, column = block
         grid = self.plan.grid
         if isinstance(grid, Grid):
             return {block: grid.owner(row, column, batch, layer)}
-        homes, blocking = grid.homes[name == "B"], self.plan.blocking
+        homes, blocking = grid.homes[of == "B"], self.plan.blocking
+        name = "A" if grid.homes.same else of
         found = {}
-        down, across = (0, 1) if name == "A" else (1, 2)
+        down, across = (0, 1) if of == "A" else (1, 2)
         for i in self._indices(down, row):
             for j in self._indices(across, column):
-                if name == "A":
+                if of == "A":
                     lines = row + 1 if blocking.triangle else len(grid.table[0]) if grid.stays[0] not in "aAkK" else 1
                     reader = grid.rank(row, column, (i + j) % lines)
                 else:

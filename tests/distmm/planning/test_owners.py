@@ -15,7 +15,7 @@ from distmm.graph.serial import execute
 from distmm.planning.blocks import Blocking, cut, united
 from distmm.planning.cluster_spec import ClusterSpec, Residence
 from distmm.planning.grid import Grid
-from distmm.planning.owners import BALANCE, FAMILIES, Family, Homes, Owners, candidates, of_family, of_grid
+from distmm.planning.owners import BALANCE, FAMILIES, Family, Homes, Owners, Places, candidates, of_family, of_grid
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import Schedule, parse
@@ -27,8 +27,8 @@ F8 = np.dtype("f8")
 RESIDENCES: list[tuple[Residence, Residence]] = [("resident", "resident"), ("streamed", "resident"), ("whole", "kept")]
 
 
-def homes_of(draw: st.DrawFn, rows: int, columns: int, workers: int) -> Homes | None:
-    kind = draw(st.sampled_from(["none", "all", "some"]))
+def homes_of(draw: st.DrawFn, rows: int, columns: int, workers: int, kinds: str = "none all some") -> Homes | None:
+    kind = draw(st.sampled_from(kinds.split()))
     if kind == "none":
         return None
     ranks = st.integers(-1 if kind == "some" else 0, workers - 1)
@@ -36,14 +36,16 @@ def homes_of(draw: st.DrawFn, rows: int, columns: int, workers: int) -> Homes | 
 
 
 @st.composite
-def placed(draw: st.DrawFn) -> tuple[Problem, Blocking, tuple[Homes | None, Homes | None], int]:
+def placed(draw: st.DrawFn) -> tuple[Problem, Blocking, Places, int]:
     """Draw a small product, its blocks, and where its operands are."""
-    workers, symmetric = draw(st.integers(2, 4)), draw(st.booleans())
+    workers, b_is = draw(st.integers(2, 4)), draw(st.sampled_from(["another", "the transpose of A", "A"]))
+    symmetric, same = b_is == "the transpose of A", b_is == "A"
     m, k, n = (tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))) for _ in range(3))
-    n = m if symmetric else n
+    k, n = (m if same else k), (n if b_is == "another" else m)
     problem = Problem(sum(m), sum(k), sum(n), F8, symmetry="symmetric" if symmetric else None)
-    a, b = homes_of(draw, len(m), len(k), workers), homes_of(draw, len(k), len(n), workers)
-    return problem, Blocking(m, k, n, panels=draw(st.integers(1, 3)), triangle=symmetric), (a, b), workers
+    a = homes_of(draw, len(m), len(k), workers, *["all"] * same)
+    places = Places(a, a, True) if same else Places(a, homes_of(draw, len(k), len(n), workers))
+    return problem, Blocking(m, k, n, panels=draw(st.integers(1, 3)), triangle=symmetric), places, workers
 
 
 def plan_of(problem: Problem, blocking: Blocking, owners: Owners, **how: object) -> Plan:
@@ -66,7 +68,7 @@ def test_bytes_tasks_and_memory_are_those_of_every_block(product, lookahead, ope
 
 
 @st.composite
-def unions(draw: st.DrawFn) -> tuple[Problem, Blocking, tuple[Homes | None, Homes | None], int, Owners]:
+def unions(draw: st.DrawFn) -> tuple[Problem, Blocking, Places, int, Owners]:
     """Draw a product whose blocks are unions of chunks, and its owners."""
     problem, drawn, homes, workers = draw(placed())
     counts = [draw(st.integers(1, len(edges))) for edges in (drawn.m, drawn.k, drawn.n)]
@@ -94,7 +96,7 @@ def test_many_small_chunks_become_few_blocks_for_each_worker() -> None:
     problem = Problem(4096, 4096, 4096, F8)
     cluster = ClusterSpec(4, 10**11, "cpu", rate=1e10, link=1e9, load=1e9)
     homes = tuple(tuple((i + 3 * j) % 4 for j in range(64)) for i in range(64))
-    for at, where in (((homes, homes), "resident"), ((None, None), "streamed")):
+    for at, where in ((Places(homes, homes), "resident"), (Places(), "streamed")):
         blocking = Blocking(edges, edges, edges)
         plan = make_plan(problem, cluster, blocking=blocking, homes=at, operands=(where, where), unions=True)  # type: ignore[arg-type]
         assert plan.cost.tasks <= 256
@@ -135,12 +137,12 @@ def test_no_rank_has_much_more_than_its_share_if_work_can_be_passed_on(product, 
 def test_families_are_near_the_best_of_all_assignments(ranks: list[int]) -> None:
     blocking = Blocking((3, 3), (3, 3), (3, 3))
     problem = Problem(6, 6, 6, F8)
-    homes: tuple[Homes, Homes] = ((tuple(ranks[:2]), tuple(ranks[2:4])), (tuple(ranks[4:6]), tuple(ranks[6:])))
+    homes = Places((tuple(ranks[:2]), tuple(ranks[2:4])), (tuple(ranks[4:6]), tuple(ranks[6:])))
     places = list(itertools.product(range(2), repeat=3))
 
     def moved(who: dict[tuple[int, ...], int]) -> int:
-        copies = {("A", i, p, who[i, p, j]) for i, p, j in places if homes[0][i][p] != who[i, p, j]}
-        copies |= {("B", p, j, who[i, p, j]) for i, p, j in places if homes[1][p][j] != who[i, p, j]}
+        copies = {("A", i, p, who[i, p, j]) for i, p, j in places if homes.a[i][p] != who[i, p, j]}
+        copies |= {("B", p, j, who[i, p, j]) for i, p, j in places if homes.b[p][j] != who[i, p, j]}
         sums = sum(len({who[i, p, j] for p in range(2)}) - 1 for i, j in itertools.product(range(2), repeat=2))
         return (len(copies) + sums) * 9 * F8.itemsize
 
@@ -166,7 +168,7 @@ def test_the_text_of_a_plan_gives_the_plan_back(product, size: int) -> None:  # 
         text = str(plan_of(problem, blocking, owners))
         read = parse(text, problem, homes)
         assert str(read) == text
-        if homes != (None, None):
+        if homes.known:
             assert read.grid == owners
 
 
@@ -177,7 +179,7 @@ def test_a_tall_array_that_is_stored_by_rows_stays_and_only_partial_sums_move() 
     homes = (0, 1, 2, 3) * 4
     problem = Problem(256, 160_000, 256, F8)
     cluster = ClusterSpec(4, 10**9, "cpu", rate=1e9, link=1e9, load=1e9)
-    of = (homes,), tuple((rank,) for rank in homes)
+    of = Places((homes,), tuple((rank,) for rank in homes))
     plan = make_plan(problem, cluster, blocking=TALL, homes=of, operands=("resident", "resident"))
     assert str(plan).startswith("gk4 ")
     assert plan.bytes_moved == plan.cost.bytes_bound == 3 * 256 * 256 * 8
@@ -190,25 +192,25 @@ def test_reproducible_products_do_not_split_k_by_homes() -> None:
     problem = Problem(256, 160_000, 256, F8)
     cluster = ClusterSpec(4, 10**9, "cpu", rate=1e9, link=1e9, load=1e9)
     plan = make_plan(
-        problem, cluster, blocking=TALL, homes=(homes, None), operands=("resident",) * 2, reproducible=True
+        problem, cluster, blocking=TALL, homes=Places(homes), operands=("resident",) * 2, reproducible=True
     )
     assert len(plan.schedule.chains((), 0, 0)) == 1
 
 
 def test_rows_stay_where_a_small_operand_is_the_other_one() -> None:
     blocking = Blocking((100,) * 16, (8,), (4,))
-    homes = tuple((rank,) for rank in (3, 2, 1, 0) * 4), ((2,),)
+    homes = Places(tuple((rank,) for rank in (3, 2, 1, 0) * 4), ((2,),))
     problem = Problem(1600, 8, 4, F8)
     cluster = ClusterSpec(4, 10**9, "cpu", rate=1e9, link=1e9, load=1e9)
     plan = make_plan(problem, cluster, blocking=blocking, homes=homes, operands=("resident", "resident"))
     assert plan.bytes_moved == 3 * 8 * 4 * 8  # B, to the three others
-    assert all(plan.schedule.chains((), i, 0)[0][0] == homes[0][i][0] for i in range(16))
+    assert all(plan.schedule.chains((), i, 0)[0][0] == (3, 2, 1, 0)[i % 4] for i in range(16))
 
 
 def test_a_product_that_does_not_fit_as_one_wave_gets_a_grid_and_waves() -> None:
     blocking = Blocking((256,) * 8, (256,) * 2, (256,) * 8)
     problem = Problem(2048, 512, 2048, F8)
-    homes = tuple((i % 4, i % 4) for i in range(8)), None
+    homes = Places(tuple((i % 4, i % 4) for i in range(8)))
     cluster = ClusterSpec(4, 7_000_000, "cpu", rate=1e9, link=1e9, load=1e9)
     plan = make_plan(problem, cluster, blocking=blocking, homes=homes, operands=("resident", "streamed"), result="out")
     assert isinstance(plan.grid, Grid)
@@ -228,10 +230,19 @@ def test_owners_of_a_family_are_refused_for_waves_and_batches() -> None:
 def test_a_grid_that_knows_homes_counts_the_bytes_from_there() -> None:
     blocking = Blocking((4, 4), (4, 4), (4, 4))
     problem = Problem(8, 8, 8, F8)
-    at_home = of_grid(Grid(2, 1), blocking, (((0, 0), (1, 1)), ((0, 0), (1, 1))))
-    elsewhere = replace(at_home, homes=(((1, 1), (0, 0)), ((0, 0), (1, 1))))
+    at_home = of_grid(Grid(2, 1), blocking, Places(((0, 0), (1, 1)), ((0, 0), (1, 1))))
+    elsewhere = replace(at_home, homes=Places(((1, 1), (0, 0)), ((0, 0), (1, 1))))
     assert plan_of(problem, blocking, at_home).bytes_moved == 4 * 16 * 8
     assert plan_of(problem, blocking, elsewhere).bytes_moved == 8 * 16 * 8
+
+
+def test_a_block_that_is_read_as_a_and_as_b_travels_once() -> None:
+    homes = ((3, 2), (1, 0))
+    problem, blocking = Problem(8, 8, 8, F8), Blocking((4, 4), (4, 4), (4, 4))
+    apart, same = (of_grid(Grid(2, 2), blocking, Places(homes, homes, each)) for each in (False, True))
+    assert plan_of(problem, blocking, apart).bytes_moved == 16 * 16 * 8
+    # Two ranks read a block as A, two as B, and one of them is the same rank.
+    assert plan_of(problem, blocking, same).bytes_moved == 12 * 16 * 8
 
 
 def test_a_plan_for_operands_that_are_nowhere_is_not_held_against_a_worker_that_loads_everything() -> None:
@@ -248,7 +259,7 @@ def test_a_plan_for_operands_that_are_nowhere_is_not_held_against_a_worker_that_
 def test_products_of_empty_matrices_have_plans_whose_text_gives_them_back(shape: tuple[int, int, int]) -> None:
     problem = Problem(*shape, F8)
     m, k, n = ((10,) * (size // 10) or (0,) for size in shape)
-    homes = (
+    homes = Places(
         tuple(tuple(i % 4 for _ in k) for i, _ in enumerate(m)),
         tuple(tuple(i % 4 for _ in n) for i, _ in enumerate(k)),
     )
@@ -261,7 +272,8 @@ def test_products_of_empty_matrices_have_plans_whose_text_gives_them_back(shape:
 
 
 def test_thin_products_leave_matrices_where_they_are() -> None:
-    homes = tuple(tuple((7 * i + 3 * j) % 4 for j in range(8)) for i in range(8)), tuple((i % 4,) for i in range(8))
+    square, column = (tuple(tuple((7 * i + 3 * j) % 4 for j in range(n)) for i in range(8)) for n in (8, 1))
+    homes = Places(square, column)
     cluster = ClusterSpec(4, 10**10, "cpu", rate=1e10, link=1e9, load=1e9)
     of_vector = Problem(2048, 2048, 1, F8), Blocking((256,) * 8, (256,) * 8, (1,))
     plan = make_plan(of_vector[0], cluster, blocking=of_vector[1], homes=homes, operands=("resident",) * 2, unions=True)

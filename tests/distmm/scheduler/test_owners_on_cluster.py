@@ -159,6 +159,10 @@ def test_chunks_of_c_are_taken_from_its_blocks_where_these_are(client: Client) -
     c, moved = spent(client, lambda: distmm.matmul(A, B))
     np.testing.assert_array_equal(c, a @ (a + 1))
     assert moved == plan.bytes_moved
+    squared = distmm.plan(A, A)
+    c, moved = spent(client, lambda: distmm.matmul(A, A))
+    np.testing.assert_array_equal(c, a @ a)
+    assert moved == squared.bytes_moved < 2.5 * a.nbytes  # a block that a worker reads as A and as B travels once
 
 
 def test_a_persisted_matrix_times_a_vector_moves_the_vector_alone(client: Client) -> None:
