@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -9,14 +11,20 @@ import dask.array as da
 import numpy as np
 from dask.utils import ensure_dict
 from distributed import Client, Future, Scheduler
+from distributed.metrics import time
+from distributed.scheduler import TaskState
 
 from distmm.clusters import view
 from distmm.graph.dask_tasks import needs
 from distmm.planning.layout import Ints
 from distmm.planning.owners import Homes
+from distmm.scheduler import dask_internals
 from distmm.scheduler.plugin import PlacementPlugin
 
 __all__ = ["chunk_homes", "homes_of_blocks"]
+
+# Seconds in which the scheduler has heard of chunks that a client has just persisted: it orders their tasks first.
+KNOWN_SECONDS = 2.0
 
 # Tasks that are looked at for one array. A graph with more takes longer to read than its homes gain.
 MOST_TASKS = 200_000
@@ -116,14 +124,32 @@ def _overlaps(chunks: Sequence[int], cuts: Sequence[int]) -> Ints:
     return shared
 
 
-def _holders(keys: tuple[Any, ...], dask_scheduler: Scheduler) -> list[tuple[int, list[int]]]:
-    """Return the bytes of each key, and the ranks that hold it or are making it. Runs on the scheduler."""
+async def _holders(keys: tuple[Any, ...], dask_scheduler: Scheduler) -> list[tuple[int, list[int]]]:
+    """Return the bytes of each key, and the ranks that hold it, make it or hold most of what it is made from.
+
+    Chunks that clients keep and that are in Dask's queue get a worker now. Otherwise nobody knows where they will be,
+    and nearly all of them would be elsewhere. Runs on the scheduler.
+    """
+    known, until = dask_scheduler.tasks, time() + KNOWN_SECONDS
+    while time() < until and not all(key in known for key in keys):
+        await asyncio.sleep(0.01)
     products = dask_scheduler.plugins[PlacementPlugin.name].products
     products.renumber()  # as when the graph of the product arrives
     ranks = products.ranks.alive
-    answers = []
-    for key in keys:
-        ts = dask_scheduler.tasks.get(key)
-        workers = () if ts is None else ts.who_has or [worker for worker in (ts.processing_on,) if worker is not None]
-        answers.append((ts.get_nbytes() if ts else 0, sorted(ranks[w.address] for w in workers if w.address in ranks)))
-    return answers
+    dask_internals.leave_queue(dask_scheduler, [known[key] for key in keys if key in known], list(ranks))
+    return [(ts.get_nbytes(), _ranks_of(ts, ranks)) if (ts := known.get(key)) else (0, []) for key in keys]
+
+
+def _ranks_of(ts: TaskState, ranks: Mapping[str, int]) -> list[int]:
+    """Return the ranks that hold or make a chunk, or else those with most of what it is made from."""
+    level, seen = {ts}, {ts}
+    while level:
+        held: Counter[int] = Counter()
+        for each in level:
+            at = each.who_has or ([each.processing_on] if each.processing_on else [])
+            held.update({ranks[ws.address]: each.get_nbytes() for ws in at if ws.address in ranks})
+        if held:
+            return sorted(rank for rank, nbytes in held.items() if nbytes == max(held.values()))
+        level = {need for each in level for need in each.dependencies} - seen
+        seen |= level
+    return []

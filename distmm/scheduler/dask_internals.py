@@ -7,6 +7,7 @@ when they change.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import cast
@@ -32,6 +33,7 @@ __all__ = [
     "hold",
     "is_held",
     "is_placed",
+    "leave_queue",
     "makers",
     "move_tasks",
     "park",
@@ -210,6 +212,21 @@ def makers(
         (ts,) = ts.dependencies
         if len(ts.dependents) != 1:
             return
+
+
+def leave_queue(scheduler: Scheduler, tasks: Iterable[TaskState], addresses: Sequence[str]) -> None:
+    """Send those of the tasks to workers that are in Dask's queue and whose results clients keep.
+
+    The queue bounds results that do not stay. In the order of the queue, each goes to the worker with the fewest tasks.
+    """
+    queued = sorted((ts for ts in tasks if ts.state == "queued" and ts.who_wants), key=lambda ts: ts.priority)
+    loads = [(len(scheduler.workers[address].processing), address) for address in addresses]
+    heapq.heapify(loads)
+    for ts in queued:
+        count, address = loads[0]
+        heapq.heapreplace(loads, (count + 1, address))
+        place(ts, address)
+    scheduler.transitions({ts.key: "released" for ts in queued}, stimulus_id="distmm-placed")  # Dask takes them on
 
 
 def copy_blocks(scheduler: Scheduler, address: str, keys: list[object]) -> None:

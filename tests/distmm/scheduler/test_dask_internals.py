@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
 import dask
 import distributed
 import pytest
-from distributed import Client, LocalCluster, Scheduler, SchedulerPlugin
+from distributed import Client, Event, LocalCluster, Scheduler, SchedulerPlugin
 from distributed.stealing import WorkStealing
 
 from distmm.all_workers import workers_of
@@ -272,6 +273,30 @@ def test_makers_are_the_tasks_that_serve_one_block_alone(two: Client, holding: H
 
     assert two.run_on_scheduler(look) == [["block", "raw"], ["block"]]
     two.cancel([raw, block])
+
+
+def test_tasks_leave_the_queue_for_the_worker_with_the_fewest_if_a_client_keeps_them(two: Client) -> None:
+    scheduler, begin = two.cluster.scheduler, Event("begin", client=two)
+    kept = two.get({("kept", n): (waited, n) for n in range(9)}, [("kept", n) for n in range(9)], sync=False)
+    passing = {("passing", n): (waited, n) for n in range(9)}
+    total = two.get({**passing, "total": (sum, list(passing))}, "total", sync=False)
+    until(lambda: sum(ts.state == "queued" for ts in list(scheduler.tasks.values())) == 14)
+
+    def leave(scheduler: Scheduler) -> None:
+        dask_internals.leave_queue(scheduler, list(scheduler.tasks.values()), list(scheduler.workers))
+
+    on_scheduler(two, leave)
+    assert {scheduler.tasks[future.key].state for future in kept} == {"processing"}
+    placed = Counter(scheduler.tasks[future.key].processing_on for future in kept)
+    assert sorted(placed.values()) == [4, 5]
+    assert sum(ts.state == "queued" for ts in scheduler.tasks.values()) == 9
+    begin.set()
+    assert total.result(60) + sum(two.gather(kept)) == 72
+
+
+def waited(number: int) -> int:
+    Event("begin").wait(60)
+    return number
 
 
 def test_the_memory_manager_pauses_and_goes_on(two: Client) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from time import sleep
+from typing import Any
 
 import dask.array as da
 import numpy as np
 import pytest
+from dask import delayed
 from dask.highlevelgraph import HighLevelGraph
-from distributed import Client, Scheduler, wait
+from distributed import Client, Event, Scheduler, wait
 
 import distmm
 from distmm.clusters import cluster, view
@@ -165,6 +168,45 @@ def test_chunks_of_c_are_taken_from_its_blocks_where_these_are(client: Client) -
     assert moved == squared.bytes_moved < 2.5 * a.nbytes  # a block that a worker reads as A and as B travels once
 
 
+def late(block: np.ndarray, block_info: Any = None) -> np.ndarray:
+    """Make a chunk of whole numbers in so much time that most chunks are in Dask's queue at first."""
+    sleep(0.05)
+    return rows(block_info[0]["chunk-location"][0], 7, WIDTH)
+
+
+def test_an_array_that_is_persisted_and_still_queued_stays_where_it_will_be(client: Client) -> None:
+    empty = da.zeros((ROWS * CHUNKS, WIDTH), chunks=(ROWS, WIDTH))
+    X = client.persist(empty.map_blocks(late, dtype="f8", name="late-x"))
+    Z = X - X.mean(axis=0)
+    plans = distmm.plan(X.T, X), distmm.plan(Z.T, Z)
+    assert [plan.bytes_moved for plan in plans] == [3 * C_BYTES] * 2
+    c, moved = spent(client, lambda: distmm.matmul(X.T, X))
+    x = np.vstack([rows(i, 7, WIDTH) for i in range(CHUNKS)])
+    np.testing.assert_array_equal(c, x.T @ x)
+    assert moved == 3 * C_BYTES
+    X = client.persist(empty.map_blocks(late, dtype="f8", name="late-y"))
+    W = np.ones((WIDTH, 8))
+    c, moved = spent(client, lambda: distmm.matmul(X, da.from_array(W)))
+    np.testing.assert_array_equal(c, x @ W)
+    assert moved <= 3 * W.nbytes
+
+
+def test_chunks_that_wait_are_where_what_they_are_made_from_is(client: Client) -> None:
+    X = tall(client, HOMES, 8)
+    go = Event("go", client=client)
+    first = client.submit(waits, "go", pure=False)
+    Y = client.persist(X + da.from_delayed(delayed(first), (), dtype="f8"))
+    homes = chunk_homes(client, [Y], 4)
+    go.set()
+    assert homes == [tuple((home,) for home in HOMES)]
+    wait(Y)
+
+
+def waits(name: str) -> float:
+    Event(name).wait(60)
+    return 1.0
+
+
 def test_a_persisted_matrix_times_a_vector_moves_the_vector_alone(client: Client) -> None:
     a = np.random.default_rng(1).integers(-9, 10, (960, 960)).astype("f8")
     A, v = client.persist([da.from_array(a, chunks=120), da.from_array(a[0], chunks=120)])
@@ -185,8 +227,10 @@ def test_of_several_replicas_one_counts_and_the_scheduler_is_asked_for_persisted
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     X = tall(client, [0, 0, 0, 0], 5)
+    client.amm.stop()  # it drops replicas every 2 s
     client.replicate(list(X.dask.values()), n=4)
     (homes,) = chunk_homes(client, [X], 4)
+    client.amm.start()
     assert homes is not None
     assert sorted(home for (home,) in homes) == [0, 1, 2, 3]
     monkeypatch.setattr(view, "on_scheduler", None)
