@@ -24,7 +24,7 @@ from distmm.product.choices import Choices
 from distmm.product.scalars import check_scalars, checked_seed
 from distmm.product.verification import check_possible
 from distmm.storage import is_there, is_url
-from distmm.telemetry.record import Figures
+from distmm.telemetry.figures import Figures
 
 __all__ = ["begin", "finished", "multiply", "resume"]
 
@@ -99,7 +99,7 @@ def multiply(
     announce : callable, optional
         Called before work starts, with the plan and the number of operations that remain.
     progress : callable, optional
-        Called twice a second with the progress of the job (`distmm.telemetry.record.Figures`).
+        Called twice a second with the progress of the job (`distmm.telemetry.figures.Figures`).
 
     Returns
     -------

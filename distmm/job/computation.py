@@ -36,8 +36,8 @@ from distmm.planning.plan import Plan
 from distmm.product.smaller_plan import memory_full
 from distmm.product.waves import Graph, Waves
 from distmm.telemetry import client as telemetry
-from distmm.telemetry.events import JOB_TOPIC
-from distmm.telemetry.record import Figures
+from distmm.telemetry.activity import JOB_TOPIC
+from distmm.telemetry.figures import Figures
 from distmm.worker.tasks import Epilogue
 
 __all__ = ["Computation", "tell_failure"]
@@ -138,7 +138,9 @@ class Computation:
         missing = set(missing)
         unit = self.spec.result.unit
         kept = [[i, j] for _, i, j in self.plan.blocking.c_indices() if unit(i, j) not in missing]
-        self._event("begin", path=self.writer.folder.target, kept=kept, note=self.note)
+        how = self.spec.reduction
+        verb = "" if how is None else "nearest" if how.kind == "topk" and how.metric else how.kind
+        self._event("begin", path=self.writer.folder.target, kept=kept, note=self.note, verb=verb)
         reported = made_blocks.reported_to(self.waves.note_made, self.job, self.client)
         try:
             with nullcontext() if self._reads_users_tasks else reported:
@@ -243,14 +245,14 @@ class Computation:
             raise
         finally:
             if certified and self.writer.tolerance is not None:
-                self._event("certified", blocks=certified)
+                self._event("accepted", blocks=certified)
 
     def _compute_again(self, record: Json) -> None:
         """Send a rejected block again, to another worker if there is one."""
         i, j, result = record["i"], record["j"], self.spec.result
         if "too_many" in record:
             self.kept.refuse(record)
-        self._event("certificate-failure", blocks=[(i, j)])
+        self._event("rejected", blocks=[(i, j)])
         if "changed" in record:
             logger.warning("%s. It is computed again", _changed(record))
         before = self._rejected(record)
@@ -277,7 +279,7 @@ class Computation:
         return next((r for r in reversed(self.rejected) if unit(r["i"], r["j"]) == mine), None)
 
     def _event(self, event: str, **facts: Any) -> None:
-        """Send telemetry an event that the scheduler does not see (`distmm.telemetry.events.JOB_TOPIC`)."""
+        """Send telemetry an event that the scheduler does not see (`distmm.telemetry.activity.JOB_TOPIC`)."""
         _log(self.client, {"event": event, "job": self.job, **facts})
 
     def _beat(self) -> None:

@@ -13,7 +13,7 @@ from distmm.job.input_checksums import misread, unchanged
 from distmm.job.spec import Spec
 from distmm.planning.plan import Plan
 from distmm.storage import Target
-from distmm.telemetry.events import JOB_TOPIC
+from distmm.telemetry.activity import JOB_TOPIC
 
 __all__ = ["FinishedBlocks"]
 
@@ -59,5 +59,5 @@ class FinishedBlocks:
 
     def _drop(self, i: int, j: int) -> None:
         """Remove the marker of a block, so that it is computed again."""
-        self.client.log_event(JOB_TOPIC, {"event": "certificate-failure", "job": "", "blocks": [(i, j)]})
+        self.client.log_event(JOB_TOPIC, {"event": "rejected", "job": "", "blocks": [(i, j)]})
         self.folder.store.remove(self.folder.marker(i, j))

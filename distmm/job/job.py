@@ -43,7 +43,7 @@ from distmm.product.context import computing
 from distmm.product.thresholds import bytes_of_entry
 from distmm.storage import Target, is_url, reserve_output
 from distmm.telemetry import client as telemetry
-from distmm.telemetry.record import Figures
+from distmm.telemetry.figures import Figures
 from distmm.transfer.counted_writes import CountedRun
 
 __all__ = ["Announce", "Job", "Progress"]
@@ -245,7 +245,7 @@ class Job:
 
         if announce is not None:
             announce(plan, flops(len(missing)))
-        moved, started = telemetry.bytes_moved(client), time.perf_counter()
+        started = time.perf_counter()
         try:
             for marker in done.values():
                 kept.take(marker)
@@ -272,7 +272,8 @@ class Job:
                 write_manifest(folder, manifest)
             job_report.of_run(client, folder, computation, manifest)
         seconds = time.perf_counter() - started
-        moved = telemetry.bytes_moved(client) - moved
+        figures = telemetry.figures(client, computation.job)  # after the report, for which all workers were asked
+        moved = 0 if figures is None else figures.moved
         return Made(len(done), len(computation.rejected), seconds, flops(computation.written), moved)
 
     def _make_room(self, target: Target | RowFolder, done: Collection[tuple[int, int]], lock: Lock) -> None:

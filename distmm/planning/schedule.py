@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
+import numpy as np
+
 from distmm.errors import InputError
 from distmm.planning.blocks import Blocking, Wave, cut
 from distmm.planning.grid import Grid
@@ -104,6 +106,25 @@ class Schedule:
             (rank, [panels[at : at + length] for at in range(0, len(panels), length)])
             for rank, panels in self.grid.chains(i, j, len(self.blocking.k))
         ]
+
+    def depths(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the elements along k of each step, and how many steps each block of C has.
+
+        Their shapes are ``(blocks, steps)`` and ``(blocks,)``, or with 1 in place of `blocks` if all blocks are alike.
+        The sums of partial blocks of C are steps too. Their few operations are not counted. All blocks of C have the
+        same steps, unless a table says who multiplies what.
+        """
+        blocking = self.blocking
+        blocks = [(i, j) for i in range(len(blocking.m)) for j in range(len(blocking.n))]
+        if isinstance(self.grid, Grid):
+            blocks = blocks[:1]
+        chains = [self.chains((0,) * len(blocking.batch), i, j) for i, j in blocks]
+        products = [[sum(blocking.k[p] for p in panels) for _, steps in made for panels in steps] for made in chains]
+        tasks = np.array([len(steps) + len(made) - 1 for steps, made in zip(products, chains, strict=True)])
+        depths = np.zeros((len(blocks), int(tasks.max())))
+        for row, steps in zip(depths, products, strict=True):
+            row[: len(steps)] = steps
+        return depths, tasks
 
     def homes(self, operand: Literal["A", "B"], batch: tuple[int, ...], line: int, panels: Sequence[int]) -> list[int]:
         """Return the ranks at which blocks of A ``[line, p]``, or of B ``[p, line]``, are when the product begins.

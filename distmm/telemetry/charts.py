@@ -9,8 +9,8 @@ from __future__ import annotations
 import io
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from html import escape
 
 import numpy as np
@@ -23,9 +23,11 @@ from matplotlib.path import Path
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
 from distmm.telemetry import theme, units
+from distmm.telemetry.activity import Kind
 from distmm.telemetry.curves import Curve
+from distmm.telemetry.record import Record
 
-__all__ = ["Activity", "bars", "lines", "merged", "timeline"]
+__all__ = ["bars", "lines", "merged", "timeline"]
 
 # Width of all charts and of the margins, in points. A point is a pixel where the page has its full width.
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 1000, 110, 26, 18, 24
@@ -42,43 +44,33 @@ Interval = tuple[float, float]
 TOOLTIP = "tooltip:"
 
 
-@dataclass
-class Activity:
-    """What a worker did, as intervals in seconds since the product was submitted; `lost`: when it was lost."""
-
-    name: str
-    color: str
-    runs: list[Interval] = field(default_factory=list)
-    transfers: list[Interval] = field(default_factory=list)
-    reads: list[Interval] = field(default_factory=list)
-    writes: list[Interval] = field(default_factory=list)
-    lost: float | None = None
-
-
-def timeline(seconds: float, lanes: Sequence[Activity]) -> str:
-    """Draw a lane for each worker with its intervals; `seconds` is the length of the time axis."""
-    height = min(LANE, max(THIN_LANE, ALL_LANES / max(1, len(lanes))))
-    figure, axes = _frame(height * len(lanes))
+def timeline(record: Record, seconds: float) -> str:
+    """Draw a lane for each worker with its activities and silences; `seconds` is the length of the time axis."""
+    names = sorted(record.lanes, key=units.natural)
+    height = min(LANE, max(THIN_LANE, ALL_LANES / max(1, len(names))))
+    figure, axes = _frame(height * len(names))
     _time_axis(axes, seconds)
-    axes.set_ylim(max(1, len(lanes)), 0)
-    shown = range(0, len(lanes), math.ceil(12 / height))
-    axes.set_yticks([at + 0.5 for at in shown], [lanes[at].name for at in shown])
+    axes.set_ylim(max(1, len(names)), 0)
+    shown = range(0, len(names), math.ceil(12 / height))
+    axes.set_yticks([at + 0.5 for at in shown], [names[at] for at in shown])
     axes.yaxis.grid(visible=False)
     gap = PIXEL / (WIDTH - LEFT - RIGHT) * axes.get_xlim()[1]
-    for at, lane in enumerate(lanes):
-        _intervals(axes, merged(lane.runs, gap), at + 0.27, 0.46 * height, lane.color, f"{lane.name}: products")
-        below = (
-            (lane.transfers, theme.MARK, "transfers"),
-            (lane.reads, theme.READ, "reads of A and B"),
-            (lane.writes, theme.WRITTEN, "checks and writes of C"),
-        )
-        for row, (intervals, color, what) in enumerate(below):
-            if intervals:
-                y = at + 0.58 + 0.15 * row
-                _intervals(axes, merged(intervals, gap), y, 0.13 * height, color, f"{lane.name}: {what}")
+    found: defaultdict[tuple[str, Kind], list[Interval]] = defaultdict(list)
+    for each in (*record.activities, *record.transfers):
+        found[each.worker, each.kind].append((max(0.0, each.start - record.submitted), each.stop - record.submitted))
+    for at, name in enumerate(names):
+        lane, rows = record.lanes[name], enumerate(theme.ACTIVITIES.items())
+        for row, (kind, (what, color)) in rows:
+            if intervals := found[name, kind]:
+                y, width = (at + 0.27, 0.46) if row == 0 else (at + 0.47 + 0.12 * row, 0.11)
+                label = f"{name}: {what or 'products'}"
+                _intervals(axes, merged(intervals, gap), y, width * height, color or record.color(name), label)
+        quiet = [(start - record.submitted, min(stop - record.submitted, seconds)) for start, stop in lane.silences]
+        if quiet:
+            _intervals(axes, merged(quiet, gap), at + 0.5, 0.9 * height, theme.NOBODY, f"{name}: silent")
         if lane.lost is not None:
-            lost = f"{TOOLTIP}{lane.name} was lost"
-            axes.plot([lane.lost] * 2, [at, at + 1], color=theme.WRONG, linewidth=3, gid=lost)
+            lost = max(0.0, lane.lost - record.submitted)
+            axes.plot([lost] * 2, [at, at + 1], color=theme.WRONG, linewidth=3, gid=f"{TOOLTIP}{name} was lost")
     return _svg(figure, "Timeline of the workers")
 
 

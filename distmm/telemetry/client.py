@@ -12,8 +12,10 @@ from distributed import Client, Scheduler
 from distmm.all_workers import everywhere
 from distmm.graph.chunk_layer import product_of
 from distmm.telemetry import worker
+from distmm.telemetry.activity import Activity
 from distmm.telemetry.faults import tolerated
-from distmm.telemetry.record import Figures, Record
+from distmm.telemetry.figures import Figures
+from distmm.telemetry.record import Record
 from distmm.telemetry.scheduler import Telemetry
 
 __all__ = ["arrived", "bytes_moved", "figures", "figures_on", "install", "read"]
@@ -87,9 +89,15 @@ def read(client: Client, product: str) -> Record | None:
             return None
         record: Record | None = telemetry.records.get(product_of(product))
         if record is not None:
-            record.transfers.clear()  # each worker's statement repeats all of its transfers
             for address, said in statements.items():
                 telemetry.heartbeats.take(address, said)
+            record.transfers = [
+                Activity(telemetry.names[address], "receive", start, stop)
+                for address, said in statements.items()
+                if address in telemetry.names
+                for array, start, stop in said.get("transfers", ())
+                if array in record.arrays | record.resident and start >= record.submitted
+            ]
         return record
 
     return client.run_on_scheduler(ask)  # type: ignore[no-any-return]

@@ -46,7 +46,7 @@ def memory(record: Record, now: float) -> list[Curve]:
     curves = {}
     for name, lane in record.lanes.items():
         thin = lane.samples[:: max(1, len(lane.samples) // POINTS)]
-        points = np.array([(at - record.submitted, blocks) for at, blocks, _ in thin], dtype=float).reshape(-1, 2)
+        points = np.array([(at - record.submitted, blocks) for at, blocks in thin], dtype=float).reshape(-1, 2)
         curves[name] = points[points[:, 0] <= end]
     if len(curves) <= MOST_CURVES:
         return [Curve(name, record.color(name), *curves[name].T) for name in sorted(curves, key=units.natural)]

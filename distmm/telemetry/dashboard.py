@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from distributed.scheduler import Scheduler
@@ -25,6 +25,7 @@ __all__ = ["install"]
 
 # The figures of the page, in order. Each one is also a separate plot for JupyterLab.
 PLOTS = ("blocks", "rate over time", "memory over time", "rate", "memory", "time", "transfers")
+HEIGHTS = {"blocks": 430}
 
 # Milliseconds between two updates, up to `MANY` workers and beyond. An update for 256 workers is 60 kB.
 UPDATE_MILLISECONDS, SLOW_MILLISECONDS, MANY = 500, 1000, 64
@@ -32,89 +33,68 @@ UPDATE_MILLISECONDS, SLOW_MILLISECONDS, MANY = 500, 1000, 64
 
 def install(scheduler: Scheduler) -> None:
     """Add the page ``/distmm`` to a scheduler's dashboard, and each of its figures as a separate plot."""
-    plots = {f"distmm {name}": functools.partial(_plot, name) for name in PLOTS}
-    dashboard_server.add_pages(scheduler, "distmm", _page, plots)
+    plots = {f"distmm {name}": functools.partial(_page, [name]) for name in PLOTS}
+    dashboard_server.add_pages(scheduler, "distmm", functools.partial(_page, PLOTS), plots)
 
 
-def _records(scheduler: Scheduler) -> dict[str, Record]:
-    """Return the records of the latest products, the newest last."""
-    plugin = scheduler.plugins.get("distmm-telemetry")
-    return plugin.records if plugin else {}
+def _page(names: Sequence[str], scheduler: Scheduler, extra: dict[str, Any], doc: Document) -> None:
+    """Fill a page with figures of one product: all of them below the table of products and text, or one that is alone.
 
-
-def _page(scheduler: Scheduler, extra: dict[str, Any], doc: Document) -> None:
-    """Build the page: the table of products, then the text, the grid of C and the figures of one product."""
+    A figure that is alone fills its pane of JupyterLab.
+    """
     from bokeh.layouts import column, row
-    from bokeh.models import Div
+    from bokeh.models import CustomJS, Div
 
     from distmm.telemetry import dashboard_text
     from distmm.telemetry.dashboard_grid import legend
 
-    asked = _address_arguments(doc)
+    asked, whole = _address_arguments(doc), len(names) > 1
+    sizing = {"sizing_mode": "stretch_width" if whole else "stretch_both"}
+    panes = {name: _pane(name, **sizing, **({"height": HEIGHTS.get(name, 172)} if whole else {})) for name in names}
     table, head, key = (
         Div(sizing_mode="stretch_width", name=f"distmm-{name}", stylesheets=[dashboard_text.STYLE])
         for name in ("products", "head", "legend")
     )
-    blocks, *others = panes = [
-        _pane(name, sizing_mode="stretch_width", height=430 if name == "blocks" else 172) for name in PLOTS
-    ]
 
     def update() -> None:
-        records, now = _records(scheduler), time.time()
-        record = _chosen(records, asked)
-        table.text = dashboard_text.products(records, record.product, asked, now) if record else ""
-        head.text = dashboard_text.head(record, now)
+        plugin, now = scheduler.plugins.get("distmm-telemetry"), time.time()
+        records: dict[str, Record] = plugin.records if plugin else {}
+        record = records.get(asked.get("product", "")) or next(reversed(list(records.values())), None)
+        figures.visible = record is not None or not whole
         key.text = f'<div class="legend">{legend(record)}</div>'
-        for pane in panes:
+        if whole:
+            table.text = dashboard_text.products(records, record.product, asked, now) if record else ""
+            head.text = dashboard_text.head(record, now)
+        for pane in panes.values():
             pane.update(record, now)
 
-    left = column(blocks.root, key, stylesheets=[SIDE], sizing_mode="stretch_width")
-    right = row([pane.root for pane in others], stylesheets=[SIDE, WRAP], sizing_mode="stretch_width")
-    for pane in others:
-        pane.root.stylesheets = [*pane.root.stylesheets, CELL]
-    doc.add_root(
-        column(
-            table,
-            head,
-            row(left, right, stylesheets=[WRAP], sizing_mode="stretch_width"),
-            sizing_mode="stretch_width",
-            name="distmm",
-        )
-    )
-    dashboard_server.dress(doc, "distmm", extra, bar=True)
-    _update_periodically(scheduler, doc, update, panes)
-
-
-def _plot(name: str, scheduler: Scheduler, extra: dict[str, Any], doc: Document) -> None:
-    """Build one figure that fills its pane."""
-    from bokeh.layouts import column
-    from bokeh.models import Div
-
-    from distmm.telemetry import dashboard_text
-    from distmm.telemetry.dashboard_grid import legend
-
-    asked = _address_arguments(doc)
-    pane = _pane(name, sizing_mode="stretch_both")
-    key = Div(sizing_mode="stretch_width", name="distmm-legend", stylesheets=[dashboard_text.STYLE])
-
-    def update() -> None:
-        record = _chosen(_records(scheduler), asked)
-        key.text = f'<div class="legend">{legend(record)}</div>'
-        pane.update(record, time.time())
-
-    doc.add_root(column(pane.root, key, sizing_mode="stretch_both") if name == "blocks" else pane.root)
-    dashboard_server.dress(doc, f"distmm {name}", extra, bar=False)
-    _update_periodically(scheduler, doc, update, [pane])
+    grid = [panes["blocks"].root, key] if "blocks" in panes else []
+    others = [pane.root for name, pane in panes.items() if name != "blocks"]
+    if whole:
+        left = column(grid, stylesheets=[SIDE], **sizing)
+        right = row(others, stylesheets=[SIDE, WRAP], **sizing)
+        for root in others:
+            root.stylesheets = [*root.stylesheets, CELL]
+        figures = row(left, right, stylesheets=[WRAP], **sizing)
+    else:
+        figures = column(grid or others, **sizing)
+    doc.add_root(column([table, head, figures] if whole else [figures], name="distmm", **sizing))
+    dashboard_server.dress(doc, "distmm" if whole else f"distmm {names[0]}", extra, bar=whole)
+    update()
+    doc.add_periodic_callback(update, UPDATE_MILLISECONDS if len(scheduler.workers) <= MANY else SLOW_MILLISECONDS)
+    arguments = {"figures": [pane.root for pane in panes.values()], "light": theme.LIGHT, "dark": theme.DARK}
+    doc.js_on_event("document_ready", CustomJS(args=arguments, code=COLOUR))
 
 
 def _pane(name: str, **sizing: Any) -> Pane:
-    from distmm.telemetry.dashboard_figures import QUANTITIES, Bars, Curves
+    from distmm.telemetry.dashboard_figures import Bars, Curves
     from distmm.telemetry.dashboard_grid import Blocks
 
     sizing["name"] = f"distmm-{name.replace(' ', '-')}"
     if name == "blocks":
         return Blocks(**sizing)
-    return Bars(name, **sizing) if name in QUANTITIES else Curves(name, **sizing)
+    quantity, _, over_time = name.partition(" ")
+    return Curves(quantity, **sizing) if over_time else Bars(quantity, **sizing)
 
 
 def _address_arguments(doc: Document) -> dict[str, str]:
@@ -122,21 +102,6 @@ def _address_arguments(doc: Document) -> dict[str, str]:
     context = doc.session_context
     arguments = context.request.arguments if context is not None and context.request is not None else {}
     return {name: arguments[name][0].decode() for name in ("product", "theme") if arguments.get(name)}
-
-
-def _chosen(records: Mapping[str, Record], asked: Mapping[str, str]) -> Record | None:
-    """Return the record of the product in the page's address, else that of the newest product."""
-    return records.get(asked.get("product", "")) or next(reversed(list(records.values())), None)
-
-
-def _update_periodically(scheduler: Scheduler, doc: Document, update: Callable[[], None], panes: list[Pane]) -> None:
-    """Update the panes now and periodically, in the colour scheme of the browser."""
-    from bokeh.models import CustomJS
-
-    update()
-    doc.add_periodic_callback(update, UPDATE_MILLISECONDS if len(scheduler.workers) <= MANY else SLOW_MILLISECONDS)
-    arguments = {"figures": [pane.root for pane in panes], "light": theme.LIGHT, "dark": theme.DARK}
-    doc.js_on_event("document_ready", CustomJS(args=arguments, code=COLOUR))
 
 
 # The two halves of the page are next to each other if the window has room for the minimum width of both. Otherwise the
@@ -176,6 +141,7 @@ function colour() {
   sheet.textContent = `
     :root { ${names} color-scheme: ${c == dark ? "dark" : "light"}; }
     html, body { background: ${c.ground}; color: ${c.ink}; }
+    body { padding-top: 0; } .navbar { position: sticky; margin: 0 -10px 8px; }  /* it may have two lines */
     .navbar ul { background-color: ${c.bar}; } .navbar li a { color: ${c.ink}; }
     .dropdown-content { background-color: ${c.bar}; }`;
 }

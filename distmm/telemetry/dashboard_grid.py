@@ -113,9 +113,6 @@ class Blocks(Pane):
     def update(self, record: Record | None, now: float) -> None:
         """Redraw the cells."""
         if record is None:
-            self.source.data = {column: [] for column in self.source.data}
-            self.frames.data = {column: [] for column in self.frames.data}
-            self.hatched.data = {column: [] for column in self.hatched.data}
             return
         layout = Layout.of(record)
         matrix, place = np.divmod(np.arange(record.chains), record.rows * record.columns)

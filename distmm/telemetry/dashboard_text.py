@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Mapping
 from html import escape
 from urllib.parse import urlencode
 
-from distmm.telemetry import slowness, theme, units
-from distmm.telemetry.record import UNDER_WAY, Figures, Record
+from distmm.telemetry import theme, units
+from distmm.telemetry.facts import Fact, facts, share_done, time_left
+from distmm.telemetry.figures import UNDER_WAY
+from distmm.telemetry.record import Record
 
 __all__ = ["STYLE", "head", "products"]
 
@@ -63,17 +64,18 @@ def products(records: Mapping[str, Record], shown: str, asked: Mapping[str, str]
 
 def _row(record: Record, shown: bool, asked: Mapping[str, str], now: float) -> str:
     f = record.figures(now)
-    share = _share(record, f)
+    share = share_done(record, f)
     address = escape("?" + urlencode({**asked, "product": record.product}))
+    bad = f.state in ("failed", "cancelled", "stalled")
     cells = [
         f'<a href="{address}" title="{escape(record.title)}">{escape(_short(record.title))}</a>',
         escape(record.shape),
-        f'<span class="{_class(f)}">{f.state}</span>',
+        f'<span class="{"bad" if bad else ""}">{f.state}</span>',
         f'<div class="bar"><div style="width:{share:.1%}"></div></div>',
         f"{math.floor(100 * share)} %",
-        _left(f) or "-",
-        _clock(record.started or record.submitted, now),
-        units.duration(_took(record, now)),
+        time_left(f) or "-",
+        units.date(record.submitted),
+        units.duration(f.seconds),
         f"{f.workers} of {f.planned}" if f.state in UNDER_WAY else str(f.planned),
     ]
     return f"<tr{' class=shown' if shown else ''}>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
@@ -84,43 +86,12 @@ def head(record: Record | None, now: float) -> str:
     if record is None:
         return '<div class="muted">No product yet. This page fills when C = A @ B starts on this cluster.</div>'
     f = record.figures(now)
-    ideal = f.rate / (record.plan.cluster.rate * record.plan.cluster.workers)
-    under_way = [
-        ("time left", _left(f), False),
-        ("workers", f"{f.workers} of {f.planned}", f.workers < f.planned),
-        ("last step", f"{units.duration(f.idle)} ago" if f.done else f"none for {units.duration(f.idle)}", False),
-        ("last heartbeat", f"{units.duration(f.silent)} ago" if math.isfinite(f.silent) else "none", False),
-    ]
-    happened = {
-        "interrupted": f.interrupted,
-        "computed again": f.again,
-        "from disk": f.resumed,
-        "failed checks": f.refuted,
-    }
-    tiles = [
-        ("state", f.state, bool(_class(f))),
-        ("blocks of C", f"{f.blocks_done} of {f.blocks}", False),
-        ("steps", f"{f.done} of {f.total}", False),
-        ("started", _clock(record.started or record.submitted, now), False),
-        ("for" if f.state in UNDER_WAY else "took", units.duration(_took(record, now)), False),
-        ("now", time.strftime("%H:%M:%S %Z", time.localtime(now)), False),
-        ("rate (of the plan)", f"{units.scaled(f.rate, 'FLOP/s')} ({ideal:.0%})", False),
-        *(under_way if f.state in UNDER_WAY else []),
-        ("moved (2-D bound)", f"{units.size(f.moved)} ({units.size(f.bound)})", False),
-        ("failed", str(f.failed), f.failed > 0),
-        *((label, str(count), label == "failed checks") for label, count in happened.items() if count),
-    ]
-    incidents = (
-        f"{time.strftime('%H:%M:%S', time.localtime(incident.time))} {incident}"
-        for incident in record.incidents[-SHOWN_INCIDENTS:]
-    )
+    incidents = (f"{units.clock(incident.time)} {incident}" for incident in record.incidents[-SHOWN_INCIDENTS:])
     return (
-        f"<div><b>{escape(_short(record.title))}</b>: {escape(record.plan.rows()[0][1])}; plan "
-        f"{escape(str(record.plan))}</div>"
-        f'<div class="bar"><div style="width:{_share(record, f):.2%}"></div></div>'
-        f'<div class="tiles">{"".join(_tile(*tile) for tile in tiles)}</div>'
-        + (f'<div class="bad">{escape(f.error)}</div>' if f.error else "")
-        + _line("Slower than planned: ", slowness.reasons(record, now)[:SHOWN_REASONS])
+        f"<div><b>{escape(_short(record.title))}</b>: {escape(record.shape)}; plan {escape(str(record.plan))}</div>"
+        f'<div class="bar"><div style="width:{share_done(record, f):.2%}"></div></div>'
+        f'<div class="tiles">{"".join(map(_tile, [*facts(record, f, now), Fact("now", units.date(now))]))}</div>'
+        + _line("Slower than planned: ", f.reasons[:SHOWN_REASONS])
         + _line("What happened: ", incidents)
     )
 
@@ -130,35 +101,10 @@ def _line(label: str, texts: Iterable[str]) -> str:
     return f'<div><span class="muted">{label}</span>{escape(text)}</div>' if text else ""
 
 
-def _tile(label: str, value: str, alarming: bool) -> str:
-    return f"<div><div>{escape(label)}</div><span{' class=bad' if alarming else ''}>{escape(value)}</span></div>"
-
-
-def _class(f: Figures) -> str:
-    return "bad" if f.state in ("failed", "cancelled", "stalled") else ""
-
-
-def _share(record: Record, f: Figures) -> float:
-    """Return the fraction of a product's steps that is done; the steps of blocks from disk count as done."""
-    kept = float((record.resumed * record.steps_of).sum())
-    return float((f.done + kept) / max(1, f.total + kept))
-
-
-def _took(record: Record, now: float) -> float:
-    return max(0.0, record.end(now) - (record.started or record.submitted))
-
-
-def _left(f: Figures) -> str:
-    """Return the time left as text; empty for a product that has ended."""
-    if f.state == "running":
-        return units.duration(f.left) if math.isfinite(f.left) else "not known yet"
-    return {"waiting": "not known yet", "stalled": "stalled"}.get(f.state, "")
-
-
-def _clock(at: float, now: float) -> str:
-    """Return a time of day, with the date if it is not today's."""
-    day, today = (time.strftime("%Y-%m-%d", time.localtime(each)) for each in (at, now))
-    return ("" if day == today else f"{day} ") + time.strftime("%H:%M:%S", time.localtime(at))
+def _tile(fact: Fact) -> str:
+    return (
+        f"<div><div>{escape(fact.label)}</div><span{' class=bad' if fact.bad else ''}>{escape(fact.value)}</span></div>"
+    )
 
 
 def _short(title: str) -> str:

@@ -1,7 +1,8 @@
-"""Adds the workers' heartbeats to the records of the running products."""
+"""Adds the workers' heartbeats to the records of the running products, and finds the workers that send none."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -10,14 +11,20 @@ from typing import Any
 from distributed.scheduler import Scheduler
 from tornado.ioloop import PeriodicCallback
 
-from distmm.telemetry.events import Device, Heard, Sample, Transfer
+from distmm.telemetry import liveness, units
+from distmm.telemetry.activity import Device, Load, Sample
 from distmm.telemetry.record import Record
 from distmm.telemetry.worker import METRIC
 
 __all__ = ["Heartbeats"]
 
+logger = logging.getLogger(__name__)
+
 # Milliseconds between two reads of the workers' heartbeats, which come at most every half second.
 SAMPLE_MILLISECONDS = 500
+
+# If the scheduler reads no heartbeats for so many seconds, it hung itself: the workers' silence counts from then on.
+HUNG_SECONDS = 5.0
 
 # Seconds for which an ended product is still sampled: heartbeats of 256 workers come every 2.3 s.
 LINGER_SECONDS = 10.0
@@ -31,22 +38,18 @@ class Heartbeats:
     scheduler : distributed.Scheduler
     records : mapping
         Records by name of the product or job, the newest last.
-    arrays : mapping
-        The names of the arrays that each product reads or makes.
     name_of : callable
         Takes the address of a worker. Returns its name.
     """
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        records: Mapping[str, Record],
-        arrays: Mapping[str, set[str]],
-        name_of: Callable[[str], str],
-    ) -> None:
-        self.scheduler, self.records, self.arrays, self.name_of = scheduler, records, arrays, name_of
-        self.received: dict[str, dict[str, int]] = {}  # worker -> its bytes by array in its last heartbeat
-        self.seen: dict[str, float] = {}  # worker -> time of the last heartbeat that was read
+    def __init__(self, scheduler: Scheduler, records: Mapping[str, Record], name_of: Callable[[str], str]) -> None:
+        self.scheduler, self.records, self.name_of = scheduler, records, name_of
+        # Address of each worker -> bytes received by product, and their seconds, in its last heartbeat.
+        self.received: dict[str, tuple[dict[str, int], float]] = {}
+        self.seen: dict[str, float] = {}  # address of each worker -> time of the last heartbeat that was read
+        self.silent: dict[str, float] = {}  # name of each worker that is silent -> time of its last heartbeat
+        self.silences: Counter[str] = Counter()  # name of each worker -> how often it has fallen silent
+        self.sampled = self.awake = time.time()
         self._sampling = PeriodicCallback(self._sample, SAMPLE_MILLISECONDS)
 
     def start(self) -> None:
@@ -58,7 +61,7 @@ class Heartbeats:
         self._sampling.stop()
 
     def forget(self, address: str) -> None:
-        """Forget the bytes that a worker received: it has left."""
+        """Forget a worker that has left."""
         self.received.pop(address, None)
         self.seen.pop(address, None)
 
@@ -71,8 +74,8 @@ class Heartbeats:
     def take(self, address: str, heartbeat: dict[str, Any]) -> None:
         """Add a worker's heartbeat to the records of the running products.
 
-        The heartbeat has the bytes of each array that the worker received since it started. The bytes since the last
-        heartbeat count for the newest running product that uses the array.
+        The heartbeat has the bytes that the worker received since it started, by the product that read them. Bytes that
+        no product has read count by their array, for the newest product that has it.
 
         Parameters
         ----------
@@ -84,28 +87,30 @@ class Heartbeats:
         ws, now = self.scheduler.workers.get(address), time.time()
         if ws is None or not heartbeat:
             return
-        received: Counter[str] = Counter()
-        active = list(self.active(now))
-        last = self.received.get(address, {})
+        last, before = self.received.get(address, ({}, 0.0))
         # A heartbeat may come after a statement that is newer: totals of a process never fall.
-        totals = {array: max(total, last.get(array, 0)) for array, total in heartbeat["received"].items()}
-        self.received[address] = totals
-        for array, total in totals.items():
-            user = next((r.product for r in reversed(active) if array in self._arrays(r)), "")
-            received[user] += total - last.get(array, 0)
+        totals = {of: max(total, last.get(of, 0)) for of, total in heartbeat["received"].items()}
+        seconds = max(heartbeat["receiving"], before)
+        self.received[address] = totals, seconds
+        received: Counter[str] = Counter()
+        for of, total in totals.items():
+            user = next(
+                (r.product for r in reversed(list(self.records.values())) if of in r.arrays or of in r.resident), ""
+            )
+            received[user] += total - last.get(of, 0)
+        receiving = (seconds - before) / max(1, received.total())
         device = Device(*heartbeat["device"]) if heartbeat["device"] else None
-        name, process = self.name_of(address), ws.metrics.get("memory", 0)
-        for record in active:
-            if name in record.lanes or received[record.product]:
-                blocks = max(0, ws.nbytes - record.before.get(name, 0))
-                record.add(Sample(now, name, blocks, process, received[record.product], device))
-        for array, start, stop in heartbeat.get("transfers", ()):
-            for record in active:
-                if array in self._arrays(record) and start >= record.submitted:
-                    record.add(Transfer(name, start, stop))
-
-    def _arrays(self, record: Record) -> set[str]:
-        return self.arrays.get(record.product, set())
+        name = self.name_of(address)
+        for record in self.active(now):
+            mine = received[record.product]
+            if name in record.lanes or mine:
+                blocks = sum(nbytes for array, nbytes in heartbeat["held"].items() if array in record.arrays)
+                record.sample(
+                    Sample(
+                        now, name, blocks, ws.metrics.get("memory", 0), mine, device, max(0, ws.nbytes - blocks),
+                        receiving * mine, Load(*heartbeat["load"]), heartbeat["host"],
+                    )
+                )  # fmt: skip
 
     def read(self) -> None:
         """Read the heartbeats that have come since the last call. One call before a product starts is its zero."""
@@ -115,10 +120,33 @@ class Heartbeats:
                 self.take(ws.address, ws.metrics.get(METRIC, {}))
 
     def _sample(self) -> None:
-        active = list(self.active(time.time()))
-        if not active:
+        now = time.time()
+        if now - self.sampled > HUNG_SECONDS:
+            self.awake = now
+        self.sampled = now
+        active = list(self.active(now))
+        if not active and not self.silent:
             return
         self.read()
-        heard = Heard({self.name_of(ws.address): ws.last_seen for ws in self.scheduler.workers.values()})
+        seen = {self.name_of(ws.address): max(ws.last_seen, self.awake) for ws in self.scheduler.workers.values()}
+        self._find_silent(seen, now, active)
         for record in active:
-            record.add(heard)
+            record.seen = seen
+
+    def _find_silent(self, seen: Mapping[str, float], now: float, active: list[Record]) -> None:
+        """Tell log and records which workers have fallen silent, and which are heard of again."""
+        quiet = liveness.silent(seen, now)
+        for name in self.silent.keys() - quiet:
+            since, until = self.silent.pop(name), seen.get(name, now)
+            logger.warning("worker %s was silent %s", name, units.span(since, until))
+            for record in self.records.values():
+                if name in record.lanes:
+                    record.wake(name, until)
+        for name in quiet:
+            if name not in self.silent:
+                self.silent[name] = seen[name]
+                self.silences[name] += 1
+                logger.warning("worker %s has sent no heartbeat since %s", name, units.clock(seen[name]))
+            for record in active:
+                if name in record.lanes and not record.over:
+                    record.fall_silent(name, self.silent[name])

@@ -1,4 +1,4 @@
-"""Incidents of a product: lost workers, repeated steps, failed checks and other faults. Pure."""
+"""Incidents of a product: lost and silent workers, repeated steps, failed checks and other faults. Pure."""
 
 from __future__ import annotations
 
@@ -28,11 +28,13 @@ class Incident:
 class Incidents(list[Incident]):
     """The incidents of a product, in order of time."""
 
-    def add(self, time: float, what: str) -> None:
+    def add(self, time: float, what: str) -> Incident:
         """Add an incident. Equal ones close in time are counted together: a lost worker interrupts many steps."""
         for incident in self[-3:]:
             if incident.what == what and time - incident.time < MOMENT_SECONDS:
                 incident.count += 1
-                return
+                return incident
+        incident = Incident(time, what)
         if len(self) < MOST_INCIDENTS:
-            self.append(Incident(time, what))
+            self.append(incident)
+        return incident

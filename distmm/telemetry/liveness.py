@@ -1,10 +1,10 @@
-"""Whether a product is stalled, from its workers' heartbeats and the time since its last step. Pure."""
+"""Which workers are silent, and whether a product is stalled, from heartbeats and the time since a step. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-__all__ = ["STALLED_SECONDS", "heard_of", "stalled"]
+__all__ = ["STALLED_SECONDS", "heard_of", "silent", "stalled"]
 
 # A worker is silent after so many seconds without a heartbeat, plus so many for each worker of the cluster. Heartbeats
 # come every 0.5 s, and every n / 200 + 1 seconds from many workers.
@@ -13,6 +13,12 @@ SILENT_SECONDS, SILENT_SECONDS_A_WORKER = 15.0, 0.02
 # A product is stalled after so many seconds without a step, check or write, if that is also this many times its longest
 # pause so far.
 STALLED_SECONDS, STALLED_PAUSES = 20.0, 3.0
+
+
+def silent(seen: Mapping[str, float], now: float) -> set[str]:
+    """Return the workers that are silent, of all that have not left; `seen` has the time of their last heartbeat."""
+    limit = SILENT_SECONDS + SILENT_SECONDS_A_WORKER * len(seen)
+    return {name for name, at in seen.items() if now - at > limit}
 
 
 def heard_of(planned: int, used: Iterable[str], seen: Mapping[str, float], now: float) -> int:
@@ -34,12 +40,10 @@ def heard_of(planned: int, used: Iterable[str], seen: Mapping[str, float], now: 
     A worker that the product does not use yet replaces a worker that has left. It does not replace a silent one: the
     scheduler moves the tasks only after it has removed the silent worker.
     """
-    used = set(used)
-    limit = SILENT_SECONDS + SILENT_SECONDS_A_WORKER * len(seen)
-    silent = sum(now - seen[name] > limit for name in used & seen.keys())
-    spare = sum(now - at <= limit for name, at in seen.items() if name not in used)
+    used, quiet = set(used), silent(seen, now)
+    spare = len(seen.keys() - used - quiet)
     gone = max(planned - len(used & seen.keys()), 0)
-    return max(0, planned - silent - max(0, gone - spare))
+    return max(0, planned - len(used & quiet) - max(0, gone - spare))
 
 
 def stalled(workers: int, idle: float, pause: float | None) -> bool:

@@ -17,50 +17,38 @@ from typing import Any, Literal
 from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from distmm.telemetry.record import UNDER_WAY, Record
+from distmm.telemetry.figures import UNDER_WAY
+from distmm.telemetry.record import Record
 
-__all__ = ["SERIES", "Reading", "counts", "expose", "of_records", "withdraw"]
+__all__ = ["OLD_NAMES", "SERIES", "Reading", "counts", "expose", "of_records", "withdraw"]
 
-# Kind, label and meaning of every series, by name. prometheus_client adds the suffix _total to counters.
+# Kind, labels and meaning of every series, by name. prometheus_client adds the suffix _total to counters.
 SERIES: dict[str, tuple[Literal["counter", "gauge"], str, str]] = {
     # on the scheduler
     "distmm_flops": ("counter", "worker", "Operations of product tasks that finished, repeated ones included."),
     "distmm_steps": ("counter", "worker", "Product tasks that finished, repeated ones included."),
+    "distmm_silences": ("counter", "worker", "Times that the worker sent no heartbeat for long while a product ran."),
+    "distmm_silent_seconds": ("gauge", "worker", "Time since the last heartbeat of a silent worker; 0 of others."),
     "distmm_products": ("counter", "", "Products that were started; a job is one."),
-    "distmm_failures": (
-        "counter",
-        "",
-        "Tasks that failed after all retries: loads, steps, checks and writes of products.",
-    ),
+    "distmm_failures": ("counter", "", "Tasks that failed after all retries: loads, steps, checks and writes."),
     "distmm_interruptions": ("counter", "", "Runs of product tasks that ended without a result and were repeated."),
     "distmm_recomputations": ("counter", "", "Results of product tasks that were lost and computed again."),
     "distmm_resumes": ("counter", "", "Products that went on from blocks on disk."),
-    "distmm_certificate_failures": ("counter", "", "Blocks of C that failed their check."),
+    "distmm_rejections": ("counter", "", "Blocks of C that failed their check."),
+    "distmm_product_info": ("gauge", "product,verb", "1 for each product, with what is done with C, such as topk."),
     "distmm_blocks": ("gauge", "product", "Blocks of C."),
     "distmm_blocks_done": ("gauge", "product", "Blocks of C that are done."),
     "distmm_progress_ratio": ("gauge", "product", "Fraction of the steps that are done."),
-    "distmm_left_seconds": (
-        "gauge",
-        "product",
-        "Time left at the rate so far; absent before the first step, infinite while stalled.",
-    ),
-    "distmm_bytes_moved": ("gauge", "product", "Bytes of A and B that workers received from one another."),
-    "distmm_bytes_bound": ("gauge", "product", "Bytes of A and B that a 2-D product has to move."),
+    "distmm_left_seconds": ("gauge", "product", "Time left; absent before the first step, infinite while stalled."),
+    "distmm_moved_bytes": ("gauge", "product", "Bytes that workers received from one another for the product."),
+    "distmm_bound_bytes": ("gauge", "product", "Bytes of A and B that a 2-D product has to move."),
     "distmm_workers": ("gauge", "product", "Workers of the product that are heard of; 0 when it is over."),
     "distmm_workers_planned": ("gauge", "product", "Workers of the product's plan."),
-    "distmm_idle_seconds": (
-        "gauge",
-        "product",
-        "Time since the product's last step, check or write; 0 when it is over.",
-    ),
+    "distmm_idle_seconds": ("gauge", "product", "Time since the last step, check or write; 0 when it is over."),
     "distmm_stalled": ("gauge", "product", "1 while the product is stalled: no step for long, or no workers."),
     "distmm_running": ("gauge", "product", "1 while the product is neither complete nor given up."),
     "distmm_planned_flops_per_second": ("gauge", "", "Rate of one worker's kernel in the plan of the last product."),
-    "distmm_planned_peak_bytes": (
-        "gauge",
-        "",
-        "Peak of the blocks on one worker: the last product's plan, and blocks from before it.",
-    ),
+    "distmm_planned_peak_bytes": ("gauge", "", "Peak of one worker's blocks: the last plan's, and blocks of others."),
     # on the workers
     "distmm_received_bytes": ("counter", "worker", "Bytes of blocks received from other workers."),
     "distmm_kernel_seconds": ("counter", "worker", "Time with a product task running."),
@@ -70,7 +58,16 @@ SERIES: dict[str, tuple[Literal["counter", "gauge"], str, str]] = {
     "distmm_gpu_utilization_ratio": ("gauge", "worker", "Fraction of time with a kernel running on the worker's GPU."),
 }
 
-Reading = tuple[str, str, float]  # name of the series, value of its label, value
+# Old names of series, which are served for one more release.
+OLD_NAMES = {
+    "distmm_moved_bytes": "distmm_bytes_moved",
+    "distmm_bound_bytes": "distmm_bytes_bound",
+    "distmm_rejections": "distmm_certificate_failures",
+}
+
+Reading = tuple[str, str, float]  # name of the series, values of its labels joined by LABEL_END, value
+
+LABEL_END = "\0"
 
 
 def counts(record: Record) -> Counter[str]:
@@ -80,7 +77,7 @@ def counts(record: Record) -> Counter[str]:
         distmm_failures=record.failed,
         distmm_interruptions=record.interrupted,
         distmm_recomputations=int(record.again.sum()),
-        distmm_certificate_failures=record.refutations,
+        distmm_rejections=record.refutations,
     )
     for name, lane in record.lanes.items():
         found[f"distmm_flops/{name}"] += int(lane.flops)
@@ -95,29 +92,34 @@ def of_records(records: Sequence[Record], past: Counter[str]) -> Iterator[Readin
     totals.update(past)
     for record in records:
         totals.update(counts(record))
-    for key, value in totals.items():
+    for key, count in totals.items():
         series, _, worker = key.partition("/")
-        yield series, worker, value
+        yield series, worker, count
     now = time.time()
     for record in records:
-        product, figures = record.title, record.figures(now)
-        yield "distmm_blocks", product, figures.blocks
-        yield "distmm_blocks_done", product, figures.blocks_done
-        yield "distmm_progress_ratio", product, figures.done / max(1, figures.total)
-        if figures.done:
-            yield "distmm_left_seconds", product, figures.left
-        yield "distmm_bytes_moved", product, figures.moved
-        yield "distmm_bytes_bound", product, figures.bound
-        under_way = figures.state in UNDER_WAY
-        yield "distmm_workers", product, figures.workers if under_way else 0
-        yield "distmm_workers_planned", product, figures.planned
-        yield "distmm_idle_seconds", product, figures.idle if under_way else 0.0
-        yield "distmm_stalled", product, figures.state == "stalled"
-        yield "distmm_running", product, under_way
+        f = record.figures(now)
+        under_way = f.state in UNDER_WAY
+        yield "distmm_product_info", f"{record.title}{LABEL_END}{f.verb}", 1
+        of_product = {
+            "blocks": f.blocks,
+            "blocks_done": f.blocks_done,
+            "progress_ratio": f.done / max(1, f.total),
+            **({"left_seconds": f.left} if f.done else {}),
+            "moved_bytes": f.moved,
+            "bound_bytes": f.bound,
+            "workers": f.workers if under_way else 0,
+            "workers_planned": f.planned,
+            "idle_seconds": f.idle if under_way else 0.0,
+            "stalled": f.state == "stalled",
+            "running": under_way,
+        }
+        for name, value in of_product.items():
+            yield f"distmm_{name}", record.title, value
     if records:
         last = records[-1]
+        others = max((lane.others for lane in last.lanes.values()), default=0)
         yield "distmm_planned_flops_per_second", "", last.plan.cluster.rate
-        yield "distmm_planned_peak_bytes", "", last.plan.cost.peak_bytes + max(last.before.values(), default=0)
+        yield "distmm_planned_peak_bytes", "", last.plan.cost.peak_bytes + others
 
 
 class _Collector:
@@ -134,17 +136,18 @@ class _Collector:
         """Return the present value of all series."""
         readings: defaultdict[str, dict[str, float]] = defaultdict(dict)
         for source in list(self.sources):
-            for name, value_of_label, value in source.readings():
+            for name, labels, value in source.readings():
                 # The registry accepts a series once only, so the counters of two clusters in one process are added.
-                before = readings[name].get(value_of_label, 0) if SERIES[name][0] == "counter" else 0
-                readings[name][value_of_label] = before + value
+                before = readings[name].get(labels, 0) if SERIES[name][0] == "counter" else 0
+                readings[name][labels] = before + value
         for name, values in readings.items():
             kind, label, meaning = SERIES[name]
             make = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
-            family = make(name, meaning, labels=[label] if label else [])
-            for value_of_label, value in values.items():
-                family.add_metric([value_of_label] if label else [], value)
-            yield family
+            for called in filter(None, (name, OLD_NAMES.get(name))):
+                family = make(called, meaning, labels=label.split(",") if label else [])
+                for labels, value in values.items():
+                    family.add_metric(labels.split(LABEL_END) if label else [], value)
+                yield family
 
 
 @cache

@@ -6,7 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import dask.array as da
@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import units
-from distmm.telemetry.record import UNDER_WAY, Figures
+from distmm.telemetry.figures import UNDER_WAY, Figures
 
 __all__ = ["Report", "live", "watch"]
 
@@ -45,14 +45,27 @@ def live(console: Console | None = None, quiet_seconds: float = QUIET_SECONDS) -
     callable
         Call it with each new `Figures`; it ignores None (no figures yet).
     """
-    console = console or Console(stderr=not _in_notebook(), force_jupyter=_in_notebook())
-    if console.is_jupyter:
-        show = _cell()
-    elif console.is_terminal:
-        show = _bar(console)
-    else:
-        show = _lines(console, quiet_seconds)
-    with show as report:
+    notebook = _in_notebook()
+    console = console or Console(stderr=not notebook, force_jupyter=notebook)
+    if not console.is_jupyter and not console.is_terminal:
+        yield _lines(console, quiet_seconds)
+        return
+    columns = BarColumn(), TextColumn("{task.completed:g}/{task.total:g} steps, {task.fields[figures]}", markup=False)
+    bar = Progress(TextColumn("{task.description}"), *columns, console=console, auto_refresh=not console.is_jupyter)
+    task, cell = bar.add_task("multiplying", total=0, figures="starting"), None
+    if console.is_jupyter:  # with IPython's display, since rich's live display would need ipywidgets
+        from IPython.display import display
+
+        cell = display(bar.make_tasks_table(bar.tasks), display_id=True)
+
+    def report(f: Figures | None) -> None:
+        if f is not None and f.total:
+            verb = f.verb or "multiplying"
+            bar.update(task, description=verb, completed=f.done, total=f.total, figures=describe(f))
+            if cell is not None:
+                cell.update(bar.make_tasks_table(bar.tasks))
+
+    with bar if cell is None else nullcontext():
         yield report
 
 
@@ -102,28 +115,22 @@ def _pending(client: Client) -> list[Any]:
 
 
 def describe(f: Figures) -> str:
-    """Return one line with the rate so far, the time left, and failures."""
+    """Return one line with the rate so far, the time left, failures, and the first reason why it is slow."""
     if f.state == "stalled":
-        return f"stalled: no step for {units.duration(f.idle)}, {f.workers} of {f.planned} workers are heard of"
-    if not f.done and f.state in UNDER_WAY:
-        return "starting"
-    parts = [units.scaled(f.rate, "FLOP/s")]
-    if f.state == "running" and math.isfinite(f.left):
-        parts.append(f"{units.duration(f.left)} left")
-    elif f.state != "running":
-        parts.append(f"{f.state} after {units.duration(f.seconds)}")
-    trouble = {"failed": f.failed, "computed again": f.again, "failed checks": f.refuted}
-    said = ", ".join(parts + [f"{count} {what}" for what, count in trouble.items() if count])
-    return f"{said}: {f.error}" if f.error else said
-
-
-def _progress(**options: Any) -> Progress:
-    return Progress(
-        TextColumn("multiplying"),
-        BarColumn(),
-        TextColumn("{task.completed:g}/{task.total:g} steps, {task.fields[figures]}", markup=False),
-        **options,
-    )
+        parts = [f"stalled: no step for {units.duration(f.idle)}, {f.workers} of {f.planned} workers are heard of"]
+    elif not f.done and f.state in UNDER_WAY:
+        parts = ["starting"]
+    else:
+        parts = [units.scaled(f.rate, "FLOP/s")]
+        if f.state == "running" and math.isfinite(f.left):
+            parts.append(f"{units.duration(f.left)} left")
+        elif f.state != "running":
+            parts.append(f"{f.state} after {units.duration(f.seconds)}")
+        trouble = {"failed": f.failed, "computed again": f.again, "failed checks": f.refuted}
+        parts += [f"{count} {what}" for what, count in trouble.items() if count]
+    if f.error:
+        return f"{', '.join(parts)}: {f.error}"
+    return ", ".join(parts) + (f"; slow: {f.reasons[0]}" if f.reasons else "")
 
 
 def _in_notebook() -> bool:
@@ -133,37 +140,8 @@ def _in_notebook() -> bool:
     return shell is not None and hasattr(shell, "kernel")
 
 
-@contextmanager
-def _bar(console: Console) -> Iterator[Report]:
-    with _progress(console=console) as bar:
-        task = bar.add_task("", total=0, figures="starting")
-
-        def report(f: Figures | None) -> None:
-            if f is not None and f.total:
-                bar.update(task, completed=f.done, total=f.total, figures=describe(f))
-
-        yield report
-
-
-@contextmanager
-def _cell() -> Iterator[Report]:
-    """Show the progress below a notebook's cell with IPython's display: rich's live display would need ipywidgets."""
-    from IPython.display import display
-
-    bar = _progress(console=Console(force_jupyter=True), auto_refresh=False)
-    task = bar.add_task("", total=0, figures="starting")
-    handle = display(bar.make_tasks_table(bar.tasks), display_id=True)
-
-    def report(f: Figures | None) -> None:
-        if f is not None and f.total:
-            bar.update(task, completed=f.done, total=f.total, figures=describe(f))
-            handle.update(bar.make_tasks_table(bar.tasks))
-
-    yield report
-
-
-@contextmanager
-def _lines(console: Console, quiet_seconds: float) -> Iterator[Report]:
+def _lines(console: Console, quiet_seconds: float) -> Report:
+    """Return a function that writes a line now and then, and one at the end."""
     last = time.perf_counter()
     ended = False
 
@@ -173,7 +151,7 @@ def _lines(console: Console, quiet_seconds: float) -> Iterator[Report]:
             return
         now, ended = time.perf_counter(), f.state not in UNDER_WAY
         if ended or now - last >= quiet_seconds:
-            last = now
-            console.print(f"{f.done} of {f.total} steps, {describe(f)}", highlight=False, soft_wrap=True)
+            last, verb = now, f"{f.verb}: " if f.verb else ""
+            console.print(f"{verb}{f.done} of {f.total} steps, {describe(f)}", highlight=False, soft_wrap=True)
 
-    yield report
+    return report

@@ -1,104 +1,30 @@
-"""The record of a product: the sum of its events. Pure, and small enough to send from scheduler to client."""
+"""The record of a product: what has happened to it. Pure, and small enough to send from scheduler to client.
+
+The scheduler's plugin (`distmm.telemetry.scheduler`) calls its methods. Page, Prometheus, terminal and report show it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Hashable, Mapping, Sequence
-from typing import NamedTuple
+from functools import reduce
 
 import numpy as np
 
-from distmm.planning.owners import Owners
 from distmm.planning.plan import Plan
-from distmm.telemetry import liveness, theme
-from distmm.telemetry.events import (
-    Access,
-    Again,
-    Checked,
-    Dropped,
-    Event,
-    Failed,
-    Heard,
-    Noted,
-    Retried,
-    Sample,
-    StepRun,
-    Transfer,
-    Unwritten,
-    WorkerLeft,
-)
+from distmm.telemetry import liveness, theme, units
+from distmm.telemetry.activity import Activity, Kind, Sample
+from distmm.telemetry.figures import Figures
 from distmm.telemetry.history import History
-from distmm.telemetry.incidents import Incidents
+from distmm.telemetry.incidents import Incident, Incidents
 from distmm.telemetry.time_left import Pace
 from distmm.telemetry.worker_totals import Lane
 
-__all__ = ["UNDER_WAY", "Figures", "Record"]
+__all__ = ["Record"]
 
-# States of a product that has not ended. The other states are "complete", "failed" and "cancelled".
-UNDER_WAY = ("waiting", "running", "stalled")
-
-# Most runs and transfers, and most reads and writes, that are kept for the timeline. They take 20 MB. Plans have far
-# fewer tasks, and one read or write for each block.
-MOST_RUNS, MOST_ACCESSES = 200_000, 50_000
-
-
-class Figures(NamedTuple):
-    """The progress of a product.
-
-    Attributes
-    ----------
-    done, total : int
-        Steps that are done, and all steps.
-    blocks_done, blocks : int
-        Blocks of C that are done, and all blocks.
-    flops, seconds, rate : float
-        Operations so far, seconds since the first step began, and FLOP/s over this time.
-    left : float
-        Seconds left at the recent rate (`distmm.telemetry.time_left`); for a job, until the last block is checked and
-        on disk. Infinite before the first step, and while the product is stalled.
-    moved, bound : int
-        Bytes that workers received from others, and the lower bound of a 2-D product.
-    again, interrupted : int
-        Results of steps that were lost and computed again; runs of steps that ended without a result.
-    failed : int
-        Tasks that failed after all retries.
-    resumed : int
-        Blocks of C that were on disk before.
-    refuted : int
-        Blocks of C whose last check failed.
-    state : {"waiting", "running", "stalled", "complete", "failed", "cancelled"}
-    error : str
-        The first failure, if the state is "failed".
-    workers, planned : int
-        Workers that send heartbeats, and workers of the plan.
-    idle : float
-        Seconds since the last step, check or write.
-    silent : float
-        Seconds since the last heartbeat, of the worker for which this is longest.
-    """
-
-    done: int
-    total: int
-    blocks_done: int
-    blocks: int
-    flops: float
-    seconds: float
-    rate: float
-    left: float
-    moved: int
-    bound: int
-    again: int
-    interrupted: int
-    failed: int
-    resumed: int
-    refuted: int
-    state: str
-    error: str = ""
-    workers: int = 0
-    planned: int = 0
-    idle: float = 0.0
-    silent: float = math.inf
+# Most activities that are kept for the timeline. They take 30 MB. Plans have far fewer tasks.
+MOST_ACTIVITIES = 250_000
 
 
 class Record:
@@ -120,6 +46,12 @@ class Record:
 
     Attributes
     ----------
+    verb : str
+        What is done with C: "topk", "nearest", "threshold"; empty where it is C that is wanted.
+    arrays, resident : set of str
+        Names of the arrays that the product makes and reads, without operands that were in memory before; and those.
+    known : int
+        Number of its steps that the scheduler knows.
     done : array of bool, shape (chains, steps)
         Whether a step is done. There is one chain for each block of C (`chain`).
     owners : list of str, by chain
@@ -137,13 +69,14 @@ class Record:
     ) -> None:
         self.product, self.plan, self.submitted = product, plan, submitted
         self.title = title or product
+        self.verb = ""
+        self.arrays, self.resident, self.known = {product}, set[str](), 0
         self.whole = bool(title) or len(plan.waves) > 1  # the graph of later waves arrives later
         b = plan.blocking
-        self.batches = tuple(len(edges) for edges in b.batch)
-        self.rows, self.columns = len(b.m), len(b.n)
-        depths, tasks = _depths(plan)
+        self.grid = tuple(map(len, (*b.batch, b.m, b.n)))
+        *self.batches, self.rows, self.columns = self.grid
+        depths, self.steps_of = plan.schedule.depths()  # the second: number of steps of each chain, or one for all
         self.chains, self.steps = b.c_blocks, depths.shape[1]
-        self.steps_of = tasks  # number of steps of each chain, or one number for all
         # The chain that makes each block. In a symmetric product, the chain of its mirror image makes a block above the
         # diagonal.
         self.source = np.arange(self.chains)
@@ -168,12 +101,12 @@ class Record:
         self.owners: list[str] = [""] * self.chains
         self.lanes: dict[str, Lane] = {}
         self.numbers = {} if numbers is None else numbers
-        self.before: dict[str, int] = {}  # bytes of blocks that each worker held before the product
-        self.runs: deque[StepRun] = deque(maxlen=MOST_RUNS)
-        self.transfers: deque[Transfer] = deque(maxlen=MOST_RUNS)
-        self.accesses: deque[Access] = deque(maxlen=MOST_ACCESSES)  # reads of A and B, writes of C
+        self.activities: deque[Activity] = deque(maxlen=MOST_ACTIVITIES)
+        self.transfers: list[Activity] = []  # `distmm.telemetry.client.read` asks the workers for them
+        self.others: defaultdict[str, float] = defaultdict(float)  # seconds of tasks of others on the product's workers
         self.history = History(submitted)  # of operations, repeated ones included
         self.incidents = Incidents()
+        self.silence: dict[str, Incident] = {}  # of each worker that is silent now
         self.seen: Mapping[str, float] | None = None  # last heartbeat of each worker of the cluster
         self.advanced = submitted  # time of the last step, check or write
         self.started: float | None = None
@@ -182,37 +115,32 @@ class Record:
         self.ends = np.zeros(self.chains)  # end of the last step of each chain so far
         self.afterwards = 0.0  # recent seconds from the last step of a chain until its block is checked and written
         self.ended: str = ""  # state of a product that ended without being complete
-        areas = np.outer(b.m, b.n).ravel()
-        counts = np.ones(1)
-        for edges in b.batch:
-            counts = np.outer(counts, edges).ravel()
-        unit = plan.problem.element_flops / max(1, plan.problem.k)
-        self.step_flops = np.outer(counts, areas).ravel()[:, None] * depths * unit
+        elements = reduce(np.multiply.outer, map(np.array, (*b.batch, b.m, b.n)))
+        self.step_flops = elements.reshape(-1, 1) * depths * (plan.problem.element_flops / max(1, plan.problem.k))
 
     def chain(self, batch: tuple[int, ...], i: int, j: int) -> int:
         """Return the index of the chain of block ``C[*batch, i, j]``."""
-        at = 0
-        for index, length in zip(batch, self.batches, strict=True):
-            at = at * length + index
-        return (at * self.rows + i) * self.columns + j
+        return int(np.ravel_multi_index((*batch, i, j), self.grid))
 
     def block(self, chain: int) -> str:
         """Return the name of a chain's block, as in ``C[0, 3]``."""
-        *batch, i, j = np.unravel_index(chain, (*self.batches, self.rows, self.columns))
-        return f"C[{', '.join(str(int(x)) for x in (*batch, i, j))}]"
+        return f"C[{', '.join(str(int(x)) for x in np.unravel_index(chain, self.grid))}]"
 
     def lane(self, worker: str) -> Lane:
         """Return the totals of a worker; a new worker gets new ones."""
         return self.lanes.setdefault(worker, Lane())
 
     def color(self, worker: str) -> str:
-        """Return the colour of a worker."""
+        """Return the colour of a worker: grey while it is silent."""
+        if worker in self.lanes and self.lanes[worker].silent_since is not None:
+            return theme.NOBODY
         return theme.worker_color(self.numbers.setdefault(worker, len(self.numbers)))
 
     @property
     def shape(self) -> str:
-        """Shapes and type of the product as text."""
-        return self.plan.rows()[0][1].rpartition(", ")[0]
+        """What is computed, as text: shapes and type of the product, and what is done with it."""
+        multiplied = self.plan.rows()[0][1].rpartition(", ")[0]
+        return f"{self.verb} of {multiplied}" if self.verb else multiplied
 
     @property
     def mirrored(self) -> np.ndarray:
@@ -258,38 +186,7 @@ class Record:
 
     def figures(self, now: float) -> Figures:
         """Return the progress of the product at the time `now` (seconds since the epoch)."""
-        expected = self.expected
-        flops, remaining = (float(self.step_flops[steps].sum()) for steps in (self.done, expected & ~self.done))
-        end = self.stopped if self.over and self.stopped else now
-        seconds = max(0.0, end - self.started) if self.started is not None else 0.0
-        rate = flops / seconds if seconds else 0.0
-        planned, seen = self.plan.grid.size, self.seen
-        workers = planned if seen is None else liveness.heard_of(planned, self.lanes, seen, now)
-        idle = max(0.0, now - self.advanced)
-        stalled = not self.over and liveness.stalled(workers, idle, self.pace.pause if self.pace else None)
-        return Figures(
-            done=int(self.done.sum()),
-            total=int(expected.sum()),
-            blocks_done=int(np.count_nonzero(self.progress == 1)),
-            blocks=self.chains,
-            flops=flops,
-            seconds=seconds,
-            rate=rate,
-            left=math.inf if stalled else self._left(now, remaining),
-            moved=sum(lane.received for lane in self.lanes.values()),
-            bound=self.plan.cost.bytes_bound,
-            again=int(self.again.sum()),
-            interrupted=self.interrupted,
-            failed=self.failed,
-            resumed=int(self.resumed.sum()),
-            refuted=int(self.refuted.sum()),
-            state="stalled" if stalled else self._state,
-            error=next(iter(self.failures.values()), ""),
-            workers=workers,
-            planned=planned,
-            idle=idle,
-            silent=max((now - at for name, at in (seen or {}).items() if name in self.lanes), default=math.inf),
-        )
+        return Figures.of(self, now)
 
     def end(self, now: float) -> float:
         """Return when the last step, check or write of an ended product was; `now` for a running one."""
@@ -301,83 +198,111 @@ class Record:
         return bool(self.failures) or self.complete or bool(self.ended)
 
     @property
-    def _state(self) -> str:
+    def state(self) -> str:
+        """State without regard to the time: see `Figures`."""
         if self.failures:
             return "failed"
-        return "complete" if self.complete else self.ended or ("running" if self.runs else "waiting")
+        running = "waiting" if self.started is None else "running"
+        return "complete" if self.complete else self.ended or running
 
-    def _left(self, now: float, flops: float) -> float:
+    def left(self, now: float, flops: float) -> float:
+        """Return the seconds until so many operations are done, and the last block is checked and written."""
         if self.pace is None:
             return math.inf
         return self.pace.left(now, flops) + self.afterwards if flops else 0.0
 
-    def add(self, event: Event) -> None:
-        """Add an event."""
-        match event:
-            case StepRun():
-                self._run(event)
-            case Transfer():
-                self.transfers.append(event)
-            case Access():
-                self.accesses.append(event)
-                self.lane(event.worker).access(event)
-            case Again(time, chain, step, finished):
-                self._begin_anew(time)
-                self._set_done(chain, step, False)
-                self.again[chain] += finished
-                self.interrupted += not finished
-                self.incidents.add(time, "step lost, computed again" if finished else "run interrupted, repeated")
-            case WorkerLeft(time, worker):
-                lane = self.lane(worker)
-                lane.left, lane.lost = time, lane.lost or time
-                self.incidents.add(time, f"worker {worker} lost")
-            case Dropped():
-                self.ended = "cancelled"
-            case Failed(time, cause, what, error) if cause not in self.failures:
-                self.failed += 1
-                self.failures[cause] = f"{what}: {error}"
-                self.incidents.add(time, self.failures[cause])
-            case Unwritten(time, tasks):
-                self.unwritten, self.advanced = tasks, max(self.advanced, time)
-            case Noted(time, what):
-                self.incidents.add(time, what)
-            case Heard(seen):
-                self.seen = seen
-            case Retried(cause=cause):
-                self.failures.pop(cause, None)
-            case Sample(worker=worker, received=received):
-                lane = self.lane(worker)
-                lane.received += received
-                lane.sample(event)
-            case Checked(time, chain, passed):
-                self.certified[chain], self.refuted[chain] = passed, not passed
-                self.advanced = max(self.advanced, time)
-                self.rejections[chain] += not passed
-                if self.ends[chain]:
-                    after = max(0.0, time - self.ends[chain])
-                    self.afterwards = (self.afterwards + after) / 2 if self.afterwards else after
-                if not passed:
-                    self.incidents.add(time, f"{self.block(chain)} failed its check")
+    def step(self, chain: int, step: int, worker: str, start: float, stop: float) -> None:
+        """Add a run of a step of a chain on a worker."""
+        flops, lane = float(self.step_flops[chain, step]), self.lane(worker)
+        lane.step(start, stop, flops)
+        self.activities.append(Activity(worker, "multiply", start, stop))
+        self._set_done(chain, step, True)
+        self.owners[chain] = worker
+        self.advanced = max(self.advanced, stop)
+        self.ends[chain] = max(self.ends[chain], stop)
+        self.pace = self.pace or Pace(start)
+        self.pace.add(stop, flops)
+        self.history.add(worker, min(stop, start + lane.asleep(start, stop)), stop, flops)
+        self.started = start if self.started is None else min(self.started, start)
+        self.stopped = stop if self.stopped is None else max(self.stopped, stop)
 
-    def _run(self, run: StepRun) -> None:
-        flops = float(self.step_flops[run.chain, run.step])
-        lane = self.lane(run.worker)
-        lane.flops += flops
-        lane.seconds += max(0.0, run.stop - max(run.start, lane.until))
-        lane.until = max(lane.until, run.stop)
-        lane.steps += 1
-        lane.left = None
-        lane.recent.append((run.start, run.stop, flops))
-        self._set_done(run.chain, run.step, True)
-        self.owners[run.chain] = run.worker
-        self.runs.append(run)
-        self.advanced = max(self.advanced, run.stop)
-        self.ends[run.chain] = max(self.ends[run.chain], run.stop)
-        self.pace = self.pace or Pace(run.start)
-        self.pace.add(run.stop, flops)
-        self.history.add(run.worker, run.start, run.stop, flops)
-        self.started = run.start if self.started is None else min(self.started, run.start)
-        self.stopped = run.stop if self.stopped is None else max(self.stopped, run.stop)
+    def work(self, worker: str, kind: Kind, start: float, stop: float, what: str = "") -> None:
+        """Add a task that is no step, on a worker. `what` names a task of others, as people know it."""
+        lane, start = self.lane(worker), min(stop, max(start, self.submitted))
+        seconds = stop - start - lane.asleep(start, stop)
+        lane.seconds[kind] += seconds
+        if kind == "other":
+            self.others[what] += seconds
+        else:
+            self.activities.append(Activity(worker, kind, start, stop))
+
+    def repeat(self, time: float, chain: int, step: int, finished: bool) -> None:
+        """Note that a step runs again: it was `finished` and a worker was lost with its result, or its run had none."""
+        self._begin_anew(time)
+        self._set_done(chain, step, False)
+        self.again[chain] += finished
+        self.interrupted += not finished
+        self.incidents.add(time, "step lost, computed again" if finished else "run interrupted, repeated")
+
+    def fall_silent(self, worker: str, since: float) -> None:
+        """Note that a worker has sent no heartbeat for too long. What it did since the last one is nobody's work."""
+        lane = self.lane(worker)
+        if lane.silent_since is None:
+            lane.silences.append((since, math.inf))
+            self.silence[worker] = self.incidents.add(since, f"{self.named(worker)} is silent")
+
+    def wake(self, worker: str, time: float) -> None:
+        """Note that a silent worker sends heartbeats again, or has left the cluster."""
+        lane = self.lane(worker)
+        if (since := lane.silent_since) is not None:
+            lane.silences[-1] = since, time
+            self.silence.pop(worker).what = f"{self.named(worker)} was silent {units.span(since, time)}"
+
+    def lose(self, time: float, worker: str) -> None:
+        """Note that a worker left the cluster while the product ran."""
+        self.wake(worker, time)
+        lane = self.lane(worker)
+        lane.left, lane.lost = time, lane.lost or time
+        self.incidents.add(time, f"worker {worker} lost")
+
+    def named(self, worker: str) -> str:
+        """Return a worker's name with that of its host, if it is known."""
+        host = self.lane(worker).host
+        return f"worker {worker}{f' on {host}' if host else ''}"
+
+    def cancel(self) -> None:
+        """Note that a step was cancelled: no client needs its result any more."""
+        self.ended = "cancelled"
+
+    def fail(self, time: float, cause: Hashable, what: str, error: str) -> None:
+        """Note that a task failed after all retries: a step, a load, a check or a write. The product fails too.
+
+        `cause` is the key of the task, `what` names it for people. Several failures of the same cause count as one: all
+        steps that need a block fail with the task that loads it.
+        """
+        if cause not in self.failures:
+            self.failed += 1
+            self.failures[cause] = f"{what}: {error}"
+            self.incidents.add(time, self.failures[cause])
+
+    def wait_for(self, time: float, tasks: int) -> None:
+        """Set how many submitted tasks that check, reduce or write blocks of C have not finished."""
+        self.unwritten, self.advanced = tasks, max(self.advanced, time)
+
+    def sample(self, sample: Sample) -> None:
+        """Add a worker's heartbeat."""
+        self.lane(sample.worker).sample(sample)
+
+    def check(self, time: float, chain: int, passed: bool) -> None:
+        """Add the check of the block of a chain by a job."""
+        self.certified[chain], self.refuted[chain] = passed, not passed
+        self.advanced = max(self.advanced, time)
+        self.rejections[chain] += not passed
+        if self.ends[chain]:
+            after = max(0.0, time - self.ends[chain])
+            self.afterwards = (self.afterwards + after) / 2 if self.afterwards else after
+        if not passed:
+            self.incidents.add(time, f"{self.block(chain)} failed its check")
 
     def _set_done(self, chain: int, step: int, done: bool) -> None:
         expected = self.computed[chain] if self.whole else self.wanted[chain, step]
@@ -388,24 +313,3 @@ class Record:
         """Restart the idle time at `time` if the product had no work until then."""
         if time - self.advanced > liveness.STALLED_SECONDS and self.made:
             self.advanced = time
-
-
-def _depths(plan: Plan) -> tuple[np.ndarray, np.ndarray]:
-    """Return the elements along k of each step, and how many steps each block of C has.
-
-    Their shapes are ``(blocks, steps)`` and ``(blocks,)``, or with 1 in place of `blocks` if all blocks are alike.
-
-    The sums of partial blocks of C are steps too. Their few operations are not counted. All blocks of C have the same
-    steps, unless a table says who multiplies what.
-    """
-    blocking, schedule = plan.blocking, plan.schedule
-    blocks = [(i, j) for i in range(len(blocking.m)) for j in range(len(blocking.n))]
-    if not isinstance(plan.grid, Owners):
-        blocks = blocks[:1]
-    chains = [schedule.chains((0,) * len(blocking.batch), i, j) for i, j in blocks]
-    products = [[sum(blocking.k[p] for p in panels) for _, steps in made for panels in steps] for made in chains]
-    tasks = np.array([len(steps) + len(made) - 1 for steps, made in zip(products, chains, strict=True)])
-    depths = np.zeros((len(blocks), int(tasks.max())))
-    for row, steps in zip(depths, products, strict=True):
-        row[: len(steps)] = steps
-    return depths, tasks

@@ -11,19 +11,16 @@ import time
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import dask
 import distributed
 
-from distmm.telemetry import curves, slowness, theme, units
+from distmm.telemetry import curves, theme, units
 from distmm.telemetry.batch_job import batch_job
+from distmm.telemetry.facts import checked, facts
 from distmm.telemetry.record import Record
-from distmm.telemetry.worker_totals import Lane
 from distmm.versions import __version__
-
-if TYPE_CHECKING:
-    from distmm.telemetry.charts import Activity
 
 __all__ = ["html", "write"]
 
@@ -76,37 +73,34 @@ def html(record: Record, *, title: str = "", certificate: Rows = (), runs: Seque
 
     lanes = sorted(record.lanes.items(), key=lambda lane: units.natural(lane[0]))
     end = max(record.advanced, record.submitted + 1e-3)
-    seconds, plan = end - record.submitted, record.plan
+    seconds, plan, f = end - record.submitted, record.plan, record.figures(end)
+    job = batch_job()
+    summary = [
+        *((fact.label, fact.value) for fact in facts(record, f, end)),
+        ("host", platform.node()),
+        *([("batch job", job)] if job else []),
+    ]
     return PAGE.format(
         light=_variables(theme.LIGHT),
         dark=_variables(theme.DARK),
         title=escape(title or record.title),
-        summary=_table(_summary(record)),
+        summary=_table([("product", record.shape), *summary]),
         plan=_table(plan.rows()),
-        timeline=charts.timeline(seconds, _activity(record, lanes)),
+        timeline=charts.timeline(record, seconds),
         rate=charts.lines(
-            seconds,
-            curves.rate(record, end),
-            (plan.cluster.rate, "the kernel's rate in the plan"),
-            "FLOP/s",
+            seconds, curves.rate(record, end), (plan.cluster.rate, "the kernel's rate in the plan"), "FLOP/s"
         ),
-        memory=charts.lines(
-            seconds,
-            curves.memory(record, end),
-            (plan.cost.peak_bytes, "the plan's peak"),
-            "B",
-        ),
+        memory=charts.lines(seconds, curves.memory(record, end), (plan.cost.peak_bytes, "the plan's peak"), "B"),
         transfers=charts.bars(
             [(name, record.color(name), lane.received) for name, lane in lanes],
             (plan.cost.bytes_bound / plan.grid.size, "even share of the 2-D bound"),
             "B",
         ),
-        certificate=_certificate(record, certificate),
-        slowness="".join(f"<li>{escape(text)}</li>" for text in slowness.reasons(record, end) or ["Nothing."]),
+        certificate=_table([("block by block", checked(record)), *certificate]),
+        slowness="".join(f"<li>{escape(text)}</li>" for text in f.reasons or ["Nothing."]),
         runs=_runs(runs),
         colors=", ".join(
-            f'<span style="color: {color}">{what}</span>'
-            for what, color in (("transfers", theme.MARK), ("reads", theme.READ), ("checks and writes", theme.WRITTEN))
+            f'<span style="color: {color}">{what}</span>' for what, color in theme.ACTIVITIES.values() if what
         ),
         incidents=_incidents(record),
         versions=escape(
@@ -114,64 +108,6 @@ def html(record: Record, *, title: str = "", certificate: Rows = (), runs: Seque
             f"Python {platform.python_version()}; written {units.date(time.time())}"
         ),
     )
-
-
-def _summary(record: Record) -> list[tuple[str, str]]:
-    f = record.figures(record.stopped or record.submitted)
-    planned = record.plan.cluster.rate * max(1, len(record.lanes))
-    peak = max((lane.peak_blocks for lane in record.lanes.values()), default=0)
-    busy = sum(lane.seconds for lane in record.lanes.values())
-    return [
-        ("state", f"{f.state}, {f.blocks_done} of {f.blocks} blocks, {f.done} of {f.total} steps"),
-        ("started", units.date(record.submitted)),
-        ("ended" if record.over else "last step", units.date(record.advanced)),
-        ("host", platform.node()),
-        *([("batch job", job)] if (job := batch_job()) else []),
-        ("checked", _checked(record)),
-        (
-            "time",
-            f"{units.duration(f.seconds)}, the workers busy {busy / max(1e-9, f.seconds * len(record.lanes)):.0%}",
-        ),
-        ("rate", f"{units.scaled(f.rate, 'FLOP/s')}, {f.rate / planned:.0%} of the kernels' rate in the plan"),
-        ("moved", f"{units.size(f.moved)} between workers, 2-D bound {units.size(f.bound)}"),
-        (
-            "memory",
-            f"{units.size(peak)} of blocks on a worker at most, {units.size(record.plan.cost.peak_bytes)} planned",
-        ),
-        *([("error", f.error)] if f.error else []),
-        ("faults", f"{f.failed} failures, {f.interrupted} interrupted, {f.again} computed again"),
-        ("resumed", f"{f.resumed} blocks were on disk already"),
-    ]
-
-
-def _activity(record: Record, lanes: list[tuple[str, Lane]]) -> list[Activity]:
-    from distmm.telemetry.charts import Activity
-
-    begin = record.submitted
-    found = {name: Activity(name, record.color(name)) for name, _ in lanes}
-    for run in record.runs:
-        found[run.worker].runs.append((run.start - begin, run.stop - begin))
-    for transfer in record.transfers:
-        if transfer.worker in found:
-            found[transfer.worker].transfers.append((transfer.start - begin, transfer.stop - begin))
-    for access in record.accesses:
-        lane = found[access.worker]
-        (lane.writes if access.writes else lane.reads).append((max(0.0, access.start - begin), access.stop - begin))
-    for name, of in lanes:
-        found[name].lost = None if of.lost is None else max(0.0, of.lost - begin)
-    return list(found.values())
-
-
-def _certificate(record: Record, rows: Rows) -> str:
-    return _table([("block by block", _checked(record)), *rows])
-
-
-def _checked(record: Record) -> str:
-    passed = int(record.certified.sum())
-    if not passed and not record.refutations:
-        return "not checked"
-    wrong = f", {int(record.refuted.sum())} of them not corrected yet" if record.refuted.any() else ""
-    return f"{passed} blocks passed, {record.refutations} failed{wrong}"
 
 
 def _runs(runs: Sequence[Sequence[str]]) -> str:
@@ -185,7 +121,8 @@ def _runs(runs: Sequence[Sequence[str]]) -> str:
 
 
 def _incidents(record: Record) -> str:
-    rows = [(f"{incident.time - record.submitted:.1f} s", str(incident)) for incident in record.incidents]
+    times = ((f"{units.clock(each.time)} ({each.time - record.submitted:.1f} s)", each) for each in record.incidents)
+    rows = [(at, str(incident)) for at, incident in times]
     return _table(rows) if rows else "<p>None.</p>"
 
 
@@ -226,7 +163,8 @@ footer, p.note {{ color: var(--muted); font-size: .87em; }}
 <h2>Plan</h2>
 {plan}
 <h2>Timeline</h2>
-<p class="note">Each lane shows a worker: its products in its colour, below them {colors}, and its loss in red.
+<p class="note">Each lane shows a worker: its steps in its colour, below them {colors}.
+Its silences are grey, its loss is red.
 Times start when the product was submitted.</p>
 {timeline}
 <h2>Rate of the workers</h2>

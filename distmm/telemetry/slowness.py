@@ -2,47 +2,122 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
-from distmm.telemetry.record import UNDER_WAY, Record
+from distmm.telemetry import units
+
+if TYPE_CHECKING:
+    from distmm.telemetry.activity import Kind
+    from distmm.telemetry.figures import Figures
+    from distmm.telemetry.record import Record
+    from distmm.telemetry.worker_totals import Lane
 
 __all__ = ["reasons"]
 
-# `reasons` reports a worker below this fraction of the median worker's rate, workers that compute for less than this
-# fraction of the time, and rates below this fraction of the kernel's rate in the plan.
-SLOW_WORKER, BUSY, PLANNED = 0.75, 0.7, 0.7
+# A product is slow if its time, or its workers' rate, misses the plan by this factor. So are links.
+MISSED = 1.2
 
-# `reasons` reports repeated steps above this fraction of all steps.
-REPEATED = 0.05
+# A worker is slow below this fraction of the median worker's rate.
+SLOW_WORKER = 0.75
+
+# Least fraction of the workers' time, of a host's CPU time, and of all steps, that is worth a sentence.
+SHARE, HOST_SHARE, REPEATED = 0.1, 0.25, 0.05
+
+TASKS: Mapping[Kind, str] = {
+    "operands": "the operands' own tasks take",
+    "load": "reads of A and B take",
+    "write": "checks and writes of C take",
+}
 
 
-def reasons(record: Record, now: float) -> list[str]:
-    """Return why a product runs, or ran, below the rate of its plan; empty if it runs as planned."""
-    f, lanes = record.figures(now), {name: lane for name, lane in record.lanes.items() if lane.steps}
-    found = []
-    if f.state in UNDER_WAY and f.workers < f.planned:
+def reasons(record: Record, f: Figures, now: float) -> list[str]:
+    """Return why a product runs, or ran, below the rate of its plan; empty if it runs as planned.
+
+    Parameters
+    ----------
+    record : Record
+    f : Figures
+        Figures of the record at the time `now`; their own reasons are not used.
+    now : float
+        Seconds since the epoch.
+    """
+    lanes = {name: lane for name, lane in record.lanes.items() if name}
+    found = [
+        f"{record.named(name)} has been silent since {units.clock(lane.silent_since)}"
+        for name, lane in lanes.items()
+        if lane.silent_since is not None and not record.over
+    ]
+    if f.workers < f.planned and not record.over:
         found.append(f"{f.workers} of {f.planned} workers are heard of")
-    if not lanes or not f.seconds:
-        return found
-    rates = {name: lane.busy_rate for name, lane in lanes.items()}
-    median, slowest = statistics.median(rates.values()), min(rates, key=rates.__getitem__)
-    if rates[slowest] < SLOW_WORKER * median:
-        found.append(f"worker {slowest} computes at {rates[slowest] / median:.0%} of the median worker's rate")
-    planned = record.plan.cluster.rate
-    if median < PLANNED * planned:
-        found.append(f"while they compute, workers reach {median / planned:.0%} of the kernel's rate in the plan")
-    idlest = min(lanes, key=lambda name: lanes[name].seconds)
-    workers = len(lanes) * f.seconds
-    busy, reading, writing = (
-        sum(getattr(lane, part) for lane in lanes.values()) / workers for part in ("seconds", "reading", "writing")
-    )
-    if busy < BUSY:
-        found.append(
-            f"workers compute for {busy:.0%} of the time ({idlest} for {lanes[idlest].seconds / f.seconds:.0%}); reads "
-            f"take {reading:.0%} of it, checks and writes {writing:.0%}"
-        )
+    rates = {name: lane.busy_rate for name, lane in lanes.items() if lane.busy_rate}
+    median = statistics.median(rates.values()) if rates else record.plan.cluster.rate
+    if rates and (rate := rates[slowest := min(rates, key=rates.__getitem__)]) < SLOW_WORKER * median:
+        found.append(f"{record.named(slowest)} computes at {rate / median:.0%} of the median worker's rate")
     if f.again > REPEATED * f.total:
         found.append(f"{f.again} of {f.total} steps were lost and computed again")
-    if f.refuted or record.refutations:
+    if record.refutations:
         found.append(f"checks that failed: {record.refutations}; such blocks are computed again")
+    planned = record.plan.cost.seconds * _to_do(record)
+    expected = f.seconds + (f.left if math.isfinite(f.left) else 0.0)
+    late, weak = expected > MISSED * planned, median * MISSED < record.plan.cluster.rate
+    if late or weak:
+        found += _causes(record, f, lanes, now)
+    if weak:
+        found.append(f"while they compute, workers reach {median / record.plan.cluster.rate:.0%} of the plan's rate")
+    if late and not found:
+        computing = _share(lanes, "multiply", f.seconds)
+        found.append(
+            f"it takes {units.duration(expected)}, {units.duration(planned)} were planned: workers compute for "
+            f"{computing:.0%} of the time, and wait for most of the rest"
+        )
     return found
+
+
+def _to_do(record: Record) -> float:
+    """Return the fraction of the product that was not on disk before."""
+    return float(record.computed.sum() / max(1, (~record.mirrored).sum()))
+
+
+def _share(lanes: Mapping[str, Lane], kind: Kind, seconds: float, threads: int = 1) -> float:
+    return sum(lane.seconds[kind] for lane in lanes.values()) / max(1e-9, len(lanes) * seconds * threads)
+
+
+def _causes(record: Record, f: Figures, lanes: Mapping[str, Lane], now: float) -> Iterator[str]:
+    """Yield what else took the workers' time, and which links and hosts are slower than planned."""
+    cluster, end = record.plan.cluster, record.end(now)
+    for name, lane in lanes.items():
+        asleep = lane.asleep(record.submitted, end)
+        if asleep > SHARE * f.seconds and lane.silent_since is None:
+            yield f"{record.named(name)} was silent for {units.duration(asleep)}"
+    if (share := _share(lanes, "other", f.seconds, cluster.threads)) > SHARE:
+        titles = ", ".join(sorted(record.others, key=record.others.__getitem__, reverse=True)[:2])
+        yield f"other work on the same workers takes {share:.0%} of their time: {titles}"
+    for host, share in _busy_hosts(lanes):
+        yield f"other programs take {share:.0%} of the CPU time of host {host}"
+    received, receiving = (sum(getattr(lane, of) for lane in lanes.values()) for of in ("received", "receiving"))
+    share = receiving / max(1e-9, len(lanes) * f.seconds)
+    if share > SHARE and received / receiving * MISSED < cluster.link:
+        rate, link = units.scaled(received / receiving, "B/s"), units.scaled(cluster.link, "B/s")
+        yield f"links carry {rate}, {link} were planned: transfers take {share:.0%} of the time"
+    shares = {kind: _share(lanes, kind, f.seconds, cluster.threads) for kind in TASKS}
+    for kind in sorted(shares, key=shares.__getitem__, reverse=True):
+        if shares[kind] > SHARE:
+            yield f"{TASKS[kind]} {shares[kind]:.0%} of the workers' time"
+
+
+def _busy_hosts(lanes: Mapping[str, Lane]) -> Iterator[tuple[str, float]]:
+    """Yield hosts with the fraction of their CPU time that processes take which are no workers of the product."""
+    hosts: defaultdict[str, list[Lane]] = defaultdict(list)
+    for lane in lanes.values():
+        if len(lane.loads) > 1:
+            hosts[lane.host].append(lane)
+    for host, of in hosts.items():
+        (start, first), (stop, last) = of[0].loads
+        own = sum(lane.loads[-1][1].process - lane.loads[0][1].process for lane in of)
+        share = (last.host - first.host - own) / max(1e-9, (stop - start) * last.cores)
+        if share > HOST_SHARE:
+            yield host, min(1.0, share)

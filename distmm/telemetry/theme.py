@@ -5,7 +5,10 @@ from __future__ import annotations
 import colorsys
 from functools import cache
 
+from distmm.telemetry.activity import Kind
+
 __all__ = [
+    "ACTIVITIES",
     "AGAIN",
     "DARK",
     "DATA",
@@ -13,9 +16,7 @@ __all__ = [
     "LIMIT",
     "MARK",
     "NOBODY",
-    "READ",
     "REJECTED",
-    "WRITTEN",
     "WRONG",
     "worker_color",
 ]
@@ -35,8 +36,17 @@ READ = "#1f9a73"
 WRITTEN = "#c77700"
 REJECTED = "#b14fc5"
 
-# Colour of blocks that no worker of this run has made.
+# Colour of blocks that no worker of this run has made, and of silent workers.
 NOBODY = "#80868b"
+
+# Names and colours of the kinds of activity; steps have the colour of their worker.
+ACTIVITIES: dict[Kind, tuple[str, str]] = {
+    "multiply": ("", ""),
+    "receive": ("transfers", MARK),
+    "load": ("reads of A and B", READ),
+    "operands": ("the operands' own tasks", DATA),
+    "write": ("checks and writes of C", WRITTEN),
+}
 
 # Relative luminances of workers' colours, used in turn. They have a contrast of at least 3 to both backgrounds, and
 # neighbours still differ in a photocopy.

@@ -6,7 +6,7 @@ import math
 import re
 import time
 
-__all__ = ["date", "duration", "natural", "prefix", "scaled", "size", "ticks"]
+__all__ = ["clock", "date", "duration", "natural", "prefix", "scaled", "size", "span", "ticks"]
 
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
@@ -49,6 +49,16 @@ def duration(seconds: float) -> str:
 def date(at: float) -> str:
     """Return local date and time of `at` (seconds since the epoch), as in ``2026-11-24 19:30:05 +0000``."""
     return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(at))
+
+
+def clock(at: float) -> str:
+    """Return the local time of day of `at` (seconds since the epoch), as in ``19:30:05``."""
+    return time.strftime("%H:%M:%S", time.localtime(at))
+
+
+def span(start: float, stop: float) -> str:
+    """Return a period as text, as in ``from 19:30:05 to 19:31:45 (1 min 40 s)``."""
+    return f"from {clock(start)} to {clock(stop)} ({duration(stop - start)})"
 
 
 def ticks(seconds: float, most: int = 10) -> dict[float, str]:

@@ -1,22 +1,24 @@
 """Worker plugin: adds the worker's own figures to its heartbeats, and serves them on its ``/metrics``.
 
-It counts the bytes of blocks as they arrive, by the array that they belong to. So the bytes of one product are exact,
-and can be compared with the plan's bound, whatever else the cluster does.
+It counts the bytes of blocks that arrive by the product that reads them first here. So the bytes of one product are
+exact, and can be compared with the plan's bound, whatever else the cluster does.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+import socket
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psutil
 from distributed import Worker, WorkerPlugin
 from distributed.diagnostics import nvml
 
 from distmm.all_workers import owns_gpu
-from distmm.graph.dask_tasks import ProductTask
+from distmm.graph.dask_tasks import PlacedTask, ProductTask
 from distmm.telemetry import metrics
-from distmm.telemetry.events import Device
+from distmm.telemetry.activity import Device, Load
 from distmm.telemetry.faults import tolerated
 
 __all__ = ["METRIC", "WorkerTelemetry", "heartbeat", "own_gpu", "received_bytes", "statement"]
@@ -24,8 +26,7 @@ __all__ = ["METRIC", "WorkerTelemetry", "heartbeat", "own_gpu", "received_bytes"
 # Key of distmm's entry in the metrics of a heartbeat.
 METRIC = "distmm"
 
-# A heartbeat has the bytes of the last so many arrays that the worker received. A product has four: A, B, C and its
-# steps.
+# A heartbeat has the bytes received of the last so many products, and of arrays that no product has read.
 KEPT = 16
 
 # Most transfers of one worker in a report, the last ones.
@@ -46,7 +47,7 @@ def own_gpu(worker: Worker) -> Device | None:
 
 
 class WorkerTelemetry(WorkerPlugin):
-    """Counts bytes received and kernel seconds of product tasks, and reads the worker's GPU.
+    """Counts bytes received and held, and kernel seconds of product tasks, and reads the worker's GPU.
 
     Parameters
     ----------
@@ -58,14 +59,18 @@ class WorkerTelemetry(WorkerPlugin):
 
     def __init__(self, gpu: Callable[[Worker], Device | None] = own_gpu) -> None:
         self.gpu = gpu
-        self.received: OrderedDict[str, int] = OrderedDict()  # array -> bytes
+        self.arrived: dict[Any, int] = {}  # block that no task has read yet -> bytes
+        self.received: OrderedDict[str, int] = OrderedDict()  # product, or array that others read -> bytes
         self.received_total = 0
+        self.receiving = self.received_until = 0.0
+        self.sizes: dict[Any, int] = {}  # block in memory -> bytes
+        self.held: Counter[str] = Counter()  # array -> bytes in memory
         self.kernel_seconds = 0.0
         self.busy_until = 0.0
 
     def setup(self, worker: Worker) -> None:
         """Add the figures to every heartbeat and to ``/metrics``."""
-        self.worker = worker
+        self.worker, self.process = worker, psutil.Process()
         worker.metrics[METRIC] = heartbeat
         with tolerated("/metrics of a worker"):
             metrics.expose(self)
@@ -76,13 +81,26 @@ class WorkerTelemetry(WorkerPlugin):
         metrics.withdraw(self)
 
     def transition(self, key: object, start: str, finish: str, **kwargs: Any) -> None:
-        """Count a block that arrived from another worker, and the time of a product task that finished."""
+        """Count blocks that come and go, and the time of product tasks."""
+        if start == "memory":
+            self.held[_array(key)] -= self.sizes.pop(key, 0)
+            if key in self.arrived:  # nobody has read it here
+                self._receive(_array(key), self.arrived.pop(key))
         if finish != "memory":
             return
         ts = self.worker.state.tasks[key]
+        self.sizes[key] = ts.nbytes or 0
+        self.held[_array(key)] += self.sizes[key]
         if start == "flight":
-            self._receive(_array(key), ts.nbytes or 0)
-        elif isinstance(ts.run_spec, ProductTask):
+            self.arrived[key] = self.sizes[key]
+            self.received_total += self.sizes[key]
+            return
+        task = ts.run_spec
+        for block in ts.dependencies:
+            if block.key in self.arrived:
+                reader = task.placement.product if isinstance(task, PlacedTask) else _array(block.key)
+                self._receive(reader, self.arrived.pop(block.key))
+        if isinstance(task, ProductTask):
             for entry in ts.startstops:
                 if entry["action"] == "compute":  # tasks overlap where products are queued ahead
                     self.kernel_seconds += max(0.0, entry["stop"] - max(entry["start"], self.busy_until))
@@ -100,10 +118,28 @@ class WorkerTelemetry(WorkerPlugin):
             yield "distmm_gpu_memory_bytes", name, device.total
             yield "distmm_gpu_utilization_ratio", name, device.utilization
 
-    def _receive(self, array: str, nbytes: int) -> None:
-        self.received_total += nbytes
-        self.received[array] = self.received.get(array, 0) + nbytes
-        self.received.move_to_end(array)
+    def figures(self) -> dict[str, Any]:
+        """Return the figures of a heartbeat, as plain numbers."""
+        for entry in self.worker.transfer_incoming_log:
+            if entry["stop"] > self.received_until:
+                self.receiving += entry["stop"] - max(entry["start"], self.received_until)
+                self.received_until = entry["stop"]
+        self.held = +self.held  # without arrays that have gone
+        own, host = self.process.cpu_times(), psutil.cpu_times()
+        busy = sum(host) - host.idle - getattr(host, "iowait", 0.0) - getattr(host, "guest", 0.0)
+        return {
+            "received": dict(self.received),
+            "receiving": self.receiving,
+            "held": dict(self.held),
+            "kernel_seconds": self.kernel_seconds,
+            "device": self.gpu(self.worker),
+            "load": Load(own.user + own.system, busy, psutil.cpu_count() or 1),
+            "host": socket.gethostname(),
+        }
+
+    def _receive(self, reader: str, nbytes: int) -> None:
+        self.received[reader] = self.received.get(reader, 0) + nbytes
+        self.received.move_to_end(reader)
         while len(self.received) > KEPT:
             self.received.popitem(last=False)
 
@@ -114,16 +150,9 @@ def _array(key: Any) -> str:
 
 
 def heartbeat(worker: Worker) -> dict[str, Any]:
-    """Return the figures of the worker's plugin, as plain numbers."""
+    """Return the figures of the worker's plugin; nothing without it."""
     plugin = worker.plugins.get(WorkerTelemetry.name)
-    if plugin is None:
-        return {}
-    device = plugin.gpu(worker)
-    return {
-        "received": dict(plugin.received),
-        "kernel_seconds": plugin.kernel_seconds,
-        "device": (device.used, device.total, device.utilization) if device else None,
-    }
+    return {} if plugin is None else plugin.figures()
 
 
 def received_bytes(dask_worker: Worker) -> int:

@@ -51,7 +51,7 @@ import distmm
 from distmm import clusters
 from distmm.job.stop import Stop
 from distmm.storage import create_output, open_matrix
-from distmm.telemetry.record import Figures
+from distmm.telemetry.figures import Figures
 
 PIECE = 2**26
 

@@ -133,8 +133,13 @@ def test_work_grows_with_the_number_of_tasks_alone(case: str) -> None:
     assert large < MOST * small
 
 
+def heartbeat_of(received: dict[str, int]) -> dict[str, Any]:
+    load = (0.0, 0.0, 1)
+    return {"received": received, "receiving": 0.0, "held": {}, "device": None, "load": load, "host": "h"}
+
+
 def cluster(workers: int) -> Any:
-    heartbeat = {"received": {"a": 5}, "kernel_seconds": 0.0, "device": None}
+    heartbeat = heartbeat_of({"a": 5})
     metrics = {"memory": 1, "distmm": heartbeat}
     found = {
         name: SimpleNamespace(address=name, nbytes=7, last_seen=1.0, metrics=metrics)
@@ -150,7 +155,8 @@ def read(heartbeats: Heartbeats, times: Iterable[int] = (0,)) -> int:
 def test_heartbeats_cost_an_idle_scheduler_nothing_and_each_is_read_once() -> None:
     records = {"c": Record("c", plan(PANELS), 0.0)}
     scheduler = cluster(100)
-    heartbeats = Heartbeats(scheduler, records, {"c": {"a"}}, str)
+    records["c"].arrays.add("a")
+    heartbeats = Heartbeats(scheduler, records, str)
     for worker in scheduler.workers:
         records["c"].lane(worker)
     first, again = read(heartbeats), read(heartbeats)
@@ -163,10 +169,11 @@ def test_heartbeats_cost_an_idle_scheduler_nothing_and_each_is_read_once() -> No
 
 def test_a_scheduler_remembers_the_bytes_of_the_arrays_in_the_last_heartbeat_alone() -> None:
     scheduler, record = cluster(1), Record("c", plan(PANELS), 0.0)
-    heartbeats = Heartbeats(scheduler, {"c": record}, {"c": {"a9"}}, str)
+    record.arrays.add("a9")
+    heartbeats = Heartbeats(scheduler, {"c": record}, str)
     for number in range(10):
-        heartbeats.take("0", {"received": {f"a{number}": 5}, "device": None})
-    assert heartbeats.received == {"0": {"a9": 5}}
-    heartbeats.take("0", {"received": {"a9": 3}, "device": None})  # older than what a worker stated meanwhile
-    heartbeats.take("0", {"received": {"a9": 6}, "device": None})
+        heartbeats.take("0", heartbeat_of({f"a{number}": 5}))
+    assert heartbeats.received == {"0": ({"a9": 5}, 0.0)}
+    heartbeats.take("0", heartbeat_of({"a9": 3}))  # older than what a worker stated meanwhile
+    heartbeats.take("0", heartbeat_of({"a9": 6}))
     assert record.lanes["0"].received == 6

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import socket
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -24,8 +25,8 @@ from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm.telemetry import client as telemetry
-from distmm.telemetry import dashboard, liveness, theme
-from distmm.telemetry.events import Again, Checked, Sample, StepRun, Transfer, WorkerLeft
+from distmm.telemetry import dashboard, liveness, progress, report, theme
+from distmm.telemetry.activity import Sample
 from distmm.telemetry.record import Record
 from distmm.telemetry.scheduler import Telemetry
 from tests import forked
@@ -161,8 +162,13 @@ def test_the_page_says_what_has_failed(cluster: Client, browser: Any, pictures: 
     cluster.cancel(C, force=True)
 
 
-def test_the_page_says_that_workers_are_stopped_and_when_they_go_on(
-    cluster: Client, browser: Any, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_stopped_workers_are_named_while_they_are_silent_and_afterwards(
+    cluster: Client,
+    browser: Any,
+    pictures: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(liveness, "SILENT_SECONDS", 3.0)  # the scheduler is in this process
     A, B = (da.random.default_rng(seed).random((64, 64), chunks=32) for seed in (5, 6))
@@ -170,10 +176,22 @@ def test_the_page_says_that_workers_are_stopped_and_when_they_go_on(
     browser.open(address(cluster, "/distmm"))
     browser.until(READY.format("head"))
     browser.until(f"{MODEL.format('head')}.text.includes('2 of 2')")
-    pids = cluster.run(os.getpid).values()
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
+    pids = list(cluster.run(os.getpid).values())
+    os.kill(pids[0], signal.SIGSTOP)
+    name = cluster.run_on_scheduler(lambda dask_scheduler: str(next(iter(dask_scheduler.workers.values())).name))
+    host = socket.gethostname()
     try:
+        sentence = f"worker {name} on {host} has been silent since "
+        head = browser.until(f"{MODEL.format('head')}.text.includes('{sentence}') && {MODEL.format('head')}.text")
+        assert ">1 of 2<" in head
+        browser.until(f"Array.from({DATA.format('rate')}.color).includes('{theme.NOBODY}')")
+        browser.until("Bokeh.documents[0].is_idle")
+        browser.screenshot(pictures / "silent.png")
+        figures = telemetry.figures(cluster, C.name)
+        assert figures is not None
+        assert sentence in progress.describe(figures)
+        assert dict(silences(cluster))[name] > 0
+        os.kill(pids[1], signal.SIGSTOP)
         head = browser.until(f"{MODEL.format('head')}.text.includes('0 of 2') && {MODEL.format('head')}.text")
         assert ">stalled<" in head
         browser.until("Bokeh.documents[0].is_idle")
@@ -184,8 +202,28 @@ def test_the_page_says_that_workers_are_stopped_and_when_they_go_on(
     browser.until(f"{MODEL.format('head')}.text.includes('2 of 2')")
     (tmp_path / "gate").touch()
     wait(C, timeout=120)
-    browser.until(f"{MODEL.format('head')}.text.includes('complete')")
+    head = browser.until(f"{MODEL.format('head')}.text.includes('complete') && {MODEL.format('head')}.text")
+    sentence = f"worker {name} on {host} was silent from "
+    assert sentence in head
+    record = telemetry.read(cluster, C.name)
+    assert record is not None
+    assert sentence in report.html(record)
+    assert f"<title>{name}: silent</title>" in report.html(record)
+    assert dict(silences(cluster))[name] == 0
+    said = [entry.getMessage() for entry in caplog.records if entry.name == "distmm.telemetry.heartbeats"]
+    assert [line for line in said if line.startswith(f"worker {name} has sent no heartbeat since ")]
+    assert [line for line in said if line.startswith(f"worker {name} was silent from ")]
     assert browser.errors == []
+
+
+def silences(client: Client) -> list[tuple[str, float]]:
+    """Return what Prometheus would read: each worker, and the seconds since its last heartbeat if it is silent."""
+
+    def read(dask_scheduler: Scheduler) -> list[tuple[str, float]]:
+        readings = dask_scheduler.plugins[Telemetry.name].readings()
+        return [(worker, value) for name, worker, value in readings if name == "distmm_silent_seconds"]
+
+    return client.run_on_scheduler(read)
 
 
 @functools.cache
@@ -210,19 +248,19 @@ def synthetic(workers: int, product: str) -> Record:
                 seconds = float(record.step_flops[chain, step] / spec.rate * (1 + 0.2 * rng.random()))
                 if free[owner] + seconds < now:
                     start = free[owner] + 0.05 * seconds
-                    record.add(StepRun(chain, step, owner, start, start + seconds))
+                    record.step(chain, step, owner, start, start + seconds)
                     free[owner] = start + seconds
     for at, name in enumerate(names):
         for tenth in range(10):
             time_, blocks = now - 30 + 3 * tenth, int(plan.cost.peak_bytes * (0.05 * tenth + 0.4 * rng.random()))
             received = int(plan.bytes_moved / workers * 0.05 * rng.random() * 2)
-            record.add(Transfer(name, time_, time_ + 0.4))
-            record.add(Sample(time_, name, blocks, blocks + 10**9, received))
+            record.work(name, "receive", time_, time_ + 0.4)
+            record.sample(Sample(time_, name, blocks, blocks + 10**9, received))
         if at % 40 == 7:
-            record.add(WorkerLeft(now - 10, name))
+            record.lose(now - 10, name)
     for chain in (100, 101, 102):
-        record.add(Again(now, chain, 0, finished=True))
-    record.add(Checked(now, 200, passed=False))
+        record.repeat(now, chain, 0, finished=True)
+    record.check(now, 200, passed=False)
     return record
 
 

@@ -11,7 +11,6 @@ from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm.telemetry import theme
 from distmm.telemetry.dashboard_grid import MIRRORED, MOST_CELLS, NONE, RESUMED, Blocks, legend
-from distmm.telemetry.events import Again, Checked, StepRun
 from distmm.telemetry.record import Record
 
 
@@ -40,14 +39,14 @@ def cells(r: Record) -> tuple[Blocks, dict[str, dict[str, object]]]:
 def make(r: Record, i: int, j: int) -> int:
     chain = r.chain((), i, j)
     for step in range(r.steps):
-        r.add(StepRun(chain, step, r.owners[chain], 1001.0, 1002.0))
+        r.step(chain, step, r.owners[chain], 1001.0, 1002.0)
     return chain
 
 
 def test_mirrored_blocks_are_told_apart_and_follow_their_source() -> None:
     r = record(Problem(90, 60, 90, np.dtype("f4"), symmetry="symmetric"), (30, 30, 30))
     chain = make(r, 2, 0)
-    r.add(Again(1002.0, chain, 0, finished=True))
+    r.repeat(1002.0, chain, 0, finished=True)
     make(r, 2, 0)
     _, found = cells(r)
     assert {name for name, cell in found.items() if cell["hatch"] == MIRRORED} == {"C[0, 1]", "C[0, 2]", "C[1, 2]"}
@@ -64,8 +63,8 @@ def test_blocks_from_disk_rejected_and_computed_again_are_told_apart() -> None:
     for j, checks in ((1, [False]), (2, [False, True]), (3, [True])):
         chain = make(r, 0, j)
         for passed in checks:
-            r.add(Checked(1003.0, chain, passed))
-    r.add(Again(1003.0, make(r, 1, 0), 0, finished=True))
+            r.check(1003.0, chain, passed)
+    r.repeat(1003.0, make(r, 1, 0), 0, finished=True)
     _, found = cells(r)
     assert [found[f"C[0, {j}]"]["state"] for j in range(4)] == [
         "from disk", "failed its check", "rejected and computed again", "",

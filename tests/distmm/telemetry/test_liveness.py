@@ -7,7 +7,6 @@ import math
 import pytest
 
 from distmm.telemetry import dashboard_text, progress
-from distmm.telemetry.events import Again, Heard, StepRun, WorkerLeft
 from distmm.telemetry.liveness import SILENT_SECONDS, STALLED_PAUSES, STALLED_SECONDS, heard_of, stalled
 from distmm.telemetry.record import Record
 from tests.distmm.telemetry.test_record import record
@@ -55,7 +54,7 @@ def half_done(now: float) -> Record:
             r.want(chain, step, "ab"[chain % 2])
     for n in range(r.chains):
         at = now - 2 * (r.chains - 1 - n)
-        r.add(StepRun(n, 0, "ab"[n % 2], at - 2, at))
+        r.step(n, 0, "ab"[n % 2], at - 2, at)
     return r
 
 
@@ -65,7 +64,7 @@ def test_stopped_workers_make_a_product_stalled_within_half_a_minute_and_no_time
     states = []
     for age in (1, 10, 16, 29, 480):
         seen = {"a": now, "b": now}  # both were stopped at that moment
-        r.add(Heard(seen))
+        r.seen = seen
         f = r.figures(now + age)
         states.append((f.state, f.workers, f.planned, f.idle, f.silent, math.isfinite(f.left)))
     assert states == [
@@ -84,14 +83,14 @@ def test_stopped_workers_make_a_product_stalled_within_half_a_minute_and_no_time
 def test_a_worker_that_changes_does_not_begin_the_time_without_a_step_anew() -> None:
     now = 2000.0
     r = half_done(now)
-    r.add(Heard({"a": now + 30, "b": now + 30}))
+    r.seen = {"a": now + 30, "b": now + 30}
     assert r.figures(now + 30).state == "stalled"
-    r.add(WorkerLeft(now + 31, "b"))
-    r.add(Again(now + 31, 1, 0, finished=True))
-    r.add(Heard({"a": now + 32, "c": now + 32}))
+    r.lose(now + 31, "b")
+    r.repeat(now + 31, 1, 0, finished=True)
+    r.seen = {"a": now + 32, "c": now + 32}
     f = r.figures(now + 32)
     assert (f.state, f.idle, f.workers) == ("stalled", 32, 2)
-    r.add(StepRun(1, 0, "c", now + 32, now + 34))
+    r.step(1, 0, "c", now + 32, now + 34)
     assert r.figures(now + 35).state == "running"
 
 
@@ -100,10 +99,10 @@ def test_results_that_are_lost_after_the_end_begin_the_time_without_a_step() -> 
     r = half_done(now)
     for chain in range(r.chains):
         for step in range(1, r.steps):
-            r.add(StepRun(chain, step, "a", now, now + 1))
+            r.step(chain, step, "a", now, now + 1)
     assert r.figures(now + 3600).state == "complete"
-    r.add(Heard({"a": now + 3600}))
-    r.add(Again(now + 3600, 0, 0, finished=True))
+    r.seen = {"a": now + 3600}
+    r.repeat(now + 3600, 0, 0, finished=True)
     f = r.figures(now + 3601)
     assert (f.state, f.idle, f.workers) == ("running", 1, 1)
 
@@ -112,13 +111,13 @@ def test_what_is_over_is_not_stalled() -> None:
     r = half_done(2000.0)
     for chain in range(r.chains):
         for step in range(1, r.steps):
-            r.add(StepRun(chain, step, "a", 2000.0, 2001.0))
-    r.add(Heard({}))
+            r.step(chain, step, "a", 2000.0, 2001.0)
+    r.seen = {}
     assert r.figures(9000.0).state == "complete"
 
 
 @pytest.mark.parametrize("age", [SILENT_SECONDS - 1, SILENT_SECONDS + 1])
 def test_one_silent_worker_of_two_shows(age: float) -> None:
     r = half_done(2000.0)
-    r.add(Heard({"a": 2000.0, "b": 2000.0 - age}))
+    r.seen = {"a": 2000.0, "b": 2000.0 - age}
     assert r.figures(2000.0).workers == (2 if age < SILENT_SECONDS else 1)

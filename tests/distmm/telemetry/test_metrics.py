@@ -22,7 +22,7 @@ from distributed import Client, wait
 
 from distmm import matmul, plan
 from distmm.telemetry import metrics
-from distmm.telemetry.events import JOB_TOPIC, Device
+from distmm.telemetry.activity import JOB_TOPIC, Device
 from distmm.telemetry.worker import WorkerTelemetry
 from tests.scraping import scraping
 from tests.until import until
@@ -112,8 +112,9 @@ def test_prometheus_answers_every_query_of_the_dashboard(
         "sum(distmm_flops_total)": made.problem.flops + 2 * (4 * 48) ** 3,
         f'distmm_blocks{{product="{name}"}}': 16,
         f'distmm_blocks_done{{product="{name}"}}': 16,
-        f'distmm_bytes_moved{{product="{name}"}}': made.bytes_moved,
-        f'distmm_bytes_bound{{product="{name}"}}': made.bytes_moved,
+        f'distmm_moved_bytes{{product="{name}"}}': made.bytes_moved,
+        f'distmm_bound_bytes{{product="{name}"}}': made.bytes_moved,
+        f'distmm_bytes_moved{{product="{name}"}}': made.bytes_moved,  # the old name
         "sum(distmm_received_bytes_total)": made.bytes_moved * 5 // 4,  # the second product's blocks are 1/4 as large
         'count(distmm_gpu_utilization_ratio{worker=~"[01]"} == 0.5)': 2,
         "count(distmm_gpu_memory_used_bytes / distmm_gpu_memory_bytes == 0.75)": 2,
@@ -144,9 +145,12 @@ def settle(query: Callable[[str], list[dict[str, Any]]], shown: dict[str, int]) 
 def test_what_a_job_says_of_itself_is_counted(cluster: Client, query: Callable[[str], list[dict[str, Any]]]) -> None:
     cluster.log_event(JOB_TOPIC, {"event": "begin", "job": "a1", "path": "/data/C.zarr", "kept": [[0, 0], [0, 1]]})
     # Without the name of a job: a block that was found damaged on disk.
-    cluster.log_event(JOB_TOPIC, {"event": "certificate-failure", "job": "", "blocks": [[0, 2]]})
+    cluster.log_event(JOB_TOPIC, {"event": "rejected", "job": "", "blocks": [[0, 2]]})
     alert = 'count(ALERTS{alertname="DistmmCertificateFailure", alertstate="firing"})'
-    settle(query, {"distmm_resumes_total": 1, "distmm_certificate_failures_total": 1, alert: 1})
+    settle(
+        query,
+        {"distmm_resumes_total": 1, "distmm_rejections_total": 1, "distmm_certificate_failures_total": 1, alert: 1},
+    )
 
 
 def test_a_read_that_fails_is_counted_and_fires_an_alert(

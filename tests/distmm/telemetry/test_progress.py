@@ -13,8 +13,8 @@ from rich.console import Console
 
 from distmm import matmul
 from distmm.telemetry import units
+from distmm.telemetry.figures import Figures
 from distmm.telemetry.progress import live, watch
-from distmm.telemetry.record import Figures
 
 
 def figures(done: int, seconds: float, state: str = "running", again: int = 0) -> Figures:
@@ -89,7 +89,7 @@ def test_a_terminal_gets_a_live_line() -> None:
 CELLS = """
 import io, time
 from distmm.telemetry import progress
-from distmm.telemetry.record import Figures
+from distmm.telemetry.figures import Figures
 with progress.live() as report:
     for done in (0, 40, 80):
         report(Figures(done, 80, 0, 16, done * 1e11, 10.0, done * 1e10, 10.0, 0, 0, 0, 0, 0, 0, 0, "running"))

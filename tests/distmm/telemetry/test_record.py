@@ -19,18 +19,7 @@ from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import heartbeats
-from distmm.telemetry.events import (
-    JOB_TOPIC,
-    Again,
-    Checked,
-    Device,
-    Dropped,
-    Failed,
-    Retried,
-    Sample,
-    StepRun,
-    WorkerLeft,
-)
+from distmm.telemetry.activity import JOB_TOPIC, Device, Sample
 from distmm.telemetry.record import Record
 from distmm.telemetry.scheduler import KEPT, Telemetry
 from distmm.telemetry.worker_totals import MOST_SAMPLES
@@ -59,7 +48,7 @@ def run_all(r: Record, worker: str = "w", seconds: float = 2.0) -> None:
         for step in range(r.steps):
             r.want(chain, step, worker)
     for chain, step in np.argwhere(r.expected & ~r.done):
-        r.add(StepRun(int(chain), int(step), worker, at, at + seconds))
+        r.step(int(chain), int(step), worker, at, at + seconds)
         at += seconds
 
 
@@ -87,10 +76,10 @@ def test_rate_and_time_left_count_from_the_first_step() -> None:
     half = r.steps * r.chains // 2
     flops = 0.0
     for chain, step in np.argwhere(r.wanted)[:half]:
-        r.add(StepRun(int(chain), int(step), "w", 1010.0, 1012.0))
+        r.step(int(chain), int(step), "w", 1010.0, 1012.0)
         flops += r.step_flops[chain, step]
     f = r.figures(1011.5)
-    assert (f.done, f.total, f.state, f.seconds) == (half, r.wanted.sum(), "running", 1.5)
+    assert (f.done, f.total, f.state, f.seconds) == (half, r.wanted.sum(), "running", 11.5)
     f = r.figures(1013.0)
     assert f.rate == flops / 3
     assert f.left == pytest.approx((r.plan.problem.flops - flops) / (flops / 2) - 1)
@@ -102,10 +91,10 @@ def test_rate_and_time_left_count_from_the_first_step() -> None:
 def test_a_lost_result_counts_until_it_is_there_again() -> None:
     r = record()
     run_all(r)
-    r.add(WorkerLeft(1100.0, "w"))
-    r.add(Again(1100.0, 0, 0, finished=True))
-    r.add(Again(1100.1, 1, 0, finished=True))
-    r.add(Again(1100.1, 2, 0, finished=False))
+    r.lose(1100.0, "w")
+    r.repeat(1100.0, 0, 0, finished=True)
+    r.repeat(1100.1, 1, 0, finished=True)
+    r.repeat(1100.1, 2, 0, finished=False)
     f = r.figures(1101.0)
     assert (f.state, f.again, f.interrupted, f.blocks_done) == ("running", 2, 1, r.chains - 3)
     assert [str(incident) for incident in r.incidents] == [
@@ -114,7 +103,7 @@ def test_a_lost_result_counts_until_it_is_there_again() -> None:
         "run interrupted, repeated",
     ]
     for chain in range(3):
-        r.add(StepRun(chain, 0, "v", 1102.0, 1103.0))
+        r.step(chain, 0, "v", 1102.0, 1103.0)
     assert r.figures(1200.0).state == "complete"
     assert r.owners[0] == "v"
     # Work that was done twice counts twice for the workers, and once for the product.
@@ -128,20 +117,20 @@ def test_a_resumed_job_has_only_the_missing_blocks_to_do() -> None:
     assert not r.complete
     run_all(r)
     assert r.complete
-    r.add(Checked(1200.0, 2, passed=False))
+    r.check(1200.0, 2, passed=False)
     assert r.figures(1200.0).refuted == 1
-    r.add(Checked(1201.0, 2, passed=True))
+    r.check(1201.0, 2, passed=True)
     assert (r.figures(1201.0).refuted, r.refutations) == (0, 1)
 
 
 def test_failed_and_cancelled_products_come_to_an_end() -> None:
     r = record()
     r.want(0, 0, "w")
-    r.add(Dropped(1001.0, 0, 0))
+    r.cancel()
     assert r.figures(1002.0).state == "cancelled"
     for _ in range(2):
-        r.add(Failed(1001.0, "load", "A[0, 0]", "OSError: gone"))
-    r.add(Failed(1001.5, "write", "C[0, 0]", "OSError: full"))
+        r.fail(1001.0, "load", "A[0, 0]", "OSError: gone")
+    r.fail(1001.5, "write", "C[0, 0]", "OSError: full")
     f = r.figures(1002.0)
     assert (f.state, f.failed, f.error) == ("failed", 2, "A[0, 0]: OSError: gone")
     assert [str(incident) for incident in r.incidents] == ["A[0, 0]: OSError: gone", "C[0, 0]: OSError: full"]
@@ -150,30 +139,20 @@ def test_failed_and_cancelled_products_come_to_an_end() -> None:
 def test_a_failed_product_stays_failed_until_what_failed_is_tried_again() -> None:
     r = record()
     r.want(0, 0, "w")
-    r.add(Failed(1001.0, "load", "A[0, 0]", "OSError: gone"))
+    r.fail(1001.0, "load", "A[0, 0]", "OSError: gone")
     run_all(r)
     assert r.figures(1100.0).state == "failed"  # a block cannot be written, though all are made
-    r.add(Retried(1101.0, "load"))
+    r.failures.pop("load")
     f = r.figures(1102.0)
     assert (f.state, f.failed, f.error) == ("complete", 1, "")
-
-
-def test_the_present_rate_of_a_worker_falls_when_it_has_nothing_to_do() -> None:
-    r = record()
-    run_all(r, seconds=0.5)
-    lane = r.lanes["w"]
-    end = r.stopped or 0.0
-    assert lane.rate(end) == pytest.approx(lane.busy_rate)
-    assert 0 < lane.rate(end + 5) < lane.rate(end)
-    assert lane.rate(end + 60) == 0
 
 
 def test_runs_that_overlap_count_once_as_busy_time() -> None:
     r = record()
     for start in (1001.0, 1001.5, 1002.0, 1010.0):
         r.want(0, 0, "w")
-        r.add(StepRun(0, 0, "w", start, start + 1.0))
-    assert r.lanes["w"].seconds == 3.0
+        r.step(0, 0, "w", start, start + 1.0)
+    assert r.lanes["w"].seconds["multiply"] == 3.0
     assert r.lanes["w"].busy_rate == 4 * r.step_flops[0, 0] / 3
 
 
@@ -181,7 +160,7 @@ def test_samples_are_thinned_and_the_peak_is_kept() -> None:
     r = record()
     for second in range(10 * MOST_SAMPLES):
         device = Device(second, 10**6, 0.5)
-        r.add(Sample(1000.0 + second, "w", 10**6 if second == 777 else 5, 9, received=2, device=device))
+        r.sample(Sample(1000.0 + second, "w", 10**6 if second == 777 else 5, 9, received=2, device=device))
     lane = r.lanes["w"]
     assert MOST_SAMPLES / 2 <= len(lane.samples) <= MOST_SAMPLES
     assert lane.peak_blocks == 10**6
@@ -215,7 +194,7 @@ def test_figures_of_a_real_product_are_exact(current: Client, monkeypatch: pytes
     assert f.moved == f.bound == made.bytes_moved
     assert sum(lane.steps for lane in r.lanes.values()) == made.cost.tasks
     assert {r.owners[r.chain((), i, j)] for i in range(6) for j in range(6)} == set(r.lanes)
-    assert sum(len(t) for t in (r.runs, r.transfers)) > made.cost.tasks
+    assert len(r.activities) + len(r.transfers) > made.cost.tasks
     assert all(transfer.stop >= transfer.start >= r.submitted for transfer in r.transfers)
     # Memory is sampled with each heartbeat, and once more by `read`.
     assert all(lane.samples for lane in r.lanes.values())
@@ -291,9 +270,9 @@ def test_the_count_of_steps_to_do_is_that_of_the_arrays(options: dict[str, objec
             case 0:
                 r.want(chain, step, "w", 1000.0)
             case 1:
-                r.add(StepRun(chain, step, "w", 1001.0, 1002.0))
+                r.step(chain, step, "w", 1001.0, 1002.0)
             case 2:
-                r.add(Again(1003.0, chain, step, bool(r.done[chain, step])))
+                r.repeat(1003.0, chain, step, bool(r.done[chain, step]))
         missing = r.expected & ~r.done
         assert (r.count, r.to_do) == (r.expected.sum(), missing.sum())
     assert r.made == (not missing.any())

@@ -19,9 +19,10 @@ from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm.telemetry import charts, report, theme, units
+from distmm.telemetry.activity import Sample
 from distmm.telemetry.curves import Curve
-from distmm.telemetry.events import Access, Again, Checked, Sample, StepRun, Transfer, WorkerLeft
-from distmm.telemetry.record import Figures, Record
+from distmm.telemetry.figures import Figures
+from distmm.telemetry.record import Record
 
 
 class Balance(HTMLParser):
@@ -56,14 +57,14 @@ def run(workers: int) -> Record:
         for step in range(r.steps):
             r.want(chain, step, name)
             start = 1000.0 + 10 * (step + (chain // workers * workers) / r.chains) / r.steps
-            r.add(StepRun(chain, step, name, start, start + 9.5 * workers / r.chains / r.steps))
-        r.add(Checked(1010.0, chain, passed=chain != 3))
+            r.step(chain, step, name, start, start + 9.5 * workers / r.chains / r.steps)
+        r.check(1010.0, chain, passed=chain != 3)
     for name in names:
         for second in range(10):
-            r.add(Transfer(name, 1000.0 + second, 1000.3 + second))
-            r.add(Sample(1000.0 + second, name, 10**9 * second, 10**9, 10**8))
-    r.add(WorkerLeft(1005.0, names[0]))
-    r.add(Again(1005.0, 0, 0, finished=True))
+            r.work(name, "receive", 1000.0 + second, 1000.3 + second)
+            r.sample(Sample(1000.0 + second, name, 10**9 * second, 10**9, 10**8))
+    r.lose(1005.0, names[0])
+    r.repeat(1005.0, 0, 0, finished=True)
     return r
 
 
@@ -90,7 +91,8 @@ def test_a_report_of_a_product_that_never_ran_says_so() -> None:
     r = run(2)
     empty = Record("distmm-matmul-2", r.plan, 1000.0)
     text = report.html(empty)
-    assert "waiting, 0 of 1024 blocks" in text
+    assert "<th>state</th><td>waiting</td>" in text
+    assert "<td>0 of 1024</td>" in text
     assert "not checked" in text
 
 
@@ -99,8 +101,8 @@ def test_a_report_says_when_and_where_and_shows_reads_and_writes(monkeypatch: py
     monkeypatch.delenv("SLURM_ARRAY_JOB_ID", raising=False)
     monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
     r = run(4)
-    r.add(Access("node00-gpu1", False, 1000.5, 1001.0))
-    r.add(Access("node00-gpu2", True, 1009.0, 1009.5))
+    r.work("node00-gpu1", "load", 1000.5, 1001.0)
+    r.work("node00-gpu2", "write", 1009.0, 1009.5)
     text = report.html(r, runs=[("run", "started"), ("1", "<yesterday>"), ("2", "today")])
     assert "Slurm job 4711, restart 2" in text
     for at, label in ((1000.0, "started"), (r.advanced, "last step")):
@@ -127,7 +129,9 @@ def test_intervals_that_nearly_touch_are_drawn_as_one() -> None:
 
 @pytest.mark.parametrize("seconds", [0.003, 0.7, 1, 9.9, 10, 61, 3600, 1e5])
 def test_time_axes_have_five_to_eleven_labels(seconds: float) -> None:
-    text = charts.timeline(seconds, [charts.Activity("worker", theme.DATA, runs=[(0, seconds)])])
+    r = Record("C", run(1).plan, 1000.0)
+    r.work("worker", "load", 1000.0, 1000.0 + seconds)
+    text = charts.timeline(r, seconds)
     assert 5 <= len(re.findall(r">[\d.]+ (?:s|min|h|d)[^<]*</text>", text)) <= 11
 
 
@@ -183,7 +187,8 @@ def test_a_job_leaves_a_report_and_shows_its_progress(client: Client, tmp_path: 
     assert last.flops == 2 * 200 * 160 * 120
     assert summary.report == str(tmp_path / "C.npy.report.html")
     text = (tmp_path / "C.npy.report.html").read_text()
-    assert "complete, 12 of 12 blocks" in text
+    assert "<th>state</th><td>complete</td>" in text
+    assert "<td>12 of 12</td>" in text
     assert "12 blocks passed, 0 failed" in text
     assert "12 written in this run" in text
     for what in ("reads of A and B", "checks and writes of C"):

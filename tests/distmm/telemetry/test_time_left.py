@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ import pytest
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
-from distmm.telemetry.events import Again, Checked, Event, StepRun
 from distmm.telemetry.record import Record
 from distmm.telemetry.time_left import Pace
 
@@ -65,11 +65,11 @@ class Job:
         assert (plan.blocking.c_blocks, len(plan.blocking.steps)) == (self.blocks**2, self.steps)
         return Record("job", plan, SUBMITTED, "/data/C.zarr", range(int(self.kept * self.blocks**2)))
 
-    def events(self) -> list[tuple[float, Event]]:
-        """All events with their times, in the order of time."""
+    def events(self) -> list[tuple[float, str, tuple[Any, ...]]]:
+        """All events in the order of time: their times, and a method of the record with its arguments."""
         return sorted(self._events(), key=lambda event: event[0])
 
-    def _events(self) -> Iterator[tuple[float, Event]]:
+    def _events(self) -> Iterator[tuple[float, str, tuple[Any, ...]]]:
         rng = np.random.default_rng(7)
         missing = range(int(self.kept * self.blocks**2), self.blocks**2)
         at = np.full(self.workers, SUBMITTED + self.start)
@@ -85,10 +85,11 @@ class Job:
                         begin = at[worker]
                         at[worker] += (3 if first else 1) * (1 + self.noise * rng.uniform(-1, 1))
                         if again:
-                            yield begin, Again(begin, int(chain), step, finished=True)
-                        yield at[worker], StepRun(int(chain), step, str(worker), begin, float(at[worker]))
+                            yield begin, "repeat", (begin, int(chain), step, True)
+                        yield at[worker], "step", (int(chain), step, str(worker), begin, float(at[worker]))
                     if step == self.steps - 1 and self.write:
-                        yield at[worker] + self.write, Checked(float(at[worker] + self.write), int(chain), True)
+                        written = float(at[worker] + self.write)
+                        yield written, "check", (written, int(chain), True)
 
 
 JOBS = {
@@ -113,11 +114,12 @@ def test_after_a_tenth_of_the_work_the_predicted_end_is_right_within_a_tenth(job
     record, events = job.record(), job.events()
     end = events[-1][0]
     total = end - SUBMITTED
-    last = max(at for at, event in events if isinstance(event, StepRun))  # afterwards only checks and writes are left
+    last = max(at for at, method, _ in events if method == "step")  # afterwards only checks and writes are left
     worst, looked = 0.0, 0
     for now in np.arange(SUBMITTED, last, total / 500):
         while events and events[0][0] <= now:
-            record.add(events.pop(0)[1])
+            _, method, arguments = events.pop(0)
+            getattr(record, method)(*arguments)
         figures = record.figures(float(now))
         if figures.done >= figures.total / 10:
             looked += 1
@@ -130,8 +132,8 @@ def test_before_the_first_step_nothing_is_known_and_after_the_last_nothing_is_le
     job = replace(JOBS["steady"], blocks=2, steps=2)
     record = job.record()
     assert record.figures(SUBMITTED + 1).left == math.inf
-    for _, event in job.events():
-        record.add(event)
+    for _, method, arguments in job.events():
+        getattr(record, method)(*arguments)
     assert record.figures(SUBMITTED + 100).left == 0
 
 

@@ -1,0 +1,78 @@
+"""What is said of a product on the page and in the report: one list of labels and values for both. Pure."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from distmm.telemetry import units
+from distmm.telemetry.figures import UNDER_WAY, Figures
+from distmm.telemetry.record import Record
+
+__all__ = ["Fact", "checked", "facts", "share_done", "time_left"]
+
+
+class Fact(NamedTuple):
+    """A label, its value as text, and whether it alarms."""
+
+    label: str
+    value: str
+    bad: bool = False
+
+
+def facts(record: Record, f: Figures, now: float) -> list[Fact]:
+    """Return what there is to say of a product at a time, in the order of importance; `f`: its figures then."""
+    lanes, cluster, cost = record.lanes.values(), record.plan.cluster, record.plan.cost
+    under_way, over = f.state in UNDER_WAY, record.over
+    peak, others = (max((getattr(lane, of) for lane in lanes), default=0) for of in ("peak_blocks", "others"))
+    busy = sum(lane.seconds["multiply"] for lane in lanes) / max(1e-9, f.seconds * len(lanes))
+    beside = f", beside {units.size(others)} of other blocks" if others else ""
+    found = [
+        Fact("state", f.state, f.state in ("failed", "cancelled", "stalled")),
+        Fact("blocks of C", f"{f.blocks_done} of {f.blocks}"),
+        Fact("steps", f"{f.done} of {f.total}"),
+        Fact("started", units.date(record.submitted)),
+        Fact("ended" if over else "last step", units.date(record.advanced) if over or f.done else "none yet"),
+        Fact("took" if over else "for", units.duration(f.seconds)),
+    ]
+    if under_way:
+        found += [
+            Fact("time left", time_left(f)),
+            Fact("without a step", units.duration(f.idle), f.state == "stalled"),
+            Fact("workers", f"{f.workers} of {f.planned}", f.workers < f.planned),
+            Fact("last heartbeat", f"{units.duration(f.silent)} ago" if math.isfinite(f.silent) else "none"),
+        ]
+    happened = {"interrupted": f.interrupted, "computed again": f.again, "from disk": f.resumed}
+    return [
+        *found,
+        Fact("rate (of the plan)", f"{units.scaled(f.rate, 'FLOP/s')} ({f.rate / cluster.rate / cluster.workers:.0%})"),
+        Fact("workers busy", f"{busy:.0%}"),
+        Fact("moved (2-D bound)", f"{units.size(f.moved)} ({units.size(f.bound)})"),
+        Fact("most memory on a worker (planned)", f"{units.size(peak)} ({units.size(cost.peak_bytes)}){beside}"),
+        Fact("checked", checked(record), f.refuted > 0),
+        Fact("failed", str(f.failed), f.failed > 0),
+        *(Fact(label, str(count)) for label, count in happened.items() if count),
+        *([Fact("error", f.error, True)] if f.error else []),
+    ]
+
+
+def checked(record: Record) -> str:
+    """Return how many blocks passed their check, as text."""
+    passed = int(record.certified.sum())
+    if not passed and not record.refutations:
+        return "not checked"
+    wrong = f", {int(record.refuted.sum())} of them not corrected yet" if record.refuted.any() else ""
+    return f"{passed} blocks passed, {record.refutations} failed{wrong}"
+
+
+def time_left(f: Figures) -> str:
+    """Return the time left as text; empty for a product that has ended."""
+    if f.state == "running":
+        return units.duration(f.left) if math.isfinite(f.left) else "not known yet"
+    return {"waiting": "not known yet", "stalled": "stalled"}.get(f.state, "")
+
+
+def share_done(record: Record, f: Figures) -> float:
+    """Return the fraction of a product's steps that is done; the steps of blocks from disk count as done."""
+    kept = float((record.resumed * record.steps_of).sum())
+    return float((f.done + kept) / max(1, f.total + kept))
