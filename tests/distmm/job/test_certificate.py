@@ -232,8 +232,8 @@ def test_a_flipped_bit_costs_one_block_that_another_worker_makes_again(kind: str
     told = [event for _, event in client.get_events(job.computation.JOB_TOPIC)]
     events = [event["event"] for event in told for _ in event.get("blocks", [None])]
     events = events[len(events) - events[::-1].index("begin") :]  # those of this job
-    assert events.count("certificate-failure") == 1
-    assert events.count("certified") == len(certificate["done"])
+    assert events.count("rejected") == 1
+    assert events.count("accepted") == len(certificate["done"])
 
 
 def test_a_block_that_stays_wrong_is_not_written(client: Client, spoilt: Any) -> None:

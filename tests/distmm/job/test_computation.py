@@ -46,7 +46,7 @@ def test_blocks_that_are_written_before_one_that_fails_are_fetched_together_and_
         computation._take(futures[0])
     assert fetched == [2]
     assert (computation.written, computation.residual) == (2, 1 / 8)
-    assert told == [("certified", {"blocks": [(0, 0), (1, 0)]})]
+    assert told == [("accepted", {"blocks": [(0, 0), (1, 0)]})]
 
 
 def test_a_scheduler_and_a_client_keep_nothing_of_a_job_that_has_ended(client: Client, tmp_path: Path) -> None:
