@@ -117,8 +117,8 @@ def _pending(client: Client) -> list[Any]:
 def describe(f: Figures) -> str:
     """Return one line with the rate so far, the time left, failures, and the first reason why it is slow."""
     if f.state == "stalled":
-        parts = [f"stalled: no step for {units.duration(f.idle)}, {f.workers} of {f.planned} workers are heard of"]
-    elif not f.done and f.state in UNDER_WAY:
+        return ", ".join([f"stalled: no step for {units.duration(f.idle)}", *f.reasons[:1]])
+    if not f.done and f.state in UNDER_WAY:
         parts = ["starting"]
     else:
         parts = [units.scaled(f.rate, "FLOP/s")]
