@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
-from distributed import Client
-
-from distmm.clusters import cluster
 from distmm.errors import InputError
-from distmm.planning.plan import Plan
-from distmm.planning.precision import Precision
-from distmm.product.choices import Choices, square
+from distmm.product.choices import BlockKeywords, Choices, takes
 from distmm.product.operand import Operand, check_pair, with_itself, wrap
+from distmm.product.out_target import is_written
 from distmm.product.product import Gemm
 from distmm.product.scalars import check_flags, check_scalars
 
 __all__ = ["gemm", "gram", "matmul"]
 
 
+@takes(BlockKeywords)
 def matmul(
     A: Any,
     B: Any,
     *,
-    precision: Precision | None = None,
-    kernel: str | None = None,
-    reproducible: bool | None = None,
-    device: cluster.Device | None = None,
-    blocks: tuple[int, int, int] | None = None,
-    plan: Plan | str | None = None,
     out: Any = None,
-    client: Client | None = None,
+    **choices: Unpack[BlockKeywords],
 ) -> Any:
     """Multiply two arrays of any size, block by block, on all workers.
 
@@ -54,6 +45,19 @@ def matmul(
           variable would be read as a whole: open it with ``chunks={}``.
     B : array-like of shape (..., k, n) or (k,)
         As `A`.
+    out : numpy.ndarray, Zarr-like, DLPack or Dask array, optional
+        Array of the product's shape that receives the product during this call. A product that does not fit into the
+        memory of the workers is computed in waves. No task writes to `out` after the call, nor after an error or
+        Ctrl-C.
+
+        - NumPy array: workers on this machine write directly into its memory. `distmm.empty` makes arrays that GPUs
+          write at full speed.
+        - Zarr-like object: workers write whole ``chunks`` (or ``shards``) in parallel. For an object without chunks,
+          for an HDF5 dataset, and for elements that workers do not reach (in memory, in a folder that they do not see),
+          this process writes one block after the other.
+        - Array of another package with DLPack: it is filled in its own memory, which must be writable.
+        - Dask array: it becomes the lazy product, and keeps its type and its chunks.
+        - xarray object: its ``data`` is filled, or becomes the lazy product.
     precision : {"highest", "high", "medium", "ieee"}, optional
         Minimum accuracy of the product. "highest": within the error bound of arithmetic in the type of the operands,
         for each element. "high", "medium": float32 operands may be rounded to TF32 or bfloat16. "ieee": each element of
@@ -70,29 +74,16 @@ def matmul(
         reproducible.
     device : {"auto", "cpu", "gpu"}, optional
         Where to multiply. "auto" (default) uses GPUs if the chunks are CuPy's or every worker has a GPU.
+    client : distributed.Client, optional
+        Cluster to use. By default the one with which Dask's ``compute`` would compute here: the ``scheduler`` of its
+        configuration, the cluster of the task that calls this, or the current client. Without a client the product runs
+        on Dask's local scheduler.
     blocks : tuple of int, optional
         Block edges (m, k, n). By default the chunks of Dask arrays; else the planner chooses.
     plan : Plan or str, optional
         A plan that `distmm.plan` made for operands of these shapes, or its text, such as
         ``"g2x1x1 b8192x8192x8192 p1 w1 l2"``. A `Plan` keeps the precision, kernel and device that it was made with.
         Other arguments that contradict the plan are refused.
-    out : numpy.ndarray, Zarr-like, DLPack or Dask array, optional
-        Array of the product's shape that receives the product during this call. A product that does not fit into the
-        memory of the workers is computed in waves. No task writes to `out` after the call, nor after an error or
-        Ctrl-C.
-
-        - NumPy array: workers on this machine write directly into its memory. `distmm.empty` makes arrays that GPUs
-          write at full speed.
-        - Zarr-like object: workers write whole ``chunks`` (or ``shards``) in parallel. For an object without chunks,
-          for an HDF5 dataset, and for elements that workers do not reach (in memory, in a folder that they do not see),
-          this process writes one block after the other.
-        - Array of another package with DLPack: it is filled in its own memory, which must be writable.
-        - Dask array: it becomes the lazy product, and keeps its type and its chunks.
-        - xarray object: its ``data`` is filled, or becomes the lazy product.
-    client : distributed.Client, optional
-        Cluster to use. By default the one with which Dask's ``compute`` would compute here: the ``scheduler`` of its
-        configuration, the cluster of the task that calls this, or the current client. Without a client the product runs
-        on Dask's local scheduler.
 
     Returns
     -------
@@ -121,13 +112,10 @@ def matmul(
     >>> distmm.matmul(A, B).compute()[0]
     array([4., 4., 4., 4., 4.])
     """
-    how: dict[str, Any] = {
-        "precision": precision, "kernel": kernel, "reproducible": reproducible, "device": device, "blocks": blocks,
-        "plan": plan,
-    }  # fmt: skip
-    return gemm(1, A, B, out=out, client=client, **how)
+    return gemm(1, A, B, out=out, **choices)
 
 
+@takes(BlockKeywords)
 def gemm(
     alpha: complex,
     A: Any,
@@ -137,14 +125,8 @@ def gemm(
     *,
     transa: bool = False,
     transb: bool = False,
-    precision: Precision | None = None,
-    kernel: str | None = None,
-    reproducible: bool | None = None,
-    device: cluster.Device | None = None,
-    blocks: tuple[int, int, int] | None = None,
-    plan: Plan | str | None = None,
     out: Any = None,
-    client: Client | None = None,
+    **choices: Unpack[BlockKeywords],
 ) -> Any:
     """Compute ``alpha * op(A) @ op(B) + beta * C`` as BLAS's GEMM does, into a new array.
 
@@ -164,7 +146,9 @@ def gemm(
         old values.
     transa, transb : bool
         Use the transpose of the last two dimensions of A or B, without a copy.
-    precision, kernel, reproducible, device, blocks, plan, out, client
+    out
+        As in `matmul`.
+    precision, kernel, reproducible, device, client, blocks, plan
         As in `matmul`.
 
     Returns
@@ -190,9 +174,7 @@ def gemm(
     check_pair(a, b)
     check_scalars(alpha=alpha, beta=beta)
     product = Gemm.of(a, b, alpha=alpha, beta=beta, c=_addend(beta, C))
-    return product.array(
-        Choices.chosen(precision, kernel, device, blocks, plan, reproducible=reproducible), out, client
-    )
+    return product.array(Choices.of(now=is_written(out), **choices), out)
 
 
 def _addend(beta: complex, C: Any) -> Operand | None:
@@ -202,6 +184,7 @@ def _addend(beta: complex, C: Any) -> Operand | None:
     return wrap(C, "C") if beta != 0 else None
 
 
+@takes(BlockKeywords)
 def gram(
     A: Any,
     *,
@@ -210,14 +193,8 @@ def gram(
     C: Any = None,
     trans: bool = False,
     hermitian: bool = True,
-    precision: Precision | None = None,
-    kernel: str | None = None,
-    reproducible: bool | None = None,
-    device: cluster.Device | None = None,
-    blocks: tuple[int, int] | None = None,
-    plan: Plan | str | None = None,
     out: Any = None,
-    client: Client | None = None,
+    **choices: Unpack[BlockKeywords],
 ) -> Any:
     """Multiply a matrix by its own transpose, ``alpha * A @ A.conj().T + beta * C``, as BLAS's SYRK and HERK do.
 
@@ -241,15 +218,15 @@ def gram(
         Compute ``A.conj().T @ A``, of shape (..., k, k).
     hermitian : bool
         For complex numbers. True: use the conjugate transpose, as HERK does. False: use the transpose, as SYRK does.
-    precision, kernel, reproducible, device
+    out
+        As in `matmul`.
+    precision, kernel, reproducible, device, client
         As in `matmul`.
     blocks : tuple of int, optional
         Block edges (m, k) of A, or of its transpose with `trans`. By default the chunks of a Dask array; else the
         planner chooses.
     plan : Plan or str, optional
         A plan that ``distmm.plan(A)`` made, or its text.
-    out, client
-        As in `matmul`.
 
     Returns
     -------
@@ -285,6 +262,4 @@ def gram(
     if c is not None and c.shape[-2:] != (size, size):
         raise InputError(f"C has shape {c.shape}, the product is {size} x {size}: give a symmetric C of that size")
     product = Gemm.of(a, b, alpha=alpha, beta=beta, c=c, symmetry=symmetry)
-    return product.array(
-        Choices.chosen(precision, kernel, device, square(blocks), plan, reproducible=reproducible), out, client
-    )
+    return product.array(Choices.of(now=is_written(out), symmetric=True, **choices), out)

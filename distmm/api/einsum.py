@@ -4,29 +4,23 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
-
-from distributed import Client
+from typing import Any, Unpack
 
 from distmm.api.subscripts import as_written, read
-from distmm.clusters import cluster
 from distmm.errors import InputError
-from distmm.planning.precision import Precision
-from distmm.product.choices import Choices
-from distmm.product.context import computing
+from distmm.product.choices import Choices, Keywords, takes
 from distmm.product.labelled import Labelled
 from distmm.product.network import contracted
+from distmm.product.out_target import is_written
 
 __all__ = ["einsum", "multi_dot"]
 
 
+@takes(Keywords)
 def einsum(
     *operands: Any,
-    precision: Precision | None = None,
-    kernel: str | None = None,
-    device: cluster.Device | None = None,
     out: Any = None,
-    client: Client | None = None,
+    **choices: Unpack[Keywords],
 ) -> Any:
     """Sum products of any number of arrays over indices, as `numpy.einsum` does, by matrix products.
 
@@ -43,11 +37,9 @@ def einsum(
         optional list for the result at the end: ``A, [0, 1], B, [1, 2], [0, 2]``. An ellipsis denotes dimensions that
         broadcast. Without ``->`` the result has the indices that occur once, in alphabetical order. Arrays are as in
         `matmul`. Arrays in memory are summed at the call, and copied if their strides do not allow a view.
-    precision, kernel, device
-        As in `matmul`.
     out : numpy.ndarray, Zarr-like or Dask array, optional
         As in `tensordot`.
-    client : distributed.Client, optional
+    precision, kernel, reproducible, device, client
         As in `matmul`.
 
     Returns
@@ -76,18 +68,15 @@ def einsum(
         array.labelled(labels).diagonal().without_broadcast(subscripts.sizes)
         for array, labels in zip(arrays, subscripts.operands, strict=True)
     ]
-    choices = Choices.chosen(precision, kernel, device, None, None)
-    return contracted(labelled, subscripts.output, choices, out, computing(client, now=out is not None))
+    return contracted(labelled, subscripts.output, Choices.of(now=is_written(out), **choices), out)
 
 
+@takes(Keywords)
 def multi_dot(
     arrays: Sequence[Any],
     *,
-    precision: Precision | None = None,
-    kernel: str | None = None,
-    device: cluster.Device | None = None,
     out: Any = None,
-    client: Client | None = None,
+    **choices: Unpack[Keywords],
 ) -> Any:
     """Multiply two or more matrices in the order that takes the fewest operations, as `numpy.linalg.multi_dot` does.
 
@@ -95,11 +84,9 @@ def multi_dot(
     ----------
     arrays : sequence of array-like
         Matrices. The first may be a vector, which counts as a row. The last may be a vector, which counts as a column.
-    precision, kernel, device
-        As in `matmul`.
     out : numpy.ndarray, Zarr-like or Dask array, optional
         As in `matmul`.
-    client : distributed.Client, optional
+    precision, kernel, reproducible, device, client
         As in `matmul`.
 
     Returns
@@ -138,5 +125,4 @@ def multi_dot(
                 "dimension of one must be as long as the first of the next"
             )
     output = tuple(end for end in (0, last + 1) if any(end in array.labels for array in labelled))
-    choices = Choices.chosen(precision, kernel, device, None, None)
-    return contracted(labelled, output, choices, out, computing(client, now=out is not None), "dp")
+    return contracted(labelled, output, Choices.of(now=is_written(out), **choices), out, "dp")

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import numpy as np
-from distributed import Client
 
 from distmm.api.reductions import TopK
-from distmm.clusters import cluster
 from distmm.errors import InputError
-from distmm.planning.precision import Precision
 from distmm.planning.problem import accumulator_dtype
-from distmm.product.choices import Choices, square
+from distmm.product.choices import BlockKeywords, Choices, takes
 from distmm.product.operand import check_pair, wrap
 from distmm.product.product import Gemm
 from distmm.product.reduced_product import check_metric, checked_k, is_transpose, results
@@ -22,18 +19,13 @@ from distmm.worker import tasks
 __all__ = ["nearest"]
 
 
+@takes(BlockKeywords)
 def nearest(
     X: Any,
     Y: Any,
     k: int,
     metric: Literal["inner", "cosine", "euclidean"] = "inner",
-    *,
-    precision: Precision | None = None,
-    kernel: str | None = None,
-    device: cluster.Device | None = None,
-    blocks: tuple[int, ...] | None = None,
-    plan: str | None = None,
-    client: Client | None = None,
+    **choices: Unpack[BlockKeywords],
 ) -> TopK:
     """Find the k rows of Y that are nearest to each row of X, by an exact search: the product ``X @ Y.T``.
 
@@ -51,7 +43,7 @@ def nearest(
         "inner": the inner product, largest first. "cosine": the inner product divided by both norms, largest first. A
         row of zeros has the cosine 0 with all others. "euclidean": the distance, smallest first, computed as the square
         root of ``|x|^2 + |y|^2 - 2 x @ y``. A distance that is much smaller than the norms has few correct digits.
-    precision, kernel, device, blocks, plan, client
+    precision, kernel, reproducible, device, client, blocks, plan
         As in `topk`.
 
     Returns
@@ -80,17 +72,16 @@ def nearest(
     (array([[1., 2.]]), array([[1, 2]]))
     """
     check_metric(metric)
-    product, choices = _of_rows(X, Y, (precision, kernel, device, blocks, plan))
+    product, chosen = _of_rows(X, Y, choices)
     k = checked_k(k, product.shape[-1], f"{'X' if Y is None else 'Y'} has {{n}} rows")
     dtype = accumulator_dtype(product.dtype)
     kinds = [(dtype, (k,)), (np.dtype(np.int64), (k,))]
     reduction = tasks.Largest(k, dtype, metric)
-    return TopK(*results(product, choices, reduction, kinds, client, metric=metric))
+    return TopK(*results(product, chosen, reduction, kinds, metric=metric))
 
 
-def _of_rows(X: Any, Y: Any, how: tuple[Any, ...]) -> tuple[Gemm, Choices]:
+def _of_rows(X: Any, Y: Any, choices: BlockKeywords) -> tuple[Gemm, Choices]:
     """Return the product ``X @ Y.T``, or ``X @ X.T`` for Y None, and the choices for it."""
-    precision, kernel, device, blocks, plan = how
     operands = [wrap(X, "X")] if Y is None else [wrap(X, "X"), wrap(Y, "Y")]
     for x in operands:
         if len(x.shape) != 2:
@@ -102,6 +93,7 @@ def _of_rows(X: Any, Y: Any, how: tuple[Any, ...]) -> tuple[Gemm, Choices]:
         raise InputError(f"X has shape {x.shape} and Y {y.shape}: give rows of the same length")
     b = replace(y, transposed=True)
     check_pair(x, b)
-    itself = Y is None or (blocks is None and plan is None and is_transpose(x, b))
+    own = choices.get("blocks") is not None or choices.get("plan") is not None
+    itself = Y is None or (not own and is_transpose(x, b))
     product = Gemm.of(x, replace(x, transposed=True) if itself else b, symmetry="symmetric" if itself else None)
-    return product, Choices.chosen(precision, kernel, device, square(blocks) if Y is None else blocks, plan)
+    return product, Choices.of(symmetric=Y is None, **choices)

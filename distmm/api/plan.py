@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack
 
-from distributed import Client
-
-from distmm.clusters.cluster import Device
 from distmm.clusters.hardware import Hardware
 from distmm.errors import InputError
 from distmm.planning.plan import Plan
-from distmm.planning.precision import Precision
 from distmm.planning.problem import Symmetry
-from distmm.product.choices import Choices, square
-from distmm.product.context import computing
+from distmm.product.choices import BlockKeywords, Choices, takes
 from distmm.product.operand import check_pair, with_itself, wrap
 from distmm.product.out_target import elements_of
 from distmm.product.product import Gemm
@@ -22,6 +17,7 @@ from distmm.product.scalars import check_flags
 __all__ = ["plan"]
 
 
+@takes(BlockKeywords)
 def plan(
     A: Any,
     B: Any = None,
@@ -29,15 +25,9 @@ def plan(
     transa: bool = False,
     transb: bool = False,
     hermitian: bool = True,
-    precision: Precision | None = None,
-    kernel: str | None = None,
-    reproducible: bool | None = None,
-    device: Device | None = None,
-    blocks: tuple[int, ...] | None = None,
-    plan: str | None = None,
     out: Any = None,
-    client: Client | None = None,
     cluster: Hardware | None = None,
+    **choices: Unpack[BlockKeywords],
 ) -> Plan:
     """Plan a product without computing it: blocks, owners, memory, bytes moved and time.
 
@@ -52,20 +42,20 @@ def plan(
         As in `gemm`. Without `B`, `transa` is the `trans` of `gram`.
     hermitian : bool
         Without `B`: as in `gram`.
+    out : array-like, optional
+        The array that will receive the product. Finished blocks of C are then planned to be written to it, and not to
+        stay on the workers.
+    cluster : Hardware, optional
+        A description of a cluster by `distmm.gpus` or `distmm.cpus`, instead of `client` and `device`. The cluster need
+        not exist. The table then also has the smallest number of such workers that the product fits on.
     precision, kernel, reproducible, device
         As in `matmul`.
+    client : distributed.Client, optional
+        Cluster to plan for. By default as in `matmul`, and without a client this machine.
     blocks : tuple of int, optional
         Block edges (m, k, n), or (m, k) without `B`. By default the chunks of Dask arrays; else the planner chooses.
     plan : str, optional
         The text of a plan. That plan is returned with its figures, and no search is made.
-    out : array-like, optional
-        The array that will receive the product. Finished blocks of C are then planned to be written to it, and not to
-        stay on the workers.
-    client : distributed.Client, optional
-        Cluster to plan for. By default as in `matmul`, and without a client this machine.
-    cluster : Hardware, optional
-        A description of a cluster by `distmm.gpus` or `distmm.cpus`, instead of `client` and `device`. The cluster need
-        not exist. The table then also has the smallest number of such workers that the product fits on.
 
     Returns
     -------
@@ -95,14 +85,12 @@ def plan(
     check_flags(hermitian=hermitian)
     if B is None:
         a, b, symmetry = with_itself(A, transa, hermitian)
-        blocks = square(blocks)
     else:
         a, b = wrap(A, "A", transa), wrap(B, "B", transb)
         check_pair(a, b)
     product = Gemm.of(a, b, symmetry=symmetry)
-    _check_hardware(cluster, client, device)
-    choices = Choices.chosen(precision, kernel, device, blocks, plan, cluster, reproducible)
-    return product.plan(choices, elements_of(out), computing(client) if cluster is None else None)
+    _check_hardware(cluster, choices.get("client"), choices.get("device"))
+    return product.plan(Choices.of(hardware=cluster, symmetric=B is None, **choices), elements_of(out))
 
 
 def _check_hardware(hardware: Any, client: Any, device: str | None) -> None:

@@ -7,17 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from operator import index
-from typing import Any, NamedTuple, SupportsIndex, cast
+from typing import Any, NamedTuple, SupportsIndex, Unpack, cast
 
 import dask
 import dask.array as da
 import numpy as np
-from distributed import Client
 
-from distmm.clusters import cluster
 from distmm.errors import InputError
 from distmm.graph.parametric_layer import with_copies
-from distmm.planning.precision import Precision
+from distmm.product.choices import BlockKeywords, takes
 from distmm.product.product_array import ProductArray
 from distmm.product.reduced_product import Kinds, check_ordered, checked_k, product_of, results
 from distmm.worker import tasks
@@ -52,6 +50,7 @@ class TopK(NamedTuple):
         return values, indices
 
 
+@takes(BlockKeywords)
 def topk(
     A: Any,
     B: Any,
@@ -59,12 +58,7 @@ def topk(
     *,
     transa: bool = False,
     transb: bool = False,
-    precision: Precision | None = None,
-    kernel: str | None = None,
-    device: cluster.Device | None = None,
-    blocks: tuple[int, ...] | None = None,
-    plan: str | None = None,
-    client: Client | None = None,
+    **choices: Unpack[BlockKeywords],
 ) -> TopK:
     """Find the k largest elements of each row of ``A @ B``, and their columns, without storing the product.
 
@@ -81,12 +75,8 @@ def topk(
         Number of elements of each row, from 1 to n.
     transa, transb : bool
         As in `gemm`. Without `B`, `transa` is the `trans` of `gram`.
-    precision, kernel, device, blocks
+    precision, kernel, reproducible, device, client, blocks, plan
         As in `matmul`; `blocks` as in `gram` without `B`.
-    plan : str, optional
-        The text of a plan.
-    client : distributed.Client, optional
-        As in `matmul`.
 
     Returns
     -------
@@ -119,13 +109,14 @@ def topk(
     array([[0, 3],
            [1, 2]])
     """
-    product, choices = product_of(A, B, transa, transb, (precision, kernel, device, blocks, plan))
+    product, chosen = product_of(A, B, transa, transb, **choices)
     check_ordered(product, "largest elements")
     k = checked_k(k, product.shape[-1], "the product has rows of {n} elements")
     kinds = [(product.dtype, (k,)), (np.dtype(np.int64), (k,))]
-    return TopK(*results(product, choices, tasks.Largest(k, product.dtype), kinds, client))
+    return TopK(*results(product, chosen, tasks.Largest(k, product.dtype), kinds))
 
 
+@takes(BlockKeywords)
 def reduce(
     A: Any,
     B: Any,
@@ -137,12 +128,7 @@ def reduce(
     shape: tuple[int, ...] = (),
     transa: bool = False,
     transb: bool = False,
-    precision: Precision | None = None,
-    kernel: str | None = None,
-    device: cluster.Device | None = None,
-    blocks: tuple[int, ...] | None = None,
-    plan: str | None = None,
-    client: Client | None = None,
+    **choices: Unpack[BlockKeywords],
 ) -> da.Array:
     r"""Reduce each row, or each column, of ``A @ B`` without storing the product.
 
@@ -168,7 +154,7 @@ def reduce(
         Type of the results of your own functions. By default the type of the product.
     shape : tuple of int, optional
         Shape of the result of your own functions for one line.
-    transa, transb, precision, kernel, device, blocks, plan, client
+    transa, transb, precision, kernel, reproducible, device, client, blocks, plan
         As in `topk`.
 
     Returns
@@ -196,7 +182,7 @@ def reduce(
     >>> distmm.reduce(A, B, least, axis=0).compute()
     array([-3., -1., -2.])
     """
-    product, choices = product_of(A, B, transa, transb, (precision, kernel, device, blocks, plan))
+    product, chosen = product_of(A, B, transa, transb, **choices)
     ndim, c = len(product.shape), product.dtype
     if not isinstance(axis, SupportsIndex) or index(axis) not in (-1, -2, ndim - 1, ndim - 2):
         raise InputError(f"axis is {axis!r}: give -1 for a result of each row of the product, -2 for each column")
@@ -207,21 +193,21 @@ def reduce(
     if how in ("max", "argmax"):
         check_ordered(product, "largest element")
         kinds: Kinds = [(c, (1,)), (np.dtype(np.int64), (1,))]
-        best = results(product, choices, tasks.Largest(1, c), kinds, client, down)
+        best = results(product, chosen, tasks.Largest(1, c), kinds, down)
         return with_copies(best[0 if how == "max" else 1][..., 0])
     if how == "sum":
         of_sum = np.dtype(np.uint64 if c.kind == "u" else np.int64) if c.kind in "biu" else c
-        return results(product, choices, tasks.Sum(of_sum), [(of_sum, ())], client, down)[0]
+        return results(product, chosen, tasks.Sum(of_sum), [(of_sum, ())], down)[0]
     if how == "norm":
         of_norm = np.dtype(np.float64) if c.kind in "biu" else np.empty(0, c).real.dtype
-        return results(product, choices, tasks.Norm(of_norm), [(of_norm, ())], client, down)[0]
+        return results(product, chosen, tasks.Norm(of_norm), [(of_norm, ())], down)[0]
     if how == "histogram":
         check_ordered(product, "bins")
         edges = _checked_bins(bins)
         kinds = [(np.dtype(np.int64), (len(edges) - 1,))]
-        return results(product, choices, tasks.Histogram(tuple(edges.tolist())), kinds, client, down)[0]
+        return results(product, chosen, tasks.Histogram(tuple(edges.tolist())), kinds, down)[0]
     own = c if dtype is None else np.dtype(dtype)
-    return results(product, choices, tasks.Custom(cast("Functions", how), own), [(own, tuple(shape))], client, down)[0]
+    return results(product, chosen, tasks.Custom(cast("Functions", how), own), [(own, tuple(shape))], down)[0]
 
 
 def _check_belongs(how: Any, bins: Any, dtype: Any, shape: Any) -> None:

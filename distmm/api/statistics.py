@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Unpack
 
 import dask.array as da
 import ml_dtypes
 import numpy as np
 from dask.array.utils import meta_from_array
-from distributed import Client
 
 from distmm.api.array import gram
-from distmm.clusters import cluster
 from distmm.errors import InputError
-from distmm.planning.precision import Precision
-from distmm.product.choices import Choices
+from distmm.product.choices import Choices, Keywords, takes
 from distmm.product.labelled import Labelled
 from distmm.product.scalars import check_flags, common_type
 from distmm.product.two_passes import second_pass
@@ -24,6 +21,7 @@ from distmm.product.two_passes import second_pass
 __all__ = ["corrcoef", "cov"]
 
 
+@takes(Keywords)
 def cov(
     m: Any,
     y: Any = None,
@@ -34,10 +32,7 @@ def cov(
     aweights: Any = None,
     *,
     dtype: Any = None,
-    precision: Precision | None = None,
-    kernel: str | None = None,
-    device: cluster.Device | None = None,
-    client: Client | None = None,
+    **choices: Unpack[Keywords],
 ) -> da.Array:
     """Estimate a covariance matrix, as `numpy.cov` does, from observations that need not fit into memory.
 
@@ -65,7 +60,7 @@ def cov(
     dtype : data type, optional
         Floating-point or complex type of the centred observations and of the result. By default float64, or complex128
         for complex observations. Means are always computed in float64 or complex128, or in a wider `dtype`.
-    precision, kernel, device, client
+    precision, kernel, reproducible, device, client
         As in `matmul`.
 
     Returns
@@ -98,14 +93,14 @@ def cov(
            [-1.,  1.]])
     """
     check_flags(rowvar=rowvar, bias=bias)
-    Choices.chosen(precision, kernel, device, None, None)  # refuses what cannot be used, before any work
+    Choices.of(**choices)  # refuses what cannot be used, before any work
     if ddof is not None and ddof != int(ddof):
         raise InputError(f"ddof is {ddof}: give a whole number")
     first, second, dtype = _observations(m, y, rowvar, dtype)
     n = first.shape[1]
     weights, freedom = _weights(fweights, aweights, n, int(not bias) if ddof is None else int(ddof))
     if freedom <= 0:
-        warnings.warn("Degrees of freedom <= 0 for slice", RuntimeWarning, stacklevel=2)
+        warnings.warn("Degrees of freedom <= 0 for slice", RuntimeWarning, stacklevel=3)
         freedom = 0.0
     wide = np.result_type(dtype, np.float64)
     if weights is None:
@@ -115,20 +110,17 @@ def cov(
         mean = (first * weights).sum(axis=1, dtype=wide, keepdims=True) / weights.sum()
         centred = (second - mean) * np.sqrt(weights)
     alpha = 1 / freedom if freedom else np.inf
-    how: dict[str, Any] = {"precision": precision, "kernel": kernel, "device": device, "client": client}
-    return gram(centred.astype(dtype), alpha=alpha, **how).squeeze()
+    return gram(centred.astype(dtype), alpha=alpha, **choices).squeeze()
 
 
+@takes(Keywords)
 def corrcoef(
     x: Any,
     y: Any = None,
     rowvar: bool = True,
     *,
     dtype: Any = None,
-    precision: Precision | None = None,
-    kernel: str | None = None,
-    device: cluster.Device | None = None,
-    client: Client | None = None,
+    **choices: Unpack[Keywords],
 ) -> da.Array:
     """Compute Pearson's correlation coefficients, as `numpy.corrcoef` does.
 
@@ -141,7 +133,7 @@ def corrcoef(
         As in `matmul`.
     y, rowvar, dtype
         As in `cov`.
-    precision, kernel, device, client
+    precision, kernel, reproducible, device, client
         As in `matmul`.
 
     Returns
@@ -165,7 +157,7 @@ def corrcoef(
            [-1.,  1.]])
     """
     check_flags(rowvar=rowvar)
-    Choices.chosen(precision, kernel, device, None, None)  # refuses what cannot be used, before any work
+    Choices.of(**choices)  # refuses what cannot be used, before any work
     first, second, dtype = _observations(x, y, rowvar, dtype)
     n = first.shape[1]
     wide = np.result_type(dtype, np.float64)
@@ -174,8 +166,7 @@ def corrcoef(
     parts = (first.real, first.imag) if first.dtype.kind == "c" else (first,)
     variance = sum(part.var(axis=1, dtype=real, keepdims=True) for part in parts)
     scaled = ((second - mean) / np.sqrt(variance * n)).astype(dtype)
-    how: dict[str, Any] = {"precision": precision, "kernel": kernel, "device": device, "client": client}
-    c = gram(scaled, alpha=1 if n else np.nan, **how)
+    c = gram(scaled, alpha=1 if n else np.nan, **choices)
     lines = da.asanyarray(variance).rechunk((c.chunks[0], 1))
     return c.map_blocks(_clipped, lines, lines.T, dtype=dtype, meta=c._meta).squeeze()
 

@@ -3,32 +3,27 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
-from distributed import Client
 
-from distmm.clusters import cluster
 from distmm.errors import InputError
-from distmm.planning.precision import Precision
-from distmm.product.choices import Choices
-from distmm.product.context import computing
+from distmm.product.choices import Choices, Keywords, takes
 from distmm.product.labelled import Labelled
 from distmm.product.network import contracted
+from distmm.product.out_target import is_written
 
 __all__ = ["tensordot"]
 
 
+@takes(Keywords)
 def tensordot(
     A: Any,
     B: Any,
     axes: Any = 2,
     *,
-    precision: Precision | None = None,
-    kernel: str | None = None,
-    device: cluster.Device | None = None,
     out: Any = None,
-    client: Client | None = None,
+    **choices: Unpack[Keywords],
 ) -> Any:
     """Sum products over dimensions of two arrays, as `numpy.tensordot` does, by one matrix product.
 
@@ -44,13 +39,11 @@ def tensordot(
     axes : int, or pair of int or of sequences of int
         An integer N: sum over the last N dimensions of `A` and the first N of `B`, in this order. A pair: the
         dimensions of `A`, and the dimensions of `B` in the same order.
-    precision, kernel, device
-        As in `matmul`.
     out : numpy.ndarray, Zarr-like or Dask array, optional
         As in `matmul`. Finished blocks are written at once into an array with the shape of the matrix C, and into a
         NumPy array that can be viewed as C. For any other `out` the whole result is computed in the workers' memory
         first.
-    client : distributed.Client, optional
+    precision, kernel, reproducible, device, client
         As in `matmul`.
 
     Returns
@@ -81,8 +74,7 @@ def tensordot(
     ndim_a, ndim_b = len(a.labels), len(b.labels)
     b = b.labelled([axes_a[axes_b.index(axis)] if axis in axes_b else ndim_a + axis for axis in range(ndim_b)])
     output = *(x for x in a.labels if x not in axes_a), *(x for x in b.labels if x not in axes_a)
-    choices = Choices.chosen(precision, kernel, device, None, None)
-    return contracted([a, b], output, choices, out, computing(client, now=out is not None))
+    return contracted([a, b], output, Choices.of(now=is_written(out), **choices), out)
 
 
 def _axes(axes: Any, a: Labelled, b: Labelled) -> tuple[list[int], list[int]]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
-from distributed import Client
-
-from distmm.clusters import cluster
-from distmm.planning.precision import Precision
+from distmm.product.choices import BlockKeywords, takes
 from distmm.product.reduced_product import product_of
 from distmm.product.thresholds import Entries, above
 
 __all__ = ["Entries", "threshold"]
 
 
+@takes(BlockKeywords)
 def threshold(
     A: Any,
     B: Any,
@@ -23,12 +21,7 @@ def threshold(
     most: int | None = None,
     transa: bool = False,
     transb: bool = False,
-    precision: Precision | None = None,
-    kernel: str | None = None,
-    device: cluster.Device | None = None,
-    blocks: tuple[int, ...] | None = None,
-    plan: str | None = None,
-    client: Client | None = None,
+    **choices: Unpack[BlockKeywords],
 ) -> Entries:
     """Compute ``A @ B`` at the call, and keep the elements that are at least `t`. The product is never stored.
 
@@ -48,7 +41,7 @@ def threshold(
         are float32.
     most : int, optional
         Number of elements that may be kept. By default, as many as fit into a quarter of this machine's free memory.
-    transa, transb, precision, kernel, device, blocks, plan, client
+    transa, transb, precision, kernel, reproducible, device, client, blocks, plan
         As in `topk`.
 
     Returns
@@ -78,5 +71,5 @@ def threshold(
     >>> near.columns, near.values
     (array([1, 2]), array([1., 2.]))
     """
-    product, choices = product_of(A, B, transa, transb, (precision, kernel, device, blocks, plan))
-    return above(t, product, choices, client, metric, most, lower=B is None)
+    product, chosen = product_of(A, B, transa, transb, now=True, **choices)
+    return above(t, product, chosen, metric, most, lower=B is None)

@@ -120,7 +120,9 @@ def multiply(
     """
     check_scalars(alpha=alpha, beta=beta)
     seed = None if seed is None else checked_seed(seed)
-    choices = Choices.chosen(precision, kernel, device, blocks, plan, reproducible=reproducible)
+    choices = Choices.of(
+        precision=precision, kernel=kernel, device=device, blocks=blocks, plan=plan, reproducible=reproducible
+    )
     check = config.chosen("check", check)
     folder = Folder.of(out)
     if is_url(folder.target) and (beta != 0 and c is None):

@@ -196,7 +196,7 @@ def _reduced(
             raise InputError("transb is True, but B is None: leave transb out, or give B")
         b, transb = a, not transa
     seed = None if seed is None else checked_seed(seed)
-    choices = Choices.chosen(precision, kernel, device, blocks, plan)
+    choices = Choices.of(precision=precision, kernel=kernel, device=device, blocks=blocks, plan=plan)
     folder = Folder.of(out)
     ended = settle(folder, anew=overwrite)
     spec = Spec.of(

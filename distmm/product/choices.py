@@ -1,9 +1,12 @@
-"""The caller's choices of how a product is computed. The configuration has the defaults."""
+"""The caller's choices of how a product is computed: keywords of all functions. The configuration has the defaults."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import wraps
+from inspect import Parameter, signature
+from typing import Any, TypedDict, TypeVar, Unpack, cast
 
 import numpy as np
 from distributed import Client
@@ -15,14 +18,58 @@ from distmm.errors import InputError
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.plan import Plan
 from distmm.planning.precision import Precision, check_precision
+from distmm.product.context import computing
 from distmm.product.scalars import check_flags
 
-__all__ = ["Choices", "square"]
+__all__ = ["BlockKeywords", "Choices", "Keywords", "takes"]
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Keywords(TypedDict, total=False):
+    """The keywords of every function that multiplies. None means the configured default. See `distmm.matmul`."""
+
+    precision: Precision | None
+    kernel: str | None
+    reproducible: bool | None
+    device: cluster.Device | None
+    client: Client | None
+
+
+class BlockKeywords(Keywords, total=False):
+    """The keywords of functions that compute one product. They include its blocks and its plan."""
+
+    blocks: tuple[int, ...] | None
+    plan: Plan | str | None
+
+
+def takes(keywords: type) -> Callable[[Function], Function]:
+    """Decorate a function that takes ``**choices: Unpack[keywords]``. Its signature then names each of the keywords."""
+
+    def named(function: Function) -> Function:
+        plain = signature(function)
+        own = [each for each in plain.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+        common = [
+            Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind.__forward_arg__)
+            for name, kind in keywords.__annotations__.items()
+        ]
+        shown = plain.replace(parameters=[*own, *common])
+
+        @wraps(function)
+        def checked(*args: Any, **given: Any) -> Any:
+            if unknown := given.keys() - shown.parameters.keys():
+                raise TypeError(f"{function.__name__}() got an unexpected keyword argument {min(unknown)!r}")
+            return function(*args, **given)
+
+        checked.__signature__ = shown  # type: ignore[attr-defined]
+        return cast("Function", checked)
+
+    return named
 
 
 @dataclass(frozen=True)
 class Choices:
-    """The caller's choices: arguments of `distmm.matmul`. `hardware` is the argument `cluster` of `distmm.plan`."""
+    """The caller's choices: the keywords, with defaults filled in. `hardware` is the `cluster` of `distmm.plan`."""
 
     precision: Precision = "highest"
     kernel: str | None = None
@@ -31,45 +78,59 @@ class Choices:
     plan: Plan | str | None = None
     hardware: Hardware | None = None
     reproducible: bool = False
+    client: Client | None = None
 
     @classmethod
-    def chosen(
+    def of(
         cls,
-        precision: Precision | None,
-        kernel: str | None,
-        device: cluster.Device | None,
-        blocks: tuple[int, ...] | None,
-        plan: Plan | str | None,
+        *,
         hardware: Hardware | None = None,
-        reproducible: bool | None = None,
+        now: bool = False,
+        symmetric: bool = False,
+        **given: Unpack[BlockKeywords],
     ) -> Choices:
-        """Take a caller's arguments. None means the configured default, or, with a `Plan`, the choice of that plan.
+        """Take a caller's keywords. None means the configured default, or, with a `Plan`, the choice of that plan.
+
+        Parameters
+        ----------
+        hardware : Hardware, optional
+        now : bool
+            Whether the caller waits for results, as in `computing`.
+        symmetric : bool
+            Whether `blocks` are those of a symmetric product: (m, k).
+        **given
 
         Raises
         ------
         InputError
-            For an unknown precision, a `reproducible` that is not a bool, and an invalid configured value. For a `Plan`
-            that was made with other choices.
+            For an unknown precision, a `reproducible` that is not a bool, a client that cannot be used, and an invalid
+            configured value. For a `Plan` that was made with other choices.
         """
-        accuracy = check_precision(config.chosen("precision", precision))
-        where, named = config.chosen("device", device), config.chosen("kernel", kernel)
-        promised = config.chosen("reproducible", reproducible)
+        plan, blocks = given.get("plan"), given.get("blocks")
+        accuracy = check_precision(config.chosen("precision", given.get("precision")))
+        where, named = config.chosen("device", given.get("device")), config.chosen("kernel", given.get("kernel"))
+        promised = config.chosen("reproducible", given.get("reproducible"))
         check_flags(reproducible=promised)
+        if symmetric and blocks is not None:
+            if not isinstance(blocks, Sequence) or len(blocks) != 2:
+                raise InputError(f"blocks is {blocks!r}: give two positive edges, those of m and k")
+            blocks = (*blocks, blocks[0])
+        client = None if hardware is not None else computing(given.get("client"), now)
         if not isinstance(plan, Plan):
-            return cls(accuracy, named, where, blocks, plan, hardware, promised)
+            return cls(accuracy, named, where, blocks, plan, hardware, promised, client)
         planned: cluster.Device = "cpu" if plan.cluster.device == "cpu" else "gpu"
-        for name, given, value, has in (
-            ("precision", precision, accuracy, plan.precision),
-            ("kernel", kernel, named, plan.kernel or plan.cluster.kernel),
-            ("device", device, where, "auto" if where == "auto" else planned),
-            ("reproducible", reproducible, promised, plan.cluster.promises_bits if promised else promised),
+        for name, value, has in (
+            ("precision", accuracy, plan.precision),
+            ("kernel", named, plan.kernel or plan.cluster.kernel),
+            ("device", where, "auto" if where == "auto" else planned),
+            ("reproducible", promised, plan.cluster.promises_bits if promised else promised),
         ):
-            if value != has and (given is not None or value != config.DEFAULTS[name]):
+            if value != has and (given.get(name) is not None or value != config.DEFAULTS[name]):
                 raise InputError(
                     f"{name} is {value!r}, and the plan was made with {name}={has!r}: leave one of them out, or make a "
                     f"plan with distmm.plan(..., {name}={value!r})"
                 )
-        return cls(plan.precision, plan.kernel, planned, blocks, plan, hardware, promised)
+        return cls(plan.precision, plan.kernel, planned, blocks, plan, hardware, promised, client)
 
     def described(self, client: Client | None, dtype: np.dtype, on_gpu: bool) -> ClusterSpec:
         """Describe the cluster for products of a type; for operands `on_gpu`, with the GPUs of all workers."""
@@ -77,12 +138,3 @@ class Choices:
             return self.hardware.spec(dtype, self.kernel, self.precision, self.reproducible)
         device: cluster.Device = "gpu" if on_gpu else self.device
         return cluster.describe(client, dtype, device, on_gpu, self.kernel, self.precision, self.reproducible)
-
-
-def square(blocks: tuple[int, ...] | None) -> tuple[int, ...] | None:
-    """Return the block edges (m, k, m) of a symmetric product for the caller's (m, k)."""
-    if blocks is None:
-        return None
-    if not isinstance(blocks, Sequence) or len(blocks) != 2:
-        raise InputError(f"blocks is {blocks!r}: give two positive edges, those of m and k")
-    return blocks[0], blocks[1], blocks[0]

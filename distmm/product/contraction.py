@@ -24,7 +24,6 @@ from typing import Any
 
 import dask.array as da
 import numpy as np
-from distributed import Client
 
 from distmm.graph.dask_tasks import reshaped
 from distmm.graph.parametric_layer import with_copies
@@ -48,9 +47,7 @@ SMALLEST_EDGE = 128
 Labels = tuple[Label, ...]
 
 
-def contract(
-    x: Labelled, y: Labelled, output: Labels, choices: Choices, client: Client | None, out: Any = None
-) -> Labelled:
+def contract(x: Labelled, y: Labelled, output: Labels, choices: Choices, out: Any = None) -> Labelled:
     """Multiply two arrays, and sum over the labels that `output` lacks.
 
     Parameters
@@ -60,7 +57,6 @@ def contract(
     output : tuple
         Labels of the result, each in x or y.
     choices : Choices
-    client : distributed.Client, optional
     out : array, optional
         Receives the result. The caller has checked it.
 
@@ -76,8 +72,8 @@ def contract(
     inner = [label for label in shared if label not in output]
     if not inner or (len(inner) < len(shared) and not has_rows_or_columns):
         lazy = _elementwise(x, y, output, dtype)
-        return Labelled(lazy if out is None else fill(out, lazy, client), output, f"{x.name} times {y.name}")
-    return _Matrices.of(x, y, output, inner).product(output, choices, client, out)
+        return Labelled(lazy if out is None else fill(out, lazy, choices.client), output, f"{x.name} times {y.name}")
+    return _Matrices.of(x, y, output, inner).product(output, choices, out)
 
 
 def _elementwise(x: Labelled, y: Labelled, output: Labels, dtype: np.dtype) -> da.Array:
@@ -125,23 +121,23 @@ class _Matrices:
             x, y = _cut_alike(x, y, merged)
         return cls(x, y, batch, rows, merged, columns)
 
-    def product(self, output: Labels, choices: Choices, client: Client | None, out: Any) -> Labelled:
+    def product(self, output: Labels, choices: Choices, out: Any) -> Labelled:
         """Return the lazy product, or compute it into `out`."""
         name = f"{self.x.name} times {self.y.name}"
         a, b = self._operand(self.x, self.rows, self.inner), self._operand(self.y, self.inner, self.columns)
         gemm = Gemm.of(a, b, once=out is not None and not isinstance(out, da.Array))
         if out is not None and (matrix := self._within(out, output)) is not None:
-            gemm.array(choices, matrix, client)
+            gemm.array(choices, matrix)
             return Labelled(out, output, name)
         if len(self.rows) == len(self.columns) == 1:
-            lazy = gemm.array(choices, None, client)
+            lazy = gemm.array(choices)
         else:
-            edges = self._edges(gemm, choices, client)
+            edges = self._edges(gemm, choices)
             c_chunks = *(edges[label] for label in self.batch), _merged(edges, self.rows), _merged(edges, self.columns)
-            lazy = gemm.array(choices, None, client, c_chunks).rechunk(c_chunks)
+            lazy = gemm.array(choices, None, c_chunks).rechunk(c_chunks)
             lazy = with_copies(reshaped(lazy, tuple(edges[each] for each in (*self.batch, *self.rows, *self.columns))))
         result = Labelled(lazy, (*self.batch, *self.rows, *self.columns), name).transposed(output)
-        return result if out is None else Labelled(fill(out, result.source, client), output, name)
+        return result if out is None else Labelled(fill(out, result.source, choices.client), output, name)
 
     # Operands
 
@@ -165,9 +161,9 @@ class _Matrices:
 
     # The result
 
-    def _edges(self, gemm: Gemm, choices: Choices, client: Client | None) -> Edges:
+    def _edges(self, gemm: Gemm, choices: Choices) -> Edges:
         """Return the chunks of C by label: the plan's blocks, changed to boxes in the dimensions that are merged."""
-        blocking = gemm.plan(choices, None, client).blocking
+        blocking = gemm.plan(choices).blocking
         edges = dict(zip(self.batch, blocking.batch, strict=True))
         for array, group, cut in ((self.x, self.rows, blocking.m), (self.y, self.columns, blocking.n)):
             if isinstance(array.source, da.Array):

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
-from distributed import Client
-
 from distmm.errors import DoesNotFitError, InputError
 from distmm.planning.problem import accumulator_dtype
 from distmm.product.choices import Choices
@@ -29,7 +27,6 @@ def contracted(
     output: Labels,
     choices: Choices,
     out: Any,
-    client: Client | None,
     optimizer: Literal["auto", "dp"] = "auto",
 ) -> Any:
     """Multiply arrays, and sum over the labels that `output` lacks.
@@ -43,7 +40,6 @@ def contracted(
     choices : Choices
     out : array, optional
         Receives the result.
-    client : distributed.Client, optional
     optimizer : {"auto", "dp"}
         An optimizer of opt_einsum. "auto" searches more exhaustively the fewer arrays there are. "dp" finds the best
         order of a chain.
@@ -62,7 +58,7 @@ def contracted(
         If no order is found whose intermediate results fit.
     """
     if (elements := elements_of(out)) is not out:
-        contracted(arrays, output, choices, elements, client, optimizer)
+        contracted(arrays, output, choices, elements, optimizer)
         return out
     for array in arrays:
         if array.kind != arrays[0].kind:
@@ -77,19 +73,19 @@ def contracted(
         check_out(out, shape, dtype, arrays[0].kind, {array.name: array.source for array in arrays})
     if len(arrays) == 1:
         lazy = arrays[0].lazy().summed(output, dtype).transposed(output).source
-        return lazy if out is None else fill(out, lazy, client)
+        return lazy if out is None else fill(out, lazy, choices.client)
     if len(arrays) > 2:
         counts = Counter(label for array in arrays for label in array.labels)
         alone = {label for label, count in counts.items() if count == 1} - set(output)
         arrays = [array.cast(dtype).summed(counts.keys() - alone, dtype) for array in arrays]
-    *steps, last = _order(arrays, output, optimizer, choices, client)
+    *steps, last = _order(arrays, output, optimizer, choices)
     for step in steps:
         x, y = _taken(arrays, step)
         needed = {*output, *(label for array in arrays for label in array.labels)}
         kept = tuple(label for label in dict.fromkeys((*x.labels, *y.labels)) if label in needed)
-        arrays.append(contract(x, y, kept, choices, client))
+        arrays.append(contract(x, y, kept, choices))
     x, y = _taken(arrays, last)
-    return contract(x, y, output, choices, client, out).source
+    return contract(x, y, output, choices, out).source
 
 
 def _taken(arrays: list[Labelled], positions: tuple[int, ...]) -> tuple[Labelled, ...]:
@@ -100,9 +96,7 @@ def _taken(arrays: list[Labelled], positions: tuple[int, ...]) -> tuple[Labelled
     return taken
 
 
-def _order(
-    arrays: Sequence[Labelled], output: Labels, optimizer: str, choices: Choices, client: Client | None
-) -> list[tuple[int, ...]]:
+def _order(arrays: Sequence[Labelled], output: Labels, optimizer: str, choices: Choices) -> list[tuple[int, ...]]:
     """Return the positions of the two arrays that each step multiplies. The product is appended to the arrays.
 
     Raises
@@ -115,7 +109,7 @@ def _order(
     import opt_einsum  # late: the import takes 0.2 s
 
     dtype = arrays[0].dtype
-    spec = choices.described(client, dtype, arrays[0].kind == "cupy")
+    spec = choices.described(choices.client, dtype, arrays[0].kind == "cupy")
     memory = spec.workers * spec.memory
     sizes = {label: n for array in arrays for label, n in array.sizes.items()}
     symbols = {label: opt_einsum.get_symbol(number) for number, label in enumerate(sizes)}

@@ -31,7 +31,7 @@ from distmm.product.operand import kind_of
 from distmm.transfer import share
 from distmm.worker.copied_output import CopiedOutput, is_light
 
-__all__ = ["check_out", "check_unit", "elements_of", "target"]
+__all__ = ["check_out", "check_unit", "elements_of", "is_written", "target"]
 
 
 def check_out(
@@ -96,6 +96,11 @@ def elements_of(out: Any) -> Any:
             "array or file that it is made of"
         )
     return elements_of(out.data)
+
+
+def is_written(out: Any) -> bool:
+    """Whether blocks of C are written to `out`. A Dask array is not written to: it becomes the lazy product."""
+    return out is not None and not isinstance(elements_of(out), da.Array)
 
 
 def check_unit(out: Any, cluster: ClusterSpec) -> None:

@@ -30,7 +30,6 @@ from distmm.product import out_target, sinks
 from distmm.product.aliasing import coincide
 from distmm.product.array_types import check_sendable
 from distmm.product.choices import Choices
-from distmm.product.context import computing
 from distmm.product.operand import Operand, as_matrix
 from distmm.product.product_array import ProductArray
 from distmm.product.request import PlanRequest, plan_for
@@ -97,21 +96,19 @@ class Gemm:
         vector_a, vector_b = self.vectors
         return (*batch, *(() if vector_a else (m,)), *(() if vector_b else (n,)))
 
-    def plan(
-        self, choices: Choices, out: Any, client: Client | None, c_chunks: Chunks | None = None, **more: Any
-    ) -> Plan:
+    def plan(self, choices: Choices, out: Any = None, c_chunks: Chunks | None = None, **more: Any) -> Plan:
         """Plan the product.
 
         Blocks that are written to `out` do not stay in the workers' memory. C gets the chunks of `out` if that is a
         Dask array, or else `c_chunks`, along the dimensions that the operands' chunks do not cut. `more` may have
         `kept` and `shared` of `PlanRequest`, if blocks of C are reduced, and `most`, to plan with less memory.
         """
-        written = _is_written(out)
+        written = out_target.is_written(out)
         unit = unit_of(out) if written else None
         c_chunks = self._as_matrix(out.chunks, (1,)) if isinstance(out, da.Array) else c_chunks
         unit = None if unit is None else self._as_matrix(unit, 1)
         request = PlanRequest(self.problem, self.a, self.b, choices, written, c_chunks, unit, **more)
-        return plan_for(request, client)
+        return plan_for(request, choices.client)
 
     def _as_matrix(self, by_dimension: tuple[Any, ...], one: Any) -> tuple[Any, ...]:
         """Insert `one` for each dimension that C lacks because A or B is a vector."""
@@ -122,23 +119,20 @@ class Gemm:
             values.insert(-1, one)
         return tuple(values)
 
-    def array(
-        self, choices: Choices, out: Any = None, client: Client | None = None, c_chunks: Chunks | None = None
-    ) -> Any:
+    def array(self, choices: Choices, out: Any = None, c_chunks: Chunks | None = None) -> Any:
         """Plan the product. Return it as a lazy array, or fill `out` and return that."""
         if (elements := out_target.elements_of(out)) is not out:
-            self.array(choices, elements, client, c_chunks)
+            self.array(choices, elements, c_chunks)
             return out
         in_place = self.c is not None and coincide(self.c.source, out)
         if out is not None:
             read = (self.a, self.b) if in_place else (self.a, self.b, self.c)
             given = {x.name: x.source for x in read if x is not None}
             out_target.check_out(out, self.shape, self.dtype, self.a.kind, given)
-        written = _is_written(out)
-        client = computing(client, now=written)
+        written, client = out_target.is_written(out), choices.client
         self._check_sendable(client)
-        plan = self.plan(choices, out, client, c_chunks)
-        self._prepare(plan, choices, client)
+        plan = self.plan(choices, out, c_chunks)
+        self._prepare(plan, choices)
         to = out_target.target(out, client) if written else None
         if to is not None:
             out_target.check_unit(out, plan.cluster)
@@ -148,7 +142,7 @@ class Gemm:
             product = replace(self, c=replace(self.c, source=self.c.source.copy()))
         if not written:
             lazy = product._lazy(plan, None, client)(None)
-            return product._computable(lazy, choices, plan, client) if out is None else sinks.become(out, lazy)
+            return product._computable(lazy, choices, plan) if out is None else sinks.become(out, lazy)
         for attempt in itertools.count():
             try:
                 product._store(plan, out, to, client)
@@ -158,7 +152,7 @@ class Gemm:
                     raise
                 # The same blocks, if the caller chose them by a plan. All blocks of `out` are written again.
                 less = choices if choices.plan is None else replace(choices, plan=None, blocks=plan.block_shape)
-                within = partial(self.plan, less, out, client, c_chunks)
+                within = partial(self.plan, less, out, c_chunks)
                 what, remedy = "the product starts again", "use smaller blocks (blocks=)"
                 plan, _ = smaller_plan(plan, error, attempt, within, what, remedy)
         return out
@@ -177,9 +171,9 @@ class Gemm:
         b = self.b if self.symmetry is not None else self.b.held()
         return replace(self, a=self.a.held(), b=b, c=None if self.c is None else self.c.held())
 
-    def _computable(self, array: da.Array, choices: Choices, plan: Plan, client: Client | None) -> da.Array:
+    def _computable(self, array: da.Array, choices: Choices, plan: Plan) -> da.Array:
         """Return the lazy product. If workers can write to this process's memory, its `compute` works like ``out=``."""
-        if client is None or self.a.kind == "cupy" or any(self.vectors):
+        if choices.client is None or self.a.kind == "cupy" or any(self.vectors):
             return array
         annotations = dask.get_annotations()  # those of the call hold for the graph that `compute` makes
 
@@ -188,14 +182,12 @@ class Gemm:
             if out_target.target(out, client) is None and not plan.streamed:
                 return False
             with dask.annotate(**annotations):
-                self.array(choices, out, client)
+                self.array(replace(choices, client=client), out)
             return True
 
         return ProductArray.of(array, fill)
 
-    def reduced(
-        self, choices: Choices, kept: Callable[[Plan], int], client: Client | None, shared: bool = False
-    ) -> Plan:
+    def plan_reduced(self, choices: Choices, kept: Callable[[Plan], int], shared: bool = False) -> Plan:
         """Plan a product whose finished blocks are reduced at once, and prepare the cluster for it.
 
         Parameters
@@ -203,7 +195,6 @@ class Gemm:
         choices : Choices
         kept : callable
             Takes a plan. Returns the bytes that reduced blocks and results take in the memory of all workers together.
-        client : distributed.Client, optional
         shared : bool
             As in `PlanRequest`.
 
@@ -216,14 +207,16 @@ class Gemm:
         InputError, DoesNotFitError
             As in `distmm.topk`.
         """
-        self._check_sendable(client)
+        self._check_sendable(choices.client)
+        if isinstance(choices.plan, Plan):  # it has no memory for reduced blocks
+            choices = replace(choices, plan=str(choices.plan))
         room, needed = 0, 1
         # The memory of reduced blocks is taken from the blocks. Smaller waves have fewer reduced blocks.
         while needed > room:
             room = needed
-            plan = replace(self.plan(choices, None, client, kept=room, shared=shared), result="reduced", streamed=True)
+            plan = replace(self.plan(choices, kept=room, shared=shared), result="reduced", streamed=True)
             needed = 0 if plan.shortfall else kept(plan)
-        self._prepare(plan, choices, client)
+        self._prepare(plan, choices)
         return plan
 
     def _check_sendable(self, client: Client | None) -> None:
@@ -233,13 +226,13 @@ class Gemm:
         for operand in (self.a, self.b) if self.c is None else (self.a, self.b, self.c):
             check_sendable(operand.source, operand.name)
 
-    def _prepare(self, plan: Plan, choices: Choices, client: Client | None) -> None:
+    def _prepare(self, plan: Plan, choices: Choices) -> None:
         """Refuse a plan that does not fit, and install distmm's plugins on the cluster."""
-        if client is None:
+        if choices.client is None:
             return
         if plan is not choices.plan:
             plan.check_memory()
-        cluster.install(client)
+        cluster.install(choices.client)
 
     def _lazy(self, plan: Plan, to: Any, client: Client | None) -> Callable[[Wave | None], da.Array]:
         """Return a function that makes C as a lazy array. Given a wave, the graph has only the blocks of that wave."""
@@ -358,8 +351,3 @@ class Gemm:
         source = source[..., None] if self.vectors[1] else source
         source = source[..., None, :] if self.vectors[0] else source
         return da.broadcast_to(source, shape).rechunk(chunks)
-
-
-def _is_written(out: Any) -> bool:
-    """Whether blocks of C are written to `out`. A Dask array is not written to: it becomes the lazy product."""
-    return out is not None and not isinstance(out, da.Array)

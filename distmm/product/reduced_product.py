@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from operator import index
-from typing import Any, Literal, SupportsIndex
+from typing import Any, Literal, SupportsIndex, Unpack
 
 import dask.array as da
 import numpy as np
@@ -19,8 +19,7 @@ from distmm.planning.plan import Plan
 from distmm.planning.problem import Symmetry, accumulator_dtype
 from distmm.product.aliasing import same, transposes
 from distmm.product.array_types import check_sendable
-from distmm.product.choices import Choices, square
-from distmm.product.context import computing
+from distmm.product.choices import BlockKeywords, Choices
 from distmm.product.operand import Operand, check_pair, with_itself, wrap
 from distmm.product.product import Gemm
 from distmm.worker import tasks
@@ -36,7 +35,9 @@ Kinds = Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
 NORMS_PIECE = 32 << 20
 
 
-def product_of(A: Any, B: Any, transa: bool, transb: bool, how: tuple[Any, ...]) -> tuple[Gemm, Choices]:
+def product_of(
+    A: Any, B: Any, transa: bool, transb: bool, now: bool = False, **choices: Unpack[BlockKeywords]
+) -> tuple[Gemm, Choices]:
     """Return the product of two operands, or of A with its own transpose, and the choices for it.
 
     A B that is the transpose of A is recognised. Blocks and plans that the caller chose may be those of any product.
@@ -46,15 +47,13 @@ def product_of(A: Any, B: Any, transa: bool, transb: bool, how: tuple[Any, ...])
     InputError
         As in `distmm.topk`.
     """
-    precision, kernel, device, blocks, plan = how
     symmetry: Symmetry | None = None
     if B is None:
         a, b, symmetry = with_itself(A, transa, hermitian=True)
-        blocks = square(blocks)
     else:
         a, b = wrap(A, "A", transa), wrap(B, "B", transb)
         check_pair(a, b)
-        if blocks is None and plan is None and is_transpose(a, b):
+        if choices.get("blocks") is None and choices.get("plan") is None and is_transpose(a, b):
             b, symmetry = replace(a, transposed=not a.transposed), "symmetric"
     for operand in (a, b):
         if len(operand.shape) < 2:
@@ -64,7 +63,7 @@ def product_of(A: Any, B: Any, transa: bool, transb: bool, how: tuple[Any, ...])
     product = Gemm.of(a, b, symmetry=symmetry)
     if 0 in product.shape[:-2]:
         raise InputError(f"the product has shape {product.shape}: there is nothing to reduce")
-    return product, Choices.chosen(precision, kernel, device, blocks, plan)
+    return product, Choices.of(symmetric=B is None, now=now, **choices)
 
 
 def is_transpose(a: Operand, b: Operand) -> bool:
@@ -129,7 +128,6 @@ def results(
     choices: Choices,
     reduction: tasks.Reduction,
     kinds: Kinds,
-    client: Client | None,
     down: bool = False,
     metric: tasks.Metric | None = None,
 ) -> list[da.Array]:
@@ -142,7 +140,6 @@ def results(
     reduction : Reduction
     kinds : sequence of (dtype, shape)
         Type and shape of each result for one line. A line is a row of the product, or a column with `down`.
-    client : distributed.Client, optional
     down : bool
         Whether lines are columns of the product.
     metric : {"inner", "cosine", "euclidean"}, optional
@@ -158,8 +155,7 @@ def results(
     InputError, DoesNotFitError
         As in `distmm.topk`.
     """
-    client = computing(client)
-    if client is not None:
+    if choices.client is not None:
         check_sendable(reduction, "how")
     *batch, m, n = product.shape
     of_line = sum(dtype.itemsize * math.prod(shape) for dtype, shape in kinds)
@@ -175,12 +171,12 @@ def results(
         return nbytes + parts + (0 if metric is None else bytes_widened(plan))
 
     normed = metric in ("cosine", "euclidean")
-    plan = product.reduced(choices, kept, client, shared=normed)
-    norms = norms_of(product, plan, client) if normed else ()
+    plan = product.plan_reduced(choices, kept, shared=normed)
+    norms = norms_of(product, plan, choices.client) if normed else ()
     dtype = None if metric is None else accumulator_dtype(product.dtype)
     reduced = Reduced(reduction, down, (norms[0].name, norms[1].name) if norms else None, dtype=dtype)
     kind: Literal["numpy", "cupy"] = "cupy" if plan.cluster.device == "cuda" else "numpy"
-    name, graph = product.graphs(plan, kind, client, reduced, norms)(None)
+    name, graph = product.graphs(plan, kind, choices.client, reduced, norms)(None)
     return reduction_graph.results(name, graph, plan, reduced, kinds)
 
 

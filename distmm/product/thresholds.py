@@ -26,7 +26,6 @@ from distmm.planning.blocks import Wave, slices
 from distmm.planning.plan import Plan
 from distmm.planning.problem import accumulator_dtype
 from distmm.product.choices import Choices
-from distmm.product.context import computing
 from distmm.product.product import Gemm
 from distmm.product.reduced_product import bytes_widened, check_metric, check_ordered, norms_of
 from distmm.product.scalars import check_scalars, plain
@@ -66,7 +65,6 @@ def above(
     t: float,
     product: Gemm,
     choices: Choices,
-    client: Client | None,
     metric: Literal["inner", "cosine", "euclidean"] | None,
     most: int | None,
     lower: bool,
@@ -83,7 +81,6 @@ def above(
     if metric is not None:
         check_metric(metric, product.a, product.b)
         dtype = accumulator_dtype(dtype)
-    client = computing(client, now=True)
     each = bytes_of_entry(dtype)
     limit = int(psutil.virtual_memory().available * MOST) // each if most is None else index(most)
 
@@ -96,10 +93,10 @@ def above(
         kept = 2 * max(wave.c_blocks for wave in plan.waves) * of_block(plan) * each
         return kept + (0 if metric is None else bytes_widened(plan))
 
-    made = product.reduced(choices, of_waves, client)
+    made = product.plan_reduced(choices, of_waves)
     collected = _Collected(product, made, limit, lower=lower)
     reduction = tasks.Threshold(plain(t), of_block(made), metric=metric, dtype=dtype)
-    _compute(product, made, reduction, collected, client)
+    _compute(product, made, reduction, collected, choices.client)
     return collected.result()
 
 

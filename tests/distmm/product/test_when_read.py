@@ -173,7 +173,7 @@ def test_a_file_replaced_between_two_waves_is_an_error(tmp_path: Path) -> None:
     np.save(path, np.ones((n, n)))
     a = np.load(path, mmap_mode="r")
     gemm = Gemm.of(wrap(a, "A"), wrap(np.eye(n), "B"))
-    plan = gemm.plan(Choices(blocks=(16, 64, 64)), None, None)
+    plan = gemm.plan(Choices(blocks=(16, 64, 64)))
     waves = gemm._lazy(plan, None, None)
     np.testing.assert_array_equal(waves(None).compute(scheduler="synchronous"), a)
     np.save(tmp_path / "new.npy", np.zeros((n, n)))
