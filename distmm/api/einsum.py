@@ -6,10 +6,9 @@ import itertools
 from collections.abc import Sequence
 from typing import Any, Unpack
 
-from distmm.api.subscripts import as_written, read
 from distmm.errors import InputError
 from distmm.product.choices import Choices, Keywords, takes
-from distmm.product.labelled import Labelled
+from distmm.product.labelled import Label, Labelled
 from distmm.product.network import contracted
 from distmm.product.out_target import is_written
 
@@ -61,14 +60,8 @@ def einsum(
     >>> distmm.einsum("ij,jk,k->i", A, B, v).compute()
     array([40., 40., 40.])
     """
-    terms, output, sources = as_written(operands)
-    arrays = [Labelled.of(source, f"operand {number}") for number, source in enumerate(sources)]
-    subscripts = read(terms, output, [tuple(map(int, array.source.shape)) for array in arrays])
-    labelled = [
-        array.labelled(labels).diagonal().without_broadcast(subscripts.sizes)
-        for array, labels in zip(arrays, subscripts.operands, strict=True)
-    ]
-    return contracted(labelled, subscripts.output, Choices.of(now=is_written(out), **choices), out)
+    arrays, output = _labelled(operands)
+    return contracted(arrays, output, Choices.of(now=is_written(out), **choices), out)
 
 
 @takes(Keywords)
@@ -126,3 +119,51 @@ def multi_dot(
             )
     output = tuple(end for end in (0, last + 1) if any(end in array.labels for array in labelled))
     return contracted(labelled, output, Choices.of(now=is_written(out), **choices), out, "dp")
+
+
+def _labelled(arguments: tuple[Any, ...]) -> tuple[list[Labelled], tuple[str, ...]]:
+    """Parse the arguments of `einsum`. Return its operands, without repeated labels, and the labels of the result."""
+    from opt_einsum import parser  # late: the import takes 0.2 s
+
+    if not arguments:
+        raise InputError("einsum has no arguments: give subscripts such as 'ij,jk->ik', and the operands")
+    text, sources = arguments[0], arguments[1:]
+    if not isinstance(text, str):
+        lists = (*arguments[1::2], *arguments[len(arguments) // 2 * 2 :])
+        if not all(isinstance(each, (list, tuple)) for each in lists):
+            raise InputError("give subscripts such as 'ij,jk->ik' first, or a list of indices after each operand")
+        try:
+            text, sources = parser.convert_interleaved_input(arguments)
+        except (KeyError, TypeError) as error:
+            raise InputError(f"einsum cannot use the indices {lists}: {error!r}; is one only in the output?") from None
+    arrays = [Labelled.of(source, f"operand {number}") for number, source in enumerate(sources)]
+    shapes = [tuple(map(int, array.source.shape)) for array in arrays]
+    count = text.partition("->")[0].count(",") + 1
+    if count != len(arrays):
+        raise InputError(
+            f"the subscripts {text!r} are for {count} operands, and einsum got {len(arrays)}: give as many"
+        )
+    try:
+        names, output, _ = parser.parse_einsum_input((text, *shapes), shapes=True)
+    except ValueError as error:
+        raise InputError(f"the subscripts {text!r}, for shapes {shapes}: {error}") from None
+    if "->" in text and set(names) - {*text, *output}:
+        raise InputError(f"an ellipsis in {text!r} stands for dimensions that the output lacks: add ... to the output")
+    terms = names.split(",")
+    sizes: dict[Label, int] = {}
+    for number, (term, shape) in enumerate(zip(terms, shapes, strict=True)):
+        if len(term) != len(shape):
+            raise InputError(
+                f"operand {number} of {text!r} has shape {shape}, {len(shape)} dimensions, and its subscripts name "
+                f"{len(term)}: give one index for each dimension, or an ellipsis"
+            )
+        for axis, (label, n) in enumerate(zip(term, shape, strict=True)):
+            known = sizes.get(label, 1)
+            if shape[term.index(label)] != n or (n != known and 1 not in (n, known)):
+                raise InputError(
+                    f"index {label!r} of {names!r} has length {n} in dimension {axis} of operand {number}, and another "
+                    f"one before, for shapes {shapes}: lengths must be equal, or 1 in another operand"
+                )
+            sizes[label] = n if known == 1 else known
+    labelled = [array.labelled(term).diagonal() for array, term in zip(arrays, terms, strict=True)]
+    return [array.without_broadcast(sizes) for array in labelled], tuple(output)
