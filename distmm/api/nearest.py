@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Literal, Unpack
 
 import numpy as np
@@ -10,10 +9,8 @@ import numpy as np
 from distmm.api.reductions import TopK
 from distmm.errors import InputError
 from distmm.planning.problem import accumulator_dtype
-from distmm.product.choices import BlockKeywords, Choices, takes
-from distmm.product.operand import check_pair, wrap
-from distmm.product.product import Gemm
-from distmm.product.reduced_product import check_metric, checked_k, is_transpose, results
+from distmm.product.choices import BlockKeywords, takes
+from distmm.product.reduced_product import check_metric, checked_k, product_of, results
 from distmm.worker import tasks
 
 __all__ = ["nearest"]
@@ -71,29 +68,12 @@ def nearest(
     >>> distances, indices
     (array([[1., 2.]]), array([[1, 2]]))
     """
-    check_metric(metric)
-    product, chosen = _of_rows(X, Y, choices)
+    product, chosen = product_of(X, Y, False, Y is not None, ("X", "Y"), **choices)
+    if len(product.shape) != 2:
+        raise InputError(f"X @ Y.T has shape {product.shape}: give two matrices, one row for each point")
+    check_metric(metric, product.a, product.b)
     k = checked_k(k, product.shape[-1], f"{'X' if Y is None else 'Y'} has {{n}} rows")
     dtype = accumulator_dtype(product.dtype)
     kinds = [(dtype, (k,)), (np.dtype(np.int64), (k,))]
     reduction = tasks.Largest(k, dtype, metric)
-    return TopK(*results(product, chosen, reduction, kinds, metric=metric))
-
-
-def _of_rows(X: Any, Y: Any, choices: BlockKeywords) -> tuple[Gemm, Choices]:
-    """Return the product ``X @ Y.T``, or ``X @ X.T`` for Y None, and the choices for it."""
-    operands = [wrap(X, "X")] if Y is None else [wrap(X, "X"), wrap(Y, "Y")]
-    for x in operands:
-        if len(x.shape) != 2:
-            raise InputError(f"{x.name} has shape {x.shape}: give a matrix, one row for each point")
-        if x.dtype.kind in "biuc":
-            raise InputError(f"{x.name} is {x.dtype}: give real floating-point numbers, as {x.name}.astype('float32')")
-    x, y = operands[0], operands[-1]
-    if x.shape[1] != y.shape[1]:
-        raise InputError(f"X has shape {x.shape} and Y {y.shape}: give rows of the same length")
-    b = replace(y, transposed=True)
-    check_pair(x, b)
-    own = choices.get("blocks") is not None or choices.get("plan") is not None
-    itself = Y is None or (not own and is_transpose(x, b))
-    product = Gemm.of(x, replace(x, transposed=True) if itself else b, symmetry="symmetric" if itself else None)
-    return product, Choices.of(symmetric=Y is None, **choices)
+    return TopK(*results(product, chosen, reduction, kinds))

@@ -1,37 +1,31 @@
-"""Calls from the client to a Dask cluster: install the plugins, describe the workers, follow a product."""
+"""Descriptions of the workers of a Dask cluster for the planner, from what the workers say."""
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-import dask.array as da
 import numpy as np
-from distributed import Client, Scheduler, wait
+from distributed import Client
 
-from distmm.all_workers import everywhere, workers_of
+from distmm.all_workers import everywhere
 from distmm.clusters import view
 from distmm.clusters.measured import measured_once
 from distmm.errors import InputError
-from distmm.graph.chunk_layer import product_of
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.precision import Precision
 from distmm.planning.search import TILE
-from distmm.scheduler.plugin import PlacementPlugin
 from distmm.worker import tasks
 
-__all__ = ["Progress", "describe", "install", "progress", "spec", "warm_up"]
+__all__ = ["describe", "install", "spec"]
 
 Device = Literal["auto", "cpu", "gpu"]
-
-# Most workers to which `warm_up` connects each worker: all workers of a host, or a row and a column of 64 GPUs.
-MOST_PEERS = 16
 
 # Rate of a GPU over several seconds, divided by the rate of single products (`distmm_kernels/rates.toml`): 0.92 to 1.0
 # on an H200 for five types.
 SUSTAINED = 0.95
 
 # Highest bytes/s between workers: NVLink through Dask and UCXX, where a block of 537 MB takes 4 to 5 ms; loopback TCP
-# between processes. `distmm.clusters.link_rate` measures slower links.
+# between processes. `distmm.clusters.measured` measures slower links.
 LINKS = {"cuda": 1e11, "cpu": 1e9}
 
 # Bytes/s of loads from the client's memory: a GPU that copies from pinned memory, a GPU with staging buffers that
@@ -39,46 +33,9 @@ LINKS = {"cuda": 1e11, "cpu": 1e9}
 LOADS = {"cuda": 5e10, "cuda, pageable": 1.5e10, "cpu": 3e9}
 
 
-class Progress(NamedTuple):
-    """Finished product tasks, and all product tasks; 0 of 0 while the scheduler does not know the graph."""
-
-    done: int
-    total: int
-
-
 def install(client: Client) -> None:
     """Register the missing plugins on scheduler and workers, if anything may have changed since this was last done."""
     view.ask(client)
-
-
-def warm_up(client: Client) -> None:
-    """Prepare a cluster for its first product: install plugins; on GPUs also load kernels and open connections.
-
-    The first transfer between two workers takes 1.2 to 2.5 s (for the endpoint and the handle of the other worker's
-    memory pool). Later ones take milliseconds. Pairs of workers exchange a small block in ring order: worker r with
-    r + 1, then with r + 2. So all workers transfer at the same time.
-    """
-    install(client)
-    threads = {address: info["nthreads"] for address, info in workers_of(client).items()}
-    workers = list(threads)
-    described = describe(client, np.dtype("f4"))
-    if described.device != "cuda":
-        return
-    choice = tasks.KernelChoice("cuda", np.dtype("f4"), planned=described.kernel)
-    loads = [
-        client.submit(tasks.warm, choice, workers=[address], pure=False)
-        for address, count in threads.items()
-        for _ in range(count)  # CUDA libraries have a context for each thread
-    ]
-    wait(loads)
-    for shift in range(1, min(len(workers), MOST_PEERS + 1)):
-        pairs = list(zip(workers, workers[shift:] + workers[:shift], strict=True))
-        blocks = [client.submit(tasks.small_block, workers=[source], pure=False) for source, _ in pairs]
-        received = [
-            client.submit(tasks.touch, block, workers=[target], pure=False)
-            for block, (_, target) in zip(blocks, pairs, strict=True)
-        ]
-        wait(received)
 
 
 def describe(
@@ -162,10 +119,10 @@ def _this_process(
     import psutil
 
     gpu = tasks.local_gpu() if device == "gpu" else {"problem": "not asked for"}
-    if "problem" not in gpu:
-        return {**gpu, **tasks.kernel_facts(tasks.KernelChoice("cuda", dtype, precision, kernel), reproducible)}
-    facts = {"device": "cpu", "threads": psutil.cpu_count() or 1, "memory": psutil.virtual_memory().available}
-    return {**gpu, **facts, **tasks.kernel_facts(tasks.KernelChoice("cpu", dtype, precision, kernel), reproducible)}
+    here = {"device": "cpu", "threads": psutil.cpu_count() or 1, "memory": psutil.virtual_memory().available}
+    facts: dict[str, Any] = {**gpu, **here} if "problem" in gpu else gpu
+    choice = tasks.KernelChoice(facts["device"], dtype, precision, kernel)
+    return {**facts, **tasks.kernel_facts(choice, reproducible)}
 
 
 def _measure(client: Client | None, workers: frozenset[str], choice: tasks.KernelChoice) -> None:
@@ -242,14 +199,3 @@ def _rounded_down(nbytes: int) -> int:
     """Round down to 7 bits, by at most 1.6 %, so that small differences in memory do not change the plan."""
     step = 1 << max(0, int(nbytes).bit_length() - 7)
     return int(nbytes) // step * step
-
-
-def progress(client: Client, c: da.Array) -> Progress:
-    """Return the progress of the product `c`, which must be the array that distmm returned, not one made from it."""
-
-    def count(dask_scheduler: Scheduler) -> tuple[int, int]:
-        plugin = dask_scheduler.plugins.get(PlacementPlugin.name)
-        return plugin.progress(c_name) if plugin else (0, 0)
-
-    c_name = product_of(c.name)
-    return Progress(*client.run_on_scheduler(count))

@@ -23,6 +23,7 @@ from distributed.system import MEMORY_LIMIT
 from distmm.clusters import cluster
 from distmm.clusters.gpus import gpu_count, missing_for_gpu
 from distmm.clusters.hardware import Hardware
+from distmm.clusters.warm_up import warm_up
 from distmm.config import chosen
 from distmm.errors import InputError
 from distmm.interrupts import sigint_blocked
@@ -155,7 +156,7 @@ def local(
             with local_cluster, Client(local_cluster) as client:
                 start.close()
                 _refuse_failed_workers(local_cluster)
-                cluster.warm_up(client)
+                warm_up(client)
                 yield client
         finally:
             # After an interrupt during the close, Dask would close the cluster again at the end of this process, and

@@ -1,21 +1,50 @@
-"""Storage of rates that were measured on workers, such as the bandwidth between them.
+"""Rates that are measured once for each set of workers: links between them, and copies from host memory to GPUs.
 
 Plans use a measured rate only if it is lower than the usual one. A link that is faster while idle will not be as fast
-while products run.
+while products run. Without a measurement, plans assume the fastest links (`distmm.clusters.cluster.LINKS`): NVLink
+between GPUs, loopback between processes of one host; and PCIe 5 for each GPU (`LOADS`). Many clusters have a slower
+network, many hosts an older PCIe, or GPUs that share a switch.
 """
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import logging
 import math
-from collections.abc import Callable, Hashable
+import time
+from collections.abc import Callable, Hashable, Iterator
+from functools import partial
+from typing import Literal
 from weakref import WeakKeyDictionary
 
-from distributed import Client
+import numpy as np
+from distributed import Client, Worker, wait
+from distributed.worker import get_data_from_worker
 
-__all__ = ["measured_once"]
+from distmm.all_workers import everywhere
+from distmm.clusters.view import hosts_of
+from distmm.clusters.waiting import seceded
+from distmm.worker.tasks import copy_rate, to_device
+from distmm.worker.tasks.epilogue import Block
+
+__all__ = ["link_rate", "load_rate", "measured_once"]
 
 logger = logging.getLogger(__name__)
+
+# Bytes of the block that is fetched. The fetch takes 15 ms over loopback or a network of 10 Gbit/s, and between GPUs
+# 2.5 ms over NVLink. The overhead of a fetch is 2 ms.
+BLOCK_BYTES = {"cpu": 1 << 24, "cuda": 1 << 27}
+
+# Number of fetches. The first one opens the connection. The fastest one counts.
+FETCHES = 3
+
+# Seconds after which a worker starts no further fetch: enough for a network of 1 Gbit/s.
+ENOUGH_SECONDS = 0.2
+
+# Seconds after which a measurement fails, because workers are busy or lost. Connections of GPUs take up to 2.5 s. A
+# worker copies for 0.15 s, but the first use of its GPU may take seconds.
+PATIENCE_SECONDS, COPY_PATIENCE_SECONDS = 5.0, 20.0
 
 _rates: WeakKeyDictionary[Client, dict[Hashable, float | None]] = WeakKeyDictionary()
 _without_client: dict[Hashable, float | None] = {}
@@ -51,3 +80,100 @@ def measured_once(client: Client | None, name: str, of: Hashable, measure: Calla
         except Exception as error:  # any error: the product can run without this rate
             logger.warning("%s could not be measured, so plans assume the usual value: %r", name, error)
     return known[name, of]
+
+
+def link_rate(client: Client, device: Literal["cpu", "cuda"]) -> float | None:
+    """Return the bandwidth of the slower kind of link between workers: within a host, or between two hosts.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    device : {"cpu", "cuda"}
+        Memory of the block that workers send.
+
+    Returns
+    -------
+    float or None
+        Bytes/s, measured once for each set of workers. None for a single worker, and after a failed measurement.
+    """
+    hosts = hosts_of(client)
+    pairs = list(_pairs(hosts))
+    if not pairs:
+        return None
+    slowest = partial(_slowest, client, device, pairs)
+    return measured_once(client, "the bandwidth between workers", (frozenset(hosts), device), slowest)
+
+
+def _slowest(client: Client, device: Literal["cpu", "cuda"], pairs: list[tuple[str, str]]) -> float:
+    """Return the bytes/s of the slowest link between `pairs` of workers."""
+    return BLOCK_BYTES[device] / max(_fetch_seconds(client, device, *pair) for pair in pairs)
+
+
+def _pairs(hosts: dict[str, str]) -> Iterator[tuple[str, str]]:
+    """Yield two workers of one host and two workers of different hosts, if they exist; `hosts` is by address."""
+    workers: dict[str, list[str]] = {}
+    for address in sorted(hosts):
+        workers.setdefault(hosts[address], []).append(address)
+    yield from [(first, second) for first, second, *_ in (w for w in workers.values() if len(w) > 1)][:1]
+    yield from itertools.pairwise([first for first, *_ in workers.values()][:2])
+
+
+def _fetch_seconds(client: Client, device: Literal["cpu", "cuda"], source: str, target: str) -> float:
+    """Return the seconds in which worker `target` fetches a block from worker `source`."""
+    block = client.submit(_block, BLOCK_BYTES[device], device, workers=[source], pure=False)
+    with client.as_current(), seceded():  # `wait` takes no client
+        wait(block, timeout=PATIENCE_SECONDS)
+    patience = 2 * PATIENCE_SECONDS  # a stopped process does not even end its own measurement
+    seconds = client.run(_fetch, block.key, source, workers=[target], callback_timeout=patience)[target]
+    assert isinstance(seconds, float)
+    return seconds
+
+
+def _block(nbytes: int, device: Literal["cpu", "cuda"]) -> Block:
+    """Return a random block, which compression cannot shrink. Runs on workers."""
+    block = np.random.default_rng(0).random(nbytes // 8)
+    return to_device(block) if device == "cuda" else block
+
+
+async def _fetch(key: str, source: str, dask_worker: Worker) -> float:
+    """Return the seconds of the fastest fetch of a block from another worker. Runs on workers."""
+
+    async def once() -> float:
+        started = time.perf_counter()
+        answer = await get_data_from_worker(dask_worker.rpc, [key], source, who=dask_worker.address)
+        seconds = time.perf_counter() - started
+        if key not in answer.get("data", {}):  # the other worker is busy, or has lost the block
+            raise OSError(f"{source} does not send its block: {answer['status']}")
+        return seconds
+
+    async def several() -> float:
+        best, started = math.inf, time.perf_counter()
+        for _ in range(FETCHES):
+            best = min(best, await once())
+            if time.perf_counter() - started > ENOUGH_SECONDS:
+                break
+        return best
+
+    return await asyncio.wait_for(several(), PATIENCE_SECONDS)
+
+
+def load_rate(client: Client) -> float | None:
+    """Return the rate of the slowest GPU while all GPUs of the cluster copy from pinned memory.
+
+    Parameters
+    ----------
+    client : distributed.Client
+        Client of a cluster of GPU workers.
+
+    Returns
+    -------
+    float or None
+        Bytes/s, measured once for each set of workers. None after a failed measurement.
+    """
+    workers = frozenset(hosts_of(client))
+
+    def slowest() -> float:
+        rates: dict[str, float] = everywhere(client, copy_rate, seconds=COPY_PATIENCE_SECONDS)
+        return min(rates.values())
+
+    return measured_once(client, "the rate of copies from host memory to GPUs", workers, slowest)

@@ -242,26 +242,26 @@ def check_pair(a: Operand, b: Operand) -> None:
     k_a, k_b = a.shape[-1], b.shape[-2] if len(b.shape) > 1 else b.shape[0]
     if k_a != k_b:
         raise InputError(
-            f"A has shape {a.shape} and B {b.shape}: the last dimension of A ({k_a}) must equal "
-            f"the {'last but one' if len(b.shape) > 1 else 'only'} dimension of B ({k_b})"
+            f"{a.name} has shape {a.shape} and {b.name} {b.shape}: the last dimension of {a.name} ({k_a}) must equal "
+            f"the {'last but one' if len(b.shape) > 1 else 'only'} dimension of {b.name} ({k_b})"
         )
     try:
         np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
     except ValueError:
         raise InputError(
-            f"A has shape {a.shape} and B {b.shape}: "
+            f"{a.name} has shape {a.shape} and {b.name} {b.shape}: "
             f"the batch dimensions {a.shape[:-2]} and {b.shape[:-2]} do not broadcast"
         ) from None
     if a.kind != b.kind:
         raise InputError(
-            f"A has {a.kind} blocks and B {b.kind} blocks: convert one, for example with x.map_blocks(cupy.asarray) "
-            "or x.map_blocks(cupy.asnumpy)"
+            f"{a.name} has {a.kind} blocks and {b.name} {b.kind} blocks: convert one, for example with "
+            "x.map_blocks(cupy.asarray) or x.map_blocks(cupy.asnumpy)"
         )
 
 
-def with_itself(A: Any, trans: bool, hermitian: bool) -> tuple[Operand, Operand, Symmetry]:
+def with_itself(A: Any, trans: bool, hermitian: bool, name: str = "A") -> tuple[Operand, Operand, Symmetry]:
     """Return both operands of a symmetric product, and its kind of symmetry."""
-    a = wrap(A, "A", trans)
+    a = wrap(A, name, trans)
     if len(a.shape) < 2:
-        raise InputError(f"A has shape {a.shape}: give a matrix, to multiply it by its own transpose")
+        raise InputError(f"{name} has shape {a.shape}: give a matrix, to multiply it by its own transpose")
     return a, replace(a, transposed=not trans), "hermitian" if hermitian and a.dtype.kind == "c" else "symmetric"

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from operator import index
 from typing import Any, Literal, SupportsIndex, Unpack
 
+import dask
 import dask.array as da
 import numpy as np
+from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
 
 from distmm.errors import InputError
 from distmm.graph import reduction_graph
 from distmm.graph.product_graph import Reduced
+from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Symmetry, accumulator_dtype
 from distmm.product.aliasing import same, transposes
@@ -25,18 +28,29 @@ from distmm.product.product import Gemm
 from distmm.worker import tasks
 
 __all__ = [
-    "Kinds", "bytes_widened", "check_metric", "check_ordered", "checked_k", "is_transpose", "norms_of", "product_of",
-    "results",
+    "Kinds", "bytes_widened", "check_metric", "check_ordered", "checked_k", "is_transpose", "product_of",
+    "reduced_graphs", "results",
 ]  # fmt: skip
 
 Kinds = Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
+
+# Metrics that need the norms of rows.
+NORMED = ("cosine", "euclidean")
+
+Graphs = Callable[[Wave | None], tuple[str, HighLevelGraph]]
 
 # Bytes of the piece of an operand that one task computes norms of.
 NORMS_PIECE = 32 << 20
 
 
 def product_of(
-    A: Any, B: Any, transa: bool, transb: bool, now: bool = False, **choices: Unpack[BlockKeywords]
+    A: Any,
+    B: Any,
+    transa: bool,
+    transb: bool,
+    names: tuple[str, str] = ("A", "B"),
+    now: bool = False,
+    **choices: Unpack[BlockKeywords],
 ) -> tuple[Gemm, Choices]:
     """Return the product of two operands, or of A with its own transpose, and the choices for it.
 
@@ -49,9 +63,9 @@ def product_of(
     """
     symmetry: Symmetry | None = None
     if B is None:
-        a, b, symmetry = with_itself(A, transa, hermitian=True)
+        a, b, symmetry = with_itself(A, transa, hermitian=True, name=names[0])
     else:
-        a, b = wrap(A, "A", transa), wrap(B, "B", transb)
+        a, b = wrap(A, names[0], transa), wrap(B, names[1], transb)
         check_pair(a, b)
         if choices.get("blocks") is None and choices.get("plan") is None and is_transpose(a, b):
             b, symmetry = replace(a, transposed=not a.transposed), "symmetric"
@@ -129,7 +143,6 @@ def results(
     reduction: tasks.Reduction,
     kinds: Kinds,
     down: bool = False,
-    metric: tasks.Metric | None = None,
 ) -> list[da.Array]:
     """Plan a product and return the results of its reduction, as lazy arrays.
 
@@ -142,8 +155,6 @@ def results(
         Type and shape of each result for one line. A line is a row of the product, or a column with `down`.
     down : bool
         Whether lines are columns of the product.
-    metric : {"inner", "cosine", "euclidean"}, optional
-        That of the reduction.
 
     Returns
     -------
@@ -157,6 +168,7 @@ def results(
     """
     if choices.client is not None:
         check_sendable(reduction, "how")
+    metric = getattr(reduction, "metric", None)
     *batch, m, n = product.shape
     of_line = sum(dtype.itemsize * math.prod(shape) for dtype, shape in kinds)
     nbytes = math.prod(batch) * (n if down else m) * of_line
@@ -170,14 +182,27 @@ def results(
         parts = blocks * math.prod(map(max, plan.blocking.batch)) * math.ceil(height * of_line * share)
         return nbytes + parts + (0 if metric is None else bytes_widened(plan))
 
-    normed = metric in ("cosine", "euclidean")
-    plan = product.plan_reduced(choices, kept, shared=normed)
-    norms = norms_of(product, plan, choices.client) if normed else ()
+    plan = product.plan_reduced(choices, kept, shared=metric in NORMED)
+    reduced, graph = reduced_graphs(product, plan, reduction, choices.client, down)
+    return reduction_graph.results(*graph(None), plan, reduced, kinds)
+
+
+def reduced_graphs(
+    product: Gemm, plan: Plan, reduction: Any, client: Client | None, down: bool = False, by_wave: bool = False
+) -> tuple[Reduced, Graphs]:
+    """Return how blocks are reduced, and a function that makes the graph of a wave, or of all waves for None.
+
+    With `by_wave`, the parts of blocks are collected, wave by wave, and not merged along lines. Blocks have no mirror
+    images then. Norms are computed first, and not again for each wave.
+    """
+    metric = getattr(reduction, "metric", None)
+    norms = norms_of(product, plan, client) if metric in NORMED else ()
+    if norms and by_wave:
+        norms = tuple(dask.persist(*norms) if client is None else client.persist(list(norms)))
     dtype = None if metric is None else accumulator_dtype(product.dtype)
-    reduced = Reduced(reduction, down, (norms[0].name, norms[1].name) if norms else None, dtype=dtype)
+    reduced = Reduced(reduction, down, (norms[0].name, norms[1].name) if norms else None, not by_wave, dtype)
     kind: Literal["numpy", "cupy"] = "cupy" if plan.cluster.device == "cuda" else "numpy"
-    name, graph = product.graphs(plan, kind, choices.client, reduced, norms)(None)
-    return reduction_graph.results(name, graph, plan, reduced, kinds)
+    return reduced, product.graphs(plan, kind, client, reduced, norms)
 
 
 def bytes_widened(plan: Plan) -> int:

@@ -12,8 +12,7 @@ from distributed import Client
 from distmm.all_workers import everywhere
 from distmm.clusters import cluster, view
 from distmm.clusters.homes import chunk_homes, homes_of_blocks
-from distmm.clusters.link_rate import link_rate
-from distmm.clusters.load_rate import load_rate
+from distmm.clusters.measured import link_rate, load_rate
 from distmm.errors import InputError
 from distmm.planning.blocks import Blocking, cut, even_edges
 from distmm.planning.cluster_spec import ClusterSpec, Residence, Result

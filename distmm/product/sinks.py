@@ -15,10 +15,10 @@ from __future__ import annotations
 import concurrent.futures
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import dask.array as da
 import numpy as np
@@ -36,8 +36,9 @@ from distmm.transfer.write_lease import Lease
 from distmm.worker.client_output import ClientOutput
 from distmm.worker.copied_output import InMemoryError
 
-__all__ = ["become", "fill", "store", "takes_gpu_blocks"]
+__all__ = ["become", "fill", "receive", "store", "takes_gpu_blocks"]
 
+Place = TypeVar("Place")
 Region = tuple[slice, ...]
 WaveRegions = tuple[da.Array, Sequence[Region | None]]
 
@@ -180,33 +181,62 @@ def _write_by_threads(waves: Iterable[WaveRegions], out: Any, to: Any) -> None:
 
 
 def _write_here(waves: Iterable[WaveRegions], out: Any, client: Client) -> None:
-    """Fetch the blocks and write them in this process, one by one. The next block is fetched during a write."""
-    regions_of: dict[Any, Region] = {}  # regions of the blocks in flight, by key of the task
+    """Fetch the blocks, and write them in this process."""
 
-    def send(product: da.Array, regions: Sequence[Region | None]) -> tuple[list[Future], float]:
-        parts, places = _parts(product, regions, out)
-        for part, place in zip(parts, places, strict=True):
-            for index, block in zip(np.ndindex(*part.numblocks), da.core.slices_from_chunks(part.chunks), strict=True):
-                regions_of[part.name, *index] = tuple(
-                    slice(whole.start + at.start, whole.start + at.stop) for whole, at in zip(place, block, strict=True)
-                )
-        return futures_of(client.persist(parts)), 0.0
+    def sent() -> Iterator[tuple[list[da.Array], dict[Any, Region]]]:
+        for product, regions in waves:
+            parts, places = _parts(product, regions, out)
+            region_of: dict[Any, Region] = {}
+            for part, place in zip(parts, places, strict=True):
+                blocks = da.core.slices_from_chunks(part.chunks)
+                for index, block in zip(np.ndindex(*part.numblocks), blocks, strict=True):
+                    region_of[part.name, *index] = tuple(
+                        slice(whole.start + at.start, whole.start + at.stop)
+                        for whole, at in zip(place, block, strict=True)
+                    )
+            yield parts, region_of
 
-    coming: deque[tuple[Region, concurrent.futures.Future[Any]]] = deque()
+    receive(sent(), out.__setitem__, client, 0.0)
 
-    def take(future: Future) -> None:
-        coming.append((regions_of.pop(future.key), receiving.submit(_result, future)))
+
+def receive(
+    waves: Iterable[tuple[Sequence[Any], Mapping[Any, Place]]],
+    take: Callable[[Place, Any], object],
+    client: Client,
+    tail: float,
+) -> None:
+    """Compute waves of blocks, and pass them to this process one by one. The next one is fetched meanwhile.
+
+    Parameters
+    ----------
+    waves : iterable of (collections, dict)
+        The blocks of each wave, as Dask collections. The dict says where each of them belongs, by its key.
+    take : callable
+        Takes where a block belongs, and the block.
+    client : distributed.Client
+    tail : float
+        As in `distmm.product.waves.Sent`.
+    """
+    place_of: dict[Any, Place] = {}  # of the blocks in flight
+    coming: deque[tuple[Place, concurrent.futures.Future[Any]]] = deque()
+
+    def send(blocks: Sequence[Any], places: Mapping[Any, Place]) -> tuple[list[Future], float]:
+        place_of.update(places)
+        return futures_of(client.persist(list(blocks))), tail
+
+    def fetch(future: Future) -> None:
+        coming.append((place_of.pop(future.key), fetching.submit(_result, future)))
         if len(coming) > 1:
-            write()
+            take_first()
 
-    def write() -> None:
+    def take_first() -> None:
         place, block = coming.popleft()
-        out[place] = block.result()
+        take(place, block.result())
 
-    with concurrent.futures.ThreadPoolExecutor(1) as receiving:
-        Waves(client, take).run(partial(send, product, regions) for product, regions in waves)
+    with concurrent.futures.ThreadPoolExecutor(1) as fetching:
+        Waves(client, fetch).run(partial(send, *wave) for wave in waves)
         while coming:
-            write()
+            take_first()
 
 
 def _parts(product: da.Array, regions: Sequence[Region | None], out: Any) -> tuple[list[da.Array], list[Region]]:

@@ -8,28 +8,23 @@ far. This bounds the memory of the workers, which compute at most two waves at a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from functools import partial
 from operator import index
 from typing import Any, Literal, NamedTuple, SupportsIndex
 
 import dask
-import dask.array as da
 import numpy as np
 import psutil
-from distributed import Client, Future, futures_of
 
 from distmm.errors import DoesNotFitError, InputError
 from distmm.graph import reduction_graph
-from distmm.graph.product_graph import Reduced
-from distmm.planning.blocks import Wave, slices
+from distmm.planning.blocks import slices
 from distmm.planning.plan import Plan
 from distmm.planning.problem import accumulator_dtype
 from distmm.product.choices import Choices
 from distmm.product.product import Gemm
-from distmm.product.reduced_product import bytes_widened, check_metric, check_ordered, norms_of
+from distmm.product.reduced_product import bytes_widened, check_metric, check_ordered, reduced_graphs
 from distmm.product.scalars import check_scalars, plain
-from distmm.product.waves import Graph, Waves
+from distmm.product.sinks import receive
 from distmm.worker import tasks
 
 __all__ = ["Entries", "above", "bytes_of_entry", "check_threshold", "most_of_block"]
@@ -96,7 +91,15 @@ def above(
     made = product.plan_reduced(choices, of_waves)
     collected = _Collected(product, made, limit, lower=lower)
     reduction = tasks.Threshold(plain(t), of_block(made), metric=metric, dtype=dtype)
-    _compute(product, made, reduction, collected, choices.client)
+    _, graph = reduced_graphs(product, made, reduction, choices.client, by_wave=True)
+    waves = (reduction_graph.parts_of_blocks(*graph(wave), made, wave) for wave in made.waves)
+    if choices.client is None:
+        for parts in waves:
+            for at, part in zip(parts, dask.compute(*parts.values()), strict=True):
+                collected.add(at, part)
+    else:
+        keyed = ((list(parts.values()), {part.key: at for at, part in parts.items()}) for parts in waves)
+        receive(keyed, collected.add, choices.client, math.inf)
     return collected.result()
 
 
@@ -134,39 +137,6 @@ def most_of_block(plan: Plan, dtype: np.dtype[Any], always: int) -> int:
     return int(max(elements * dtype.itemsize * SHARE, min(always, elements * each))) // each
 
 
-def _compute(
-    product: Gemm, plan: Plan, reduction: tasks.Threshold, collected: _Collected, client: Client | None
-) -> None:
-    """Compute the product wave by wave, and collect the kept elements of each block."""
-    kind: Literal["numpy", "cupy"] = "cupy" if plan.cluster.device == "cuda" else "numpy"
-    norms: tuple[da.Array, ...] = ()
-    if reduction.metric not in (None, "inner"):  # computed once, and not again for each wave
-        lazy = norms_of(product, plan, client)
-        norms = tuple(dask.persist(*lazy) if client is None else client.persist(list(lazy)))
-    names = (norms[0].name, norms[1].name) if norms else None
-    wide = None if reduction.metric is None else reduction.dtype
-    graph = product.graphs(plan, kind, client, Reduced(reduction, norms=names, mirrored=False, dtype=wide), norms)
-    if client is None:
-        for wave in plan.waves:
-            parts = reduction_graph.parts_of_blocks(*graph(wave), plan, wave)
-            for (i, j), part in zip(parts, dask.compute(*parts.values()), strict=True):
-                collected.add(i, j, part)
-        return
-    blocks: dict[Any, tuple[int, int]] = {}  # indices of the blocks in flight, by key of the task
-
-    def send(on: Client, wave: Wave) -> tuple[list[Future], float]:
-        parts = reduction_graph.parts_of_blocks(*graph(wave), plan, wave)
-        futures = futures_of(on.persist(list(parts.values())))
-        blocks.update({part.key: (i, j) for (i, j), part in parts.items()})
-        return futures, math.inf
-
-    def take(future: Future) -> None:
-        collected.add(*blocks.pop(future.key), future.result())
-
-    waves: Iterator[Graph] = (partial(send, client, wave) for wave in plan.waves)
-    Waves(client, take).run(waves)
-
-
 class _Collected:
     """The elements that have been kept so far, by block."""
 
@@ -176,7 +146,7 @@ class _Collected:
         self.rows, self.columns = slices(plan.blocking.m), slices(plan.blocking.n)
         self.lines: dict[int, dict[int, tuple[np.ndarray, ...]]] = {i: {} for i in range(len(self.rows))}
 
-    def add(self, i: int, j: int, part: tuple[int, Any, Any, Any]) -> None:
+    def add(self, at: tuple[Any, ...], part: tuple[int, Any, Any, Any]) -> None:
         """Add the kept elements of one block.
 
         Raises
@@ -184,6 +154,7 @@ class _Collected:
         DoesNotFitError
             If the elements kept so far, or those of this block, exceed their limit.
         """
+        i, j = at
         rows, columns = self.rows[i], self.columns[j]
         size = (rows.stop - rows.start) * (columns.stop - columns.start)
         count, row, column, values = part

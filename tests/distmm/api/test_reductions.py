@@ -399,8 +399,11 @@ WRONG: dict[str, tuple[Any, str]] = {
     "complex numbers": (lambda: distmm.topk(X + 1j, X.T, 1), "complex numbers have no order"),
     "an empty batch": (lambda: distmm.topk(np.ones((0, 2, 3)), X.T, 1), "nothing to reduce"),
     "metric": (lambda: distmm.nearest(X, X, 1, "manhattan"), "not one of inner, cosine, euclidean"),
-    "integers": (lambda: distmm.nearest(X.astype(int), X, 1), "give real floating-point numbers"),
-    "rows of two lengths": (lambda: distmm.nearest(X, X[:, :2], 1), "give rows of the same length"),
+    "integers": (lambda: distmm.nearest(X.astype(int), X, 1), "a metric needs real floating-point numbers"),
+    "rows of two lengths": (
+        lambda: distmm.nearest(X, X[:, :2], 1),
+        r"the last dimension of X \(.\) must equal",
+    ),
     "neighbours of a stack": (lambda: distmm.nearest(X[None], X, 1), "one row for each point"),
     "more neighbours than rows": (lambda: distmm.nearest(X, None, 9), "X has 4 rows"),
     "how": (lambda: distmm.reduce(X, X.T, "median"), "give one of max, argmax, sum, norm, histogram"),

@@ -10,7 +10,7 @@ import pytest
 from distributed import Client, LocalCluster, Worker
 
 import distmm
-from distmm.clusters import cluster, link_rate, measured
+from distmm.clusters import cluster, measured
 from distmm.product import request as plan_request
 from tests import forked
 
@@ -21,9 +21,9 @@ EDGE = 256
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """Pairs of workers of each measurement. Earlier measurements are forgotten, and every product is worth one."""
     seen: list[object] = []
-    slowest = link_rate._slowest
+    slowest = measured._slowest
     monkeypatch.setattr(measured, "_rates", type(measured._rates)())
-    monkeypatch.setattr(link_rate, "_slowest", lambda *args: seen.append(args[-1]) or slowest(*args))
+    monkeypatch.setattr(measured, "_slowest", lambda *args: seen.append(args[-1]) or slowest(*args))
     monkeypatch.setattr(plan_request, "WORTH_MEASURING_SECONDS", 0.0)
     monkeypatch.setitem(cluster.LINKS, "cpu", math.inf)
     return seen
@@ -45,7 +45,7 @@ def test_a_plan_counts_with_the_rate_between_the_workers_and_asks_for_it_once(
     first, second, deeper = planned(client), planned(client), planned(client, blocks=(EDGE // 2,) * 3)
     assert len(asked) == 1
     assert 0 < first.cluster.link < math.inf
-    assert {first.cluster.link, second.cluster.link, deeper.cluster.link} == {link_rate.link_rate(client, "cpu")}
+    assert {first.cluster.link, second.cluster.link, deeper.cluster.link} == {measured.link_rate(client, "cpu")}
     assert str(first) == str(second)
 
 
@@ -68,9 +68,9 @@ def test_products_that_are_short_or_move_nothing_do_not_wait_for_a_measurement(
 
 def test_one_pair_of_workers_is_asked_within_a_host_and_one_between_hosts() -> None:
     hosts = {"a": "one", "b": "one", "c": "two", "d": "two", "e": "three"}
-    assert list(link_rate._pairs(hosts)) == [("a", "b"), ("a", "c")]
-    assert list(link_rate._pairs({"a": "one", "b": "two"})) == [("a", "b")]
-    assert list(link_rate._pairs({"a": "one"})) == []
+    assert list(measured._pairs(hosts)) == [("a", "b"), ("a", "c")]
+    assert list(measured._pairs({"a": "one", "b": "two"})) == [("a", "b")]
+    assert list(measured._pairs({"a": "one"})) == []
 
 
 async def die(key: str, source: str, dask_worker: Worker) -> float:
@@ -80,7 +80,7 @@ async def die(key: str, source: str, dask_worker: Worker) -> float:
 def test_a_worker_that_dies_during_the_measurement_does_no_harm(
     asked: list[object], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(link_rate, "_fetch", die)
+    monkeypatch.setattr(measured, "_fetch", die)
     a, b = operands()
     with forked.workers():
         local = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0")

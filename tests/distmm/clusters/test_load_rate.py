@@ -13,7 +13,7 @@ from distributed import Client, Worker
 
 import distmm
 from distmm import clusters
-from distmm.clusters import cluster, load_rate, measured
+from distmm.clusters import cluster, measured
 from distmm.product import request as plan_request
 
 N = 60_000
@@ -37,12 +37,12 @@ def gpus(client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> lis
     """Two GPUs stand where the workers are, and the list has the text of each measurement."""
     described = distmm.gpus(2, "H200", host_memory="1TB").spec(np.dtype("f4"), None, "highest")
     seen: list[str] = []
-    everywhere = load_rate.everywhere
+    everywhere = measured.everywhere
     monkeypatch.setattr(measured, "_rates", type(measured._rates)())
     monkeypatch.setattr(cluster, "describe", lambda *args, **how: described)
     monkeypatch.setattr(plan_request, "link_rate", lambda *args: None)
     monkeypatch.setattr(
-        load_rate, "everywhere", lambda *args, **how: seen.append(args[1].__name__) or everywhere(*args, **how)
+        measured, "everywhere", lambda *args, **how: seen.append(args[1].__name__) or everywhere(*args, **how)
     )
     return seen
 
@@ -55,7 +55,7 @@ def planned(client: Client, n: int = N) -> distmm.Plan:
 def test_a_plan_counts_with_the_slowest_gpu_and_asks_once(
     client: Client, gpus: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load_rate, "copy_rate", first_worker_slow)
+    monkeypatch.setattr(measured, "copy_rate", first_worker_slow)
     plans = [planned(client) for _ in range(2)]
     assert [plan.cluster.load for plan in plans] == [1.2e10] * 2
     assert gpus == ["first_worker_slow"]
@@ -70,7 +70,7 @@ def test_a_short_product_is_not_worth_a_measurement(client: Client, gpus: list[s
 def test_a_failed_measurement_changes_no_plan(
     client: Client, gpus: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(load_rate, "copy_rate", no_room)
+    monkeypatch.setattr(measured, "copy_rate", no_room)
     assert planned(client).cluster.load == planned(client).cluster.load > PCIE_3
     assert "the rate of copies from host memory to GPUs could not be measured" in caplog.text
     assert gpus == ["no_room"]
@@ -89,5 +89,5 @@ def test_a_worker_that_does_not_answer_holds_up_no_plan(
 @pytest.mark.skipif(clusters.missing_for_gpu() is not None, reason=str(clusters.missing_for_gpu()))
 def test_gpus_are_measured_as_fast_as_a_bus_can_be() -> None:
     with clusters.local("gpu", dashboard=None) as client:
-        rate: Any = load_rate.load_rate(client)
+        rate: Any = measured.load_rate(client)
         assert 1e9 < rate < 1e12

@@ -57,6 +57,12 @@ def owners(client: Client, name: str) -> dict[tuple[Any, ...], int]:
     return client.run_on_scheduler(read)
 
 
+def finished(client: Client, c: da.Array) -> tuple[int, int]:
+    """Product tasks of a product that are done, and all of them."""
+    name = c.name.removesuffix("-chunks")
+    return client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.plugins[PlacementPlugin.name].progress(name))
+
+
 class Sink:
     """A target that takes blocks and keeps none."""
 
@@ -191,7 +197,8 @@ def nothing_is_left(client: Client) -> Callable[[], None]:
 def test_the_plugin_forgets_products_that_are_gone(client: Client, nothing_is_left: Callable[[], None]) -> None:
     C = client.persist(matmul(lazy(9), lazy(10), client=client))
     wait(C)
-    assert cluster.progress(client, C).done == cluster.progress(client, C).total > 0
+    done, total = finished(client, C)
+    assert done == total > 0
     name, tasks = C.name, plan(lazy(9), lazy(10), client=client).cost.tasks
 
     def planned(dask_scheduler: Scheduler) -> int:
@@ -308,7 +315,7 @@ def test_a_worker_that_joins_a_running_product_makes_none_of_its_blocks() -> Non
         # A plan for three workers, on two: rank 2 of the plan is the first worker, and stays it.
         p = plan(A, lazy(32), plan=f"g3x1x1 b{EDGE}x{EDGE}x{EDGE} p1 w1 l2")
         C = client.persist(matmul(A, lazy(32), plan=p, client=client))
-        until(lambda: cluster.progress(client, C).done > 0)
+        until(lambda: finished(client, C)[0] > 0)
         two.scale(3)
         client.wait_for_workers(3)
         JOINED.set()
@@ -332,7 +339,7 @@ def test_a_worker_that_joins_an_adaptive_cluster_takes_its_share_of_a_running_pr
         waiting = A.map_blocks(early_after_the_join, dtype="f4", meta=np.empty((0, 0), "f4"))
         p = plan(waiting, B, plan=f"g1x1x1 b{EDGE}x{EDGE}x{EDGE} p1 w1 l1")
         C = client.persist(matmul(waiting, B, plan=p, client=client))
-        until(lambda: cluster.progress(client, C).done > 0)
+        until(lambda: finished(client, C)[0] > 0)
         asks = one.scheduler.handlers["adaptive_target"]
         assert one.scheduler.adaptive_target(target_duration="1s") <= 1 < asks(target_duration="1ms")
         one.scale(2)
@@ -361,7 +368,7 @@ def test_a_product_survives_a_killed_worker_and_keeps_its_bits() -> None:
         C = matmul(A, B, client=client)
         expected = client.compute(C, sync=True)
         result = client.persist(matmul(A, B, client=client))
-        until(lambda: cluster.progress(client, result).done >= BLOCKS)
+        until(lambda: finished(client, result)[0] >= BLOCKS)
         pids = client.run(os.getpid)
         os.kill(next(iter(pids.values())), signal.SIGKILL)
         np.testing.assert_array_equal(client.compute(result, sync=True), expected)
