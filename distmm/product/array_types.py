@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import dask.array as da
 import numpy as np
@@ -17,7 +17,7 @@ from distmm.errors import InputError
 from distmm.product.dlpack import as_native, is_foreign
 from distmm.transfer.pickling import pickled
 
-__all__ = ["as_array", "check_query_planning", "check_sendable", "package_of"]
+__all__ = ["as_array", "check_like_array", "check_query_planning", "check_sendable", "package_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -83,19 +83,7 @@ def as_array(source: Any, name: str) -> Any:
             raise InputError(
                 f"{name} is a {kind} that is not an array ({error}): give rows of the same length"
             ) from None
-    missing = [a for a in ("shape", "dtype", "__getitem__") if not hasattr(source, a)]
-    if missing:
-        raise InputError(
-            f"{name} is a {kind} without {', '.join(missing)}: "
-            "give a Dask, NumPy or CuPy array, or an object like a Zarr array"
-        )
-    try:
-        np.dtype(source.dtype)
-    except TypeError:
-        raise InputError(
-            f"{name} is a {kind} of {package} with elements of {source.dtype}, a type that NumPy does not know: "
-            "give it as a NumPy or CuPy array"
-        ) from None
+    check_like_array(source, name, "__getitem__")
     if any(isinstance(n, float) and math.isnan(n) for n in source.shape):
         raise InputError(
             f"{name} has unknown chunk sizes (shape {source.shape}): call {name}.compute_chunk_sizes() first"
@@ -103,6 +91,29 @@ def as_array(source: Any, name: str) -> Any:
     if any(int(n) != n or n < 0 for n in source.shape):
         raise InputError(f"{name} has shape {source.shape}: sizes must be whole numbers of at least 0")
     return _by_path(source, name) if package in ("h5py", "zarr") else source
+
+
+def check_like_array(x: Any, name: str, access: Literal["__getitem__", "__setitem__"]) -> None:
+    """Refuse an object that has no shape, type or elements, or a type of elements that NumPy does not know.
+
+    Raises
+    ------
+    InputError
+        With the type of the object.
+    """
+    kind = type(x).__name__
+    if missing := [each for each in ("shape", "dtype", access) if not hasattr(x, each)]:
+        raise InputError(
+            f"{name} is a {kind} without {', '.join(missing)}: "
+            "give a Dask, NumPy or CuPy array, or an object like a Zarr array"
+        )
+    try:
+        np.dtype(x.dtype)
+    except TypeError:
+        raise InputError(
+            f"{name} is a {kind} of {package_of(x)} with elements of {x.dtype}, a type that NumPy does not know: give "
+            "a NumPy or CuPy array, or an array of another package that exports its memory by DLPack"
+        ) from None
 
 
 def _by_path(source: Any, name: str) -> Any:

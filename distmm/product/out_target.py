@@ -24,7 +24,7 @@ from distmm.errors import DoesNotFitError, InputError
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.write_units import unit_of
 from distmm.product.aliasing import overlap, repeats
-from distmm.product.array_types import package_of
+from distmm.product.array_types import check_like_array, package_of
 from distmm.product.context import tasks_share_memory
 from distmm.product.dlpack import as_writable, is_foreign
 from distmm.product.operand import kind_of
@@ -46,20 +46,8 @@ def check_out(
         memory, or shares memory or storage with an operand. If it is a Dask array with blocks of another kind (NumPy,
         CuPy) than the product.
     """
-    missing = [name for name in ("shape", "dtype", "__setitem__") if not hasattr(out, name)]
-    if missing:
-        raise InputError(
-            f"out is a {type(out).__name__} without {', '.join(missing)}: give a NumPy array, a Dask array, or an "
-            "object like a Zarr array"
-        )
-    try:
-        given_type = np.dtype(out.dtype)
-    except TypeError:
-        raise InputError(
-            f"out is a {type(out).__name__} of {package_of(out)} with elements of {out.dtype}, a type that NumPy does "
-            "not know: give a NumPy array, or another array of that package that exports its memory by DLPack"
-        ) from None
-    if tuple(out.shape) != shape or not np.can_cast(dtype, given_type, "same_kind"):
+    check_like_array(out, "out", "__setitem__")
+    if tuple(out.shape) != shape or not np.can_cast(dtype, np.dtype(out.dtype), "same_kind"):
         raise InputError(
             f"out is {tuple(out.shape)} {out.dtype}, the product {shape} {dtype}: give an out of that shape and type"
         )
