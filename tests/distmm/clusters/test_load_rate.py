@@ -79,8 +79,8 @@ def test_a_failed_measurement_changes_no_plan(
 def test_a_worker_that_does_not_answer_holds_up_no_plan(
     client: Client, gpus: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(load_rate, "copy_rate", no_answer)
-    monkeypatch.setattr(load_rate, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr(measured, "copy_rate", no_answer)
+    monkeypatch.setattr(measured, "COPY_PATIENCE_SECONDS", 0.1)
     assert planned(client).cluster.load > PCIE_3
     assert "TimeoutError" in caplog.text
 
