@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -24,6 +25,7 @@ def info(
         str, typer.Option(metavar="M[xKxN]", help="Size of the block product for which kernels are listed.")
     ] = "4096",
     precision: options.PrecisionOption = None,
+    as_json: options.Json = False,
 ) -> None:
     """Show devices, the source of their kernels' rates, versions, and the kernel for each type.
 
@@ -33,26 +35,38 @@ def info(
     """
     from distmm import config as configured
     from distmm.cli import session
+    from distmm.versions import installed
     from distmm_kernels import config, device, select
 
     (m, k, n), least = options.edges(size), configured.chosen("precision", precision)
-    console = session.out()
-    missing = device.why_no_gpu()
+    missing, here = device.why_no_gpu(), device.current()
+    kernels = {
+        str(dtype): select.explain(config.Problem(m=m, k=k, n=n, dtype=dtype), here, least).partition(": ")[2]
+        for dtype in config.SUPPORTED
+    }
+    if as_json:
+        facts = {
+            "devices": [asdict(each) for each in (*device.gpus(), device.cpu())],
+            "no_gpu": missing,
+            "rates": [list(row) for row in _rates()],
+            "versions": installed(PACKAGES),
+            "kernels": kernels,
+        }
+        session.print_json(facts)
+        return
     devices = [(f"cuda:{gpu.index}", _described(gpu)) for gpu in device.gpus()] or [("GPU", f"none: {missing}")]
-    console.print(session.table([*devices, ("CPU", _described(device.cpu()))], "Devices"))
-    console.print()
-    console.print(session.table(_rates(), "Rates of kernels"))
-    console.print()
-    console.print(session.table(_versions(), "Versions"))
-    console.print()
-    here = device.current()
-    console.print(f"Kernels for a block product of {m} x {k} times {k} x {n}", style="italic")
     types: dict[str, list[str]] = {}
-    for dtype in config.SUPPORTED:
-        reasons = select.explain(config.Problem(m=m, k=k, n=n, dtype=dtype), here, least)
-        types.setdefault(reasons.partition(f"precision {least}: ")[2], []).append(str(dtype))
-    for reasons, names in types.items():
-        console.print(f"{', '.join(names)}: {reasons}")
+    for dtype, reasons in kernels.items():
+        types.setdefault(reasons, []).append(dtype)
+    tables = {
+        "Devices": [*devices, ("CPU", _described(device.cpu()))],
+        "Rates of kernels": _rates(),
+        "Versions": _versions(),
+        f"Kernels for a block product of {m} x {k} times {k} x {n}": [
+            (", ".join(names), reasons) for reasons, names in types.items()
+        ],
+    }
+    session.out().print("\n\n".join(session.table(rows, title) for title, rows in tables.items()))
 
 
 def _described(device: object) -> str:

@@ -13,6 +13,7 @@ from distmm.cli import options
 if TYPE_CHECKING:
     from distmm.job import Stop, Summary
     from distmm.planning.plan import Plan
+    from distmm.telemetry.record import Figures
 
 __all__ = ["multiply", "shown"]
 
@@ -106,4 +107,7 @@ def shown(job: Callable[..., Summary], *arguments: Any, stop: Stop | None = None
                 session.out().print(f"{kept} of {blocks} blocks of C are finished and kept; the others are made now")
             report.append(live.enter_context(progress.live(session.out(stderr=True))))
 
-        return job(*arguments, stop=stop, announce=announce, progress=lambda figures: report[0](figures), **options)
+        def show(figures: Figures | None) -> None:
+            report[0](figures and figures._replace(error=""))  # the command ends with it
+
+        return job(*arguments, stop=stop, announce=announce, progress=show, **options)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from distmm.job import Stop
 
 __all__ = [
-    "Check", "Cluster", "Deadline", "Device", "MemoryLimit", "Method", "PrecisionOption", "Transposes", "Where",
+    "Check", "Cluster", "Deadline", "Device", "Json", "MemoryLimit", "Method", "PrecisionOption", "Transposes", "Where",
     "Workers", "command", "device_name", "edges", "element", "picture", "sizes", "stop", "writable",
 ]  # fmt: skip
 
@@ -153,6 +153,7 @@ Deadline = Annotated[
     str | None,
     typer.Option(metavar="TIME", help="Stop after this time, as in 55m or 01:30:00: exit code 75.", show_default=False),
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead; the reference has its schema.")]
 Overwrite = Annotated[
     bool,
     typer.Option(

@@ -13,6 +13,7 @@ from distmm.cli import options
 if TYPE_CHECKING:
     from distmm.cli.options import Device
     from distmm.clusters.hardware import Hardware
+    from distmm.planning.plan import Plan
 
 __all__ = ["plan"]
 
@@ -40,6 +41,7 @@ def plan(
     ] = None,
     method: options.Method,
     reproducible: options.Reproducible = None,
+    as_json: options.Json = False,
 ) -> None:
     """Show how A @ B would be computed, with memory and time, without computing it.
 
@@ -85,8 +87,33 @@ def plan(
     if hardware is None or (hardware.here and hardware.workers > 1 and planned.cost.seconds >= WORTH_MEASURING_SECONDS):
         with session.cluster(ctx, where, on) as client:
             planned = planning.plan(spec, planning.request(spec, on, *chosen), client)
-    session.out().print(session.table(planned.rows(), "Plan"))
+    if as_json:
+        session.print_json(_facts(planned))
+    else:
+        session.out().print(session.table(planned.rows(), "Plan"))
     planned.validate()
+
+
+def _facts(planned: Plan) -> dict[str, Any]:
+    """Return a plan as plain values: bytes, seconds and operations."""
+    problem = planned.problem
+    return {
+        "plan": str(planned),
+        "m": problem.m,
+        "k": problem.k,
+        "n": problem.n,
+        "dtype": str(problem.dtype),
+        "operations": problem.flops,
+        "kernel": planned.kernel or planned.cluster.kernel,
+        "precision": planned.precision,
+        "device": "gpu" if planned.cluster.device == "cuda" else "cpu",
+        "workers": planned.cluster.workers,
+        "waves": len(planned.waves),
+        **asdict(planned.cost),
+        "free_bytes": planned.cluster.memory,
+        "fits": planned.fits,
+        "shortfall_bytes": planned.shortfall,
+    }
 
 
 def _described(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import math
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from distmm.clusters.cluster import Device
     from distmm.storage import Matrix
 
-__all__ = ["cluster", "debugging", "out", "pair", "table", "tell_device", "tell_missing"]
+__all__ = ["cluster", "debugging", "out", "pair", "print_json", "table", "tell_device", "tell_missing"]
 
 
 def out(stderr: bool = False) -> Console:
@@ -37,6 +39,12 @@ def table(rows: Iterable[tuple[str, str]], title: str) -> str:
         cut = textwrap.wrap(value, max(20, wide - edge), break_long_words=False, break_on_hyphens=False) or [""]
         lines += [f"{label if i == 0 else '':<{edge}}{line}" for i, line in enumerate(cut)]
     return "\n".join(lines)
+
+
+def print_json(facts: dict[str, Any]) -> None:
+    """Print facts as JSON on stdout, with null for what is not a finite number."""
+    finite = {name: None if isinstance(x, float) and not math.isfinite(x) else x for name, x in facts.items()}
+    typer.echo(json.dumps(finite, indent=1, allow_nan=False))
 
 
 def debugging(ctx: typer.Context) -> bool:
@@ -79,11 +87,11 @@ def cluster(ctx: typer.Context, where: Where, device: Device) -> Iterator[Client
 
     console = out(stderr=True)
     tell_device(where.cluster, device)
-    # Without this, workers log a traceback for each failed task. The client receives the error and prints it once. An
-    # interrupted wait of Dask leaves an asyncio task whose error nobody asks for.
+    # Without this, workers log a traceback for each failed task, and a local scheduler logs its error. The client
+    # receives the error and prints it once. An interrupted wait of Dask leaves an asyncio task whose error is unread.
     quiet = not debugging(ctx)
     if quiet:
-        for name in ("distributed", "distributed.client", "asyncio"):
+        for name in ("distributed", "distributed.client", "distmm.telemetry.scheduler", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         logging.getLogger("distributed.nanny").setLevel(logging.WARNING)  # still report restarted workers
     with ExitStack() as stack:

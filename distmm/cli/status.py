@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
+
+from distmm.cli import options
 
 __all__ = ["status"]
 
 
 def status(
     c: Annotated[str, typer.Argument(metavar="C", help="The output of the job, as given to distmm multiply.")],
+    as_json: options.Json = False,
 ) -> None:
     """Show the progress of a job from its files, on any machine that can read them, without a cluster.
+
+    The exit code is 1 for a job whose last run has failed.
 
     ```text
     distmm status C.zarr
@@ -22,4 +28,9 @@ def status(
     from distmm.cli import session
 
     found = job.status(c)
-    session.out().print(session.table(found.rows(), found.path))
+    if as_json:
+        session.print_json(asdict(found))
+    else:
+        session.out().print(session.table(found.rows(), found.path))
+    if found.state == "failed":
+        raise typer.Exit(1)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+
+from distmm.cli import options
 
 if TYPE_CHECKING:
     from distmm.submit.schema import Job
@@ -56,6 +59,7 @@ def submit(
     python: Annotated[
         str | None, typer.Option(help="Slurm: the Python that nodes start; by default this one.", show_default=False)
     ] = None,
+    as_json: options.Json = False,
 ) -> None:
     """Run a job file here, or submit it to Slurm or Kubernetes and follow it.
 
@@ -73,7 +77,8 @@ def submit(
     if follow is not None:
         if file is not None:
             raise typer.BadParameter(f"--follow {follow} submits no job: leave out {file}")
-        raise typer.Exit(_attached(follow))
+        kind = "slurm" if follow.isdigit() else "kubernetes"
+        raise _ended({"cluster": kind, "id": follow, "log": None, "exit_code": _attached(follow)}, as_json)
     if file is None:
         raise typer.BadParameter("give a job file, or --follow with the ID of a job that was submitted before")
     from distmm.submit import jobfile
@@ -86,8 +91,25 @@ def submit(
 
         _print(job, manifests.cluster(job))
         return
-    run = {"local": _local, "slurm": _slurm, "kubernetes": _kubernetes}[cluster]
-    raise typer.Exit(run(job, dry_run, detach, python))
+    if dry_run:
+        _print_job(job, cluster, python)
+        return
+    if cluster == "local":
+        raise _ended(_local(job, as_json), as_json)
+    if cluster == "kubernetes":
+        raise _ended(_kubernetes(job, detach), as_json)
+    words = ["distmm", "submit", str(file.absolute()), "--cluster", cluster]
+    words += [word for one in change or () for word in ("--set", one)] + (["--", *command] if command else [])
+    raise _ended(_slurm(job, shlex.join(words), detach, python), as_json)
+
+
+def _ended(facts: dict[str, Any], as_json: bool) -> typer.Exit:
+    """Return the exit with the code of a job, which is None if the job was not followed."""
+    from distmm.cli import session
+
+    if as_json:
+        session.print_json(facts)
+    return typer.Exit(facts["exit_code"] or 0)
 
 
 def _say(line: str) -> None:
@@ -105,40 +127,53 @@ def _attached(name: str) -> int:
     return kubernetes.attach(name, _say)
 
 
-def _local(job: Job, dry_run: bool, detach: bool, python: str | None) -> int:
-    """Run the product on this machine, in a separate process."""
-    import shlex
-
+def _local_command(job: Job) -> list[str]:
     workers = ["--workers", str(job.workers.per_node), "--memory-limit", str(job.workers.memory_each)]
     command = [sys.executable, "-m", "distmm", *job.command(), "--tls", job.run.tls, *workers]
-    command += ["--overwrite"] if job.overwrite else []
-    if dry_run:
-        typer.echo(shlex.join(command))
-        return 0
-    return subprocess.run(command, check=False).returncode
+    return command + (["--overwrite"] if job.overwrite else [])
 
 
-def _slurm(job: Job, dry_run: bool, detach: bool, python: str | None) -> int:
+def _print_job(job: Job, cluster: str, python: str | None) -> None:
+    """Print what would be run or submitted."""
+    from distmm.submit import manifests, slurm_script
+
+    if cluster == "kubernetes":
+        _print(job, manifests.job(job))
+    elif cluster == "slurm":
+        typer.echo(slurm_script.render(job, python=python or sys.executable), nl=False)
+    else:
+        typer.echo(shlex.join(_local_command(job)))
+
+
+def _local(job: Job, as_json: bool) -> dict[str, Any]:
+    """Run the product on this machine, in a separate process; JSON alone stays on stdout."""
+    done = subprocess.run(_local_command(job), check=False, stdout=sys.stderr.fileno() if as_json else None)
+    return {"cluster": "local", "id": None, "log": None, "exit_code": done.returncode}
+
+
+def _slurm(job: Job, submitted_by: str, detach: bool, python: str | None) -> dict[str, Any]:
     from distmm.cli import preflight
     from distmm.submit import slurm, slurm_script
 
-    if dry_run:
-        typer.echo(slurm_script.render(job, python=python or sys.executable), nl=False)
-        return 0
     slurm.check_program()
     preflight.check_packages(job, python)
     preflight.check_product(job, _say)
-    number = slurm.submit(job, python=python)
-    _say(f"job {number}: submitted; its log is {job.run.folder}/{job.run.name}-{number}.log")
+    number = slurm.submit(job, python=python, submitted_by=submitted_by)
+    log = f"{job.run.folder}/{job.run.name}-{number}.log"
+    facts: dict[str, Any] = {"cluster": "slurm", "id": number, "log": log, "exit_code": None}
+    _say(f"job {number}: submitted; its log is {log}")
     if detach:
-        return 0
+        return facts
     try:
-        return slurm.follow(job, number, _say)
+        facts["exit_code"] = slurm.follow(job, number, _say)
     except KeyboardInterrupt:
         _say(
             f"job {number} goes on: distmm submit --follow {number}. scancel {number} ends it; finished blocks are kept"
         )
         raise
+    if facts["exit_code"] == slurm_script.RESUMABLE:
+        _say(f"job {number}: finished blocks are kept; to go on: {submitted_by}")
+    return facts
 
 
 def _print(job: Job, parts: list[dict[str, Any]]) -> None:
@@ -151,21 +186,19 @@ def _print(job: Job, parts: list[dict[str, Any]]) -> None:
         _say(command)
 
 
-def _kubernetes(job: Job, dry_run: bool, detach: bool, python: str | None) -> int:
-    from distmm.submit import kubernetes, manifests
+def _kubernetes(job: Job, detach: bool) -> dict[str, Any]:
+    from distmm.submit import kubernetes
 
-    if dry_run:
-        _print(job, manifests.job(job))
-        return 0
+    where, name = job.kubernetes.namespace, job.run.name
     _say("not checked: A, B and C, which only the pods see")
     kubernetes.submit(job)
-    _say(f"daskjob {job.run.name}: submitted to namespace {job.kubernetes.namespace}")
+    _say(f"daskjob {name}: submitted to namespace {where}")
+    facts = {"cluster": "kubernetes", "id": f"{where}/{name}", "log": None, "exit_code": None}
     if detach:
-        return 0
+        return facts
     try:
-        return kubernetes.follow(job, _say)
+        return facts | {"exit_code": kubernetes.follow(job, _say)}
     except KeyboardInterrupt:
-        where = job.kubernetes.namespace
-        _say(f"the job goes on: distmm submit --follow {where}/{job.run.name}")
-        _say(f"kubectl -n {where} delete daskjob {job.run.name} ends it; finished blocks are kept")
+        _say(f"the job goes on: distmm submit --follow {where}/{name}")
+        _say(f"kubectl -n {where} delete daskjob {name} ends it; finished blocks are kept")
         raise

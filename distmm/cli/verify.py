@@ -35,6 +35,7 @@ def verify(
     ] = None,
     precision: options.PrecisionOption = None,
     where: options.Where = HERE,
+    as_json: options.Json = False,
 ) -> None:
     """Check that C is A @ B, whichever program computed it. Exit code: 0 right, 1 wrong, 4 cannot tell.
 
@@ -81,5 +82,8 @@ def verify(
             if len(paths) == 1
             else verdict_of(*matrices, check=check, seed=seed, precision=precision, **asdict(transposes))
         )
+    if as_json:
+        session.print_json(asdict(verdict))
     verdict.raise_if_wrong()
-    session.out().print(f"Right: {verdict.message}")
+    if not as_json:
+        session.out().print(f"Right: {verdict.message}")

@@ -260,7 +260,8 @@ class Job:
                 reason = f"{stop.reason}, twice"
             elif client.status != "running" and not isinstance(error, (KeyboardInterrupt, SystemExit)):
                 # A lost scheduler causes various errors: cancelled futures, closed connections.
-                reason = f"the scheduler is lost ({type(error).__name__}: {error})"
+                # Their text has the keys of all tasks. scancel ends the scheduler and this process at once.
+                reason = stop.reason or f"the scheduler is lost ({type(error).__name__})"
             else:
                 raise
             raise self._explained(Stopped(reason), plan) from None

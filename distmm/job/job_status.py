@@ -8,6 +8,7 @@ import time
 from dataclasses import dataclass
 
 from distmm.errors import InputError
+from distmm.job.batch import continuation
 from distmm.job.folder import Folder
 from distmm.job.lock import holder
 from distmm.job.records import read_certificate, read_manifest
@@ -27,9 +28,10 @@ class Status:
     ----------
     path : str
         Path of C.
-    state : {"running", "stopped", "complete", "changed", "missing"}
-        A job whose process has died is stopped. If C was complete, and its files were written or copied since, it is
-        changed, and `distmm verify` says whether it is right. If they were removed or renamed, it is missing.
+    state : {"running", "stopped", "failed", "complete", "changed", "missing"}
+        A job whose process has died is stopped. One whose last run ended with an error has failed. If C was complete,
+        and its files were written or copied since, it is changed, and `distmm verify` says whether it is right. If they
+        were removed or renamed, it is missing.
     done, total : int
         Number of finished blocks of C (or block rows), and of all blocks.
     runs, rejected : int
@@ -42,6 +44,12 @@ class Status:
         Path of the certificate of a complete job.
     report : str or None
         Path of the report of the last run that ended.
+    error : str or None
+        Error of the last run of a job that has failed.
+    ended : float or None
+        End of the last run of a job that is stopped or failed, in seconds since the epoch. None if it was killed.
+    continue_with : str or None
+        Command that goes on with a job that is stopped or failed.
     """
 
     path: str
@@ -54,6 +62,9 @@ class Status:
     seconds_left: float | None = None
     certificate: str | None = None
     report: str | None = None
+    error: str | None = None
+    ended: float | None = None
+    continue_with: str | None = None
 
     def rows(self) -> list[tuple[str, str]]:
         """Return it as a table of label and value."""
@@ -69,8 +80,10 @@ class Status:
         if self.report is not None:
             rows.append(("report", self.report))
         match self.state:
-            case "stopped":
-                rows.append(("continue with", f"distmm resume {self.path}"))
+            case "stopped" | "failed":
+                rows += [("error", self.error)] if self.error is not None else []
+                rows += [("ended", units.date(self.ended))] if self.ended is not None else []
+                rows += [("continue with", self.continue_with)] if self.continue_with is not None else []
             case "changed":
                 rows.append(("check with", f"distmm verify {self.path}"))
             case "missing":
@@ -111,7 +124,13 @@ def status(out: str | os.PathLike[str]) -> Status:
         counts = len(markers), total, len(manifest["runs"]), manifest["rejected"]
         owner = holder(folder.path)
         if owner is None or owner.stale:
-            return Status(folder.target, "stopped", *counts, report=_report(folder))
+            last = manifest["runs"][-1] if manifest["runs"] else {}
+            error, state = last.get("error"), "failed" if "error" in last else "stopped"
+            again = continuation(last, folder.target)
+            return Status(
+                folder.target, state, *counts, report=_report(folder), error=error, ended=last.get("ended"),
+                continue_with=again,
+            )  # fmt: skip
         pace = Pace(manifest["runs"][-1]["started"])
         for written in sorted(marker["time"] for marker in markers.values()):
             if written >= pace.times[0]:

@@ -11,6 +11,7 @@ from distributed import Client
 
 from distmm.all_workers import everywhere
 from distmm.errors import InputError
+from distmm.job import batch
 from distmm.job.folder import Folder, Json, write_json
 from distmm.job.input_checksums import stamps
 from distmm.job.records import FORMAT, digest, read_manifest
@@ -18,7 +19,6 @@ from distmm.job.spec import Spec, differences
 from distmm.planning.plan import Plan
 from distmm.planning.schedule import parse
 from distmm.storage import locate
-from distmm.telemetry.batch_job import batch_job
 from distmm.versions import installed
 from distmm.worker import gpu
 
@@ -58,7 +58,7 @@ def run_of(plan: Plan, client: Client) -> Json:
         "started": time.time(),
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        "batch_job": batch_job(),
+        **batch.facts(),
         "versions": installed(PACKAGES),
         "device": plan.cluster.device,
         "workers": plan.cluster.workers,

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
-from distmm.errors import InputError
+from distmm.errors import DistmmError, InputError, Stopped
 from distmm.job.folder import Folder, Json
 from distmm.job.lock import Lock
 from distmm.job.manifest import write_manifest
@@ -46,17 +46,22 @@ def add_run(manifest: Json, run: Json, markers: Iterable[Json]) -> None:
 def recorded_end(folder: Folder, lock: Lock, stop: Stop) -> Iterator[None]:
     """Record the end of the last run of a job in its manifest if the ``with`` block raises an error.
 
-    A manifest that is gone, or is not what distmm wrote, stays as it is.
+    The error is recorded, too, unless the run was stopped and can go on as it is. A manifest that is gone, or is not
+    what distmm wrote, stays as it is.
     """
     try:
         yield
-    except BaseException:
+    except BaseException as error:
         if not stop.at_once:  # a second signal asks to end without waiting for writes
             with suppress(InputError, OSError):  # lock, disk or manifest are lost: the error of the run says so
                 Lock.check(folder.path, lock.token)
                 if folder.exists():
                     manifest = read_manifest(folder)
-                    manifest["runs"][-1]["ended"] = time.time()
+                    run = manifest["runs"][-1]
+                    run["ended"] = time.time()
+                    if isinstance(error, Exception) and not isinstance(error, Stopped):
+                        kind = "" if isinstance(error, DistmmError) else f"{type(error).__name__}: "
+                        run["error"] = f"{kind}{error}"
                     write_manifest(folder, manifest)
         raise
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from distmm.errors import DeviceMemoryError, DistmmError, DoesNotFitError, InputError, Stopped, WrongResultError
+from distmm.job import batch
 from distmm.job.folder import Folder, Json
 from distmm.job.reduction import Threshold
 from distmm.job.spec import Spec
@@ -35,7 +36,7 @@ def explained(error: DistmmError | OSError, folder: Folder, spec: Spec, out: str
         done = f"{len(folder.markers())} of {total} {what} are finished and kept"
     except (OSError, InputError):  # the mount with the markers is lost
         done = f"the finished {what} are kept"
-    kept = f"{done} in {folder.path}; continue with: distmm resume {out}"
+    kept = f"{done} in {folder.path}; continue with: {batch.continuation(batch.facts(), out)}"
     if isinstance(error, (Stopped, WrongResultError, DeviceMemoryError)):
         return type(error)(f"{error}; {kept}")
     if isinstance(error, DoesNotFitError) and isinstance(spec.reduction, Threshold):
@@ -44,7 +45,7 @@ def explained(error: DistmmError | OSError, folder: Folder, spec: Spec, out: str
         return InputError(f"{error}; {kept}, after the cause is removed")
     # Dask's errors of lost connections have no errno.
     if error.errno is None or isinstance(error, ConnectionError):
-        return Stopped(f"the scheduler is lost ({type(error).__name__}: {error}); {kept}")
+        return Stopped(f"the scheduler is lost ({type(error).__name__}); {kept}")
     return InputError(f"{error.filename or folder.path}: {error.strerror}; {kept}, after the cause is removed")
 
 

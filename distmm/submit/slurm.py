@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -27,7 +28,7 @@ def check_program() -> None:
         raise InputError("there is no sbatch here: submit from a login node of the cluster, or use --cluster local")
 
 
-def submit(job: Job, *, python: str | None = None) -> str:
+def submit(job: Job, *, python: str | None = None, submitted_by: str = "") -> str:
     """Write the batch script of a job to its folder, and submit it with ``sbatch``.
 
     Parameters
@@ -35,6 +36,8 @@ def submit(job: Job, *, python: str | None = None) -> str:
     job : Job
     python : str, optional
         Interpreter that the nodes start; by default the present one.
+    submitted_by : str
+        Command that submits the job again, for `distmm status` and messages of the job.
 
     Returns
     -------
@@ -59,7 +62,8 @@ def submit(job: Job, *, python: str | None = None) -> str:
         raise InputError(f"{folder}: {error}; set run.folder to a folder that you and all nodes can write") from error
     if certificates is not None:
         tls.check(certificates)
-    return _run("sbatch", "--parsable", str(script)).strip().split(";")[0]
+    environment = {**os.environ, "DISTMM_SUBMITTED_BY": submitted_by}  # which sbatch gives to the job
+    return _run("sbatch", "--parsable", str(script), environment=environment).strip().split(";")[0]
 
 
 def follow(job: Job, number: str, say: Say) -> int:
@@ -195,8 +199,8 @@ def _tail(path: Path) -> Iterator[list[str]]:
         yield lines
 
 
-def _run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def _run(*command: str, environment: dict[str, str] | None = None) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         raise InputError(f"{command[0]} refuses: {done.stderr.strip() or done.stdout.strip()}")
     return done.stdout

@@ -72,6 +72,8 @@ def live(console: Console | None = None, quiet_seconds: float = QUIET_SECONDS) -
 def watch(C: da.Array, *, client: Client | None = None, console: Console | None = None) -> Figures:
     """Show the progress of a running product until it ends. An interrupt ends the display only.
 
+    It returns however the product ends, and prints the whole error of a product that fails. ``C.compute()`` raises it.
+
     Parameters
     ----------
     C : dask.array.Array
@@ -84,7 +86,8 @@ def watch(C: da.Array, *, client: Client | None = None, console: Console | None 
     Returns
     -------
     Figures
-        The final counts, rate, bytes moved, and the state in which the product ended.
+        The final counts, rate, bytes moved, and the state in which the product ended: "complete", "failed" or
+        "cancelled". The state "failed" comes with the error.
 
     Raises
     ------
@@ -95,6 +98,7 @@ def watch(C: da.Array, *, client: Client | None = None, console: Console | None 
     # Wait until the client's requests have reached the scheduler: before that it may know only an earlier run of C.
     while not telemetry.arrived(client, _pending(client)):
         time.sleep(POLL_SECONDS / 10)
+    console = console or Console(stderr=not _in_notebook(), force_jupyter=_in_notebook())
     with live(console) as report:
         while True:
             figures = telemetry.figures(client, C.name)
@@ -103,10 +107,16 @@ def watch(C: da.Array, *, client: Client | None = None, console: Console | None 
                     f"the scheduler knows no product {C.name}: start it first, as in C = client.persist(C), and watch "
                     f"the array that distmm.matmul returned, not one made from it"
                 )
-            report(figures)
             if figures is not None and figures.state not in UNDER_WAY:
-                return figures
+                report(figures._replace(error=""))  # a terminal's line is cut at its width
+                break
+            report(figures)
             time.sleep(POLL_SECONDS)
+    if figures.error:  # the record has at most 400 letters of it, and the future has all
+        whole = next((str(future.exception()) for future in futures_of(C) if future.status == "error"), "")
+        told = [figures.error, *([] if whole in figures.error else [whole])]
+        console.print("\n".join(told), highlight=False, soft_wrap=True, markup=False)
+    return figures
 
 
 def _pending(client: Client) -> list[Any]:

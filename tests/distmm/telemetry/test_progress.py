@@ -5,8 +5,10 @@ from __future__ import annotations
 import io
 import math
 import time
+from typing import Any
 
 import dask.array as da
+import numpy as np
 import pytest
 from distributed import Client
 from rich.console import Console
@@ -116,3 +118,19 @@ def test_a_product_is_watched_until_it_is_done(client: Client) -> None:
     assert last.flops == 2 * 256**3
     assert "16 of 16 steps" in console.file.getvalue() or last.total > 16  # type: ignore[attr-defined]
     assert "complete after" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_the_whole_error_of_a_product_is_printed_and_watch_returns(client: Client) -> None:
+    words = " ".join(map(str, range(500)))
+
+    def fail(block: Any) -> Any:
+        if block.size:
+            raise ValueError(words)
+        return block
+
+    console = Console(file=io.StringIO(), width=60, force_terminal=True)
+    A = da.ones((64, 64), chunks=32).map_blocks(fail, meta=np.empty((0, 0)))
+    C = client.persist(matmul(A, da.ones((64, 64), chunks=32), client=client))
+    assert watch(C, client=client, console=console).state == "failed"
+    assert words in console.file.getvalue()  # type: ignore[attr-defined]
+    client.cancel(C, force=True)
