@@ -13,7 +13,7 @@ from distmm.cli import options
 if TYPE_CHECKING:
     from distmm.job import Stop, Summary
     from distmm.planning.plan import Plan
-    from distmm.telemetry.record import Figures
+    from distmm.telemetry.figures import Figures
 
 __all__ = ["multiply", "shown"]
 

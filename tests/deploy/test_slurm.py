@@ -183,12 +183,15 @@ def test_a_cancelled_product_does_not_come_back_and_goes_on_when_it_is_submitted
     subprocess.run(["scancel", number], check=True)
     assert batch.follow(waves, number, lambda line: None) == 75
     assert number not in _queue()
+    said = _log(waves, number)
+    assert [words for words in ("distmm-", "check your connection") if words in said.partition("Plan\n")[2]] == []
+    assert f"continue with: distmm submit JOB.toml --cluster slurm (the last run was Slurm job {number})" in said
     kept = _finished(folder)
     assert 0 < len(kept) < 64
     assert not WRONG.search(_log(waves, number)), _log(waves, number)
-    said: list[str] = []
-    assert batch.follow(waves, batch.submit(waves), said.append) == 0
-    assert f"64, {len(kept)} of them finished before" in "\n".join(said)
+    lines: list[str] = []
+    assert batch.follow(waves, batch.submit(waves), lines.append) == 0
+    assert f"64, {len(kept)} of them finished before" in "\n".join(lines)
     assert _right(folder)
 
 
