@@ -18,7 +18,6 @@ import re
 import shutil
 import struct
 import time
-from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -35,7 +34,7 @@ from distmm.storage.matrix import FileMatrix, check_dtype, stripes
 from distmm.storage.output import Target
 from distmm.storage.regular_files import check_regular
 
-__all__ = ["FlatMatrix", "FlatTarget", "RawMatrix", "read_into", "read_rows", "split", "write_rows"]
+__all__ = ["FlatMatrix", "FlatTarget", "RawMatrix", "read_into", "split", "write_rows"]
 
 # Seconds to wait for a block that another process is writing.
 ENDING_SECONDS = 60.0
@@ -56,44 +55,70 @@ def split(path: str) -> tuple[str, str] | None:
     return None if found is None else (found[1], found[2])
 
 
+@dataclass(frozen=True)
 class FlatMatrix(FileMatrix):
-    """Elements at an offset of a file, in C or Fortran order."""
+    """Elements at an offset of a file.
 
-    @abstractmethod
-    def _stored(self) -> np.memmap[Any, Any]:
-        """Map the file."""
+    Attributes
+    ----------
+    file : str
+    offset : int
+        First byte of the elements.
+    stored : numpy.dtype
+        Type of the elements, in the byte order of the file.
+    order : {"C", "F"}
+        Rows or columns first.
+    """
+
+    file: str = field(kw_only=True)
+    offset: int = field(kw_only=True)
+    stored: np.dtype[Any] = field(kw_only=True)
+    order: Literal["C", "F"] = field(kw_only=True)
 
     @property
     def columns_first(self) -> bool:
         """Whether the file is in Fortran order."""
-        return not self._stored().flags.c_contiguous
+        return self.order == "F"
 
     def pieces(self, rows: slice, cols: slice, most: int) -> list[tuple[slice, slice]] | None:
         """Cut a region into ranges of rows, if the file is in C order and in native byte order."""
-        stored = self._stored()
-        plain = stored.flags.c_contiguous and stored.dtype == self.dtype
+        plain = self.order == "C" and self.stored == self.dtype
         return stripes(rows, cols, self.dtype.itemsize, most) if plain else None
 
     def _read(self, *region: slice) -> NDArray[Any]:
-        return read_rows(self._stored(), *region).astype(self.dtype, copy=False)
+        rows, cols = region
+        if self.order == "F":
+            return self._lines(cols, rows, self.shape[0]).T.astype(self.dtype, copy=False)
+        return self._lines(rows, cols, self.shape[1]).astype(self.dtype, copy=False)
 
     def _fill(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
-        stored = self._stored()
-        assert stored.filename is not None
-        with open(stored.filename, "rb", buffering=0) as file:
-            read_into(file, stored.offset, stored.shape[1], rows.start, cols.start, block)
+        with self._opened() as file:
+            read_into(file, self.offset, self.shape[1], rows.start, cols.start, block)
+
+    def _lines(self, lines: slice, inside: slice, width: int) -> NDArray[Any]:
+        """Read parts of the file's lines, which have `width` elements.
+
+        It uses reads, and not a memory map. For an unreadable page, a read raises OSError, while a map causes a SIGBUS,
+        which kills the worker.
+        """
+        numbers = range(lines.start, lines.stop, lines.step)
+        block = np.empty((len(numbers), inside.stop - inside.start), self.stored)
+        with self._opened() as file:
+            if numbers.step == 1:
+                read_into(file, self.offset, width, numbers.start, inside.start, block)
+            else:
+                for i, number in enumerate(numbers):
+                    read_into(file, self.offset, width, number, inside.start, block[i : i + 1])
+        return block if inside.step == 1 else block[:, :: inside.step].copy()
+
+    def _opened(self) -> FileIO:
+        check_regular(self.file)
+        return open(self.file, "rb", buffering=0)
 
 
 @dataclass(frozen=True)
 class RawMatrix(FlatMatrix):
-    """A file without a header. ``path`` has the name of the file, the shape, the type and the order.
-
-    `stored` is the type of its elements, in the byte order of the file.
-    """
-
-    file: str = field(kw_only=True)
-    stored: np.dtype[Any] = field(kw_only=True)
-    order: Literal["C", "F"] = field(kw_only=True)
+    """A file without a header. ``path`` has the name of the file, the shape, the type and the order."""
 
     @classmethod
     def open(cls, file: str, description: str) -> Self:
@@ -129,33 +154,7 @@ class RawMatrix(FlatMatrix):
                 f"shape and type as {EXAMPLE}"
             )
         order: Literal["C", "F"] = "F" if rest == ["F"] else "C"
-        return cls(path, (rows, columns), dtype, None, file=file, stored=stored, order=order)
-
-    def _stored(self) -> np.memmap[Any, Any]:
-        check_regular(self.file)
-        if not self.size:  # an empty file cannot be mapped
-            return np.empty(self.shape, self.dtype, self.order).view(np.memmap)
-        return np.memmap(self.file, self.stored, "r", 0, self.shape, self.order)
-
-
-def read_rows(stored: np.memmap[Any, Any], rows: slice, cols: slice) -> NDArray[Any]:
-    """Read a block of a mapped file, in the order of the file.
-
-    It uses reads, and not the memory map. For an unreadable page, a read raises OSError, while the map causes a SIGBUS,
-    which kills the worker.
-    """
-    if not stored.flags.c_contiguous:
-        return read_rows(stored.T, cols, rows).T
-    lines = range(rows.start, rows.stop, rows.step)
-    block = np.empty((len(lines), cols.stop - cols.start), stored.dtype)
-    assert stored.filename is not None
-    with open(stored.filename, "rb", buffering=0) as file:
-        if lines.step == 1:
-            read_into(file, stored.offset, stored.shape[1], lines.start, cols.start, block)
-        else:
-            for i, row in enumerate(lines):
-                read_into(file, stored.offset, stored.shape[1], row, cols.start, block[i : i + 1])
-    return block if cols.step == 1 else block[:, :: cols.step].copy()
+        return cls(path, (rows, columns), dtype, None, file=file, offset=0, stored=stored, order=order)
 
 
 def read_into(file: FileIO, offset: int, width: int, row: int, column: int, block: NDArray[Any]) -> None:

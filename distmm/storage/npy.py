@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
@@ -35,23 +35,17 @@ class NpyMatrix(FlatMatrix):
             For a file that is not a whole ``.npy`` file of a matrix of numbers.
         """
         try:
-            stored = _map(path)
+            check_regular(path)
+            with _parsing:  # unlike numpy.load, this neither unpickles objects nor opens zip archives of arrays
+                found = np.lib.format.open_memmap(path, mode="r")
         except (ValueError, OSError, EOFError) as error:
             raise InputError(
                 f"{path}: not a readable .npy file: {error}; write it with numpy.save (no pickled objects), or copy it "
                 f"again"
             ) from error
-        return cls(path, check_shape(path, stored.shape), check_dtype(path, stored.dtype), None)
-
-    def _stored(self) -> np.memmap[Any, Any]:
-        return _map(self.path)
-
-
-def _map(path: str) -> np.memmap[Any, Any]:
-    check_regular(path)
-    # Unlike numpy.load, this neither unpickles objects nor opens zip archives of arrays.
-    with _parsing:
-        return np.lib.format.open_memmap(path, mode="r")
+        shape, dtype = check_shape(path, found.shape), check_dtype(path, found.dtype)
+        order: Literal["C", "F"] = "C" if found.flags.c_contiguous else "F"
+        return cls(path, shape, dtype, None, file=path, offset=found.offset, stored=found.dtype, order=order)
 
 
 def create(output: Output, shape: tuple[int, int], dtype: np.dtype[Any]) -> FlatTarget:
@@ -69,12 +63,4 @@ def create(output: Output, shape: tuple[int, int], dtype: np.dtype[Any]) -> Flat
 def reopen(output: Output) -> FlatTarget:
     """Open a draft that `create` has made, to continue writing."""
     stored = NpyMatrix.open(output.draft)
-    return FlatTarget(output, stored.shape, stored.dtype, _offset(output.draft))
-
-
-def _offset(path: str) -> int:
-    """Return the first byte after the header."""
-    with _parsing, open(path, "rb") as file:
-        np.lib.format.read_magic(file)
-        np.lib.format.read_array_header_1_0(file)
-        return file.tell()
+    return FlatTarget(output, stored.shape, stored.dtype, stored.offset)

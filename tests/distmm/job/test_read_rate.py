@@ -28,7 +28,6 @@ from distmm.product.operand import wrap
 from distmm.product.request import FileJob, PlanRequest
 from distmm.storage import open_matrix
 from distmm.storage.matrix import Matrix
-from distmm.storage.npy import NpyMatrix
 
 sizes = st.integers(1, 3000)
 
@@ -37,7 +36,7 @@ sizes = st.integers(1, 3000)
 def test_readers_read_whole_chunks_and_none_twice(
     rows: int, columns: int, chunks: tuple[int, int] | None, readers: int
 ) -> None:
-    matrix = NpyMatrix("A.npy", (rows, columns), np.dtype("c16"), chunks)
+    matrix = Slow("A.npy", (rows, columns), np.dtype("c16"), chunks)
     height, width = chunks or (1, columns)
     read = [list(read_rate.pieces(matrix, readers, reader)) for reader in range(readers)]
     assert all(read)
@@ -167,10 +166,9 @@ def test_a_slow_disk_is_seen_by_all_that_read_from_it(client: Client, asked: lis
     assert 0 < rate < read_rate.PIECE_BYTES / 0.05
 
 
-class Slow(NpyMatrix):
+class Slow(Matrix):
     """A matrix of which a piece is read in 50 ms."""
 
-    def __getitem__(self, key: Any) -> np.ndarray:
+    def _read(self, *region: slice) -> np.ndarray:
         time.sleep(0.05)
-        rows, columns = key
-        return np.empty((rows.stop - rows.start, columns.stop - columns.start), self.dtype)
+        return np.empty([part.stop - part.start for part in region], self.dtype)

@@ -15,7 +15,6 @@ import zarr
 
 from distmm.errors import InputError
 from distmm.storage import open_matrix
-from distmm.storage.flat import read_rows
 from tests.distmm.storage.samples import sample, stored
 
 
@@ -142,10 +141,10 @@ def test_a_file_truncated_while_it_is_read_is_an_error_and_no_crash(order: Liter
     """A read of a memory map beyond the end of its file is a bus error, which kills the process."""
     values = np.ones((1000, 900), order=order)
     values.tofile(tmp_path / "A.bin") if order == "C" else values.T.tofile(tmp_path / "A.bin")
-    mapped = np.memmap(tmp_path / "A.bin", values.dtype, "r", 0, values.shape, order)
+    matrix = open_matrix(f"{tmp_path}/A.bin:1000x900:float64:{order}")
     os.truncate(tmp_path / "A.bin", 8 * 1000)
-    with pytest.raises(EOFError, match="the file ends at byte 8000"):
-        read_rows(mapped, slice(0, 1000, 1), slice(0, 900, 1))
+    with pytest.raises(InputError, match="EOFError: the file ends at byte 8000"):
+        matrix[:, :]
 
 
 @pytest.mark.parametrize("name", ["A.npy", "A.h5", "A.h5:/A", "A.bin:1x1:float64", "A.zarr"])
