@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 
 import numpy as np
+from markupsafe import Markup
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -159,7 +160,7 @@ def _limit(axes: Axes, value: float, text: str) -> None:
     )  # fmt: skip
 
 
-def _svg(figure: Figure, label: str) -> str:
+def _svg(figure: Figure, label: str) -> Markup:
     """Return a figure as an SVG element for the page."""
     file = io.StringIO()
     with rc_context({"svg.fonttype": "none"}):  # text stays text, in the page's font
@@ -175,7 +176,7 @@ def _svg(figure: Figure, label: str) -> str:
     for name, color in theme.LIGHT.items():
         text = text.replace(color, f"var(--{name})")
     box, label = f"0 0 {width:.0f} {height:.0f}", escape(label, quote=True)
-    return f'<svg viewBox="{box}" role="img" aria-label="{label}">{text}'
+    return Markup(f'<svg viewBox="{box}" role="img" aria-label="{label}">{text}')
 
 
 def _shortened(path: re.Match[str]) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from distributed.scheduler import Scheduler
 
-from distmm.telemetry import dashboard_server, theme
+from distmm.telemetry import dashboard_server, templates, theme
 
 if TYPE_CHECKING:
     from bokeh.document import Document
@@ -52,7 +52,7 @@ def _page(names: Sequence[str], scheduler: Scheduler, extra: dict[str, Any], doc
     sizing = {"sizing_mode": "stretch_width" if whole else "stretch_both"}
     panes = {name: _pane(name, **sizing, **({"height": HEIGHTS.get(name, 172)} if whole else {})) for name in names}
     table, head, key = (
-        Div(sizing_mode="stretch_width", name=f"distmm-{name}", stylesheets=[dashboard_text.STYLE])
+        Div(sizing_mode="stretch_width", name=f"distmm-{name}", stylesheets=[dashboard_text.style()])
         for name in ("products", "head", "legend")
     )
 
@@ -61,7 +61,7 @@ def _page(names: Sequence[str], scheduler: Scheduler, extra: dict[str, Any], doc
         records: dict[str, Record] = plugin.records if plugin else {}
         record = records.get(asked.get("product", "")) or next(reversed(list(records.values())), None)
         figures.visible = record is not None or not whole
-        key.text = f'<div class="legend">{legend(record)}</div>'
+        key.text = legend(record)
         if whole:
             table.text = dashboard_text.products(records, record.product, asked, now) if record else ""
             head.text = dashboard_text.head(record, now)
@@ -83,7 +83,7 @@ def _page(names: Sequence[str], scheduler: Scheduler, extra: dict[str, Any], doc
     update()
     doc.add_periodic_callback(update, UPDATE_MILLISECONDS if len(scheduler.workers) <= MANY else SLOW_MILLISECONDS)
     arguments = {"figures": [pane.root for pane in panes.values()], "light": theme.LIGHT, "dark": theme.DARK}
-    doc.js_on_event("document_ready", CustomJS(args=arguments, code=COLOUR))
+    doc.js_on_event("document_ready", CustomJS(args=arguments, code=templates.text("colours.js")))
 
 
 def _pane(name: str, **sizing: Any) -> Pane:
@@ -109,42 +109,3 @@ def _address_arguments(doc: Document) -> dict[str, str]:
 WRAP = ":host { flex-wrap: wrap; align-content: flex-start; gap: 4px 8px; }"
 SIDE = ":host { flex: 1 1 420px; min-width: min(420px, 100%); align-self: flex-start; }"
 CELL = ":host { flex: 1 1 300px; min-width: min(300px, 100%); }"
-
-# Dask's dashboard has a light theme only. Bokeh draws figures on canvases, which style sheets do not reach. So this
-# script sets their colours, by the browser's preference or by ?theme=dark in the address (for JupyterLab's theme).
-COLOUR = """
-const asked = new URLSearchParams(location.search).get("theme");
-const prefers = matchMedia("(prefers-color-scheme: dark)");
-const sheet = document.head.appendChild(document.createElement("style"));
-function colour() {
-  const c = (asked ?? (prefers.matches ? "dark" : "light")) == "dark" ? dark : light;
-  const paint = (model, colours) => model.setv(colours, {sync: false});  // the server need not know
-  for (const figure of figures) {
-    paint(figure.title, {text_color: c.ink});
-    paint(figure, {outline_line_color: c.line});
-    for (const side of [figure.above, figure.below, figure.left, figure.right, figure.center])
-      for (const part of side) {
-        if ("axis_label_text_color" in part.properties)
-          paint(part, {axis_label_text_color: c.muted, major_label_text_color: c.muted, axis_line_color: c.line,
-                       major_tick_line_color: c.line, minor_tick_line_color: null});
-        else if ("grid_line_color" in part.properties)
-          paint(part, {grid_line_color: c.line});
-      }
-    for (const renderer of figure.renderers)
-      for (const glyph of [renderer.glyph, renderer.nonselection_glyph]) {
-        if (glyph && "text_color" in glyph.properties) paint(glyph, {text_color: {value: c.ink}});
-        if (glyph && "hatch_color" in glyph.properties) paint(glyph, {hatch_color: {value: c.ink}});
-        if (glyph && glyph.tags.includes("ink")) paint(glyph, {line_color: {value: c.ink}});
-      }
-  }
-  const names = Object.entries(c).map(([name, value]) => `--distmm-${name}: ${value};`).join(" ");
-  sheet.textContent = `
-    :root { ${names} color-scheme: ${c == dark ? "dark" : "light"}; }
-    html, body { background: ${c.ground}; color: ${c.ink}; }
-    body { padding-top: 0; } .navbar { position: sticky; margin: 0 -10px 8px; }  /* it may have two lines */
-    .navbar ul { background-color: ${c.bar}; } .navbar li a { color: ${c.ink}; }
-    .dropdown-content { background-color: ${c.bar}; }`;
-}
-prefers.addEventListener("change", colour);
-colour();
-"""

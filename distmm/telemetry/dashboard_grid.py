@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from html import escape
 from typing import Any, NamedTuple
 
 import numpy as np
 from bokeh.models import ColumnDataSource, FixedTicker, HoverTool, Range1d
 from bokeh.plotting import figure
 
-from distmm.telemetry import theme, units
+from distmm.telemetry import templates, theme, units
 from distmm.telemetry.dashboard_figures import Pane
 from distmm.telemetry.record import Record
 
@@ -202,9 +201,4 @@ def legend(record: Record | None) -> str:
         entries.append(
             (f"{len(names)} workers: each has its colour; the pointer on a block shows its owner's name", "")
         )
-    swatch = "display:inline-block;width:14px;height:14px;box-sizing:border-box;vertical-align:-2px;margin-right:5px"
-    return "".join(
-        f'<span style="white-space:nowrap">{f"""<span style="{swatch};{style}"></span>""" if style else ""}'
-        f"{escape(text)}</span> "
-        for text, style in entries
-    )
+    return templates.filled("legend.html", entries=entries)

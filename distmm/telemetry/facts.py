@@ -6,7 +6,7 @@ import math
 from typing import NamedTuple
 
 from distmm.telemetry import units
-from distmm.telemetry.figures import UNDER_WAY, Figures
+from distmm.telemetry.figures import ALARMING, UNDER_WAY, Figures
 from distmm.telemetry.record import Record
 
 __all__ = ["Fact", "checked", "facts", "share_done", "time_left"]
@@ -28,7 +28,7 @@ def facts(record: Record, f: Figures, now: float) -> list[Fact]:
     busy = sum(lane.seconds["multiply"] for lane in lanes) / max(1e-9, f.seconds * len(lanes))
     beside = f", beside {units.size(others)} of other blocks" if others else ""
     found = [
-        Fact("state", f.state, f.state in ("failed", "cancelled", "stalled")),
+        Fact("state", f.state, f.state in ALARMING),
         Fact("blocks of C", f"{f.blocks_done} of {f.blocks}"),
         Fact("steps", f"{f.done} of {f.total}"),
         Fact("started", units.date(record.submitted)),

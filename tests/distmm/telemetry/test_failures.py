@@ -16,6 +16,7 @@ import pytest
 import zarr
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, LocalCluster, Scheduler, futures_of, wait
+from markupsafe import escape
 from rich.console import Console
 
 from distmm import job, matmul
@@ -141,8 +142,7 @@ def told(record: Record, error: str, caplog: pytest.LogCaptureFixture) -> None:
     assert error in figures.error
     page = dashboard_text.head(record, record.submitted + 60)
     assert ">failed<" in page
-    shown = {"'": "&#x27;"}.get
-    text = "".join(shown(letter, letter) for letter in error)
+    text = str(escape(error))
     assert text in page
     assert text in report.html(record)
     said = [entry.getMessage() for entry in caplog.records if entry.name == "distmm.telemetry.scheduler"]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from html import escape
 
 import numpy as np
 import pytest
+from markupsafe import escape
 
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
