@@ -7,6 +7,7 @@ import os
 import time
 from dataclasses import dataclass
 
+from distmm import units
 from distmm.errors import InputError
 from distmm.job.batch import continuation
 from distmm.job.folder import Folder
@@ -14,7 +15,6 @@ from distmm.job.lock import holder
 from distmm.job.records import read_certificate, read_manifest
 from distmm.planning.blocks import even_edges
 from distmm.storage import is_there, stamp_of
-from distmm.telemetry import units
 from distmm.telemetry.time_left import Pace
 
 __all__ = ["Status", "status"]

@@ -11,13 +11,13 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 
+from distmm import units
 from distmm.errors import DistmmError, InputError, Stopped
 from distmm.job.folder import Folder, Json
 from distmm.job.lock import Lock
 from distmm.job.manifest import write_manifest
 from distmm.job.records import read_manifest
 from distmm.job.stop import Stop
-from distmm.telemetry import units
 
 __all__ = ["add_run", "recorded_end", "table"]
 

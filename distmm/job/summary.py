@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from distmm import units
 from distmm.checking.verdict import of_tolerance
 from distmm.job.folder import Folder, Json
 from distmm.job.reduction import element_type
 from distmm.planning.plan import Plan
-from distmm.telemetry import units
 
 __all__ = ["Made", "Summary"]
 

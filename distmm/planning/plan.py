@@ -22,6 +22,7 @@ from distmm.planning.problem import Problem
 from distmm.planning.schedule import Schedule
 from distmm.planning.table_layout import TableLayout
 from distmm.planning.time_model import Cost, TimeModel
+from distmm.units import size
 
 __all__ = ["Plan"]
 
@@ -250,8 +251,8 @@ class Plan:
                     remedy = "a worker has almost none: end what fills its memory, or start the cluster without it"
                 held = f", with {blocks} blocks of C in memory at a time" if more else ""
                 raise DoesNotFitError(
-                    f"this product needs {peak / 1e9:.3g} GB{where} on each of {workers} {what}{held}, "
-                    f"{have / 1e9:.3g} GB is free there: short by {(peak - have) / 1e9:.3g} GB; "
+                    f"this product needs {size(peak)}{where} on each of {workers} {what}{held}, "
+                    f"{size(have)} is free there: short by {size(peak - have)}; "
                     f"{remedy} (blocks are now {'x'.join(map(str, self.block_shape))})"
                 )
 
@@ -297,10 +298,10 @@ class Plan:
                 f"does not fit: at most {self.peak.output_slots} blocks a worker, which leave when they have been read"
             )
             streamed = [("C", slots)]
-        host = [("host memory", f"{c.peak_host_bytes / 1e9:.3g} GB for each GPU")] if c.peak_host_bytes else []
+        host = [("host memory", f"{size(c.peak_host_bytes)} for each GPU")] if c.peak_host_bytes else []
         fits = "yes" if self.fits else "if C is read block by block"
         if self.shortfall:
-            fits = f"no: short by {self.shortfall / 1e9:.3g} GB on each worker"
+            fits = f"no: short by {size(self.shortfall)} on each worker"
         idle = []
         if self.idle_workers:
             few = f"{self.idle_workers} of {self.cluster.workers} have no block of C: smaller blocks would use them"
@@ -319,7 +320,7 @@ class Plan:
             ("workers", workers),
             ("blocks", f"{m} x {k} x {n} (m x k x n), {blocks}{waves} {chained}"),
             ("tasks", f"{c.tasks}"),
-            ("memory", f"{c.peak_bytes / 1e9:.3g} GB a worker at most, {self.cluster.memory / 1e9:.3g} GB are free"),
+            ("memory", f"{size(c.peak_bytes)} a worker at most, {size(self.cluster.memory)} are free"),
             ("lookahead", f"blocks of A and B of {self.lookahead} steps in memory"),
             *host,
             *idle,
@@ -328,7 +329,7 @@ class Plan:
             *streamed,
             (
                 "moved",
-                f"{c.bytes_moved / 1e9:.3g} GB between workers ({bound} {c.bytes_bound / 1e9:.3g} GB)",
+                f"{size(c.bytes_moved)} between workers ({bound} {size(c.bytes_bound)})",
             ),
             ("bits", bits),
             ("time", f"about {c.seconds:.2g} s, limited by {c.bound_by}{disk}"),

@@ -23,7 +23,8 @@ from matplotlib.patches import PathPatch
 from matplotlib.path import Path
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from distmm.telemetry import theme, units
+from distmm import units
+from distmm.telemetry import theme
 from distmm.telemetry.activity import Kind
 from distmm.telemetry.curves import Curve
 from distmm.telemetry.record import Record

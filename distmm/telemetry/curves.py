@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from distmm.telemetry import theme, units
+from distmm import units
+from distmm.telemetry import theme
 from distmm.telemetry.record import Record
 
 __all__ = ["MOST_CURVES", "Curve", "memory", "rate"]

@@ -11,7 +11,8 @@ import numpy as np
 from bokeh.models import ColumnDataSource, FixedTicker, HoverTool, Range1d, Span
 from bokeh.plotting import figure
 
-from distmm.telemetry import curves, theme, units
+from distmm import units
+from distmm.telemetry import curves, theme
 from distmm.telemetry.record import Record
 from distmm.telemetry.worker_totals import Lane
 

@@ -9,7 +9,8 @@ import numpy as np
 from bokeh.models import ColumnDataSource, FixedTicker, HoverTool, Range1d
 from bokeh.plotting import figure
 
-from distmm.telemetry import templates, theme, units
+from distmm import units
+from distmm.telemetry import templates, theme
 from distmm.telemetry.dashboard_figures import Pane
 from distmm.telemetry.record import Record
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import urlencode
 
-from distmm.telemetry import templates, theme, units
+from distmm import units
+from distmm.telemetry import templates, theme
 from distmm.telemetry.facts import Fact, facts, share_done, time_left
 from distmm.telemetry.figures import ALARMING, UNDER_WAY
 from distmm.telemetry.record import Record

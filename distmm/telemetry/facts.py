@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from distmm.telemetry import units
+from distmm import units
 from distmm.telemetry.figures import ALARMING, UNDER_WAY, Figures
 from distmm.telemetry.record import Record
 

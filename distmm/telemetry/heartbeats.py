@@ -11,7 +11,8 @@ from typing import Any
 from distributed.scheduler import Scheduler
 from tornado.ioloop import PeriodicCallback
 
-from distmm.telemetry import liveness, units
+from distmm import units
+from distmm.telemetry import liveness
 from distmm.telemetry.activity import Device, Load, Sample
 from distmm.telemetry.record import Record
 from distmm.telemetry.worker import METRIC

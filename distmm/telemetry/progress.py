@@ -14,8 +14,8 @@ from distributed import Client, futures_of
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from distmm import units
 from distmm.telemetry import client as telemetry
-from distmm.telemetry import units
 from distmm.telemetry.figures import UNDER_WAY, Figures
 
 __all__ = ["Report", "live", "watch"]

@@ -12,8 +12,9 @@ from functools import reduce
 
 import numpy as np
 
+from distmm import units
 from distmm.planning.plan import Plan
-from distmm.telemetry import liveness, theme, units
+from distmm.telemetry import liveness, theme
 from distmm.telemetry.activity import Activity, Kind, Sample
 from distmm.telemetry.figures import Figures
 from distmm.telemetry.history import History

@@ -15,7 +15,8 @@ from typing import Any
 import dask
 import distributed
 
-from distmm.telemetry import curves, templates, theme, units
+from distmm import units
+from distmm.telemetry import curves, templates, theme
 from distmm.telemetry.batch_job import batch_job
 from distmm.telemetry.facts import checked, facts
 from distmm.telemetry.record import Record

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from distmm.telemetry import units
+from distmm import units
 
 if TYPE_CHECKING:
     from distmm.telemetry.activity import Kind

@@ -13,10 +13,9 @@ from pathlib import Path
 import pytest
 from distributed import Client
 
-from distmm import job
+from distmm import job, units
 from distmm.errors import Stopped
 from distmm.job import runs
-from distmm.telemetry import units
 from tests.distmm.job.disturbed import HalfWay, Meanwhile, marked, multiply, operands
 
 BEGUN = 1_800_000_000.0

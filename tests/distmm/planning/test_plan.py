@@ -207,7 +207,7 @@ def test_plan_refuses_what_cannot_fit_and_says_what_would() -> None:
         match=r"needs .* GB on each of 4 workers, 4 GB is free.*short by .* GB; use about \d+ workers",
     ):
         plan.validate()
-    with pytest.raises(DoesNotFitError, match=r"0 GB is free there: .*; a worker has almost none: end what") as caught:
+    with pytest.raises(DoesNotFitError, match=r"0 B is free there: .*; a worker has almost none: end what") as caught:
         make_plan(Problem(1000, 1000, 1000, F4), replace(CPU, memory=0)).validate()
     assert "use about" not in str(caught.value)
 

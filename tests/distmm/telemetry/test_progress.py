@@ -13,8 +13,7 @@ import pytest
 from distributed import Client
 from rich.console import Console
 
-from distmm import matmul
-from distmm.telemetry import units
+from distmm import matmul, units
 from distmm.telemetry.figures import Figures
 from distmm.telemetry.progress import live, watch
 

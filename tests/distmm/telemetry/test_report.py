@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from distributed import Client
 
-from distmm import job
+from distmm import job, units
 from distmm.job import runs
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
-from distmm.telemetry import charts, report, theme, units
+from distmm.telemetry import charts, report, theme
 from distmm.telemetry.activity import Sample
 from distmm.telemetry.curves import Curve
 from distmm.telemetry.figures import Figures
