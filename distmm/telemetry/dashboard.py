@@ -75,7 +75,7 @@ def _page(names: Sequence[str], scheduler: Scheduler, extra: dict[str, Any], doc
         right = row(others, stylesheets=[SIDE, WRAP], **sizing)
         for root in others:
             root.stylesheets = [*root.stylesheets, CELL]
-        figures = row(left, right, stylesheets=[WRAP], **sizing)
+        figures = row(left, right, name="distmm-figures", stylesheets=[WRAP], **sizing)
     else:
         figures = column(grid or others, **sizing)
     doc.add_root(column([table, head, figures] if whole else [figures], name="distmm", **sizing))

@@ -59,8 +59,6 @@ def reasons(record: Record, f: Figures, now: float) -> list[str]:
         found.append(f"{record.named(slowest)} computes at {rate / median:.0%} of the median worker's rate")
     if f.again > REPEATED * f.total:
         found.append(f"{f.again} of {f.total} steps were lost and computed again")
-    if record.refutations:
-        found.append(f"checks that failed: {record.refutations}; such blocks are computed again")
     planned = record.plan.cost.seconds * _to_do(record)
     expected = f.seconds + (f.left if math.isfinite(f.left) else 0.0)
     late, weak = expected > MISSED * planned, median * MISSED < record.plan.cluster.rate
@@ -74,6 +72,8 @@ def reasons(record: Record, f: Figures, now: float) -> list[str]:
             f"it takes {units.duration(expected)}, {units.duration(planned)} were planned: workers compute for "
             f"{computing:.0%} of the time, and wait for most of the rest"
         )
+    if record.refutations:
+        found.append(f"checks that failed: {record.refutations}; such blocks are computed again")
     return found
 
 

@@ -113,6 +113,8 @@ def test_the_page_shows_a_product_that_runs_and_the_loss_of_a_worker(
     browser.until(READY.format("head"))
     browser.until("Bokeh.documents[0].is_idle")
     assert "No product yet" in browser.evaluate(MODEL.format("head") + ".text")
+    assert browser.evaluate(MODEL.format("figures") + ".visible") is False  # no empty axes
+    browser.screenshot(pictures / "empty.png")
 
     A, B = (da.random.default_rng(seed).random((8 * 64,) * 2, chunks=64, dtype="f4") for seed in (1, 2))
     A = da.concatenate(
@@ -337,7 +339,7 @@ def test_the_table_shows_all_products_and_a_click_one_of_them(cluster: Client, b
 
 
 @pytest.mark.minutes
-@pytest.mark.parametrize("width", [1400, 800])
+@pytest.mark.parametrize("width", [1400, 950, 800])
 def test_nothing_is_cut(cluster: Client, browser: Any, pictures: Path, width: int) -> None:
     record = synthetic(16, f"distmm-matmul-{width}-wide")
     show(cluster, record)
@@ -350,6 +352,8 @@ def test_nothing_is_cut(cluster: Client, browser: Any, pictures: Path, width: in
         assert browser.evaluate(FITS.format(model)), (name, browser.evaluate(f"{model}.title.text"))
         assert 200 < browser.evaluate(f"{model}.outer_width") <= width, name
     table = f"{SHADOW.format('products')}.querySelector('table')"
+    bar = "document.querySelector('.navbar').getBoundingClientRect().bottom"
+    assert browser.evaluate(f"{bar} <= {table}.getBoundingClientRect().top")
     assert browser.evaluate(f"{table}.scrollWidth <= innerWidth && {table}.getBoundingClientRect().right <= innerWidth")
     key = browser.evaluate(f"{SHADOW.format('legend')}.querySelector('.legend').innerText")
     assert "worker node00-gpu0" in key
