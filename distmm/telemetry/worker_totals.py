@@ -73,7 +73,8 @@ class Lane:
         self.receiving += sample.receiving
         self.others = sample.others
         if sample.load is not None:
-            self.loads = (*self.loads[:1], (sample.time, sample.load))
+            restarted = bool(self.loads) and sample.load.process < self.loads[-1][1].process
+            self.loads = (*(() if restarted else self.loads[:1]), (sample.time, sample.load))
         self.peak_blocks = max(self.peak_blocks, sample.blocks)
         self.peak_process = max(self.peak_process, sample.device.used if sample.device else sample.process)
         self.skipped += 1
