@@ -10,10 +10,12 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import cast
 
 import dask
 from dask.utils import parse_timedelta
+from distributed.comm import CommClosedError
 from distributed.protocol.pickle import dumps
 from distributed.scheduler import Scheduler, TaskState
 
@@ -235,7 +237,8 @@ def copy_blocks(scheduler: Scheduler, address: str, keys: list[object]) -> None:
     All blocks of one message have the same priority, and a worker takes the last one of them first.
     """
     if address in scheduler.workers:
-        scheduler.request_acquire_replicas(address, keys[::-1], stimulus_id="distmm-copy")
+        with suppress(CommClosedError):  # a worker that has just died, which Dask is about to remove
+            scheduler.request_acquire_replicas(address, keys[::-1], stimulus_id="distmm-copy")
 
 
 def drop_blocks(scheduler: Scheduler, address: str, keys: list[object]) -> None:
@@ -250,7 +253,8 @@ def drop_blocks(scheduler: Scheduler, address: str, keys: list[object]) -> None:
         key for key in keys if not any(waiter.processing_on is worker for waiter in scheduler.tasks[key].waiters or ())
     ]
     if idle:
-        scheduler.request_remove_replicas(address, idle, stimulus_id="distmm-last-use")
+        with suppress(CommClosedError):  # as in `copy_blocks`
+            scheduler.request_remove_replicas(address, idle, stimulus_id="distmm-last-use")
 
 
 def fail(scheduler: Scheduler, tasks: Iterable[TaskState], reason: Exception) -> None:

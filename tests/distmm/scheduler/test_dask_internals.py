@@ -9,6 +9,7 @@ import dask
 import distributed
 import pytest
 from distributed import Client, Event, LocalCluster, Scheduler, SchedulerPlugin
+from distributed.comm import CommClosedError
 from distributed.stealing import WorkStealing
 
 from distmm.all_workers import workers_of
@@ -217,6 +218,28 @@ def test_blocks_are_copied_and_dropped(two: Client) -> None:
     on_scheduler(two, lambda scheduler: dask_internals.copy_blocks(scheduler, "tcp://nobody:1", ["copied"]))
     on_scheduler(two, lambda scheduler: dask_internals.drop_blocks(scheduler, second, ["copied"]))
     until(lambda: two.who_has(future)["copied"] == [first])
+
+
+def test_a_worker_whose_connection_is_closed_gets_no_messages_until_dask_removes_it() -> None:
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        first, second = sorted(workers_of(client))
+        future = client.submit(lambda: 1, key="copied", workers=[first])
+        future.result(timeout=60)
+        client.replicate(future)
+
+        def die(scheduler: Scheduler) -> None:
+            stream = scheduler.stream_comms[second]
+            stream.comm.abort()
+            with pytest.raises(CommClosedError):
+                stream.send({})
+            dask_internals.copy_blocks(scheduler, second, ["copied"])
+            dask_internals.drop_blocks(scheduler, second, ["copied"])
+
+        on_scheduler(client, die)
+        until(lambda: second not in cluster.scheduler.workers)
 
 
 def test_a_worker_fetches_blocks_in_the_order_in_which_they_are_asked_for(two: Client) -> None:
