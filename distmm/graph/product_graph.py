@@ -31,7 +31,6 @@ from distmm.graph.dask_tasks import List, PlacedTask, ProductTask, TaskRef
 from distmm.graph.parametric_layer import ParametricLayer, copyable
 from distmm.graph.placement import Chain, Key, Placement
 from distmm.planning.blocks import Wave, slices
-from distmm.planning.owners import Owners
 from distmm.planning.plan import Plan
 from distmm.planning.problem import operand_batch
 from distmm.worker import tasks
@@ -92,9 +91,8 @@ class ProductLayer(ParametricLayer):
         blocking = self.plan.blocking
         wave = blocking.whole if self.wave is None else self.wave
         mirrored = blocking.mirrored(wave) if self.mirrored else 0
-        if isinstance(self.plan.grid, Owners):  # C is one wave
-            return self.plan.schedule.tasks + mirrored
-        return wave.c_blocks * blocking.chain_tasks(self.plan.grid.layers) + mirrored
+        # Blocks of C have as many tasks each, if there are several waves.
+        return self.plan.schedule.tasks * wave.c_blocks // max(1, blocking.whole.c_blocks) + mirrored
 
     def _tasks(self) -> Iterator[PlacedTask]:
         for wave in self.plan.waves if self.wave is None else (self.wave,):
@@ -174,10 +172,10 @@ class ProductLayer(ParametricLayer):
 
     def _block(self, of: Literal["A", "B"], name: str, batch: tuple[int, ...], row: int, column: int) -> Any:
         """Return a block of A or B as an argument: one chunk, or the rows of chunks that it is made of."""
-        owners = self.plan.grid
-        if not isinstance(owners, Owners) or owners.chunks is None:
+        schedule = self.plan.schedule
+        if schedule.chunks is None:
             return TaskRef((name, *batch, row, column))
-        rows = owners.chunk_indices(of, row, column)
+        rows = schedule.chunk_indices(of, row, column)
         return List(*(List(*(TaskRef((name, *batch, *at)) for at in line)) for line in rows))
 
     def _arrivals(self, chain: Chain, panels: Sequence[int] = ()) -> tasks.Arrivals:

@@ -152,18 +152,6 @@ class Blocking:
         """Panels of each step of the longest chain, in ascending k, where k is not split."""
         return self.parts()[0]
 
-    def chain_steps(self, layers: int = 1) -> int:
-        """Count the steps of the longest chain."""
-        return math.ceil(min(self.part_panels(layers), len(self.k)) / self.panels)
-
-    def chain_tasks(self, layers: int = 1) -> int:
-        """Count the product tasks of one block of C: its steps, and the sums of its partial blocks."""
-        return math.ceil(len(self.k) / self.panels) + math.ceil(len(self.k) / self.part_panels(layers)) - 1
-
-    def tasks(self, layers: int = 1) -> int:
-        """Count the product tasks of all chains."""
-        return self.whole.c_blocks * self.chain_tasks(layers)
-
     def mirrored(self, wave: Wave) -> int:
         """Count the blocks of C that are transposes of a wave's blocks."""
         diagonal = len(wave.batches) * len(wave.rows) if wave.triangle else 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from distmm.errors import InputError
+from distmm.planning.blocks import Blocking
 
 __all__ = ["Grid"]
 
@@ -34,6 +35,14 @@ class Grid:
                 f"{self.layers}"
             )
 
+    # A schedule reads it of `Owners`, too: blocks that are unions of chunks have owners as tables.
+    chunks = None
+
+    @property
+    def text(self) -> str:
+        """What a plan's text says of it."""
+        return f"{self.rows}x{self.columns}x{self.layers}"
+
     @property
     def size(self) -> int:
         """Number of workers."""
@@ -44,6 +53,10 @@ class Grid:
         row, column = i % self.rows, j % self.columns
         rank = (layer * self.rows + row) * self.columns + column + sum(batch) + self.shift
         return rank % (max(self.size, 2) if self.shift else self.size)
+
+    def lines(self, blocking: Blocking) -> list[tuple[list[int], int]]:
+        """Return the lengths of the chains of a block of C, with the number of blocks of C that have such chains."""
+        return [([sum(map(len, steps)) for steps in blocking.parts(self.layers)], blocking.whole.c_blocks)]
 
     @staticmethod
     def all_of(workers: int, layers: int = 1) -> tuple[Grid, ...]:

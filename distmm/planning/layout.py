@@ -11,18 +11,20 @@ column ``i % columns``, as its transpose; a worker that needs it as both gets it
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar, cast
 
 import numpy as np
 
 from distmm.planning.blocks import Blocking, Wave, are_even
 from distmm.planning.grid import Grid
+from distmm.planning.owners import Owners
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import Schedule
 
-__all__ = ["Ints", "Layout", "Traffic"]
+__all__ = ["Ints", "Layout", "OfSchedule", "Traffic"]
 
 Ints = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 
@@ -56,9 +58,12 @@ class Depths(NamedTuple):
     by_column: Ints
 
 
+Ranks = TypeVar("Ranks", Grid, Owners)
+
+
 @dataclass(frozen=True)
-class Layout:
-    """Bytes by rank, for a product and its schedule, in array arithmetic: a search looks at hundreds of schedules."""
+class OfSchedule(Generic[Ranks]):
+    """A product and its schedule, whose owners are a grid or a table."""
 
     problem: Problem
     schedule: Schedule
@@ -69,10 +74,28 @@ class Layout:
         return self.schedule.blocking
 
     @property
-    def grid(self) -> Grid:
+    def grid(self) -> Ranks:
         """Owners of the blocks."""
-        assert isinstance(self.schedule.grid, Grid)
-        return self.schedule.grid
+        return cast(Ranks, self.schedule.grid)
+
+    @cached_property
+    def _edges(self) -> tuple[Ints, Ints, Ints]:
+        """Edges of the blocks along m, k and n."""
+        m, k, n = (np.array(edges, np.int64) for edges in (self.blocking.m, self.blocking.k, self.blocking.n))
+        return m, k, n
+
+    @abstractmethod
+    def chains(self, wave: Wave) -> Ints:
+        """Chains of each rank, for the blocks of C of a wave."""
+
+    @cached_property
+    def busiest(self) -> int:
+        """Chains of the busiest rank."""
+        return int(self.chains(self.blocking.whole).max())
+
+
+class Layout(OfSchedule[Grid]):
+    """Bytes by rank, for a product and its schedule, in array arithmetic: a search looks at hundreds of schedules."""
 
     @cached_property
     def layers(self) -> int:
@@ -148,11 +171,6 @@ class Layout:
         for blocks in self.blocking.wave_batches(wave):
             by_rank = turned(by_rank, blocks, np.ones(len(blocks), np.int64))
         return by_rank
-
-    @cached_property
-    def busiest(self) -> int:
-        """Blocks of C that the busiest rank multiplies."""
-        return int(self.chains(self.blocking.whole).max())
 
     @property
     def deepest_step(self) -> slice:
@@ -297,12 +315,6 @@ class Layout:
         areas = np.zeros((rows, columns), np.int64)
         np.add.at(areas, at % rows, edges[:, None] * np.cumsum(widths, axis=0))  # of block row i: the columns j <= i
         return areas
-
-    @cached_property
-    def _edges(self) -> tuple[Ints, Ints, Ints]:
-        """Edges of the blocks along m, k and n."""
-        m, k, n = (np.array(edges, np.int64) for edges in (self.blocking.m, self.blocking.k, self.blocking.n))
-        return m, k, n
 
     def _sums(self, wave: Wave) -> tuple[Ints, Ints]:
         """Rows of a wave's blocks on each row of the grid, and columns on each column."""

@@ -24,8 +24,7 @@ import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from itertools import accumulate
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -90,7 +89,8 @@ class Owners:
 
     Attributes
     ----------
-    workers : int
+    size : int
+        Number of workers.
     stays : str
         One of `FAMILIES`, or the text of a grid, ``"2x2x1"``.
     table : tuple of tuple of int
@@ -106,7 +106,7 @@ class Owners:
         Whether only the blocks of C with ``i >= j`` are multiplied.
     """
 
-    workers: int
+    size: int
     stays: str
     table: tuple[tuple[int, ...], ...]
     homes: Places
@@ -118,14 +118,9 @@ class Owners:
     rows = columns = 1
 
     @property
-    def size(self) -> int:
-        """Number of workers."""
-        return self.workers
-
-    @property
     def layers(self) -> int:
         """Most chains that a block of C may have."""
-        return 1 if self.c_stays else self.workers
+        return 1 if self.c_stays else self.size
 
     @property
     def c_stays(self) -> bool:
@@ -158,47 +153,25 @@ class Owners:
         turn = (i + j) % len(ordered)
         return ordered[turn:] + ordered[:turn]
 
-    def home(self, operand: Literal["A", "B"], row: int, column: int) -> list[int]:
-        """Ranks of the chunks of a block of A or B, in rows; a chunk in no memory goes to a rank that reads it."""
-        homes = self.homes.a if operand == "A" else self.homes.b
-        at = [index for line in self.chunk_indices(operand, row, column) for index in line]
-        return [
-            self._reader(operand, row, column, i + j) if homes is None or homes[i][j] < 0 else homes[i][j]
-            for i, j in at
-        ]
+    def homes_of_chunks(self, m: int, k: int, n: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Ranks of the chunks of A and of B, for m x k x n blocks; a chunk in no memory goes to a rank that reads it.
 
-    def _reader(self, operand: Literal["A", "B"], row: int, column: int, number: int) -> int:
-        """Rank that reads a block. Chunks of other numbers have other readers, so that loads are shared out."""
-        if operand == "B":
-            return self.rank(number % self._lines[0], row, column)
-        return self.rank(row, column, number % (row + 1 if self.triangle else self._lines[1]))
-
-    @property
-    def _lines(self) -> tuple[int, int]:
-        """Numbers of block rows and of block columns of C that the table tells apart."""
-        return (1 if self.stays in "bBkK" else len(self.table)), (1 if self.stays in "aAkK" else len(self.table[0]))
-
-    def readers(self, m: int, k: int, n: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-        """Ranks to which the chunks of A and of B go that are in no memory, as `home` says, for m x k x n blocks."""
+        Chunks of other numbers have other readers, so that loads are shared out.
+        """
         cuts = self.chunks or tuple(((0,),) * count for count in (m, k, n))
         of_m, of_k, of_n = (np.repeat(np.arange(len(blocks)), [len(each) for each in blocks]) for blocks in cuts)
-        ranks, (rows, columns) = self.ranks(m, k, n), self._lines
+        rows = 1 if self.stays in "bBkK" else len(self.table)  # of blocks of C that the table tells apart
+        columns = 1 if self.stays in "aAkK" else len(self.table[0])
+        ranks = self.ranks(m, k, n)
         a, b = (np.add.outer(np.arange(len(x)), np.arange(len(y))) for x, y in ((of_m, of_k), (of_k, of_n)))
         j = a % (of_m[:, None] + 1 if self.triangle else columns)
-        return ranks[of_m[:, None], of_k, j], ranks[b % rows, of_k[:, None], of_n]
-
-    def chunk_indices(self, operand: Literal["A", "B"], row: int, column: int) -> list[list[tuple[int, int]]]:
-        """Return the indices of the chunks that a block of A or B is made of, in rows."""
-        if self.chunks is None:
-            return [[(row, column)]]
-        down, across = self._firsts[0 if operand == "A" else 1], self._firsts[1 if operand == "A" else 2]
-        columns = range(across[column], across[column + 1])
-        return [[(i, j) for j in columns] for i in range(down[row], down[row + 1])]
-
-    @cached_property
-    def _firsts(self) -> list[list[int]]:
-        """Index of the first chunk of each block along m, k and n, and their number."""
-        return [list(accumulate(map(len, blocks), initial=0)) for blocks in self.chunks or ()]
+        readers = ranks[of_m[:, None], of_k, j], ranks[b % rows, of_k[:, None], of_n]
+        at = [None if homes is None else homes_array(homes) for homes in self.homes[:2]]
+        a, b = (
+            reader if home is None else np.where(home < 0, reader, home)
+            for home, reader in zip(at, readers, strict=True)
+        )
+        return a, b
 
     def lines(self, blocking: Blocking) -> list[tuple[list[int], int]]:
         """Return the lengths of the chains of a block of C, with the number of blocks of C that have such chains."""
@@ -226,7 +199,7 @@ class Owners:
     @property
     def text(self) -> str:
         """What a plan's text says of it: ``2x2x1``, or ``k4`` if panels stay on four workers."""
-        return self.stays if self.stays not in FAMILIES else f"{self.stays}{self.workers}"
+        return self.stays if self.stays not in FAMILIES else f"{self.stays}{self.size}"
 
 
 def candidates(
@@ -266,7 +239,7 @@ def of_grid(
 ) -> Owners:
     """Return the owners of C by a grid of one layer, block-cyclic."""
     table = tuple(tuple(grid.owner(i, j) for j in range(len(blocking.n))) for i in range(len(blocking.m)))
-    return Owners(grid.size, f"{grid.rows}x{grid.columns}x1", table, homes, chunks=chunks, triangle=blocking.triangle)
+    return Owners(grid.size, grid.text, table, homes, chunks=chunks, triangle=blocking.triangle)
 
 
 def of_family(

@@ -271,12 +271,10 @@ class Plan:
         if isinstance(grid, Owners):
             workers = f"{grid.size} {what}: {grid.title}"
             bound = "2-D bound" if grid.fewest is None else "the fewest from where A and B are:"
-            longest = max(max(chains) for chains, _ in grid.lines(b))
         else:
             layers = f" x {grid.layers} (k is split)" if grid.layers > 1 else ""
             workers, bound = f"{grid.rows} x {grid.columns}{layers} {what}", "2-D bound"
-            longest = b.part_panels(grid.layers)
-        steps, panels = self.schedule.steps, min(b.panels, longest, len(b.k))
+        steps, panels = self.schedule.steps, min(b.panels, self.schedule.longest)
         chained = f"{steps} step{'s' * (steps != 1)}"
         if panels > 1:
             chained += f" of {'up to ' * (len(b.k) % panels > 0)}{panels} panels{' each' * (steps > 1)}"

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Literal
 
 import numpy as np
@@ -70,25 +71,22 @@ class Schedule:
     @property
     def steps(self) -> int:
         """Steps of the longest chain."""
-        if isinstance(self.grid, Owners):
-            longest = max(max(chains) for chains, _ in self.grid.lines(self.blocking))
-            return -(-longest // self.blocking.panels)
-        return self.blocking.chain_steps(self.grid.layers)
+        return -(-self.longest // self.blocking.panels)
+
+    @property
+    def longest(self) -> int:
+        """Panels of the longest chain."""
+        return max(max(chains) for chains, _ in self.grid.lines(self.blocking))
 
     @property
     def wave_orders(self) -> int:
         """Steps of a wave: those of its longest chain, and the levels of the tree that adds the layers."""
-        if isinstance(self.grid, Owners):
-            chains = max(len(chains) for chains, _ in self.grid.lines(self.blocking))
-        else:
-            chains = len(self._parts)
+        chains = max(len(chains) for chains, _ in self.grid.lines(self.blocking))
         return self.steps + (chains - 1).bit_length()
 
     @property
     def tasks(self) -> int:
         """Product tasks of all chains; without the mirror images of a symmetric product."""
-        if not isinstance(self.grid, Owners):
-            return self.blocking.tasks(self.grid.layers)
         steps = 0
         for chains, blocks in self.grid.lines(self.blocking):
             steps += blocks * (sum(-(-panels // self.blocking.panels) for panels in chains) + len(chains) - 1)
@@ -136,12 +134,26 @@ class Schedule:
             at = ((line, p) if operand == "A" else (p, line) for p in panels)
             return [self.grid.owner(*index, batch, p // length) for index, p in zip(at, panels, strict=True)]
         blocks = ((line, p) if operand == "A" else (p, line) for p in panels)
-        return [home for block in blocks for home in self.grid.home(operand, *block)]
+        homes = self._homes[operand == "B"]
+        return [homes[i][j] for block in blocks for row in self.chunk_indices(operand, *block) for i, j in row]
 
     @property
     def chunks(self) -> tuple[Chunks, Chunks, Chunks] | None:
         """Edges of the user's chunks in each block along m, k and n; None if each block is one chunk."""
-        return self.grid.chunks if isinstance(self.grid, Owners) else None
+        return self.grid.chunks
+
+    def chunk_indices(self, operand: Literal["A", "B"], row: int, column: int) -> list[list[tuple[int, int]]]:
+        """Return the indices of the chunks that a block of A or B is made of, in rows."""
+        if self.chunks is None:
+            return [[(row, column)]]
+        down, across = self._first_chunks[:2] if operand == "A" else self._first_chunks[1:]
+        columns = range(across[column], across[column + 1])
+        return [[(i, j) for j in columns] for i in range(down[row], down[row + 1])]
+
+    @cached_property
+    def _first_chunks(self) -> list[list[int]]:
+        """Index of the first chunk of each block along m, k and n, and their number."""
+        return [list(accumulate(map(len, blocks), initial=0)) for blocks in self.chunks or ()]
 
     @property
     def cuts(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
@@ -150,6 +162,13 @@ class Schedule:
             return self.blocking.m, self.blocking.k, self.blocking.n
         m, k, n = (tuple(edge for block in blocks for edge in block) for blocks in self.chunks)
         return m, k, n
+
+    @cached_property
+    def _homes(self) -> tuple[list[list[int]], list[list[int]]]:
+        """Rank of each chunk of A, and of B."""
+        assert isinstance(self.grid, Owners)
+        a, b = self.grid.homes_of_chunks(len(self.blocking.m), len(self.blocking.k), len(self.blocking.n))
+        return a.tolist(), b.tolist()
 
     @cached_property
     def _parts(self) -> tuple[tuple[range, ...], ...]:
@@ -161,10 +180,9 @@ class Schedule:
         grid, blocking = self.grid, self.blocking
         edges = [max(e) for e in (*blocking.batch, blocking.m, blocking.k, blocking.n)]
         waves = self.wave_cuts[self.wave_cuts[0] == 1 :] if max(self.wave_cuts) > 1 else (1,)
-        owners = grid.text if isinstance(grid, Owners) else f"{grid.rows}x{grid.columns}x{grid.layers}"
         lists = (edges, [blocking.panels], waves, [self.lookahead])
         others = (name + "x".join(map(str, values)) for name, values in zip("bpwl", lists, strict=True))
-        return " ".join((f"g{owners}", *others))
+        return " ".join((f"g{grid.text}", *others))
 
 
 def parse(text: str, problem: Problem, homes: Places = NOWHERE) -> Schedule:

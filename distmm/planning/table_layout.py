@@ -6,17 +6,14 @@ C is one wave, and there are no batches.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from distmm.planning.blocks import Blocking, Wave
-from distmm.planning.layout import Ints, Traffic
-from distmm.planning.owners import Chunks, Homes, Owners, homes_array
-from distmm.planning.problem import Problem
-from distmm.planning.schedule import Schedule
+from distmm.planning.blocks import Wave
+from distmm.planning.layout import Ints, OfSchedule, Traffic
+from distmm.planning.owners import Chunks, Owners
 
 __all__ = ["TableLayout"]
 
@@ -43,15 +40,13 @@ class Products(NamedTuple):
 def products(owners: Owners, m: int, k: int, n: int, triangle: bool) -> Products:
     """Return who multiplies what; kept, because schedules that differ in the panels a task ask again."""
     ranks = owners.ranks(m, k, n)
-    mine = ranks == np.arange(owners.workers)[:, None, None, None]
+    mine = ranks == np.arange(owners.size)[:, None, None, None]
     if triangle:
         mine &= np.tri(m, dtype=bool)[:, None]
     before = np.cumsum(mine, axis=2) - 1
     place = np.take_along_axis(before, ranks[None], axis=0)[0]
-    readers = owners.readers(m, k, n)
-    a = _homes(owners.homes.a, readers[0])
-    b = a.T if triangle else _homes(owners.homes.b, readers[1])
-    return Products(mine, place, (a, b))
+    a, b = owners.homes_of_chunks(m, k, n)
+    return Products(mine, place, (a, a.T if triangle else b))
 
 
 def _chunks_of_blocks(blocks: Chunks) -> list[int]:
@@ -59,31 +54,8 @@ def _chunks_of_blocks(blocks: Chunks) -> list[int]:
     return [len(block) for block in blocks]
 
 
-def _homes(homes: Homes | None, readers: Ints) -> Ints:
-    """Return the rank that holds each chunk; one that reads it, if no rank does."""
-    if homes is None:
-        return readers
-    at = homes_array(homes)
-    return np.where(at < 0, readers, at)
-
-
-@dataclass(frozen=True)
-class TableLayout:
+class TableLayout(OfSchedule[Owners]):
     """Bytes by rank, for a product whose schedule has `Owners`."""
-
-    problem: Problem
-    schedule: Schedule
-
-    @property
-    def blocking(self) -> Blocking:
-        """Edges of the blocks."""
-        return self.schedule.blocking
-
-    @property
-    def grid(self) -> Owners:
-        """Owners of the block products."""
-        assert isinstance(self.schedule.grid, Owners)
-        return self.schedule.grid
 
     @cached_property
     def products(self) -> Products:
@@ -95,11 +67,6 @@ class TableLayout:
     def layers(self) -> int:
         """Most chains of a block of C."""
         return max(1, int(self._chained.sum(axis=0).max()))
-
-    @cached_property
-    def busiest(self) -> int:
-        """Chains of the busiest rank."""
-        return int(self._chained.sum(axis=(1, 2)).max())
 
     def chains(self, wave: Wave) -> Ints:
         """Chains of each rank."""
@@ -200,11 +167,6 @@ class TableLayout:
             return users
         by_rows = np.repeat(users, _chunks_of_blocks(chunks[down]), axis=1)
         return np.repeat(by_rows, _chunks_of_blocks(chunks[across]), axis=2)
-
-    @cached_property
-    def _edges(self) -> tuple[Ints, Ints, Ints]:
-        m, k, n = (np.array(edges, np.int64) for edges in (self.blocking.m, self.blocking.k, self.blocking.n))
-        return m, k, n
 
     @cached_property
     def _areas(self) -> Ints:

@@ -133,7 +133,7 @@ def test_the_waves_of_a_plan_make_every_task_once(parts: tuple[int, int, int]) -
     )
     whole, waves = ProductLayer(*what), [ProductLayer(*what, wave) for wave in cut.waves]
     assert len(waves) > (parts != (1, 1, 1))
-    assert sum(map(len, waves)) == len(whole) == cut.blocking.tasks()
+    assert sum(map(len, waves)) == len(whole) == cut.schedule.tasks
     assert {key: task.placement for wave in waves for key, task in wave.items()} == {
         key: task.placement for key, task in whole.items()
     }

@@ -49,7 +49,7 @@ def placed(draw: st.DrawFn) -> tuple[Problem, Blocking, Places, int]:
 
 
 def plan_of(problem: Problem, blocking: Blocking, owners: Owners, **how: object) -> Plan:
-    cluster = ClusterSpec(owners.workers, 10**9, "cpu", rate=1.0, link=1e9, load=1e9)
+    cluster = ClusterSpec(owners.size, 10**9, "cpu", rate=1.0, link=1e9, load=1e9)
     lookahead = how.pop("lookahead", 2)
     assert isinstance(lookahead, int)
     return Plan(problem, Schedule(blocking, owners, lookahead=lookahead), cluster, **how)  # type: ignore[arg-type]
