@@ -134,12 +134,9 @@ class Layout(OfSchedule[Grid]):
         """Bytes of the partial sums of C that are sent."""
         return (self.layers - 1) * self.blocking.c_elements * self.problem.accumulator_bytes
 
-    def received_sums(self) -> int:
-        """Bytes of partial sums that the busiest rank receives beside what it receives of A and B.
-
-        Not counted on grids: their sums come when the last products are done, from one other rank each.
-        """
-        return 0
+    def sums_at_once(self, wave: Wave) -> Ints:
+        """Bytes of the partial sums of other ranks that each rank may hold in a wave: one for each chain."""
+        return self.c_bytes(wave, self.problem.accumulator_bytes, self.layers)
 
     def chains_abreast(self, wave: Wave) -> int:
         """Chains of a wave that a rank runs, if these are shared out evenly."""

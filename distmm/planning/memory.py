@@ -174,14 +174,14 @@ class MemoryModel:
         return of_operands
 
     def _of_received_sums(self, largest: Wave) -> Ints:
-        """Bytes of the sums by rank that come from other layers: one for each chain of the waves that add layers.
+        """Bytes of the sums by rank that come from other ranks, in the waves that add sums at the same time.
 
         The last addition of a wave and the first one of the next wave are `steps` + 1 orders apart. A long lookahead
         opens both.
         """
         layout, schedule = self.layout, self.layout.schedule
         waves = min(len(schedule.waves), 1 + (schedule.lookahead - 1) // (schedule.steps + 1))
-        return waves * layout.c_bytes(largest, layout.problem.accumulator_bytes, layout.layers)
+        return waves * layout.sums_at_once(largest)
 
     def _of_kept_operands(self, largest: Wave, lookahead: int) -> Ints:
         """Bytes of A and B by rank if waves read what earlier waves have loaded: of all of it, or of what is kept.

@@ -101,6 +101,15 @@ class TableLayout(OfSchedule[Owners]):
                 ranks = ranks[::2]
         return int(received.max()) * self.problem.accumulator_bytes
 
+    def sums_at_once(self, wave: Wave) -> Ints:
+        """Bytes of partial sums that each rank may hold of others: one for each tree in which it adds."""
+        adds = np.zeros_like(self._chained)
+        for _, i, j in self.blocking.c_indices():
+            ranks = [rank for rank, _ in self.grid.chains(i, j, len(self.blocking.k))]
+            adds[ranks[: len(ranks) - 1 : 2], i, j] = True
+        total: Ints = (adds * self._areas).sum(axis=(1, 2)) * self.problem.accumulator_bytes
+        return total
+
     def c_bytes(self, wave: Wave, itemsize: int, layers: int) -> Ints:
         """Bytes of the blocks of C that each rank multiplies; with one layer, of those that it finishes."""
         made = self._chained if layers > 1 else self._made

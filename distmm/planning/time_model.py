@@ -95,7 +95,9 @@ class TimeModel:
         layout, cluster, problem, schedule = self.layout, self.cluster, self.layout.problem, self.layout.schedule
         waves, steps, on_gpu = schedule.waves, schedule.steps, cluster.device == "cuda"
         arithmetic = loading = storing = 0.0
-        moved, transfers = layout.summed_bytes(), layout.received_sums() / cluster.link
+        # Not counted on grids: their sums come when the last products are done, from one other rank each.
+        sums = layout.received_sums() if isinstance(layout, TableLayout) else 0
+        moved, transfers = layout.summed_bytes(), sums / cluster.link
         per_product = problem.element_flops / max(1, problem.k) / cluster.rate
         # On CPU clusters nothing overlaps with products: what counts is all that a worker receives, in whatever step.
         ahead = max(1, min(steps, schedule.lookahead - 1)) if on_gpu else max(1, steps)

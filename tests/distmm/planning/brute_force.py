@@ -18,13 +18,14 @@ Block = tuple[str, tuple[int, ...], int, int]  # matrix, its batch block, row, c
 
 @dataclass(frozen=True)
 class Task:
-    """A step of a chain: where it runs, the blocks of A and B that it reads with their homes, and the size of its D."""
+    """A step of a chain of C: where it runs, the blocks of A and B that it reads with homes, and the size of its D."""
 
     rank: int
     layer: int
     step: int
     reads: dict[Block, int]
     area: int
+    c: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class BruteForce:
                         other: Block = ("B", b, p, j) if problem.symmetry is None else ("A", a, j, p)
                         for block in (("A", a, i, p), other):
                             reads |= self._chunks(block, layer)
-                    yield Task(rank, layer, s, reads, area)
+                    yield Task(rank, layer, s, reads, area, (*batch, i, j))
 
     def _chains(self, batch: tuple[int, ...], i: int, j: int) -> list[tuple[int, list[list[int]]]]:
         """Ranks that multiply for a block of C, with the panels of each of their steps; the first one makes it."""
@@ -124,8 +125,8 @@ class BruteForce:
 
         That worker has the sums of its blocks of C, or the blocks themselves if one task makes each; of A and B the
         copies that it needs for `lookahead` steps, and what it has loaded; a new D for each thread and the one that is
-        freed late; and what is finished and stays. With split k it then has a sum of another layer for each of its
-        blocks of C, beside the last `lookahead` - 1 steps.
+        freed late; and what is finished and stays. With split k it then has the sums that it receives, beside the last
+        `lookahead` - 1 steps.
         """
         plan = self.plan
         item, steps, most = plan.problem.dtype.itemsize, plan.schedule.steps, 0
@@ -138,6 +139,7 @@ class BruteForce:
             for t in tasks:
                 if t.step == 0:
                     areas.setdefault(t.rank, []).append(t.area)
+            received = self._received(tasks)
             homes = {block: home for t in tasks for block, home in t.reads.items()}
             for s in range(steps + split):
                 first = s if s < steps else steps + 1 - plan.lookahead
@@ -153,7 +155,8 @@ class BruteForce:
                     held[home] += self.size(block) * here
                 for rank, own in areas.items():
                     writing = min(plan.cluster.threads + (steps > 1), len(own))
-                    held[rank] += sum(own) * (1 + (s == steps)) * (item if steps == 1 and not split else accumulator)
+                    held[rank] += sum(own) * (item if steps == 1 and not split else accumulator)
+                    held[rank] += received[rank] * (s == steps) * accumulator
                     held[rank] += writing * min(own) * accumulator
                 most = max(most, *held.values())
             if plan.result != "out":
@@ -167,6 +170,24 @@ class BruteForce:
                 for t in tasks:  # the tree of sums ends on layer 0
                     finished[t.rank] += t.area * item * (t.step == t.layer == 0)
         return most
+
+    def _received(self, tasks: list[Task]) -> Counter[int]:
+        """Elements of the sums of others that ranks hold at a time."""
+        received: Counter[int] = Counter()
+        chains: dict[tuple[int, ...], list[Task]] = {}
+        for t in tasks:
+            if t.step == 0:
+                chains.setdefault(t.c, []).append(t)
+        for each in chains.values():
+            if isinstance(self.plan.grid, Grid):
+                received.update({t.rank: t.area for t in each})
+                continue
+            adding: dict[int, int] = {}  # one sum at a time of those that the tree of a block brings
+            while len(each) > 1:
+                adding |= {t.rank: t.area for t in each[: len(each) // 2 * 2 : 2]}
+                each = each[::2]
+            received.update(adding)
+        return received
 
     def _is_read_later(self, block: Block, tasks: list[Task]) -> bool:
         later = self.waves[self.waves.index(tasks) + 1 :]

@@ -22,7 +22,7 @@ from distmm.worker.tasks import products
 
 
 class Gate(WorkerPlugin):
-    """Keeps each product of a chain, and each block on its way to a shelf, waiting until it is let through."""
+    """Keeps products, sums of two chains, and blocks on their way to a shelf waiting until they are let through."""
 
     name = "gate"
 
@@ -30,16 +30,24 @@ class Gate(WorkerPlugin):
         self.waiting: deque[threading.Event] = deque()
         self.leaving: deque[threading.Event] = deque()
         self.multiply, products.multiply = products.multiply, self.wait_and_multiply
+        self.combine, products.combine = products.combine, self.wait_and_combine
         self.before = frozenset(worker.data)  # what the client holds, and what earlier tests have let go just now
 
     def wait_and_multiply(self, *args: Any, **kwargs: Any) -> Any:
+        self.wait()
+        return self.multiply(*args, **kwargs)
+
+    def wait_and_combine(self, *args: Any, **kwargs: Any) -> Any:
+        self.wait()
+        return self.combine(*args, **kwargs)
+
+    def wait(self) -> None:
         self.waiting.append(permit := threading.Event())
         secede()  # the worker's thread goes on with what does not wait: it loads blocks
         permit.wait()
-        return self.multiply(*args, **kwargs)
 
     def teardown(self, worker: Worker) -> None:
-        products.multiply = self.multiply
+        products.multiply, products.combine = self.multiply, self.combine
 
 
 class Shelf:
