@@ -48,7 +48,7 @@ def ranks(rows: int, columns: int, rank: Callable[[int, int], int]) -> list[list
     return [[rank(i, j) % 4 for j in range(columns)] for i in range(rows)]
 
 
-# What stays: the plan, the homes of A and of B, and the most bytes of the plan for each byte that is held. Where A stays,
+# What stays: the plan, the homes of A and of B, and the most bytes of the plan for each byte that is held. If A stays,
 # sums of other ranks may come while the blocks of a last step are there; in lockstep they come when all have gone.
 CASES = {
     "panels": ("gk4", ranks(4, 8, lambda i, p: p), ranks(8, 3, lambda p, j: p + p // 4), 1.25),

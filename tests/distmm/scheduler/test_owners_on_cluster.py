@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from time import sleep
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
 from dask import delayed
 from dask.highlevelgraph import HighLevelGraph
-from distributed import Client, Event, Scheduler, wait
+from distributed import Client, Event, LocalCluster, Scheduler, wait
 
 import distmm
 from distmm.clusters import cluster, view
 from distmm.clusters.homes import chunk_homes, homes_of_blocks
 from distmm.errors import InputError
 from distmm.planning.owners import Owners
+from distmm.scheduler import dask_internals
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.telemetry import client as telemetry
+from tests import forked
+from tests.until import until
 
 ROWS, WIDTH, CHUNKS = 4000, 48, 16
 C_BYTES = WIDTH * WIDTH * 8
@@ -223,6 +230,44 @@ def test_a_plan_whose_homes_have_changed_meanwhile_still_gives_c(client: Client)
     np.testing.assert_array_equal(c, X.compute().T @ X.compute())
 
 
+def test_data_that_are_moved_after_planning_are_multiplied_where_the_plan_says(client: Client) -> None:
+    X = tall(client, [0] * 8, 9)
+    plan = distmm.plan(X.T, X)
+    C = distmm.matmul(X.T, X, plan=plan)
+    ranks, moving = ranks_of(client), list(X.dask.values())[4:]
+    client.amm.stop()  # it drops any replica
+    client.replicate(moving, n=2, workers=[ranks[0], ranks[2]])
+    gone = [future.key for future in moving]
+    client.run_on_scheduler(lambda dask_scheduler: dask_internals.drop_blocks(dask_scheduler, ranks[0], gone))
+    client.amm.start()
+    until(lambda: chunk_homes(client, [X], 4) == [((0,),) * 4 + ((2,),) * 4])
+    c, _ = spent(client, lambda: C)
+    np.testing.assert_array_equal(c, X.compute().T @ X.compute())
+    again, moved = spent(client, lambda: distmm.gram(X.T))
+    np.testing.assert_array_equal(again, c)
+    assert moved <= 3 * C_BYTES
+
+
+def test_if_half_of_an_array_is_persisted_that_half_stays(client: Client) -> None:
+    X = da.concatenate([tall(client, HOMES[:8], 31), tall(client, HOMES, 32).map_blocks(np.copy)[ROWS * 8 :]])
+    empty = da.zeros((ROWS * 8, WIDTH), chunks=(ROWS, WIDTH))
+    half = da.concatenate([tall(client, HOMES[:8], 33), empty.map_blocks(late, dtype="f8")])
+    for Y in (X, half):
+        c, moved = spent(client, lambda Y=Y: distmm.matmul(Y.T, Y))  # type: ignore[misc]
+        np.testing.assert_array_equal(c, Y.compute().T @ Y.compute())
+        assert moved <= 3 * C_BYTES
+
+
+def test_chunks_with_replicas_are_multiplied_where_one_is(client: Client) -> None:
+    X = tall(client, [0, 0, 0, 0, 1, 1], 34)
+    client.amm.stop()
+    client.replicate(list(X.dask.values())[:4], n=4)
+    c, moved = spent(client, lambda: distmm.matmul(X.T, X))
+    client.amm.start()
+    np.testing.assert_array_equal(c, X.compute().T @ X.compute())
+    assert moved <= 3 * C_BYTES
+
+
 def test_of_several_replicas_one_counts_and_the_scheduler_is_asked_for_persisted_arrays_only(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,3 +304,40 @@ def test_steps_run_where_the_plan_says(client: Client) -> None:
     kept = client.persist(C)
     wait(kept)
     assert list(client.run_on_scheduler(ran).values()) == [plan.schedule.chains((), 0, 0)[0][0]]
+
+
+def test_operands_that_are_spilled_to_disk_stay_where_they_are(tmp_path: Path) -> None:
+    spilling = {"distributed.worker.memory.target": 0.001, "temporary-directory": str(tmp_path)}
+    with (
+        dask.config.set(spilling),
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=False, memory_limit="2GiB", dashboard_address=":0"
+        ) as c2,
+        Client(c2) as client,
+    ):
+        cluster.install(client)
+        X = tall(client, [0, 1] * 3, 35)
+        on_disk = client.run(lambda dask_worker: len(dask_worker.data.disk))
+        assert min(on_disk.values()) > 0
+        plan = distmm.plan(X.T, X)
+        c, moved = spent(client, lambda: distmm.matmul(X.T, X))
+        np.testing.assert_array_equal(c, X.compute().T @ X.compute())
+        assert moved == plan.bytes_moved == C_BYTES
+
+
+def test_a_product_whose_worker_has_died_after_planning_is_right() -> None:
+    with (
+        dask.config.set({"distributed.scheduler.work-stealing": False, "distributed.scheduler.allowed-failures": 100}),
+        forked.workers(),
+        LocalCluster(n_workers=3, threads_per_worker=1, memory_limit="2GiB", dashboard_address=":0") as three,
+        Client(three) as client,
+    ):
+        cluster.install(client)
+        X = client.persist(da.random.default_rng(0).integers(-9, 10, (ROWS * 6, WIDTH), chunks=(ROWS, WIDTH)))
+        wait(X)
+        plan = distmm.plan(X.T, X)
+        assert isinstance(plan.grid, Owners)
+        expected = X.compute()
+        os.kill(client.run(os.getpid).popitem()[1], signal.SIGKILL)
+        c = client.compute(distmm.matmul(X.T, X, plan=plan)).result(timeout=120)
+        np.testing.assert_array_equal(c, expected.T @ expected)
