@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 from typing import Any, Unpack
 
 import numpy as np
+from numpy.lib.array_utils import normalize_axis_tuple
 
 from distmm.errors import InputError
 from distmm.product.choices import Choices, Keywords, takes
@@ -77,49 +77,18 @@ def tensordot(
     return contracted([a, b], output, Choices.of(now=is_written(out), **choices), out)
 
 
-def _axes(axes: Any, a: Labelled, b: Labelled) -> tuple[list[int], list[int]]:
+def _axes(axes: Any, a: Labelled, b: Labelled) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return the dimensions of A and B that are summed over, as numbers from 0."""
-    found = []
-    for array, given in zip((a, b), _pair(axes, a, b), strict=True):
-        shape, ndim = array.source.shape, len(array.labels)
-        if (none := next((axis for axis in given if not -ndim <= axis < ndim), None)) is not None:
-            raise InputError(
-                f"axes is {axes!r}: {array.name} has shape {shape}, and no dimension {none}; "
-                "give dimensions that it has"
-            )
-        found.append([axis % ndim for axis in given])
-        if len(set(found[-1])) < len(given):
-            raise InputError(f"axes is {axes!r}: it has a dimension of {array.name} twice; give each dimension once")
-    axes_a, axes_b = found
-    if len(axes_a) != len(axes_b):
-        raise InputError(
-            f"axes is {axes!r}: {len(axes_a)} dimensions of A, and {len(axes_b)} of B; give as many of both"
-        )
-    for axis_a, axis_b in zip(axes_a, axes_b, strict=True):
-        if a.sizes[axis_a] != b.sizes[axis_b]:
-            raise InputError(
-                f"A has shape {a.source.shape} and B {b.source.shape}: dimension {axis_a} of A ({a.sizes[axis_a]}) "
-                f"must be as long as dimension {axis_b} of B ({b.sizes[axis_b]})"
-            )
-    return axes_a, axes_b
-
-
-def _pair(axes: Any, a: Labelled, b: Labelled) -> tuple[list[int], list[int]]:
-    """Return the dimensions as the caller gave them: negative numbers count from the end."""
+    given = f"axes is {axes!r}, A has shape {a.source.shape} and B {b.source.shape}"
     try:
-        n = operator.index(axes)
-    except TypeError:
-        try:
-            first, second = ([operator.index(axis) for axis in np.atleast_1d(given).tolist()] for given in axes)
-        except (TypeError, ValueError):
-            raise InputError(
-                f"axes is {axes!r}: give a number of dimensions, or a pair of (lists of) whole numbers"
-            ) from None
-        return first, second
-    ndim = len(a.labels)
-    if not 0 <= n <= min(ndim, len(b.labels)):
+        number = isinstance(axes, (int, np.integer)) and axes >= 0
+        first, second = (range(-axes, 0), range(axes)) if number else axes
+        axes_a = normalize_axis_tuple(first, len(a.labels), "axes of A")
+        axes_b = normalize_axis_tuple(second, len(b.labels), "axes of B")
+    except (TypeError, ValueError) as error:
         raise InputError(
-            f"axes is {n}, A has shape {a.source.shape} and B {b.source.shape}: give a number of dimensions that both "
-            "have, or a pair of lists of dimensions"
-        )
-    return list(range(ndim - n, ndim)), list(range(n))
+            f"{given} ({error}): give a number of dimensions that both have, or a pair of (lists of) dimensions"
+        ) from None
+    if [a.sizes[axis] for axis in axes_a] != [b.sizes[axis] for axis in axes_b]:
+        raise InputError(f"{given}: dimensions {axes_a} of A must be as many, and as long, as dimensions {axes_b} of B")
+    return axes_a, axes_b
