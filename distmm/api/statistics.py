@@ -14,7 +14,7 @@ from dask.array.utils import meta_from_array
 from distmm.api.array import gram
 from distmm.errors import InputError
 from distmm.product.choices import Choices, Keywords, takes
-from distmm.product.labelled import Labelled
+from distmm.product.labelled import Labelled, check_kinds
 from distmm.product.scalars import check_flags, common_type
 from distmm.product.two_passes import second_pass
 
@@ -187,8 +187,7 @@ def _observations(m: Any, y: Any, rowvar: bool, dtype: Any) -> tuple[Any, Any, n
     for array in arrays:
         if len(array.labels) > 2:
             raise InputError(f"{array.name} has shape {array.source.shape}: give one or two dimensions")
-    if len({array.kind for array in arrays}) > 1:
-        raise InputError(f"m has {arrays[0].kind} blocks and y {arrays[1].kind} blocks: convert one of them")
+    check_kinds(arrays)
     given = common_type({array.name: array.dtype for array in arrays})
     dtype = np.result_type(given, np.float64) if dtype is None else np.dtype(dtype)
     if dtype.kind not in "fc" and dtype != ml_dtypes.bfloat16:

@@ -34,7 +34,7 @@ from distmm.planning.blocks import Wave
 from distmm.planning.grid import Grid
 from distmm.planning.plan import Plan
 from distmm.product.smaller_plan import memory_full
-from distmm.product.waves import Graph, Waves
+from distmm.product.waves import SendWave, Waves
 from distmm.telemetry import client as telemetry
 from distmm.telemetry.activity import JOB_TOPIC
 from distmm.telemetry.figures import Figures
@@ -157,7 +157,7 @@ class Computation:
             # Breaks a reference cycle, which would keep operands in memory until the next garbage collection.
             del self.waves
 
-    def _graphs(self, missing: set[Unit]) -> Iterator[Graph]:
+    def _graphs(self, missing: set[Unit]) -> Iterator[SendWave]:
         """Yield functions that send each wave with its missing blocks. Complete waves are left out."""
         result = self.spec.result
         for waves in result.together(self.plan):

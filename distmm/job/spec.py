@@ -22,7 +22,7 @@ from distmm.planning.problem import Problem
 from distmm.product.aliasing import lies_in
 from distmm.product.array_types import check_sendable
 from distmm.product.operand import Operand, check_pair, wrap
-from distmm.product.scalars import check_held, common_type, plain
+from distmm.product.scalars import check_represents, common_type, plain
 from distmm.product.verification import CHECKS, verdict
 from distmm.storage import Matrix, is_url, open_matrix
 from distmm.storage.matrix import check_dtype
@@ -108,7 +108,7 @@ class Spec:
             raise InputError(
                 f"C should be {kept}, but the product is {natural}, which {kept} cannot represent: choose another dtype"
             )
-        check_held(kept, alpha=alpha, beta=beta)
+        check_represents(kept, alpha=alpha, beta=beta)
         if reduction is not None:
             _check_reduced(reduction, left, right, check)
             kept = reduction.dtype(kept)

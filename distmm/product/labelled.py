@@ -13,11 +13,11 @@ import numpy as np
 
 from distmm.errors import InputError
 from distmm.planning.problem import accumulator_dtype
-from distmm.product.array_types import as_array, package_of
-from distmm.product.operand import checked, kind_of, wrap
+from distmm.product.array_types import package_of
+from distmm.product.operand import checked, kind_of, multipliable, wrap
 from distmm.transfer.memory_map import is_mapped
 
-__all__ = ["Edges", "Label", "Labelled", "chosen"]
+__all__ = ["Edges", "Label", "Labelled", "check_kinds", "chosen"]
 
 Label = Hashable
 Edges = Mapping[Label, tuple[int, ...]]  # the chunks of each label
@@ -55,12 +55,7 @@ class Labelled:
         InputError
             If `source` is not an array, or distmm does not multiply its type.
         """
-        source = as_array(source, name)
-        kind_of(source, name)
-        try:
-            accumulator_dtype(np.dtype(source.dtype))
-        except InputError as error:
-            raise InputError(f"{name}: {error}") from None
+        source = multipliable(source, name)
         return cls(source, tuple(range(len(source.shape))), name, isinstance(source, da.Array))
 
     def labelled(self, labels: Sequence[Label]) -> Labelled:
@@ -164,6 +159,23 @@ class Labelled:
         if self.dtype == dtype:
             return self
         return Labelled(self.movable().source.astype(dtype), self.labels, self.name)
+
+
+def check_kinds(arrays: Sequence[Labelled]) -> None:
+    """Refuse arrays of which some have NumPy blocks and others CuPy blocks.
+
+    Raises
+    ------
+    InputError
+        With the names of two arrays.
+    """
+    first = arrays[0]
+    for array in arrays:
+        if array.kind != first.kind:
+            raise InputError(
+                f"{first.name} has {first.kind} blocks and {array.name} {array.kind} blocks: convert one, for example "
+                "with x.map_blocks(cupy.asarray) or x.map_blocks(cupy.asnumpy)"
+            )
 
 
 def chosen(wanted: tuple[Any, ...], shape: tuple[int, ...], dtype: np.dtype) -> tuple[tuple[int, ...], ...]:

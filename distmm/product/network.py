@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
-from distmm.errors import DoesNotFitError, InputError
+from distmm.errors import DoesNotFitError
 from distmm.planning.problem import accumulator_dtype
 from distmm.product.choices import Choices
 from distmm.product.contraction import contract
-from distmm.product.labelled import Label, Labelled
+from distmm.product.labelled import Label, Labelled, check_kinds
 from distmm.product.out_target import check_out, elements_of
 from distmm.product.scalars import common_type
 from distmm.product.sinks import fill
@@ -60,12 +60,7 @@ def contracted(
     if (elements := elements_of(out)) is not out:
         contracted(arrays, output, choices, elements, optimizer)
         return out
-    for array in arrays:
-        if array.kind != arrays[0].kind:
-            raise InputError(
-                f"{arrays[0].name} has {arrays[0].kind} blocks and {array.name} {array.kind} blocks: convert one, for "
-                "example with x.map_blocks(cupy.asarray) or x.map_blocks(cupy.asnumpy)"
-            )
+    check_kinds(arrays)
     dtype = common_type({array.name: array.dtype for array in arrays})
     if out is not None:
         sizes = {label: n for array in arrays for label, n in array.sizes.items()}

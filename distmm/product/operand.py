@@ -21,7 +21,7 @@ from distmm.transfer import has_gaps, share, shared_memory
 from distmm.transfer.memory_map import MappedFile, is_mapped
 from distmm.worker import tasks
 
-__all__ = ["Operand", "as_matrix", "check_pair", "checked", "kind_of", "with_itself", "wrap"]
+__all__ = ["Operand", "as_matrix", "check_pair", "checked", "kind_of", "multipliable", "with_itself", "wrap"]
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Operand:
             return None
         return _swapped(chunk, self.transposed)
 
-    def held(self) -> Operand:
+    def for_later(self) -> Operand:
         """Return the operand of a lazy product. Elements of arrays in memory may still be read after the call.
 
         A Dask array is copied, because ``D[0] = 1`` changes `D` into another array. A NumPy array with gaps between the
@@ -121,7 +121,7 @@ class Operand:
         """
         if isinstance(self.source, np.ndarray) and self.file is None:
             # For any size and any cluster: an array in memory is always read when the product is computed.
-            source = self.held().source
+            source = self.for_later().source
             name = f"distmm-client-{uuid.uuid4().hex}"
             source = source.swapaxes(-1, -2) if self.transposed else source
             shared = share(source, client, name) if client is not None else None
@@ -184,19 +184,31 @@ def wrap(source: Any, name: str, transposed: bool = False) -> Operand:
         For objects that are not arrays, types that distmm does not multiply, sizes that are unknown or not whole
         numbers, and a `transposed` that is neither True nor False.
     """
-    source = as_array(source, name)
     check_flags(**{f"trans{name.lower()}": transposed})
+    source = multipliable(source, name)
     if len(source.shape) == 0:
         raise InputError(f"{name} is a scalar: matrix products need at least one dimension; multiply with * instead")
-    dtype = np.dtype(source.dtype)
-    try:
-        accumulator_dtype(dtype)
-    except InputError as error:
-        raise InputError(f"{name}: {error}") from None
     if transposed and len(source.shape) < 2:
         raise InputError(f"{name} has shape {source.shape}: only matrices can be transposed; drop trans{name.lower()}")
     file = MappedFile.behind(source) if is_mapped(source) else None
     return Operand(source, name, kind_of(source, name), transposed, file)
+
+
+def multipliable(source: Any, name: str) -> Any:
+    """Return the array that holds an operand's elements, of a type that distmm multiplies.
+
+    Raises
+    ------
+    InputError
+        For objects that are not arrays, for blocks of other packages, and for other types of elements.
+    """
+    source = as_array(source, name)
+    kind_of(source, name)
+    try:
+        accumulator_dtype(np.dtype(source.dtype))
+    except InputError as error:
+        raise InputError(f"{name}: {error}") from None
+    return source
 
 
 def as_matrix(operand: Operand, axis: int) -> Operand:

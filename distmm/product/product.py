@@ -33,7 +33,7 @@ from distmm.product.choices import Choices
 from distmm.product.operand import Operand, as_matrix
 from distmm.product.product_array import ProductArray
 from distmm.product.request import PlanRequest, plan_for
-from distmm.product.scalars import check_held, common_type
+from distmm.product.scalars import check_represents, common_type
 from distmm.product.smaller_plan import smaller_plan
 from distmm.product.users_blocks import Chunks, batch_chunks
 from distmm.worker.tasks import Epilogue
@@ -80,7 +80,7 @@ class Gemm:
         """NumPy's result type."""
         types = {x.name: x.dtype for x in (self.a, self.b, self.c) if x is not None}
         dtype = common_type(types, alpha=self.alpha, beta=self.beta)
-        check_held(dtype, alpha=self.alpha, beta=self.beta)
+        check_represents(dtype, alpha=self.alpha, beta=self.beta)
         return dtype
 
     @cached_property
@@ -136,7 +136,7 @@ class Gemm:
         to = out_target.target(out, client) if written else None
         if to is not None:
             out_target.check_unit(out, plan.cluster)
-        product = self._held() if out is None else self
+        product = self._for_later() if out is None else self
         if in_place and self.c is not None and client is not None:
             # After a failure a task may run again. It must then read the old C, and not a block that it has written.
             product = replace(self, c=replace(self.c, source=self.c.source.copy()))
@@ -166,10 +166,10 @@ class Gemm:
             regions = plan.blocking.regions
             sinks.store(lambda: ((lazy(wave), regions(wave)) for wave in plan.waves), out, to, client)
 
-    def _held(self) -> Gemm:
-        """Return the product of the operands as they are at the call (`Operand.held`)."""
-        b = self.b if self.symmetry is not None else self.b.held()
-        return replace(self, a=self.a.held(), b=b, c=None if self.c is None else self.c.held())
+    def _for_later(self) -> Gemm:
+        """Return the product of the operands as they are at the call (`Operand.for_later`)."""
+        b = self.b if self.symmetry is not None else self.b.for_later()
+        return replace(self, a=self.a.for_later(), b=b, c=None if self.c is None else self.c.for_later())
 
     def _computable(self, array: da.Array, choices: Choices, plan: Plan) -> da.Array:
         """Return the lazy product. If workers can write to this process's memory, its `compute` works like ``out=``."""

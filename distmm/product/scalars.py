@@ -11,7 +11,7 @@ import numpy as np
 
 from distmm.errors import InputError
 
-__all__ = ["check_flags", "check_held", "check_scalars", "checked_seed", "common_type", "plain"]
+__all__ = ["check_flags", "check_represents", "check_scalars", "checked_seed", "common_type", "plain"]
 
 
 def check_flags(**flags: Any) -> None:
@@ -87,7 +87,7 @@ def common_type(operands: Mapping[str, np.dtype[Any]], **scalars: Any) -> np.dty
         ) from None
 
 
-def check_held(dtype: np.dtype[Any], **scalars: Any) -> None:
+def check_represents(dtype: np.dtype[Any], **scalars: Any) -> None:
     """Refuse Python integers that this type cannot represent, as NumPy does. They would wrap around.
 
     Raises

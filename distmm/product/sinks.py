@@ -29,7 +29,7 @@ from distmm.graph.store_graph import stored
 from distmm.planning.write_units import are_shared, unit_of, whole_units
 from distmm.product.out_target import target
 from distmm.product.smaller_plan import memory_full
-from distmm.product.waves import Graph, Waves
+from distmm.product.waves import SendWave, Waves
 from distmm.transfer import ClientArray
 from distmm.transfer.counted_writes import CountedTarget
 from distmm.transfer.write_lease import Lease
@@ -115,7 +115,7 @@ def _end_lease(leased: ClientArray, out: np.ndarray) -> None:
         raise
 
 
-def _written_by_workers(waves: Iterable[WaveRegions], out: Any, to: Any, client: Client) -> Iterator[Graph]:
+def _written_by_workers(waves: Iterable[WaveRegions], out: Any, to: Any, client: Client) -> Iterator[SendWave]:
     """Yield graphs whose tasks write the waves.
 
     If waves, or the parts of a wave, share chunks of `out`, the parts are written one after the other.
@@ -134,7 +134,7 @@ def _written_by_workers(waves: Iterable[WaveRegions], out: Any, to: Any, client:
             yield partial(_send, client, writes, math.inf)
 
 
-def _one_after_another(client: Client, parts: list[da.Array], to: Any, places: list[Region]) -> Iterator[Graph]:
+def _one_after_another(client: Client, parts: list[da.Array], to: Any, places: list[Region]) -> Iterator[SendWave]:
     """Yield the graphs of the parts of one wave. The wave is persisted, so that the parts share its blocks."""
     kept: list[da.Array] = []
 

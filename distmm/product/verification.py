@@ -21,7 +21,6 @@ from distmm.product.array_types import check_sendable
 from distmm.product.context import computing
 from distmm.product.operand import Operand, check_pair, checked
 from distmm.product.scalars import check_scalars, checked_seed, plain
-from distmm.transfer import share
 from distmm.worker.tasks import to_host
 
 __all__ = ["CHECKS", "check_possible", "verdict"]
@@ -111,9 +110,7 @@ def _blocks(operands: tuple[Operand, ...], on_gpu: bool) -> list[da.Array]:
             operand = replace(operand, source=checked(source, operand.name))
         if client is not None:
             check_sendable(source, operand.name)
-        if client is not None and isinstance(source, np.ndarray) and operand.file is None:  # read without a copy
-            operand = replace(operand, source=share(source, client) or source)
-        array = operand.blocked(chunks, "cuda" if on_gpu else "cpu")
+        array = operand.blocked(chunks, "cuda" if on_gpu else "cpu", client)
         if operand.kind == "cupy" and not on_gpu:
             array = array.map_blocks(to_host, dtype=array.dtype, meta=np.empty((0, 0), array.dtype))
         arrays.append(array)

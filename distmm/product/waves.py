@@ -22,11 +22,11 @@ from distributed import Client, Future, Scheduler
 from distmm.clusters.waiting import seceded, unless_silent
 from distmm.transfer.counted_writes import CountedRun
 
-__all__ = ["Graph", "Sent", "Waves"]
+__all__ = ["SendWave", "Sent", "Waves"]
 
 BEAT_SECONDS = 0.5
 
-Graph = Callable[[], tuple[Sequence[Future], float]]  # sends a wave; returns its futures and its tail (see `Sent`)
+SendWave = Callable[[], tuple[Sequence[Future], float]]  # sends a wave; returns its futures and its tail (see `Sent`)
 
 
 @dataclass
@@ -92,7 +92,7 @@ class Waves:
         self._events: SimpleQueue[Future | None] = SimpleQueue()  # ended tasks; None: a block was computed
         self._taken: list[Future] = []  # futures that the callback is handling
 
-    def run(self, waves: Iterable[Graph]) -> None:
+    def run(self, waves: Iterable[SendWave]) -> None:
         """Send the waves one after another, and return when the callback has taken all their tasks.
 
         If the loop ends early, by an error, a stop or Ctrl-C, it cancels the tasks. No task writes any more when this
@@ -101,7 +101,7 @@ class Waves:
         with unless_silent(self.client), seceded():
             self._run(iter(waves))
 
-    def _run(self, coming: Iterator[Graph]) -> None:
+    def _run(self, coming: Iterator[SendWave]) -> None:
         graph = next(coming, None)
         try:
             while graph is not None or self.sent:
