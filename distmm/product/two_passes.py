@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import uuid
-
 import dask.array as da
-from dask.base import clone_key
 from dask.blockwise import Blockwise
-from dask.highlevelgraph import HighLevelGraph, Layer
+from dask.delayed import Delayed
+from dask.graph_manipulation import clone
 
 from distmm.product.labelled import Labelled
 
@@ -29,16 +27,8 @@ def second_pass(array: Labelled) -> da.Array:
 def _made_again(array: da.Array) -> da.Array:
     """Copy the `Blockwise` layers of an array under new names; return the array itself if it has other layers."""
     graph = array.dask
-    again = {name for name, layer in graph.layers.items() if isinstance(layer, Blockwise)}
-    shared = {name: layer for name, layer in graph.layers.items() if name not in again}
-    if array.name not in again or any(len(layer) > 1 for layer in shared.values()):
+    # Each of these has one task: the array-like that is read, or a single value.
+    shared = [name for name, layer in graph.layers.items() if not isinstance(layer, Blockwise)]
+    if array.name in shared or any(len(graph.layers[name]) > 1 for name in shared):
         return array
-    seed = uuid.uuid4().hex
-    names = {name: clone_key(name, seed) for name in again}
-    keys = {key for name in again for key in graph.layers[name].get_output_keys()}
-    layers: dict[str, Layer] = dict(shared)  # each has one task: the array-like that is read, or a single value
-    dependencies = {name: graph.dependencies[name] for name in shared}
-    for name, new in names.items():
-        layers[new], _ = graph.layers[name].clone(keys, seed)
-        dependencies[new] = {names.get(other, other) for other in graph.dependencies[name]}
-    return da.Array(HighLevelGraph(layers, dependencies), names[array.name], array.chunks, meta=array)
+    return clone(array, omit=[Delayed(name, graph, layer=name) for name in shared])
