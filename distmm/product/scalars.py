@@ -96,20 +96,12 @@ def check_represents(dtype: np.dtype[Any], **scalars: Any) -> None:
         With the name and the value of the scalar.
     """
     for name, value in scalars.items():
-        if type(value) is int and not _represents(dtype, value):
+        if type(value) is not int:
+            continue
+        try:
+            np.asarray(value, dtype if dtype.kind in "iu" else np.float64)  # larger floats become infinite
+        except OverflowError:
             raise InputError(
                 f"{name} is {value}, and the product {dtype}, which cannot represent it: convert an operand to a wider "
                 f"type first, for example with .astype('int64')"
-            )
-
-
-def _represents(dtype: np.dtype[Any], value: int) -> bool:
-    """Whether a type can represent a Python integer."""
-    if dtype.kind in "iu":
-        limits = np.iinfo(dtype)
-        return int(limits.min) <= value <= int(limits.max)
-    try:
-        float(value)
-    except OverflowError:
-        return False
-    return True
+            ) from None

@@ -8,6 +8,7 @@ from typing import Literal
 
 import dask.array as da
 import numpy as np
+from distributed import Client
 
 from distmm import config
 from distmm.checking.freivalds import ProductCheck
@@ -45,7 +46,7 @@ def verdict(
     precision: Precision | None = None,
 ) -> Verdict:
     """Check that ``c = alpha * a @ b``. The other arguments, and the errors, are those of `distmm.verify`."""
-    computing(now=True)  # refuses an asynchronous client before any work
+    client = computing(now=True)  # refuses an asynchronous client before any work
     for operand in (a, b, c):
         if len(operand.shape) != 2:
             raise InputError(
@@ -62,9 +63,9 @@ def verdict(
     check_possible(check, Problem(a.shape[0], a.shape[1], b.shape[1], c.dtype))
     tolerance = Tolerance.of(a.dtype, b.dtype, c.dtype, a.shape[1], config.chosen("precision", precision))
     if check == "full":
-        left, right, product = _blocks((a, b, c), on_gpu=False)
+        left, right, product = _blocks((a, b, c), False, client)
         return ProductCheck(left, right, product, tolerance, alpha).full()
-    left, right, product = _blocks((a, b, c), _on_gpu((a, b, c), tolerance.work))
+    left, right, product = _blocks((a, b, c), _on_gpu((a, b, c), tolerance.work, client), client)
     return ProductCheck(left, right, product, tolerance, alpha).by_vectors(seed).seeded(seed)
 
 
@@ -87,20 +88,18 @@ def check_possible(check: str, problem: Problem) -> None:
         )
 
 
-def _on_gpu(operands: tuple[Operand, ...], work: np.dtype) -> bool:
+def _on_gpu(operands: tuple[Operand, ...], work: np.dtype, client: Client | None) -> bool:
     """Whether the check runs on GPUs: for floating-point blocks of CuPy, or on a cluster whose workers have GPUs."""
     if work.kind not in "fc":
         return False
-    client = computing()
     return all(x.kind == "cupy" for x in operands) or (
         client is not None and cluster.describe(client, work).device == "cuda"
     )
 
 
-def _blocks(operands: tuple[Operand, ...], on_gpu: bool) -> list[da.Array]:
+def _blocks(operands: tuple[Operand, ...], on_gpu: bool, client: Client | None) -> list[da.Array]:
     """Return operands as Dask arrays with blocks in GPU memory or host memory."""
-    edge, client = GPU_EDGE if on_gpu else CPU_EDGE, computing()
-    arrays = []
+    edge, arrays = GPU_EDGE if on_gpu else CPU_EDGE, []
     for operand in operands:
         # The largest multiples of the file's chunks that are no longer than `edge`, but at least one chunk.
         edges = tuple(max(1, edge // c) * c for c in operand.storage_chunk or (edge, edge))
