@@ -157,8 +157,7 @@ def forget(client: Client) -> bool:
 def hosts_of(client: Client) -> dict[str, str]:
     """Return the host of each worker, by address."""
     ask(client)
-    view = _views[client]
-    return view.hosts if view.hosts is not None else {}
+    return _views[client].hosts or {}
 
 
 class _Changed:

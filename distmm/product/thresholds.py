@@ -33,7 +33,7 @@ __all__ = ["Entries", "above", "bytes_of_entry", "check_threshold", "most_of_blo
 # reserves memory for the kept elements of two waves.
 SHARE, ALWAYS = 1 / 4, 1 << 20
 
-# Share of this process's free memory that the result may take by default. Joining its parts needs a second copy.
+# Share of this process's free memory that the result may take by default. Sorting it takes twice as much for a while.
 MOST = 1 / 4
 
 
@@ -138,13 +138,13 @@ def most_of_block(plan: Plan, dtype: np.dtype[Any], always: int) -> int:
 
 
 class _Collected:
-    """The elements that have been kept so far, by block."""
+    """The elements that have been kept so far."""
 
     def __init__(self, product: Gemm, plan: Plan, most: int, lower: bool) -> None:
         self.product, self.most, self.count, self.seen = product, most, 0, 0
         self.mirrored, self.lower = product.symmetry is not None and not lower, lower
         self.rows, self.columns = slices(plan.blocking.m), slices(plan.blocking.n)
-        self.lines: dict[int, dict[int, tuple[np.ndarray, ...]]] = {i: {} for i in range(len(self.rows))}
+        self.parts: list[tuple[np.ndarray, ...]] = []  # rows, columns and values of each block
 
     def add(self, at: tuple[Any, ...], part: tuple[int, Any, Any, Any]) -> None:
         """Add the kept elements of one block.
@@ -174,19 +174,14 @@ class _Collected:
         if self.lower and i == j:  # a block on the diagonal has both elements of each pair
             lower = column <= row
             row, column, values = row[lower], column[lower], values[lower]
-        self.lines[i][j] = row, column, values
+        self.parts.append((row, column, values))
         if self.mirrored and i != j:
-            self.lines[j][i] = column, row, values
+            self.parts.append((column, row, values))
 
     def result(self) -> Entries:
         """Return all kept elements, sorted by row, then by column."""
-        ordered = [self._line(parts) for parts in self.lines.values() if parts]
-        rows, columns, values = (np.concatenate(each) for each in zip(*ordered, strict=True))
+        rows, columns, values = (np.concatenate(each) for each in zip(*self.parts, strict=True))
+        self.parts.clear()
+        order = np.lexsort((columns, rows))
         m, n = self.product.shape
-        return Entries(rows, columns, values, (m, n))
-
-    def _line(self, parts: dict[int, tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
-        """Join the kept elements of one row of blocks."""
-        row, column, values = (np.concatenate(each) for each in zip(*(parts[j] for j in sorted(parts)), strict=True))
-        order = np.argsort(row, kind="stable")
-        return row[order], column[order], values[order]
+        return Entries(rows[order], columns[order], values[order], (m, n))
