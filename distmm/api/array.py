@@ -15,13 +15,7 @@ __all__ = ["gemm", "gram", "matmul"]
 
 
 @takes(BlockKeywords)
-def matmul(
-    A: Any,
-    B: Any,
-    *,
-    out: Any = None,
-    **choices: Unpack[BlockKeywords],
-) -> Any:
+def matmul(A: Any, B: Any, *, out: Any = None, **choices: Unpack[BlockKeywords]) -> Any:
     """Multiply two arrays of any size, block by block, on all workers.
 
     Shapes, broadcasting of batch dimensions, vectors and result types follow `numpy.matmul`. The product is lazy unless

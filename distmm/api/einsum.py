@@ -16,11 +16,7 @@ __all__ = ["einsum", "multi_dot"]
 
 
 @takes(Keywords)
-def einsum(
-    *operands: Any,
-    out: Any = None,
-    **choices: Unpack[Keywords],
-) -> Any:
+def einsum(*operands: Any, out: Any = None, **choices: Unpack[Keywords]) -> Any:
     """Sum products of any number of arrays over indices, as `numpy.einsum` does, by matrix products.
 
     Two arrays take one GEMM or one batched GEMM. An index that both arrays have and the result lacks is summed over. An
@@ -65,12 +61,7 @@ def einsum(
 
 
 @takes(Keywords)
-def multi_dot(
-    arrays: Sequence[Any],
-    *,
-    out: Any = None,
-    **choices: Unpack[Keywords],
-) -> Any:
+def multi_dot(arrays: Sequence[Any], *, out: Any = None, **choices: Unpack[Keywords]) -> Any:
     """Multiply two or more matrices in the order that takes the fewest operations, as `numpy.linalg.multi_dot` does.
 
     Parameters

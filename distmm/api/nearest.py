@@ -18,11 +18,7 @@ __all__ = ["nearest"]
 
 @takes(BlockKeywords)
 def nearest(
-    X: Any,
-    Y: Any,
-    k: int,
-    metric: Literal["inner", "cosine", "euclidean"] = "inner",
-    **choices: Unpack[BlockKeywords],
+    X: Any, Y: Any, k: int, metric: Literal["inner", "cosine", "euclidean"] = "inner", **choices: Unpack[BlockKeywords]
 ) -> TopK:
     """Find the k rows of Y that are nearest to each row of X, by an exact search: the product ``X @ Y.T``.
 

@@ -52,13 +52,7 @@ class TopK(NamedTuple):
 
 @takes(BlockKeywords)
 def topk(
-    A: Any,
-    B: Any,
-    k: int,
-    *,
-    transa: bool = False,
-    transb: bool = False,
-    **choices: Unpack[BlockKeywords],
+    A: Any, B: Any, k: int, *, transa: bool = False, transb: bool = False, **choices: Unpack[BlockKeywords]
 ) -> TopK:
     """Find the k largest elements of each row of ``A @ B``, and their columns, without storing the product.
 

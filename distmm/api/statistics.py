@@ -114,14 +114,7 @@ def cov(
 
 
 @takes(Keywords)
-def corrcoef(
-    x: Any,
-    y: Any = None,
-    rowvar: bool = True,
-    *,
-    dtype: Any = None,
-    **choices: Unpack[Keywords],
-) -> da.Array:
+def corrcoef(x: Any, y: Any = None, rowvar: bool = True, *, dtype: Any = None, **choices: Unpack[Keywords]) -> da.Array:
     """Compute Pearson's correlation coefficients, as `numpy.corrcoef` does.
 
     The observations are centred and scaled before they are multiplied. A finished block of the product is then a

@@ -17,14 +17,7 @@ __all__ = ["tensordot"]
 
 
 @takes(Keywords)
-def tensordot(
-    A: Any,
-    B: Any,
-    axes: Any = 2,
-    *,
-    out: Any = None,
-    **choices: Unpack[Keywords],
-) -> Any:
+def tensordot(A: Any, B: Any, axes: Any = 2, *, out: Any = None, **choices: Unpack[Keywords]) -> Any:
     """Sum products over dimensions of two arrays, as `numpy.tensordot` does, by one matrix product.
 
     The dimensions that are summed over become k. The other dimensions of A become the rows of C, and those of B its

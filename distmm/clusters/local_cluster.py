@@ -143,10 +143,7 @@ def local(
             warnings.filterwarnings("ignore", r"Port \d+ is already in use", UserWarning)
             return make(dashboard_address=address, **arguments)
 
-    with (
-        dask.config.set({**SCHEDULER_CONFIG, **LOCAL_CONFIG, **config}),
-        ExitStack() as start,
-    ):
+    with dask.config.set({**SCHEDULER_CONFIG, **LOCAL_CONFIG, **config}), ExitStack() as start:
         start.enter_context(sigint_blocked())
         try:
             local_cluster = started()

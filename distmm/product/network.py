@@ -23,11 +23,7 @@ Labels = tuple[Label, ...]
 
 
 def contracted(
-    arrays: list[Labelled],
-    output: Labels,
-    choices: Choices,
-    out: Any,
-    optimizer: Literal["auto", "dp"] = "auto",
+    arrays: list[Labelled], output: Labels, choices: Choices, out: Any, optimizer: Literal["auto", "dp"] = "auto"
 ) -> Any:
     """Multiply arrays, and sum over the labels that `output` lacks.
 

@@ -138,11 +138,7 @@ def checked_k(k: Any, n: int, what: str) -> int:
 
 
 def results(
-    product: Gemm,
-    choices: Choices,
-    reduction: tasks.Reduction,
-    kinds: Kinds,
-    down: bool = False,
+    product: Gemm, choices: Choices, reduction: tasks.Reduction, kinds: Kinds, down: bool = False
 ) -> list[da.Array]:
     """Plan a product and return the results of its reduction, as lazy arrays.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from operator import index
-from typing import Any, Literal, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 import dask
 import numpy as np
@@ -57,12 +57,7 @@ class Entries(NamedTuple):
 
 
 def above(
-    t: float,
-    product: Gemm,
-    choices: Choices,
-    metric: Literal["inner", "cosine", "euclidean"] | None,
-    most: int | None,
-    lower: bool,
+    t: float, product: Gemm, choices: Choices, metric: tasks.Metric | None, most: int | None, lower: bool
 ) -> Entries:
     """Compute a product, and return its elements that are at least `t`, or the distances of at most `t`.
 
