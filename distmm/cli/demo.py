@@ -53,7 +53,7 @@ def demo(
     """
     from distmm import clusters
     from distmm.cli import session
-    from distmm.cli.multiply import shown
+    from distmm.cli.jobs import shown
     from distmm.job import multiply
 
     element = _element(dtype)
@@ -77,15 +77,9 @@ def demo(
 
 
 def _element(name: str) -> np.dtype[Any]:
-    import numpy as np
-
     from distmm.errors import InputError
 
-    try:
-        element = np.dtype(name)
-    except TypeError as error:
-        names = "float32, float64, int32, int64, complex64 or complex128"
-        raise InputError(f"{name!r} is not a type: use {names}") from error
+    element: np.dtype[Any] = options.element(name)
     if element.kind not in "iufc":
         raise InputError(f"the demo has no matrices of type {name!r}: use an integer, floating or complex type")
     return element

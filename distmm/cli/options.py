@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from distmm.job import Stop
 
 __all__ = [
-    "Check", "Cluster", "Deadline", "Device", "Json", "MemoryLimit", "Method", "PrecisionOption", "Transposes", "Where",
-    "Workers", "command", "device_name", "edges", "element", "picture", "sizes", "stop", "writable",
+    "Check", "Cluster", "Deadline", "Device", "Job", "Json", "MemoryLimit", "Method", "PrecisionOption", "Transposes",
+    "Where", "Workers", "command", "device_name", "edges", "element", "picture", "sizes", "stop", "writable",
 ]  # fmt: skip
 
 
@@ -120,14 +120,6 @@ PrecisionOption = Annotated[
     typer.Option("--precision", help="Least accuracy of float32 products.", show_default="highest, or configured"),
 ]
 Check = Literal["freivalds", "full", "none"]
-CheckOption = Annotated[
-    Check | None,
-    typer.Option(
-        "--check",
-        help="freivalds: random vectors, quick; full: every element, for small sizes.",
-        show_default="freivalds, or configured",
-    ),
-]
 Cluster = Annotated[
     str,
     typer.Option(
@@ -154,13 +146,6 @@ Deadline = Annotated[
     typer.Option(metavar="TIME", help="Stop after this time, as in 55m or 01:30:00: exit code 75.", show_default=False),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead; the reference has its schema.")]
-Overwrite = Annotated[
-    bool,
-    typer.Option(
-        "--overwrite",
-        help="Start over: replace the output, and an unfinished job on it. Object stores remove the old one at once.",
-    ),
-]
 
 
 @dataclass(frozen=True)
@@ -212,3 +197,30 @@ class Method:
             "kernel": self.kernel,
             "precision": self.precision,
         }
+
+
+@dataclass(frozen=True)
+class Job(Method, Where, Transposes):
+    """A job on disk: where and how it is computed, and when it stops."""
+
+    overwrite: Annotated[
+        bool,
+        typer.Option(
+            "--overwrite",
+            help="Start over: replace the output, and an unfinished job on it. Object stores remove the old at once.",
+        ),
+    ] = False
+    check: Annotated[
+        Check | None,
+        typer.Option(
+            "--check",
+            help="freivalds: random vectors, quick; full: every element, for small sizes.",
+            show_default="freivalds, or configured",
+        ),
+    ] = None
+    deadline: Deadline = None
+
+    def arguments(self) -> dict[str, Any]:
+        """Return them as arguments of a job, without the cluster and the deadline."""
+        own = {"transa": self.transa, "transb": self.transb, "overwrite": self.overwrite, "check": self.check}
+        return super().arguments() | own

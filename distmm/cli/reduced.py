@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -45,12 +45,7 @@ def topk(
         ),
     ] = None,
     *,
-    overwrite: options.Overwrite = False,
-    transposes: options.Transposes,
-    check: options.CheckOption = None,
-    deadline: options.Deadline = None,
-    where: options.Where,
-    method: options.Method,
+    given: options.Job,
 ) -> None:
     """Write the k best elements of each row of A @ B, and their columns, to disk. The full product is never stored.
 
@@ -68,10 +63,7 @@ def topk(
     from distmm.job import topk as job
     from distmm.job.reduction import TopK
 
-    _run(
-        ctx, job, a, b, output, TopK(k, metric), overwrite, transposes, deadline, where, method,
-        check=check, k=k, metric=metric,
-    )  # fmt: skip
+    _run(ctx, given, a, b, output, TopK(k, metric), partial(job, k=k, metric=metric))
 
 
 def threshold(
@@ -95,12 +87,7 @@ def threshold(
         typer.Option(min=0, help="Keep at most so many elements, or stop.", show_default="what 40 % of the disk holds"),
     ] = None,
     *,
-    overwrite: options.Overwrite = False,
-    transposes: options.Transposes,
-    check: options.CheckOption = None,
-    deadline: options.Deadline = None,
-    where: options.Where,
-    method: options.Method,
+    given: options.Job,
 ) -> None:
     """Write the elements of A @ B that are at least t to disk, as a sparse matrix. The full product is never stored.
 
@@ -117,41 +104,26 @@ def threshold(
     from distmm.job.reduction import Threshold
 
     least = int(t) if t.is_integer() and abs(t) < 2**53 else t
-    _run(
-        ctx, job, a, b, output, Threshold(least, metric), overwrite, transposes, deadline, where, method,
-        check=check, t=least, metric=metric, most=most,
-    )  # fmt: skip
+    whole = partial(job, t=least, metric=metric, most=most)
+    _run(ctx, given, a, b, output, Threshold(least, metric), whole)
 
 
 def _run(
     ctx: typer.Context,
-    job: Callable[..., Summary],
+    given: options.Job,
     a: str,
     b: str | None,
     output: str,
     reduction: Reduction,
-    overwrite: bool,
-    transposes: options.Transposes,
-    deadline: str | None,
-    where: options.Where,
-    method: options.Method,
-    **own: Any,
+    job: Callable[..., Summary],
 ) -> None:
-    """Run a job whose product is reduced; `own` are further arguments of the job."""
-    from distmm import interrupts
-    from distmm.cli import session
-    from distmm.cli.multiply import shown
+    """Run a job whose product is reduced."""
+    from distmm.cli import jobs, session
     from distmm.job.spec import Spec
 
-    how, stop, transa, transb = method.arguments(), options.stop(deadline), transposes.transa, transposes.transb
-    with stop.on_signals():
-        with interrupts.while_started():  # refuse bad input before a cluster starts
-            pair = (a, not transa) if b is None else (b, transb)
-            left, right = session.pair(a, pair[0], transa, pair[1])
-            spec = Spec.of(left, right, None, transa=transa, transb=pair[1], reduction=reduction)
-            spec.refuse(output, overwrite)
-        with session.cluster(ctx, where, how["device"]) as client:
-            summary = shown(
-                job, a, b, out=output, overwrite=overwrite, client=client, stop=stop, **asdict(transposes), **how, **own
-            )
-    session.out().print(session.table(summary.rows(), "Done"))
+    def spec() -> Spec:
+        right, transb = (a, not given.transa) if b is None else (b, given.transb)
+        pair = session.pair(a, right, given.transa, transb)
+        return Spec.of(*pair, None, transa=given.transa, transb=transb, reduction=reduction)
+
+    jobs.run(ctx, given, output, spec, partial(job, a, b, out=output), given.overwrite)

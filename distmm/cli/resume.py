@@ -30,7 +30,7 @@ def resume(
     ```
     """
     from distmm.cli import session
-    from distmm.cli.multiply import shown
+    from distmm.cli.jobs import shown
     from distmm.job import resume as job
     from distmm.job import status
 
