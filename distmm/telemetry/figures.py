@@ -96,6 +96,9 @@ class Figures(NamedTuple):
         workers = planned if seen is None else liveness.heard_of(planned, record.lanes, seen, now)
         idle = max(0.0, now - record.advanced)
         stalled = not record.over and liveness.stalled(workers, idle, record.pace.pause if record.pace else None)
+        left = math.inf if stalled or record.pace is None else 0.0
+        if remaining and record.pace is not None and not stalled:
+            left = record.pace.left(now, remaining) + record.afterwards
         figures = cls(
             done=int(record.done.sum()),
             total=int(expected.sum()),
@@ -104,7 +107,7 @@ class Figures(NamedTuple):
             flops=flops,
             seconds=max(0.0, record.end(now) - record.submitted),
             rate=flops / computing if computing else 0.0,
-            left=math.inf if stalled else record.left(now, remaining),
+            left=left,
             moved=sum(lane.received for lane in record.lanes.values()),
             bound=record.plan.cost.bytes_bound,
             again=int(record.again.sum()),

@@ -78,22 +78,19 @@ class Record:
         *self.batches, self.rows, self.columns = self.grid
         depths, self.steps_of = plan.schedule.depths()  # the second: number of steps of each chain, or one for all
         self.chains, self.steps = b.c_blocks, depths.shape[1]
-        # The chain that makes each block. In a symmetric product, the chain of its mirror image makes a block above the
-        # diagonal.
+        # The chain that makes each block: for one above the diagonal of a symmetric product, that of its mirror image.
         self.source = np.arange(self.chains)
         if b.triangle:
             matrices = self.source.reshape(-1, self.rows, self.columns)
             self.source = np.where(np.tri(self.rows, dtype=bool), matrices, matrices.swapaxes(1, 2)).ravel()
-        self.done = np.zeros((self.chains, self.steps), dtype=bool)
-        self.wanted = np.zeros((self.chains, self.steps), dtype=bool)
+        self.done, self.wanted = (np.zeros((self.chains, self.steps), dtype=bool) for _ in range(2))
         self.again = np.zeros(self.chains, dtype=np.int32)
         self.resumed = np.zeros(self.chains, dtype=bool)
         self.resumed[list(kept)] = True
         self.computed = ~self.resumed & ~self.mirrored  # chains with tasks
         self.count = int((self.computed * self.steps_of).sum()) if self.whole else 0  # expected steps
         self.to_do = self.count  # those of them that are not done; counted, since every event and sample may ask for it
-        self.certified = np.zeros(self.chains, dtype=bool)
-        self.refuted = np.zeros(self.chains, dtype=bool)  # failed its last check
+        self.certified, self.refuted = (np.zeros(self.chains, dtype=bool) for _ in range(2))  # by its last check
         self.rejections = np.zeros(self.chains, dtype=np.int32)
         self.interrupted = 0  # runs of steps that ended without a result and are repeated
         self.unwritten = 0  # submitted tasks that check, reduce or write blocks and have not finished
@@ -106,8 +103,7 @@ class Record:
         self.transfers: list[Activity] = []  # `distmm.telemetry.client.read` asks the workers for them
         self.others: defaultdict[str, float] = defaultdict(float)  # seconds of tasks of others on the product's workers
         self.history = History(submitted)  # of operations, repeated ones included
-        self.incidents = Incidents()
-        self.silence: dict[str, Incident] = {}  # of each worker that is silent now
+        self.incidents, self.silence = Incidents(), dict[str, Incident]()  # the second: of workers that are silent now
         self.seen: Mapping[str, float] | None = None  # last heartbeat of each worker of the cluster
         self.advanced = submitted  # time of the last step, check or write
         self.started: float | None = None
@@ -133,15 +129,14 @@ class Record:
 
     def color(self, worker: str) -> str:
         """Return the colour of a worker: grey while it is silent."""
-        if worker in self.lanes and self.lanes[worker].silent_since is not None:
+        if (lane := self.lanes.get(worker)) is not None and lane.silent_since is not None:
             return theme.NOBODY
         return theme.worker_color(self.numbers.setdefault(worker, len(self.numbers)))
 
     @property
     def shape(self) -> str:
         """What is computed, as text: shapes and type of the product, and what is done with it."""
-        multiplied = self.plan.rows()[0][1].rpartition(", ")[0]
-        return f"{self.verb} of {multiplied}" if self.verb else multiplied
+        return f"{self.verb} of " * bool(self.verb) + self.plan.rows()[0][1].rpartition(", ")[0]
 
     @property
     def mirrored(self) -> np.ndarray:
@@ -203,14 +198,7 @@ class Record:
         """State without regard to the time: see `Figures`."""
         if self.failures:
             return "failed"
-        running = "waiting" if self.started is None else "running"
-        return "complete" if self.complete else self.ended or running
-
-    def left(self, now: float, flops: float) -> float:
-        """Return the seconds until so many operations are done, and the last block is checked and written."""
-        if self.pace is None:
-            return math.inf
-        return self.pace.left(now, flops) + self.afterwards if flops else 0.0
+        return "complete" if self.complete else self.ended or ("running" if self.started else "waiting")
 
     def step(self, chain: int, step: int, worker: str, start: float, stop: float) -> None:
         """Add a run of a step of a chain on a worker."""
@@ -270,10 +258,6 @@ class Record:
         """Return a worker's name with that of its host, if it is known."""
         host = self.lane(worker).host
         return f"worker {worker}{f' on {host}' if host else ''}"
-
-    def cancel(self) -> None:
-        """Note that a step was cancelled: no client needs its result any more."""
-        self.ended = "cancelled"
 
     def fail(self, time: float, cause: Hashable, what: str, error: str) -> None:
         """Note that a task failed after all retries: a step, a load, a check or a write. The product fails too.

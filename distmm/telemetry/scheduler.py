@@ -40,13 +40,7 @@ TO_DO = ("waiting", "no-worker", "queued", "processing")
 
 
 class Telemetry(SchedulerPlugin):
-    """Keeps the records of the last products on one scheduler.
-
-    Attributes
-    ----------
-    records : dict
-        Records by name of the product or job, the newest last.
-    """
+    """Keeps the records of the last products on one scheduler, by name of the product or job, the newest last."""
 
     name = "distmm-telemetry"
     idempotent = True
@@ -144,7 +138,7 @@ class Telemetry(SchedulerPlugin):
             self.repeating.discard(ts.key)
             record.known -= 1
             if not record.done[chain, step] and not record.over:
-                record.cancel()
+                record.ended = "cancelled"  # no client needs its result any more
 
     def _runs(
         self, worker: str = "", startstops: Iterable[dict[str, Any]] | None = (), **_: Any
@@ -157,7 +151,7 @@ class Telemetry(SchedulerPlugin):
     def _note_work(self, ts: TaskState, **kwargs: Any) -> None:
         """Tell the records of a task that is no step: it makes a block of A or B, takes one of C, or is of others."""
         tasks, kind = task_names.served(ts)
-        keys = {self._record_key(task) for task in tasks}
+        keys = set(map(self._record_key, tasks))
         for worker, began, ended in self._runs(**kwargs):
             for product in keys & self.records.keys():
                 self.records[product].work(worker, kind, began, ended)
@@ -171,7 +165,7 @@ class Telemetry(SchedulerPlugin):
 
     def _count_unwritten(self, ts: TaskState, finish: str) -> None:
         """Count the unfinished tasks that check, reduce or write the blocks of a product."""
-        for product in {self._record_key(task) for task in task_names.of_product(ts)}:
+        for product in set(map(self._record_key, task_names.of_product(ts))):
             if finish in TO_DO:  # may come before the first step, which opens the record
                 self.unwritten[product].add(ts.key)
             elif product in self.unwritten:
@@ -224,15 +218,14 @@ class Telemetry(SchedulerPlugin):
         return record
 
     def _record_key(self, task: PlacedTask) -> str:
-        """Return the key of the record that a task belongs to: its job, or its product."""
+        """Return the key of a task's record: its job, or its product."""
         return self.jobs.get(task.placement.product, task.placement.product)
 
     def _new_record(self, product: str, plan: Plan, now: float) -> Record:
         begin = self.announced.pop(product, None)
         if begin is None:
             return Record(product, plan, now, numbers=self.numbers)
-        columns = len(plan.blocking.n)
-        kept = [i * columns + j for i, j in begin["kept"]]
+        kept = [i * len(plan.blocking.n) + j for i, j in begin["kept"]]
         record = Record(product, plan, now, begin["path"], kept, self.numbers)
         record.verb = begin.get("verb", "")
         if note := begin.get("note"):
@@ -270,9 +263,9 @@ class Telemetry(SchedulerPlugin):
     def _note_healed(self, task: Hashable, address: str, what: str) -> None:
         """Record that a task ran again because a GPU's memory was full, except loads: their product is unknown."""
         ts = self.scheduler.tasks.get(task)
+        text = f"the GPU's memory was full on worker {self._name(address)}: {what} ran again, alone"
         for of in task_names.of_product(ts) if ts is not None else ():
             if record := self.records.get(self._record_key(of)):
-                text = f"the GPU's memory was full on worker {self._name(address)}: {what} ran again, alone"
                 record.incidents.add(time.time(), text)
 
     def figures(self, product: str) -> Figures | None:
@@ -283,7 +276,7 @@ class Telemetry(SchedulerPlugin):
     def readings(self) -> Iterator[metrics.Reading]:
         """Return the scheduler's Prometheus series."""
         now, beats = time.time(), self.heartbeats
-        for name in {*self.numbers, *beats.silences}:
+        for name in self.numbers:
             yield "distmm_silences", name, beats.silences[name]
             yield "distmm_silent_seconds", name, now - beats.silent.get(name, now)
         yield from metrics.of_records(list(self.records.values()), self.past)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import dask.array as da
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from distributed import Client, Scheduler, wait
 
-from distmm import gemm, matmul, plan
+from distmm import gemm, matmul, nearest, plan, threshold, topk
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
@@ -126,7 +126,7 @@ def test_a_resumed_job_has_only_the_missing_blocks_to_do() -> None:
 def test_failed_and_cancelled_products_come_to_an_end() -> None:
     r = record()
     r.want(0, 0, "w")
-    r.cancel()
+    r.ended = "cancelled"
     assert r.figures(1002.0).state == "cancelled"
     for _ in range(2):
         r.fail(1001.0, "load", "A[0, 0]", "OSError: gone")
@@ -198,6 +198,69 @@ def test_figures_of_a_real_product_are_exact(current: Client, monkeypatch: pytes
     assert all(transfer.stop >= transfer.start >= r.submitted for transfer in r.transfers)
     # Memory is sampled with each heartbeat, and once more by `read`.
     assert all(lane.samples for lane in r.lanes.values())
+
+
+def test_products_at_the_same_time_do_not_count_one_anothers_bytes(current: Client) -> None:
+    rng = da.random.default_rng(1)
+    A, *others = (rng.random((6 * 48, 6 * 48), chunks=48) for _ in range(3))
+    products = [matmul(A, B, client=current) for B in others]
+    planned = [plan(A, B, client=current).bytes_moved for B in others]
+    before = telemetry.bytes_moved(current)
+    wait(current.persist(products))  # blocks of A travel once for both
+    records = [telemetry.read(current, C.name) for C in products]
+    moved = [record.figures(time.time()).moved for record in records if record is not None]
+    assert sum(moved) == telemetry.bytes_moved(current) - before
+    for bytes_, most in zip(moved, planned, strict=True):
+        assert 0 < bytes_ <= most
+    for C, bytes_ in zip(products, moved, strict=True):
+        assert metric(current, "distmm_moved_bytes", C.name) == bytes_
+
+
+def metric(client: Client, series: str, label: str) -> float:
+    """Return what Prometheus would read."""
+
+    def read(dask_scheduler: Scheduler) -> float:
+        readings = dask_scheduler.plugins[Telemetry.name].readings()
+        return next(value for name, of, value in readings if (name, of) == (series, label))
+
+    return float(client.run_on_scheduler(read))
+
+
+def test_memory_counts_what_the_plan_counts(current: Client) -> None:
+    A, B = (da.random.default_rng(seed).random((6 * 48, 6 * 48), chunks=48).persist() for seed in (1, 2))
+    C = matmul(A, B, client=current)
+    kept = current.persist(C)  # A and B may still be made when the product arrives
+    wait(kept)
+    r = telemetry.read(current, C.name)
+    assert r is not None
+    assert r.resident == {A.name, B.name}
+    peak = max(lane.peak_blocks for lane in r.lanes.values())
+    assert C.nbytes / 4 <= peak <= r.plan.cost.peak_bytes
+    assert sum(lane.others for lane in r.lanes.values()) >= A.nbytes + B.nbytes
+    del kept
+
+
+def test_what_is_done_with_c_is_named(current: Client) -> None:
+    rng = np.random.default_rng(1)
+    X, Y = (da.from_array(rng.random((64, 32)), chunks=16) for _ in range(2))
+
+    def verb() -> str:
+        def newest(dask_scheduler: Scheduler) -> str:
+            record = list(dask_scheduler.plugins[Telemetry.name].records.values())[-1]
+            return f"{record.figures(0.0).verb}: {record.shape}"
+
+        return str(current.run_on_scheduler(newest))
+
+    computes: dict[str, Callable[[], object]] = {
+        "topk": lambda: topk(X, Y.T, 3, client=current).compute(),
+        "nearest": lambda: nearest(X, Y, 3, client=current).compute(),
+        "threshold": lambda: threshold(X, Y.T, 12.0, client=current),
+    }
+    for name, compute in computes.items():
+        compute()
+        assert verb() == f"{name}: {name} of 64 x 32 times 32 x 64, float64"
+    current.compute(matmul(X, Y.T, client=current), sync=True)
+    assert verb() == ": 64 x 32 times 32 x 64, float64"
 
 
 def test_the_same_product_again_is_a_new_record(current: Client) -> None:

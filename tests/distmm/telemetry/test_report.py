@@ -194,3 +194,14 @@ def test_a_job_leaves_a_report_and_shows_its_progress(client: Client, tmp_path: 
     for what in ("reads of A and B", "checks and writes of C"):
         assert f": {what}</title>" in text
     assert str(tmp_path / "C.npy.certificate.json") in text
+
+
+def test_a_job_that_reduces_c_is_named_by_what_it_does(client: Client, tmp_path: Path) -> None:
+    np.save(tmp_path / "A.npy", np.random.default_rng(3).random((64, 48)))
+    seen: list[Figures] = []
+    summary = job.topk(
+        tmp_path / "A.npy", tmp_path / "A.npy", 3, tmp_path / "best.zarr", client=client, transb=True,
+        progress=seen.append,
+    )  # fmt: skip
+    assert {figures.verb for figures in seen} == {"topk"}
+    assert "topk of 64 x 48 times 48 x 64" in Path(str(summary.report)).read_text()
