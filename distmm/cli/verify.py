@@ -60,9 +60,9 @@ def verify(
     from distmm.api.verify import verify as verdict_of
     from distmm.cli import session
     from distmm.job import recheck
+    from distmm.job.contents import is_reduced
     from distmm.job.folder import Folder
     from distmm.job.records import read_certificate
-    from distmm.job.result import is_reduced
     from distmm.storage import open_matrix
 
     if check == "none":

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from distmm.job.calls import multiply, resume
     from distmm.job.certificate import recheck
     from distmm.job.job_status import Status, status
-    from distmm.job.reduced_calls import threshold, topk
+    from distmm.job.reduced import threshold, topk
     from distmm.job.spec import Check
     from distmm.job.stop import Stop
     from distmm.job.summary import Summary
@@ -23,8 +23,8 @@ __all__ = [
 
 _MODULE_OF = {
     "Check": "spec", "Status": "job_status", "Stop": "stop", "Summary": "summary", "multiply": "calls",
-    "recheck": "certificate", "resume": "calls", "status": "job_status", "threshold": "reduced_calls",
-    "topk": "reduced_calls",
+    "recheck": "certificate", "resume": "calls", "status": "job_status", "threshold": "reduced",
+    "topk": "reduced",
 }  # fmt: skip
 
 

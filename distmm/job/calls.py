@@ -3,58 +3,39 @@
 from __future__ import annotations
 
 import os
-from typing import Any
-
-from distributed import Client
+from typing import Any, Unpack
 
 from distmm import config
-from distmm.clusters import cluster
 from distmm.errors import InputError
 from distmm.job.certificate import holds
-from distmm.job.commit import refuse_twice, same_call, settle
-from distmm.job.folder import Folder, Json
-from distmm.job.job import Announce, Job, Progress
+from distmm.job.commit import changed, end_complete
+from distmm.job.folder import Folder
+from distmm.job.job import Job, JobKeywords, RunKeywords, checked
 from distmm.job.records import read_certificate, read_manifest
-from distmm.job.spec import Check, Spec
-from distmm.job.stop import Stop
+from distmm.job.spec import Spec
 from distmm.job.summary import Summary
-from distmm.planning.plan import Plan
-from distmm.planning.precision import Precision
-from distmm.product.choices import Choices
-from distmm.product.scalars import check_scalars, checked_seed
-from distmm.product.verification import check_possible
+from distmm.product.choices import Choices, takes
+from distmm.product.scalars import check_scalars
 from distmm.storage import is_there, is_url
-from distmm.telemetry.figures import Figures
 
-__all__ = ["begin", "finished", "multiply", "resume"]
+__all__ = ["Path", "multiply", "resume"]
 
 Path = str | os.PathLike[str]
 
 
+@takes(JobKeywords)
 def multiply(
     a: Any,
     b: Any,
     out: Path,
     c: Any = None,
     *,
-    client: Client | None = None,
     transa: bool = False,
     transb: bool = False,
     alpha: complex = 1,
     beta: complex = 0,
     dtype: Any = None,
-    precision: Precision | None = None,
-    kernel: str | None = None,
-    reproducible: bool | None = None,
-    device: cluster.Device | None = None,
-    blocks: tuple[int, int, int] | None = None,
-    plan: Plan | str | None = None,
-    overwrite: bool = False,
-    check: Check | None = None,
-    seed: int | None = None,
-    stop: Stop | None = None,
-    announce: Announce | None = None,
-    progress: Progress | None = None,
+    **keywords: Unpack[JobKeywords],
 ) -> Summary:
     """Multiply matrices on disk, ``C = alpha * op(A) @ op(B) + beta * C``, as a job that can be resumed.
 
@@ -119,20 +100,17 @@ def multiply(
     >>> distmm.multiply("A.zarr", "B.zarr", "C.zarr", precision="high")  # doctest: +SKIP
     """
     check_scalars(alpha=alpha, beta=beta)
-    seed = None if seed is None else checked_seed(seed)
-    choices = Choices.of(
-        precision=precision, kernel=kernel, device=device, blocks=blocks, plan=plan, reproducible=reproducible
-    )
-    check = config.chosen("check", check)
-    folder = Folder.of(out)
-    if is_url(folder.target) and (beta != 0 and c is None):
+    choices, check = checked(keywords)
+    folder, adds = Folder.of(out), beta != 0 and c is None
+    if is_url(folder.target) and adds:
         raise InputError(
             f"{folder.target}: beta adds the existing C, but in an object store the existing C is removed before the "
             f"new one is written: give another name for the result, and this one as c"
         )
-    ended = settle(folder, anew=overwrite)
+    overwrite = bool(keywords.get("overwrite"))
+    ended = end_complete(folder, overwrite)
     spec = Spec.of(
-        a, b, out if beta != 0 and c is None else c, transa=transa, transb=transb, alpha=alpha, beta=beta, dtype=dtype,
+        a, b, out if adds else c, transa=transa, transb=transb, alpha=alpha, beta=beta, dtype=dtype,
         precision=choices.precision, kernel=choices.kernel, check=check, reproducible=choices.reproducible,
     )  # fmt: skip
     if check == "full" and beta != 0:
@@ -142,40 +120,13 @@ def multiply(
             f"{folder.target}: a full check renames a wrong C, but an object store has no rename: use check "
             f"freivalds, and distmm verify A B C --check full when C is complete"
         )
-    job = Job(
-        folder, os.fspath(out), spec, spec.files(), overwrite or (beta != 0 and c is None), blocks, seed,
-        None if plan is None else str(plan),
-    )  # fmt: skip
-    return begin(job, ended, overwrite, client, choices.device, stop, announce, progress)
+    return Job.of(out, spec, choices, overwrite or adds, keywords).begin(ended)
 
 
-def begin(
-    job: Job, ended: Json | None, overwrite: bool, client: Client | None, device: cluster.Device, stop: Stop | None,
-    announce: Announce | None, progress: Progress | None,
-) -> Summary:  # fmt: skip
-    """Begin or continue a job, unless it is complete. `ended` is the certificate of a job that was just ended."""
-    folder, spec = job.folder, job.spec
-    check_possible(spec.check, spec.problem)
-    if ended is not None and same_call(folder, ended, spec):
-        if not overwrite:
-            return Summary.of_complete(folder, ended)
-        if spec.reads(folder.target):
-            refuse_twice(folder)
-    if not overwrite and not folder.exists():
-        there = finished(folder, spec, client)
-        if there is not None:
-            return there
-    return job.run(client, device, stop or Stop(), announce, progress or _no_report, anew=overwrite)
-
-
+@takes(RunKeywords)
 def resume(
     out: Path,
-    *,
-    client: Client | None = None,
-    device: cluster.Device | None = None,
-    stop: Stop | None = None,
-    announce: Announce | None = None,
-    progress: Progress | None = None,
+    **keywords: Unpack[RunKeywords],
 ) -> Summary:
     """Continue an unfinished job: compute the missing blocks of C, or the missing block rows of a reduced product.
 
@@ -206,49 +157,18 @@ def resume(
     --------
     >>> distmm.resume("C.zarr")  # doctest: +SKIP
     """
-    device = config.chosen("device", device)
-    folder = Folder.of(out)
-    ended = settle(folder, anew=False)
-    if ended is not None:
-        return Summary.of_complete(folder, ended)
-    if not folder.exists():
+    choices, folder = Choices(device=config.chosen("device", keywords.get("device"))), Folder.of(out)
+    content = end_complete(folder, overwrite=False)
+    if content is None and folder.exists():
+        manifest = read_manifest(folder)
+        spec, output = Spec.from_json(manifest["spec"]), manifest["output"]
+        return Job.of(output["name"], spec, choices, output["overwrite"], keywords).run(spec.files())
+    if content is None:
         content = read_certificate(folder)
-        if content is not None and is_there(folder.target):
-            if not holds(folder.target, content, client):
-                raise _changed(folder)
-            return Summary.of_complete(folder, content)
-        raise InputError(f"{folder.path}: there is no unfinished job for this output; begin one with distmm multiply")
-    manifest = read_manifest(folder)
-    spec = Spec.from_json(manifest["spec"])
-    job = Job(folder, manifest["output"]["name"], spec, spec.files(), manifest["output"]["overwrite"], None, None)
-    return job.run(client, device, stop or Stop(), announce, progress or _no_report, anew=False)
-
-
-def finished(folder: Folder, spec: Spec, client: Client | None = None) -> Summary | None:
-    """Return the summary of a complete C that is the result of the same call. None otherwise.
-
-    Raises
-    ------
-    InputError
-        If the product reads C, and C is already its result. If it does not read C, and C has changed since.
-    """
-    content = read_certificate(folder)
-    if content is None or not is_there(folder.target) or not same_call(folder, content, spec):
-        return None
-    right, adds = holds(folder.target, content, client), bool(spec.reads(folder.target))
-    if right and adds:
-        refuse_twice(folder)
-    if not right and not adds:
-        raise _changed(folder)
-    return Summary.of_complete(folder, content) if right else None
-
-
-def _changed(folder: Folder) -> InputError:
-    return InputError(
-        f"{folder.target}: has changed since the job that {folder.certificate} describes completed it: restore it, or "
-        f"compute it again with distmm multiply --overwrite (overwrite=True)"
-    )
-
-
-def _no_report(figures: Figures) -> None:
-    """Do nothing: the default of `progress`."""
+        if content is None or not is_there(folder.target):
+            raise InputError(
+                f"{folder.path}: there is no unfinished job for this output; begin one with distmm multiply"
+            )
+        if not holds(folder.target, content, keywords.get("client")):
+            raise changed(folder)
+    return Summary.of_complete(folder, content)

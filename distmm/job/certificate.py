@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 import dask
@@ -16,13 +16,13 @@ from distmm.checking.sketch import VECTORS, VECTORS_OF_INTEGERS
 from distmm.checking.tolerance import FORMULA, SIGMAS, Tolerance
 from distmm.checking.verdict import Verdict
 from distmm.errors import InputError
+from distmm.job.contents import Contents
 from distmm.job.folder import Folder, Json, read_json
-from distmm.job.json_forms import CERTIFICATE
-from distmm.job.manifest import completed
-from distmm.job.records import FORMAT, read_certificate
-from distmm.job.result import described
+from distmm.job.forms import Certificate
+from distmm.job.records import FORMAT, complete_job, read_certificate
 from distmm.job.sampled_rows import check_sample
 from distmm.job.spec import Spec, differences
+from distmm.job.target import Unit, Units
 from distmm.product.scalars import checked_seed
 from distmm.storage import is_there, open_matrix, stamp_of
 
@@ -88,31 +88,27 @@ def certificate(
     }
 
 
-def damaged(
-    client: Client | None, check: Callable[[Json], str | None], blocks: Iterable[Json]
-) -> dict[tuple[int, int], str]:
-    """Read blocks, or block rows, and find those that are not as they were written.
+def damaged(client: Client | None, units: Units, markers: Iterable[Json]) -> dict[Unit, str]:
+    """Read units, and find those that are not as they were written.
 
     Parameters
     ----------
     client : distributed.Client or None
         Its workers read. None: this process reads.
-    check : callable
-        Takes a marker. Returns a message on what is wrong with its block, or None (`distmm.job.result`).
-    blocks : iterable of dict
-        Markers.
+    units : Units
+    markers : iterable of dict
 
     Returns
     -------
     dict
-        The messages, by row and column of the block.
+        The messages, by unit.
     """
-    blocks = list(blocks)
+    markers = list(markers)
     if client is None:
-        found = [check(block) for block in blocks]
+        found = [units.check(marker) for marker in markers]
     else:
-        found = client.gather(client.map(check, blocks, pure=False, batch_size=1000))
-    return {(b["i"], b["j"]): message for b, message in zip(blocks, found, strict=True) if message is not None}
+        found = client.gather(client.map(units.check, markers, pure=False, batch_size=1000))
+    return {(m["i"], m["j"]): message for m, message in zip(markers, found, strict=True) if message is not None}
 
 
 def holds(path: str, content: Json, client: Client | None = None) -> bool:
@@ -126,10 +122,10 @@ def holds(path: str, content: Json, client: Client | None = None) -> bool:
     if content.get("stamp") == stamp_of(path):
         return True
     try:
-        check = described(content["spec"]).in_place(path, content)
+        units = Contents.described(content).complete(path, content)
     except InputError:  # an old C of another kind, or one that is partly removed
         return False
-    return check is not None and not damaged(client, check, content["done"])
+    return units is not None and not damaged(client, units, content["done"])
 
 
 def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: int | None = None) -> Verdict:
@@ -165,17 +161,17 @@ def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: in
             f"{folder.certificate}: there is no certificate of {folder.target}; with A and B: distmm verify A B C"
         )
     spec = content["spec"]
-    result = described(spec)
-    check = result.in_place(folder.target, content)
-    if check is None:
+    contents = Contents.described(content)
+    units = contents.complete(folder.target, content)
+    if units is None:
         return Verdict("wrong", np.inf, f"{folder.target} is not what the job wrote: its shape, type or kind differs")
-    bad = damaged(client, check, content["done"])
+    bad = damaged(client, units, content["done"])
     if bad:
         (i, j), message = next(iter(sorted(bad.items())))
-        where = f"{len(bad)} {result.name} of {folder.target} are damaged, the first is C[{i}, {j}]"
+        where = f"{len(bad)} {contents.name} of {folder.target} are damaged, the first is C[{i}, {j}]"
         return Verdict("wrong", np.inf, f"{where}: {message}")
     missing = "".join(f"; {path}: {what}" for path, what in content.get("missing", {}).items())
-    kept = f"all {len(content['done'])} {result.name} are what was written{missing}"
+    kept = f"all {len(content['done'])} {contents.name} are what was written{missing}"
     problem = _not_comparable(spec)
     if problem is not None:
         message = (
@@ -195,10 +191,10 @@ def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: in
 
 def _refuse_unended(folder: Folder) -> None:
     """Refuse a C with its final name whose certificate is still in the job's folder. It would look wrong."""
-    job = completed(folder, anew=True)
+    job = complete_job(folder, overwrite=True)
     if job is None:
         return
-    content = read_json(job.pending_certificate, CERTIFICATE)
+    content = read_json(job.pending_certificate, Certificate)
     next_to_c = read_json(folder.certificate) if folder.store.exists(folder.certificate) else {}
     if next_to_c.get("job") != content.get("job") and holds(folder.target, content):
         raise InputError(

@@ -8,8 +8,8 @@ Each of these steps is on the disk before the next one begins:
 4. The certificate is next to C.
 5. The manifest is removed.
 
-Each step can be repeated. After a kill or a loss of power between two steps, `settle` does the remaining ones. The
-checksums in the certificate tell whether C already has its final name. So a product that is added to an existing C
+Each step can be repeated. After a kill or a loss of power between two steps, `end_complete` does the remaining ones.
+The checksums in the certificate tell whether C already has its final name. So a product that is added to an existing C
 (beta) is added exactly once.
 """
 
@@ -18,17 +18,18 @@ from __future__ import annotations
 import os
 from typing import NoReturn
 
+from distributed import Client
+
 from distmm.errors import InputError
 from distmm.job.certificate import holds
+from distmm.job.contents import Contents
 from distmm.job.folder import Folder, Json, write_json
 from distmm.job.lock import Lock, locked
-from distmm.job.manifest import completed
-from distmm.job.records import read_certificate
-from distmm.job.result import described
+from distmm.job.records import complete_job, read_certificate
 from distmm.job.spec import Spec, differences
-from distmm.storage import file_of, fsync, is_url, output_of, reopen_output, stamp_of
+from distmm.storage import file_of, fsync, is_there, is_url, output_of, reopen_output, stamp_of
 
-__all__ = ["finish", "refuse_twice", "same_call", "settle"]
+__all__ = ["changed", "complete_result", "end_complete", "finish", "refuse_twice", "same_call"]
 
 
 def finish(folder: Folder, content: Json, lock: Lock) -> None:
@@ -40,14 +41,14 @@ def finish(folder: Folder, content: Json, lock: Lock) -> None:
     _clean(folder, content, lock)
 
 
-def settle(folder: Folder, anew: bool) -> Json | None:
+def end_complete(folder: Folder, overwrite: bool) -> Json | None:
     """End a job that was complete when its process died, and remove leftover files of a job that had ended.
 
     Parameters
     ----------
     folder : Folder
-    anew : bool
-        Whether the caller will discard an unfinished job (overwrite). An unreadable manifest is then ignored.
+    overwrite : bool
+        Whether the caller will discard an unfinished job. An unreadable manifest is then ignored.
 
     Returns
     -------
@@ -59,7 +60,7 @@ def settle(folder: Folder, anew: bool) -> Json | None:
     InputError
         For errors of the disk, and if another job has the lock.
     """
-    if not _begun(folder) or (folder.exists() and completed(folder, anew) is None):
+    if not _begun(folder) or (folder.exists() and complete_job(folder, overwrite) is None):
         return None
     try:
         if not folder.exists():
@@ -69,8 +70,8 @@ def settle(folder: Folder, anew: bool) -> Json | None:
             if not folder.exists():
                 owned.clear()
                 return None
-            job = completed(owned, anew)
-            return None if job is None else _complete(job, lock, anew)
+            job = complete_job(owned, overwrite)
+            return None if job is None else _complete(job, lock, overwrite)
     except OSError as error:
         raise InputError(
             f"{error.filename or folder.path}: {error.strerror}: the complete job that was found there cannot be "
@@ -78,20 +79,20 @@ def settle(folder: Folder, anew: bool) -> Json | None:
         ) from error
 
 
-def _complete(folder: Folder, lock: Lock, anew: bool) -> Json | None:
+def _complete(folder: Folder, lock: Lock, overwrite: bool) -> Json | None:
     """Give C its final name, unless it has it, and clean up. None if its blocks are not as they were written."""
     content = read_certificate(folder, folder.pending_certificate)
     assert content is not None
     if is_url(folder.target):
-        return _complete_in_store(folder, content, lock, anew)
+        return _complete_in_store(folder, content, lock, overwrite)
     if not holds(folder.target, content):
-        if anew and os.path.lexists(folder.target):
+        if overwrite and os.path.lexists(folder.target):
             return None  # the file or folder from before the job still has C's name
         if not holds(folder.draft, content):
             folder.store.remove(folder.pending_certificate)  # the next run checks each block
             return None
         Lock.check(folder.path, lock.token)
-        described(content["spec"]).refuse(content["output"]["name"], content["output"]["overwrite"])
+        Contents.described(content).refuse(content["output"]["name"], content["output"]["overwrite"])
         output_of(folder.target, folder.draft, content["output"]["overwrite"]).commit()
     fsync(os.path.dirname(folder.target))
     _clean(folder, content, lock)
@@ -103,7 +104,7 @@ def _begun(folder: Folder) -> bool:
     return bool(folder.store.names(folder.path)) if is_url(folder.path) else os.path.isdir(folder.path)
 
 
-def _complete_in_store(folder: Folder, content: Json, lock: Lock, anew: bool) -> Json | None:
+def _complete_in_store(folder: Folder, content: Json, lock: Lock, overwrite: bool) -> Json | None:
     """As `_complete`, in an object store. Blocks already have their final names, and are checked by their tags."""
     target = reopen_output(folder.target, folder.draft, content["output"]["overwrite"])
     if target.missing({(block["i"], block["j"]): block for block in content["done"]}):
@@ -113,11 +114,38 @@ def _complete_in_store(folder: Folder, content: Json, lock: Lock, anew: bool) ->
     try:
         target.output.commit()
     except InputError:
-        if anew:
+        if overwrite:
             return None  # another program has created an array in the meantime, which may be replaced
         raise
     _clean(folder, content, lock)
     return content
+
+
+def complete_result(folder: Folder, spec: Spec, client: Client | None = None) -> Json | None:
+    """Return the certificate of a complete C that is the result of the same call. None otherwise.
+
+    Raises
+    ------
+    InputError
+        If the product reads C, and C is already its result. If it does not read C, and C has changed since.
+    """
+    content = read_certificate(folder)
+    if content is None or not is_there(folder.target) or not same_call(folder, content, spec):
+        return None
+    same, adds = holds(folder.target, content, client), bool(spec.reads(folder.target))
+    if same and adds:
+        refuse_twice(folder)
+    if not same and not adds:
+        raise changed(folder)
+    return content if same else None
+
+
+def changed(folder: Folder) -> InputError:
+    """Return the error for a C that has changed since its job completed it."""
+    return InputError(
+        f"{folder.target}: has changed since the job that {folder.certificate} describes completed it: restore it, or "
+        f"compute it again with distmm multiply --overwrite (overwrite=True)"
+    )
 
 
 def same_call(folder: Folder, content: Json, spec: Spec) -> bool:

@@ -12,24 +12,21 @@ from functools import partial
 from itertools import takewhile
 from typing import Any
 
-import dask
 import dask.array as da
-from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, Future, Scheduler
 
 from distmm.errors import DistmmError, Stopped, WrongResultError
-from distmm.graph import product_graph
 from distmm.job import made_blocks
-from distmm.job.block_writer import Writer
 from distmm.job.entries import Entries
 from distmm.job.faulty_workers import FaultyWorkers
 from distmm.job.folder import Json
-from distmm.job.input_checksums import Seen
-from distmm.job.result import Unit
-from distmm.job.row_writer import RowWriter
-from distmm.job.spec import RECHUNK, Spec
+from distmm.job.inputs import Seen
+from distmm.job.spec import Spec
 from distmm.job.stop import Stop
-from distmm.job.wave_graph import Names, RowLayer, WritingLayer
+from distmm.job.target import Unit
+from distmm.job.unfinished import changed_text, wrong_text
+from distmm.job.wave_graph import graph_of
+from distmm.job.writer import Writer
 from distmm.planning.blocks import Wave
 from distmm.planning.grid import Grid
 from distmm.planning.plan import Plan
@@ -38,7 +35,6 @@ from distmm.product.waves import SendWave, Waves
 from distmm.telemetry import client as telemetry
 from distmm.telemetry.activity import JOB_TOPIC
 from distmm.telemetry.figures import Figures
-from distmm.worker.tasks import Epilogue
 
 __all__ = ["Computation", "tell_failure"]
 
@@ -67,9 +63,9 @@ class Computation:
     plan : Plan
     writer : Writer
     stop : Stop
-    progress : callable
+    progress : callable or None
         Called twice a second with the progress of the job.
-    kept : Entries, optional
+    entries : Entries, optional
         Counts the elements that a threshold keeps, and ends a job that keeps too many.
     note : str
         An incident before the first task, for the report.
@@ -95,24 +91,19 @@ class Computation:
         plan: Plan,
         writer: Writer,
         stop: Stop,
-        progress: Callable[[Figures], None],
-        kept: Entries | None = None,
+        progress: Callable[[Figures], None] | None,
+        entries: Entries | None = None,
         note: str = "",
     ) -> None:
         self.client, self.spec, self.plan, self.writer, self.stop = client, spec, plan, writer, stop
         self.progress, self.note = progress, note
-        self.kept = kept or Entries(plan)
+        self.entries = entries or Entries(plan)
         self.seen = Seen()
         self.written, self.residual = 0, None
         self.rejected: list[Json] = []
         self.faulty = FaultyWorkers(client)
-        self.waves = Waves(
-            client,
-            self._take,
-            beat=self._beat,
-            run=writer.run,
-            grace=lambda: None if stop.at_once else GRACE_SECONDS,
-        )
+        grace = lambda: None if stop.at_once else GRACE_SECONDS  # noqa: E731
+        self.waves = Waves(client, self._take, beat=self._beat, run=writer.run, grace=grace)
         self._lonely_since: float | None = None
         self._looked = 0.0
 
@@ -136,7 +127,7 @@ class Computation:
             For errors of files and disks on workers.
         """
         missing = set(missing)
-        unit = self.spec.result.unit
+        unit = self.spec.contents.unit
         kept = [[i, j] for _, i, j in self.plan.blocking.c_indices() if unit(i, j) not in missing]
         how = self.spec.reduction
         verb = "" if how is None else "nearest" if how.kind == "topk" and how.metric else how.kind
@@ -159,9 +150,9 @@ class Computation:
 
     def _graphs(self, missing: set[Unit]) -> Iterator[SendWave]:
         """Yield functions that send each wave with its missing blocks. Complete waves are left out."""
-        result = self.spec.result
-        for waves in result.together(self.plan):
-            units = missing & {result.unit(i, j) for _, i, j in self.plan.blocking.c_indices(waves[0])}
+        contents = self.spec.contents
+        for waves in contents.together(self.plan):
+            units = missing & {contents.unit(i, j) for _, i, j in self.plan.blocking.c_indices(waves[0])}
             if units:
                 yield partial(self._send, waves, units, self.plan, self.writer)
 
@@ -179,51 +170,19 @@ class Computation:
     ) -> tuple[list[Future], float]:
         """Send the graph of some blocks of a wave, or of some block rows of a group of waves, to the scheduler.
 
-        Each wave loads matrices under new names. With the same names, the blocks of A and B of this wave would stay in
-        memory for the next one.
-
         The next wave is sent when at most half of the blocks of this one, and at most one block for each worker, remain
         to be computed. If it were sent earlier, two waves would use the memory that is planned for one. If it were sent
         later, workers would be idle. The plan counts the memory of blocks that are only being written.
         """
-        product, chains, writing = f"distmm-matmul-{uuid.uuid4().hex}", [], []
-        for wave in waves:
-            names, graph = self._chains(product, wave, plan)
-            indices = plan.blocking.c_indices(wave)
-            blocks = tuple((i, j) for _, i, j in indices if self.spec.result.unit(i, j) in units)
-            chains.append(graph)
-            writing.append(WritingLayer(f"distmm-write-{uuid.uuid4().hex}", names, writer, wave, blocks))
-        graph = product_graph.one_graph(product, chains) if len(chains) > 1 else chains[0]
-        layers, dependencies = dict(graph.layers), dict(graph.dependencies)
-        last: WritingLayer | RowLayer
-        for last in writing:
-            layers[last.name], dependencies[last.name] = last, last.names.arrays
-        if isinstance(writer, RowWriter):
-            made = tuple((each.name, each.wave.columns) for each in writing)
-            last = RowLayer(f"distmm-row-{uuid.uuid4().hex}", writer, tuple(sorted(i for i, _ in units)), made)
-            layers[last.name], dependencies[last.name] = last, {each.name for each in writing}
+        product = f"distmm-matmul-{uuid.uuid4().hex}"
+        graph, keys = graph_of(product, self.spec, plan, waves, units, writer, self.client)
         self._event("wave", product=product)
-        whole = HighLevelGraph(layers, dependencies)
-        futures = self.client.get(whole, [last.key(*unit) for unit in sorted(units)], sync=False)
+        futures = self.client.get(graph, keys, sync=False)
         return futures, 0 if self._reads_users_tasks else min(plan.cluster.workers, len(units) // 2)
-
-    def _chains(self, product: str, wave: Wave, plan: Plan) -> tuple[Names, HighLevelGraph]:
-        """Return the graph of a wave's blocks of C, and the names of its arrays."""
-        spec, blocking, device = self.spec, plan.blocking, plan.cluster.device
-        with dask.config.set(RECHUNK):
-            a = spec.a.blocked((blocking.m, blocking.k), device, self.client, noted=True)
-            b = spec.b.blocked((blocking.k, blocking.n), device, self.client, noted=True)
-            c_chunks = blocking.m, blocking.n
-            c0 = None if spec.c0 is None else spec.c0.blocked(c_chunks, "cpu", self.client, noted=True)
-        # On GPUs a block of C stays in GPU memory, for the task that checks and writes it.
-        epilogue = Epilogue(spec.dtype, "cupy" if device == "cuda" else "numpy", spec.alpha, spec.beta)
-        choice = product_graph.kernel_choice(plan)
-        chains = product_graph.build(product, plan, a, b, choice, epilogue, c0, wave=wave, run=self.job)
-        return Names(a.name, b.name, product, None if c0 is None else c0.name), chains
 
     def _take(self, future: Future) -> None:
         """Process the records of ended tasks: that of `future`, and those of all others that have ended."""
-        certified: list[Unit] = []
+        accepted: list[Unit] = []
         try:
             for record in _results(self.client, [future, *self.waves.others()]):
                 if "changed" not in record:
@@ -233,48 +192,49 @@ class Computation:
                     continue
                 self.written += 1
                 if (before := self._rejected(record)) is not None:
-                    for pair in zip(before.get("bad", [before]), record.get("again", [record]), strict=True):
+                    for pair in zip(before["bad"], record["again"], strict=True):
                         self.faulty.put_right(*pair)
                 if record.get("residual") is not None:
                     self.residual = max(record["residual"], self.residual or 0.0)
-                columns = self.spec.result.columns(record["j"], len(self.plan.blocking.n))
-                certified.extend((record["i"], column) for column in columns)
-                self.kept.take(record)
+                columns = self.spec.contents.columns(record["j"], len(self.plan.blocking.n))
+                accepted.extend((record["i"], column) for column in columns)
+                self.entries.take(record)
         except (DistmmError, OSError) as error:
             tell_failure(self.client, self.job, error)  # at once, because running tasks get some time to end
             raise
         finally:
-            if certified and self.writer.tolerance is not None:
-                self._event("accepted", blocks=certified)
+            if accepted and self.writer.judge.tolerance is not None:
+                self._event("accepted", blocks=accepted)
 
     def _compute_again(self, record: Json) -> None:
         """Send a rejected block again, to another worker if there is one."""
-        i, j, result = record["i"], record["j"], self.spec.result
+        i, j, contents = record["i"], record["j"], self.spec.contents
         if "too_many" in record:
-            self.kept.refuse(record)
+            self.entries.refuse(record)
         self._event("rejected", blocks=[(i, j)])
         if "changed" in record:
-            logger.warning("%s. It is computed again", _changed(record))
+            logger.warning("%s. It is computed again", changed_text(record))
         before = self._rejected(record)
         self.rejected.append(record)
         attempt = record["attempt"] + 1
         same = before is not None and before["crc32c"] == record["crc32c"]
         systematic = same and "changed" not in record and (record["residual"] is None or record["residual"] > 1)
         if attempt == ATTEMPTS or systematic:
-            raise WrongResultError(_wrong(record, before if systematic else None))
+            raise WrongResultError(wrong_text(record, before if systematic else None))
         shift = attempt if self.plan.cluster.workers > 1 else 0
         schedule, grid = self.plan.schedule, self.plan.grid
         assert isinstance(grid, Grid)  # blocks of A and B are in files
         plan = replace(self.plan, schedule=replace(schedule, grid=replace(grid, shift=shift)))
         waves = next(
-            waves for waves in result.together(self.plan) if any(i in w.rows and j in w.columns for w in waves)
+            waves for waves in contents.together(self.plan) if any(i in w.rows and j in w.columns for w in waves)
         )
-        writer = replace(self.writer, plan=plan, attempt=attempt, before=record)
-        self.waves.send(*self._send(waves, {result.unit(i, j)}, plan, writer))
+        judge = replace(self.writer.judge, plan=plan, attempt=attempt, rejected=tuple(record["bad"]))
+        writer = replace(self.writer, judge=judge)
+        self.waves.send(*self._send(waves, {contents.unit(i, j)}, plan, writer))
 
     def _rejected(self, record: Json) -> Json | None:
         """Return the record of a unit's previous attempt. For a block row, that of its first wrong block."""
-        unit = self.spec.result.unit
+        unit = self.spec.contents.unit
         mine = unit(record["i"], record["j"])
         return next((r for r in reversed(self.rejected) if unit(r["i"], r["j"]) == mine), None)
 
@@ -307,7 +267,7 @@ class Computation:
         self._lonely_since = None if workers else self._lonely_since or now
         if self._lonely_since is not None and now - self._lonely_since > LONELY_SECONDS:
             raise Stopped(f"the cluster has had no workers for {LONELY_SECONDS:.0f} s")
-        if figures is not None:
+        if figures is not None and self.progress is not None:
             self.progress(figures)
 
 
@@ -338,30 +298,3 @@ def _results(client: Client, futures: Sequence[Future]) -> Iterator[Json]:
         yield from client.gather(finished)
     for future in futures[len(finished) :]:
         yield future.result()
-
-
-def _changed(record: Json) -> str:
-    """Return a text on a block that has changed in the memory of a worker."""
-    where = record["changed"]
-    return (
-        f"C[{record['i']}, {record['j']}] is not written: {where['block']} changed in the memory of worker "
-        f"{where['worker']} of {where['host']} after it was {where['since']}"
-    )
-
-
-def _wrong(record: Json, before: Json | None) -> str:
-    """Return the message for a block that is wrong in all attempts. `before` is an attempt with the same bits."""
-    residual = record["residual"]
-    if "changed" in record:
-        return f"{_changed(record)}, after {record['attempt'] + 1} attempts: check the memory of that worker's host"
-    error = "differs" if residual is None else f"is off by {residual:.2g} times the tolerance for rounding"
-    attempts, cause = f"after {record['attempt'] + 1} attempts", "A kernel or a bound is wrong"
-    if before is not None and before["worker"] != record["worker"]:
-        attempts = f"with the same bits on worker {before['worker']} of {before['host']}"
-    elif before is not None:
-        attempts, cause = "with the same bits twice on one worker", "A kernel, a bound or this worker is wrong"
-    return (
-        f"C is not A @ B: block C[{record['i']}, {record['j']}] {error} in its row {record['row']}, {attempts}, the "
-        f"last one on worker {record['worker']} of {record['host']}; it is not written. {cause}: try --kernel or "
-        f"--check none, and report it"
-    )

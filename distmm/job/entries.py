@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import math
+import os
+import shutil
 from dataclasses import dataclass
+from typing import Self
 
 from distmm.errors import DoesNotFitError
-from distmm.job.folder import Json
+from distmm.job.folder import Folder, Json
+from distmm.job.reduction import Threshold
+from distmm.job.spec import Spec
 from distmm.planning.plan import Plan
+from distmm.product.thresholds import bytes_of_entry
 
 __all__ = ["MOST", "Entries"]
 
@@ -32,6 +38,17 @@ class Entries:
     most: float = math.inf
     count: int = 0
     seen: int = 0
+
+    @classmethod
+    def of(cls, spec: Spec, plan: Plan, folder: Folder, most: int | None) -> Self:
+        """Return the counter of a job with the caller's limit `most`, or as many elements as fit on the free disk."""
+        if not isinstance(spec.reduction, Threshold):
+            return cls(plan)
+        if most is None:
+            used = sum(entry.stat().st_size for entry in os.scandir(folder.rows))
+            free = shutil.disk_usage(folder.path).free + used
+            most = int(free * MOST) // bytes_of_entry(spec.reduction.dtype(spec.dtype))
+        return cls(plan, most)
 
     def take(self, record: Json) -> None:
         """Count a finished block row.

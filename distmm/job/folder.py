@@ -3,7 +3,7 @@
     C.zarr.job/manifest.json                specification, inputs, blocks; one entry for each run
     C.zarr.job/lock.3                       the lock (see `distmm.job.lock`)
     C.zarr.job/OWNER/ID/C.zarr              the draft of C
-    C.zarr.job/OWNER/ID/rows/2.values       if C is reduced: one array of block row 2
+    C.zarr.job/OWNER/ID/rows/2.values       of a threshold: one vector of block row 2
     C.zarr.job/OWNER/ID/done/2.5.json       marker: block C[2, 5] (block row 2: 2.0) is right, written and on the disk
     C.zarr.job/OWNER/ID/certificate.json    the certificate of a complete C that does not have its final name yet
     C.zarr.certificate.json                 the certificate of a C with its final name
@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from distmm.errors import InputError
-from distmm.job.json_forms import MARKER, wrong
+from distmm.job.forms import Form, Marker, wrong
 from distmm.storage import is_url, locate
 from distmm.storage.records import OWNER, Records, records
 
@@ -127,8 +127,8 @@ class Folder:
         return os.path.join(self.work, os.path.basename(self.target))
 
     @property
-    def block_rows(self) -> str:
-        """Path of the folder of finished block rows, if C is reduced."""
+    def rows(self) -> str:
+        """Path of the folder of the files of finished block rows, of a threshold."""
         return os.path.join(self.work, "rows")
 
     @property
@@ -206,7 +206,7 @@ class Folder:
             if isinstance(found, Exception):  # an error of the disk, and not of the contents
                 raise _unreadable(path, found) from found
             try:
-                content = _parsed(path, found, MARKER)
+                content = _parsed(path, found, Marker)
             except InputError:
                 content = {}
             if content.pop("job", None) == self.id and (content["i"], content["j"]) == block:
@@ -237,14 +237,14 @@ def write_json(path: str, content: Json, draft: str | None = None) -> None:
     records(path).write(path, json.dumps(content, indent=1).encode(), draft)
 
 
-def read_json(path: str, form: Json | None = None) -> Json:
+def read_json(path: str, form: type[Form] = Form) -> Json:
     """Read a file that `write_json` has written.
 
     Parameters
     ----------
     path : str
-    form : dict, optional
-        The required form (`distmm.job.json_forms`).
+    form : type, optional
+        The required form (`distmm.job.forms`). By default any JSON object.
 
     Returns
     -------
@@ -262,20 +262,20 @@ def read_json(path: str, form: Json | None = None) -> Json:
     return _parsed(path, content, form)
 
 
-def _parsed(path: str, content: bytes, form: Json | None) -> Json:
+def _parsed(path: str, content: bytes, form: type[Form]) -> Json:
     try:
         parsed = json.loads(content)
     except ValueError as error:
         raise _unreadable(path, error) from error
-    if not isinstance(parsed, dict):
+    bad = wrong(parsed, form)
+    if bad == "":
         raise InputError(
             f"{path}: does not contain a JSON object, so distmm did not write it; remove it, or start over with "
             f"--overwrite"
         )
-    bad = next(wrong(parsed, form or {}), None)
     if bad is not None:
         raise InputError(f"{path}: is damaged, or of another version: {bad}; compute C again with --overwrite")
-    return parsed
+    return dict(parsed)
 
 
 def _unreadable(path: str, error: Exception) -> InputError:

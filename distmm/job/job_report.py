@@ -16,7 +16,7 @@ from distmm.errors import InputError
 from distmm.job.computation import Computation
 from distmm.job.folder import Folder, Json
 from distmm.job.lock import Lock
-from distmm.job.runs import table
+from distmm.job.manifest import table
 from distmm.storage import is_url
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import report
@@ -41,7 +41,7 @@ def of_run(client: Client, folder: Folder, made: Computation, manifest: Json) ->
         ("blocks", f"{made.written} written in this run, {len(made.rejected)} rejected and computed again"),
         *retired,
         ("largest error", "not measured" if made.residual is None else of_tolerance(made.residual)),
-        ("certificate", folder.certificate if made.writer.tolerance is not None else "blocks were not checked"),
+        ("certificate", folder.certificate if made.writer.judge.tolerance is not None else "blocks were not checked"),
     ]
     _write(client, folder, made.job, rows, manifest["runs"], os.path.join(folder.work, "report.draft"))
 

@@ -49,7 +49,7 @@ GPU_HOST_MEMORY = 12 * 2**30
 def request(
     spec: Spec,
     device: cluster.Device,
-    blocks: tuple[int, int, int] | None,
+    blocks: tuple[int, ...] | None,
     manifest: Json | None,
     text: str | None,
     run_seconds: float | None = None,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from distmm.clusters.hardware import Hardware
 from distmm.errors import InputError
-from distmm.job.calls import finished
+from distmm.job.commit import complete_result
 from distmm.job.folder import Folder
 from distmm.job.lock import STALE_SECONDS, holder
 from distmm.job.manifest import refuse_changes
@@ -80,13 +80,13 @@ def preflight(
         if folder.exists():
             refuse_changes(folder, spec, blocks, plan)
             manifest = read_manifest(folder)
-        elif finished(folder, spec) is not None:
+        elif complete_result(folder, spec) is not None:
             raise InputError(
                 f"{folder.target}: is already the complete result of the same product: there is nothing to do; "
                 f"overwrite (product.overwrite = true) computes it again"
             )
     if folder is not None and manifest is None:
-        Output.reserve(folder.target, spec.result.nbytes(spec.problem.shape), overwrite)
+        Output.reserve(folder.target, spec.contents.nbytes, overwrite)
     if machines is None:
         yield "whether it fits: the machines are not known"
         return

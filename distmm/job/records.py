@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 
 from distmm.errors import InputError
 from distmm.job.folder import Folder, Json, read_json
-from distmm.job.json_forms import CERTIFICATE, MANIFEST
-from distmm.job.moved import relocated
+from distmm.job.forms import Certificate, Manifest
+from distmm.storage import file_of, is_url, locate
 
-__all__ = ["FORMAT", "digest", "read_certificate", "read_manifest"]
+__all__ = ["FORMAT", "complete_job", "digest", "read_certificate", "read_manifest"]
 
 # Version of the format of manifest and certificate. Format 1 had no id of the job, no hash of the manifest and no
-# checksums of the inputs. In format 2 the job's files were not in a subfolder of the lock's owner.
-FORMAT = 3
+# checksums of the inputs. In format 2 the job's files were not in a subfolder of the lock's owner. In format 3 the best
+# elements of rows were in files like those of a threshold; all else was as now.
+FORMAT = 4
 
 
 def read_manifest(folder: Folder) -> Json:
@@ -27,12 +29,9 @@ def read_manifest(folder: Folder) -> Json:
         For another format, and for a manifest that was changed after distmm had written it.
     """
     manifest = read_json(folder.manifest)
-    if manifest.get("format") != FORMAT:
-        raise InputError(
-            f"{folder.manifest}: has format {manifest.get('format')}, but this version of distmm reads {FORMAT}: "
-            f"finish the job with the version that began it, or start over with --overwrite"
-        )
-    manifest = read_json(folder.manifest, MANIFEST)
+    if manifest.get("format") not in (3, FORMAT):
+        raise _other_format(folder, manifest)
+    manifest = read_json(folder.manifest, Manifest)
     # The id becomes part of a path. The hash is no protection against a forged manifest, so the form of the id is
     # checked, too: it must not lead to another folder.
     if manifest.get("sha256") != digest(manifest) or not re.fullmatch("[0-9a-f]{16}", str(manifest.get("id"))):
@@ -40,7 +39,16 @@ def read_manifest(folder: Folder) -> Json:
             f"{folder.manifest}: has been changed since distmm wrote it: restore the original, or start over with "
             f"--overwrite"
         )
+    if manifest["format"] == 3 and (manifest["spec"].get("reduction") or {}).get("kind") == "topk":
+        raise _other_format(folder, manifest)
     return relocated(manifest, folder.target)
+
+
+def _other_format(folder: Folder, manifest: Json) -> InputError:
+    return InputError(
+        f"{folder.manifest}: has format {manifest.get('format')}, but this version of distmm reads {FORMAT}: finish "
+        f"the job with the version that began it, or start over with --overwrite"
+    )
 
 
 def digest(manifest: Json) -> str:
@@ -58,4 +66,51 @@ def read_certificate(folder: Folder, path: str | None = None) -> Json | None:
         If it is damaged.
     """
     path = path or folder.certificate
-    return relocated(read_json(path, CERTIFICATE), folder.target) if folder.store.exists(path) else None
+    return relocated(read_json(path, Certificate), folder.target) if folder.store.exists(path) else None
+
+
+def complete_job(folder: Folder, overwrite: bool) -> Folder | None:
+    """Return the names of a job that is complete (it has a pending certificate), but has not ended. None if none.
+
+    With `overwrite`, a manifest that cannot be read counts as none.
+    """
+    if not folder.exists():
+        return None
+    try:
+        job = folder.of_job(read_manifest(folder)["id"])
+    except InputError:
+        if overwrite:
+            return None
+        raise
+    return job if job.store.exists(job.pending_certificate) else None
+
+
+def relocated(content: Json, target: str) -> Json:
+    """Return a manifest or certificate with the paths that hold now.
+
+    Parameters
+    ----------
+    content : dict
+    target : str
+        Path or URL that C has now.
+
+    Returns
+    -------
+    dict
+        C has the path `target`. A, B or C0 that is not at its old path, but at the same place relative to C, has this
+        path.
+    """
+    named = content["output"]["name"]
+    file, dataset = (named, None) if is_url(named) else locate(named)
+    if file == target:
+        return content
+    spec = dict(content["spec"])
+    for name in ("A", "B", "C0"):
+        path = (spec[name] or {}).get("path")
+        if path is not None and not any(map(is_url, (path, file, target))) and not os.path.exists(file_of(path)):
+            beside = os.path.relpath(path, os.path.dirname(file))
+            now = os.path.normpath(os.path.join(os.path.dirname(target), beside))
+            if os.path.exists(file_of(now)):
+                spec[name] = {**spec[name], "path": now}
+    named = target if dataset is None else f"{target}:{dataset}"
+    return {**content, "spec": spec, "output": {**content["output"], "name": named}}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import ml_dtypes
@@ -17,9 +16,7 @@ from distmm.product.reduced_product import check_metric, checked_k
 from distmm.product.thresholds import bytes_of_entry, check_threshold, most_of_block
 from distmm.worker import tasks
 
-__all__ = ["Arrays", "Reduction", "Threshold", "TopK", "element_type", "from_json"]
-
-Arrays = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]  # type of each array, and shape of one line, by name
+__all__ = ["Reduction", "Threshold", "TopK", "element_type", "from_json"]
 
 # Bytes that a threshold may always keep of a block, and of a row of blocks, even if these are small. A job has the kept
 # elements of one row of waves in memory, and not those of all of C.
@@ -28,11 +25,52 @@ ALWAYS, ALWAYS_OF_ROW = 16 << 20, 64 << 20
 # A row of blocks may keep this multiple of what one block may keep. For large blocks that is half a block's bytes.
 ROW = 2
 
+INDEX = np.dtype(np.int64)
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
+class _OfRows:
+    """What both reductions have in common. `c` is the type of the product.
+
+    Attributes
+    ----------
+    names : tuple of str
+        Names of the arrays on the disk, in the order of the reduction's results. The others than ``values`` are int64.
+    """
+
+    kind: ClassVar[str]
+    names: ClassVar[tuple[str, ...]]
+    metric: tasks.Metric | None
+
+    @property
+    def needs_norms(self) -> bool:
+        """Whether the norms of the rows of A and the columns of B count."""
+        return self.metric in ("cosine", "euclidean")
+
+    def dtype(self, c: np.dtype[Any]) -> np.dtype[Any]:
+        """Type of the values."""
+        return c if self.metric is None else accumulator_dtype(c)
+
+    def arrays(self, c: np.dtype[Any]) -> dict[str, np.dtype[Any]]:
+        """Return the type of each array on the disk. bfloat16 is written as float32, which is exact."""
+        values = np.dtype(np.float32) if self.dtype(c) == BFLOAT16 else self.dtype(c)
+        return {name: values if name == "values" else INDEX for name in self.names}
+
+    def on_disk(self, results: tuple[np.ndarray, ...], first: int, c: np.dtype[Any]) -> dict[str, np.ndarray]:
+        """Return the arrays of a row of blocks, whose first row is `first`, as they are written."""
+        found = dict(zip(self.names, results, strict=True))
+        if "rows" in found:
+            found["rows"] = found["rows"] + first
+        types = self.arrays(c)
+        return {name: np.ascontiguousarray(one, types[name].newbyteorder("<")) for name, one in found.items()}
+
+    def json(self) -> dict[str, Any]:
+        """Describe it for the manifest."""
+        return {"kind": self.kind, **vars(self)}
+
+
 @dataclass(frozen=True)
-class TopK:
+class TopK(_OfRows):
     """The k best elements of each row, and their columns.
 
     Attributes
@@ -45,20 +83,13 @@ class TopK:
     k: int
     metric: tasks.Metric | None = None
 
-    kind: ClassVar[str] = "topk"
+    kind = "topk"
+    names = ("values", "indices")
 
     @property
-    def needs_norms(self) -> bool:
-        """Whether the norms of the rows of A and the columns of B count."""
-        return self.metric in ("cosine", "euclidean")
-
-    def dtype(self, c: np.dtype[Any]) -> np.dtype[Any]:
-        """Type of the values, for a product of type `c`."""
-        return c if self.metric is None else accumulator_dtype(c)
-
-    def arrays(self, c: np.dtype[Any]) -> Arrays:
-        """Return the type, and the shape of one line, of each array on the disk, by name."""
-        return {"values": (_stored(self.dtype(c)), (self.k,)), "indices": (np.dtype(np.int64), (self.k,))}
+    def width(self) -> int:
+        """Number of columns of the arrays."""
+        return self.k
 
     def check(self, a: Operand, b: Operand) -> None:
         """Refuse a k or a metric that the product does not allow.
@@ -73,30 +104,22 @@ class TopK:
         checked_k(self.k, b.shape[1], "the product has rows of {n} elements")
 
     def on_worker(self, c: np.dtype[Any], plan: Plan) -> tasks.Reduction:
-        """Return the reduction of blocks of type `c`, for the tasks on workers."""
+        """Return the reduction of blocks, for the tasks on workers."""
         return tasks.Largest(self.k, self.dtype(c), self.metric)
 
     def bytes_of_parts(self, c: np.dtype[Any], plan: Plan) -> tuple[int, int]:
         """Return the largest number of bytes of a reduced block of C, and of a reduced row of blocks."""
         height, _, width = plan.block_shape
-        line = np.dtype(np.int64).itemsize + self.dtype(c).itemsize
+        line = INDEX.itemsize + self.dtype(c).itemsize
         return height * min(self.k, width) * line, height * self.k * line
 
     def bytes_on_disk(self, c: np.dtype[Any], rows: int) -> int:
-        """Return the bytes of block rows and result, which are on the disk at the same time at the end."""
-        return 2 * rows * sum(dtype.itemsize * math.prod(shape) for dtype, shape in self.arrays(c).values())
-
-    def on_disk(self, results: tuple[np.ndarray, ...], first: int, c: np.dtype[Any]) -> dict[str, np.ndarray]:
-        """Return the arrays of a row of blocks, whose first row is `first`, as they are written."""
-        return _typed(self.arrays(c), results)
-
-    def json(self) -> dict[str, Any]:
-        """Describe it for the manifest."""
-        return {"kind": self.kind, **asdict(self)}
+        """Return the bytes of the result."""
+        return rows * self.k * sum(dtype.itemsize for dtype in self.arrays(c).values())
 
 
 @dataclass(frozen=True)
-class Threshold:
+class Threshold(_OfRows):
     """The elements that are at least `t`, with their rows and columns.
 
     Attributes
@@ -109,21 +132,9 @@ class Threshold:
     t: float
     metric: tasks.Metric | None = None
 
-    kind: ClassVar[str] = "threshold"
-
-    @property
-    def needs_norms(self) -> bool:
-        """Whether the norms of the rows of A and the columns of B count."""
-        return self.metric in ("cosine", "euclidean")
-
-    def dtype(self, c: np.dtype[Any]) -> np.dtype[Any]:
-        """Type of the values, for a product of type `c`."""
-        return c if self.metric is None else accumulator_dtype(c)
-
-    def arrays(self, c: np.dtype[Any]) -> Arrays:
-        """Return the type, and the shape of one line, of each array on the disk, by name."""
-        index = np.dtype(np.int64)
-        return {"rows": (index, ()), "columns": (index, ()), "values": (_stored(self.dtype(c)), ())}
+    kind = "threshold"
+    names = ("rows", "columns", "values")
+    width = 1
 
     def check(self, a: Operand, b: Operand) -> None:
         """Refuse a threshold that is not a real number, and a metric that the product does not allow.
@@ -138,7 +149,7 @@ class Threshold:
             check_metric(self.metric, a, b)
 
     def on_worker(self, c: np.dtype[Any], plan: Plan) -> tasks.Reduction:
-        """Return the reduction of blocks of type `c`, for the tasks on workers."""
+        """Return the reduction of blocks, for the tasks on workers."""
         of_block, of_row = (nbytes // bytes_of_entry(self.dtype(c)) for nbytes in self.bytes_of_parts(c, plan))
         return tasks.Threshold(self.t, of_block, of_row, self.metric)
 
@@ -152,15 +163,6 @@ class Threshold:
     def bytes_on_disk(self, c: np.dtype[Any], rows: int) -> int:
         """Return 0: the number of kept elements is not known before."""
         return 0
-
-    def on_disk(self, results: tuple[np.ndarray, ...], first: int, c: np.dtype[Any]) -> dict[str, np.ndarray]:
-        """Return the arrays of a row of blocks, whose first row is `first`, as they are written."""
-        row, *others = results
-        return _typed(self.arrays(c), (row + first, *others))
-
-    def json(self) -> dict[str, Any]:
-        """Describe it for the manifest."""
-        return {"kind": self.kind, **asdict(self)}
 
 
 Reduction = TopK | Threshold
@@ -187,16 +189,3 @@ def from_json(content: Any) -> Reduction | None:
 def element_type(name: str) -> np.dtype[Any]:
     """Return the dtype with this name. NumPy itself does not know bfloat16."""
     return BFLOAT16 if name == "bfloat16" else np.dtype(name)
-
-
-def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type on the disk. bfloat16 is written as float32, which is exact, and which every program reads."""
-    return np.dtype(np.float32) if dtype == BFLOAT16 else dtype
-
-
-def _typed(arrays: Arrays, results: tuple[np.ndarray, ...]) -> dict[str, np.ndarray]:
-    """Return results by name, in their types on the disk."""
-    return {
-        name: np.ascontiguousarray(values, dtype.newbyteorder("<"))
-        for (name, (dtype, _)), values in zip(arrays.items(), results, strict=True)
-    }

@@ -9,8 +9,9 @@ is probably detected, because one of them is sampled. A fault in a few rows is p
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from functools import reduce
 
 import dask
 import numpy as np
@@ -19,15 +20,12 @@ from distributed import Client
 from distmm.checking.tolerance import SIGMAS, Tolerance
 from distmm.checking.verdict import Verdict, of_tolerance
 from distmm.errors import InputError
-from distmm.job.block_rows import InResult
 from distmm.job.folder import Json
 from distmm.job.reduction import Reduction, TopK
+from distmm.job.spec import Spec
 from distmm.planning.blocks import even_edges, slices
 from distmm.product.operand import Operand
 from distmm.storage import Matrix
-
-if TYPE_CHECKING:
-    from distmm.job.spec import Spec
 
 __all__ = ["ROWS", "check_sample"]
 
@@ -192,9 +190,7 @@ def _in_order(values: np.ndarray, reduction: Reduction, tolerance: Tolerance) ->
 
 def _lengths(squares: np.ndarray) -> np.ndarray:
     """Return the norms to divide by. 1 for zero vectors, whose cosine with all others is 0."""
-    lengths = np.sqrt(squares)
-    lengths[lengths == 0] = 1
-    return np.asarray(lengths)
+    return np.where(squares == 0, 1.0, np.sqrt(squares))
 
 
 def check_sample(client: Client | None, spec: Spec, path: str, content: Json, seed: int) -> Verdict:
@@ -234,11 +230,9 @@ def check_sample(client: Client | None, spec: Spec, path: str, content: Json, se
     else:
         # The rows of A are sent once. They may exceed the size from which Dask warns of large graphs.
         with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 TB"}):
-            sent = client.submit(_sent, check, pure=False)
-        found = client.gather(client.map(_compared, regions, check=sent, pure=False, batch_size=1000))
-    whole = Found()
-    for each in found:
-        whole |= each
+            sent = client.submit(lambda: check, pure=False)
+        found = client.gather(client.map(operator.call, [sent] * len(regions), regions, pure=False, batch_size=1000))
+    whole = reduce(operator.or_, found, Found())
     about = f"{len(chosen)} of {m} rows, chosen at random and computed again over all columns"
     if whole.ratio > 1:
         return Verdict("wrong", whole.ratio, f"the result is not that of A and B: among {about}, {whole.message}")
@@ -254,20 +248,13 @@ def _cut(size: int, chunk: int, least: int) -> list[slice]:
     return [slice(start, min(size, start + edge)) for start in range(0, size, edge)]
 
 
-def _sent(check: _Columns) -> _Columns:
-    return check
-
-
-def _compared(columns: slice, check: _Columns) -> Found:
-    return check(columns)
-
-
 def _given(
     spec: Spec, path: str, content: Json, chosen: np.ndarray, n: int
 ) -> tuple[tuple[tuple[np.ndarray, np.ndarray], ...], str | None]:
     """Return columns and values of the sampled rows in the result, and a message if they are invalid (`_misformed`)."""
     assert spec.reduction is not None
-    result, given = InResult.of(path, content), []
+    units, given = spec.contents.complete(path, content), []
+    assert units is not None, f"{path} was just written, or compared with its certificate"
     markers = {marker["i"]: marker for marker in content["done"]}
     cuts = slices(even_edges(spec.a.shape[0], content["blocks"][0]))
     problem = None
@@ -275,7 +262,7 @@ def _given(
         inside = chosen[(chosen >= rows.start) & (chosen < rows.stop)]
         if not inside.size:
             continue
-        arrays = {name: result.lines(markers[i], name) for name in markers[i]["sums"]}
+        arrays = {name: units.read(markers[i], name) for name in markers[i]["sums"]}
         for row in inside.tolist():
             if isinstance(spec.reduction, TopK):
                 own, values = arrays["indices"][row - rows.start], arrays["values"][row - rows.start]

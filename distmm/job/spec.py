@@ -14,9 +14,9 @@ from dask.base import tokenize
 
 from distmm.checking.verdict import Verdict
 from distmm.errors import InputError
+from distmm.job.contents import Contents
 from distmm.job.folder import Folder, Json
 from distmm.job.reduction import Reduction, element_type, from_json
-from distmm.job.result import Result, result_of
 from distmm.planning.precision import Precision, check_precision
 from distmm.planning.problem import Problem
 from distmm.product.aliasing import lies_in
@@ -92,33 +92,33 @@ class Spec:
         InputError
             With the value, and what to give instead.
         """
-        left, right = _operand(a, "A", transa), _operand(b, "B", transb)
-        check_pair(left, right)
+        first, second = _operand(a, "A", transa), _operand(b, "B", transb)
+        check_pair(first, second)
         added = _operand(c0, "C", False) if beta != 0 else None
-        shape = (left.shape[0], right.shape[1])
+        shape = (first.shape[0], second.shape[1])
         if added is not None and added.shape != shape:
             raise InputError(f"C has shape {added.shape}, the product {shape}: with beta, give a C of that shape")
         if check not in CHECKS:
             raise InputError(f"check {check!r} is not one of {', '.join(CHECKS)}")
-        types = {x.name: x.dtype for x in (left, right, added) if x is not None}
+        types = {x.name: x.dtype for x in (first, second, added) if x is not None}
         natural = common_type(types, alpha=alpha, beta=beta)
         alpha, beta = plain(alpha), plain(beta)  # only the type of C depends on whether they are NumPy's
-        kept = natural if dtype is None else check_dtype("C", dtype)
-        if (natural.kind == "c" and kept.kind != "c") or (natural.kind not in "iub" and kept.kind in "iub"):
+        of_c = natural if dtype is None else check_dtype("C", dtype)
+        if (natural.kind == "c" and of_c.kind != "c") or (natural.kind not in "iub" and of_c.kind in "iub"):
             raise InputError(
-                f"C should be {kept}, but the product is {natural}, which {kept} cannot represent: choose another dtype"
+                f"C should be {of_c}, but the product is {natural}, which {of_c} cannot represent: choose another dtype"
             )
-        check_represents(kept, alpha=alpha, beta=beta)
+        check_represents(of_c, alpha=alpha, beta=beta)
         if reduction is not None:
-            _check_reduced(reduction, left, right, check)
-            kept = reduction.dtype(kept)
+            _check_reduced(reduction, first, second, check)
+            of_c = reduction.dtype(of_c)
         accuracy = check_precision(precision)
-        return cls(left, right, added, alpha, beta, kept, accuracy, kernel, check, reduction, reproducible)
+        return cls(first, second, added, alpha, beta, of_c, accuracy, kernel, check, reduction, reproducible)
 
     @property
-    def result(self) -> Result:
-        """The kind of result that the job writes."""
-        return result_of(self.reduction, self.dtype)
+    def contents(self) -> Contents:
+        """What the job keeps of the product."""
+        return Contents(self.reduction, self.dtype, (self.a.shape[0], self.b.shape[1]))
 
     @property
     def problem(self) -> Problem:
@@ -175,7 +175,7 @@ class Spec:
         InputError
             With the reason, and what to give instead.
         """
-        self.result.refuse(out, overwrite)
+        self.contents.refuse(out, overwrite)
         folder = Folder.of(out)
         folder.check_names()
         # A job replaces C0, which it reads, only at its end. An object store has no rename: there C is removed first.

@@ -28,27 +28,27 @@ class Stop:
 
     Parameters
     ----------
-    deadline : float, optional
-        Seconds from now after which the job stops.
+    seconds : float, optional
+        Time from now after which the job stops.
+
+    Attributes
+    ----------
+    seconds : float or None
+        Time from the creation of this object to the deadline. None without a deadline.
     """
 
-    def __init__(self, deadline: float | None = None) -> None:
+    def __init__(self, seconds: float | None = None) -> None:
         self._asked: str | None = None
         self._signals: list[str] = []
         self._lost: int | None = None  # the second signal, if Python dropped the exception that it raised
-        self._deadline = deadline
+        self.seconds = seconds
         self._started = time.monotonic()
-
-    @property
-    def deadline(self) -> float | None:
-        """Seconds from the creation of this object to the deadline. None without a deadline."""
-        return self._deadline
 
     @property
     def reason(self) -> str | None:
         """Reason to stop. None if the job should continue."""
-        if self._asked is None and self._deadline is not None and time.monotonic() - self._started >= self._deadline:
-            self._asked = f"the deadline of {self._deadline:g} s has passed"
+        if self._asked is None and self.seconds is not None and time.monotonic() - self._started >= self.seconds:
+            self._asked = f"the deadline of {self.seconds:g} s has passed"
         return self._asked
 
     def ask(self, reason: str) -> None:

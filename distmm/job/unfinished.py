@@ -1,4 +1,4 @@
-"""Errors of runs that end before C is complete: they say what is kept, and how to continue."""
+"""Errors of runs that end before C is complete: what was wrong, what is kept, and how to continue."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from distmm.job.reduction import Threshold
 from distmm.job.spec import Spec
 from distmm.planning.plan import Plan
 
-__all__ = ["explained", "no_progress", "without_progress"]
+__all__ = ["changed_text", "explained", "no_progress", "without_progress", "wrong_text"]
 
 
 def explained(error: DistmmError | OSError, folder: Folder, spec: Spec, out: str, total: int) -> Exception:
@@ -31,7 +31,7 @@ def explained(error: DistmmError | OSError, folder: Folder, spec: Spec, out: str
         Of the same type for `Stopped`, `WrongResultError` and `DeviceMemoryError`. For other errors `InputError`, or
         `Stopped` if the scheduler is lost.
     """
-    what = f"{spec.result.name} of C"
+    what = f"{spec.contents.name} of C"
     try:
         done = f"{len(folder.markers())} of {total} {what} are finished and kept"
     except (OSError, InputError):  # the mount with the markers is lost
@@ -54,14 +54,41 @@ def without_progress(folder: Folder, manifest: Json) -> bool:
     return [run.get("kept") for run in manifest["runs"][-2:]] == [len(folder.markers())] * 2
 
 
-def no_progress(stopped: Stopped, spec: Spec, plan: Plan) -> InputError:
+def no_progress(stopped: DistmmError, spec: Spec, plan: Plan) -> InputError:
     """Return the error for a second consecutive run that reached its deadline without a finished block of C.
 
     A batch system would repeat such a run forever. The exit code 2 of this error prevents that.
     """
     return InputError(
-        f"{stopped}, and neither this run nor the one before it has finished any of the {spec.result.name} of "
+        f"{stopped}, and neither this run nor the one before it has finished any of the {spec.contents.name} of "
         f"C: a third run would not either. A wave was predicted to take {plan.wave_seconds:.3g} s: allow more time "
         f"(--deadline, run.walltime), use more workers, or start over with smaller blocks (--overwrite, --blocks; "
         f"now {'x'.join(map(str, plan.block_shape))})"
+    )
+
+
+def changed_text(record: Json) -> str:
+    """Return a text on a block that has changed in the memory of a worker."""
+    where = record["changed"]
+    return (
+        f"C[{record['i']}, {record['j']}] is not written: {where['block']} changed in the memory of worker "
+        f"{where['worker']} of {where['host']} after it was {where['since']}"
+    )
+
+
+def wrong_text(record: Json, before: Json | None) -> str:
+    """Return the message for a block that is wrong in all attempts. `before` is an attempt with the same bits."""
+    residual = record["residual"]
+    if "changed" in record:
+        return f"{changed_text(record)}, after {record['attempt'] + 1} attempts: check the memory of that worker's host"
+    error = "differs" if residual is None else f"is off by {residual:.2g} times the tolerance for rounding"
+    attempts, cause = f"after {record['attempt'] + 1} attempts", "A kernel or a bound is wrong"
+    if before is not None and before["worker"] != record["worker"]:
+        attempts = f"with the same bits on worker {before['worker']} of {before['host']}"
+    elif before is not None:
+        attempts, cause = "with the same bits twice on one worker", "A kernel, a bound or this worker is wrong"
+    return (
+        f"C is not A @ B: block C[{record['i']}, {record['j']}] {error} in its row {record['row']}, {attempts}, the "
+        f"last one on worker {record['worker']} of {record['host']}; it is not written. {cause}: try --kernel or "
+        f"--check none, and report it"
     )

@@ -6,7 +6,7 @@ worker that has its block::
     w[j]     weights from B[0,j]          at the home of B[0,j]; one task for all j with the same home
     Y[p,j]   sketches of B[p,j]           at the home of B[p,j]; one task for all j with the same home
     S[i,p]   S[i,p-1] + A[i,p] Y[p,:]     at the home of A[i,p]
-    W[i,j]   check C[i,j] by S[i,last], write it, sync it, mark it    at the owner of C[i,j] (`block_writer`)
+    W[i,j]   check C[i,j] by S[i,last], write it, sync it, mark it    at the owner of C[i,j] (`writer`)
 
 If C is reduced, W[i,j] checks and reduces C[i,j], and `RowLayer` merges the reduced blocks of each row.
 
@@ -17,77 +17,93 @@ hundred bytes for each block.
 from __future__ import annotations
 
 import itertools
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
+import dask
 import numpy as np
+from dask.highlevelgraph import HighLevelGraph
+from distributed import Client
 
 from distmm.checking import sketch
 from distmm.checking.checksum import checksum_of_input
+from distmm.graph import product_graph
 from distmm.graph.dask_tasks import List, PlacedTask, Task, TaskRef
 from distmm.graph.parametric_layer import ParametricLayer
 from distmm.graph.placement import Placement
-from distmm.job.block_writer import Left, Writer, changed, write
-from distmm.job.folded_checksums import Order, fold
 from distmm.job.folder import Json
-from distmm.job.row_writer import RowWriter, gather, reduce
+from distmm.job.inputs import Order, fold
+from distmm.job.judge import RowOfA, changed
+from distmm.job.spec import RECHUNK, Spec
+from distmm.job.target import Unit
+from distmm.job.writer import Writer, gather, reduce, write
 from distmm.planning.blocks import Wave
+from distmm.planning.plan import Plan
 from distmm.worker import tasks
+from distmm.worker.tasks import Epilogue
 
-__all__ = ["Names", "RowLayer", "WritingLayer"]
+__all__ = ["Names", "RowLayer", "WritingLayer", "graph_of"]
 
 Key = tuple[Any, ...]
 
-# Of blocks of B: sketches; checksums; if a reduction needs them, the squared norms of columns; and for each block that
-# has changed in memory, the worker.
-Right = tuple[list[sketch.Sketch], list[int], list[np.ndarray], dict[int, Json]]
+
+class PanelOfB(NamedTuple):
+    """What is known of some blocks of a panel of B.
+
+    Attributes
+    ----------
+    sketches : list of Sketch
+        Empty if blocks of C are not checked.
+    sums : list of int
+        The checksums of the blocks.
+    norms : list of array
+        The squared norms of columns, if a reduction needs them.
+    changed : dict
+        By column: what is said of a block that has changed in memory.
+    """
+
+    sketches: list[sketch.Sketch]
+    sums: list[int]
+    norms: list[np.ndarray]
+    changed: dict[int | None, Json]
 
 
 def _of_b(
-    where: Placement,
-    order: Order,
-    blocks: list[Any],
-    seed: int,
-    columns: tuple[int, ...],
-    work: np.dtype | None,
-    weights: dict[int, sketch.Weights] | None,
-    measure: bool = False,
-) -> Right:
+    where: Placement, order: Order, blocks: list[Any], seed: int, columns: tuple[int, ...], work: np.dtype | None,
+    weights: dict[int, sketch.Weights] | None, measure: bool = False,
+) -> PanelOfB:  # fmt: skip
     """Return checksums, and sketches if blocks of C are checked, of the blocks of a panel of B with the same home."""
     sums = [checksum_of_input(block, *order) for block in blocks]
     norms = [tasks.squared_norms(block.T) for block in blocks] if measure else []
     made = [] if work is None or weights is None else sketch.of_b(where, blocks, seed, columns, work, weights)
     # Tested after the sketches are made. A bit that flips later only changes the product, which the sketches detect.
     named = {j: changed(f"B[{where.i}, {j}]", block) for j, block in zip(columns, blocks, strict=True)}
-    return made, sums, norms, {j: one for j, one in named.items() if one is not None}
+    return PanelOfB(made, sums, norms, {j: one for j, one in named.items() if one is not None})
 
 
 def _of_a(
-    where: Placement,
-    order: Order,
-    before: Left | None,
-    block: Any,
-    right: list[Right],
-    work: np.dtype | None,
-    seed: tuple[int, int],
-    measure: bool = False,
-) -> Left:
+    where: Placement, order: Order, before: RowOfA | None, block: Any, panel: list[PanelOfB], work: np.dtype | None,
+    seed: tuple[int, int], measure: bool = False,
+) -> RowOfA:  # fmt: skip
     """Add the checksums of a panel to those before, and the sketch of its block of A if blocks of C are checked."""
-    sketches, sums, norms, spoilt = before or (None, None, None, {})
-    new = checksum_of_input(block, *order), *itertools.chain.from_iterable(of_b for _, of_b, _, _ in right)
-    sums = fold(sums, new)
+    before = before or RowOfA(None, None, None, {})
+    new = checksum_of_input(block, *order), *itertools.chain.from_iterable(of_b.sums for of_b in panel)
+    norms = before.norms
     if measure:
-        squares = [tasks.squared_norms(block), *itertools.chain.from_iterable(of_b for _, _, of_b, _ in right)]
+        squares = [tasks.squared_norms(block), *itertools.chain.from_iterable(of_b.norms for of_b in panel)]
         norms = squares if norms is None else [*map(np.add, norms, squares)]
     made = None
     if work is not None:
-        made = sketch.of_a(where, sketches, block, [of_b for of_b, _, _, _ in right], work, *seed)
-    spoilt = {**spoilt, **{at: one for *_, found in right for at, one in found.items()}}
+        made = sketch.of_a(where, before.sketch, block, [of_b.sketches for of_b in panel], work, *seed)
+    found: dict[int | None, Json] = dict(before.changed)
+    for of_b in panel:
+        found |= of_b.changed
     if (own := changed(f"A[{where.i}, {where.j}]", block)) is not None:
-        spoilt[None] = own
-    return made, sums, norms, spoilt
+        found[None] = own
+    return RowOfA(made, fold(before.sums, new), norms, found)
 
 
 @dataclass(frozen=True)
@@ -134,7 +150,7 @@ class WritingLayer(ParametricLayer):
     @cached_property
     def steps(self) -> dict[int, tuple[int, int, int]]:
         """Layer of the grid, step of the chain and order (`Placement.order`) to which each panel belongs."""
-        plan = self.writer.plan
+        plan = self.writer.judge.plan
         parts = plan.schedule.chains((), 0, 0)
         first = self.wave.index * plan.schedule.wave_orders
         steps = ((layer, s, panels) for layer, (_, part) in enumerate(parts) for s, panels in enumerate(part))
@@ -142,7 +158,7 @@ class WritingLayer(ParametricLayer):
 
     def _place(self, i: int, j: int, panel: int) -> Placement:
         layer, step, order = self.steps[panel]
-        owners = tuple(rank for rank, _ in self.writer.plan.schedule.chains((), i, j))
+        owners = tuple(rank for rank, _ in self.writer.judge.plan.schedule.chains((), i, j))
         return Placement(self.names.c, (), i, j, step, order, owners[layer], owners)
 
     def _tasks(self) -> Iterator[PlacedTask]:
@@ -150,8 +166,8 @@ class WritingLayer(ParametricLayer):
         yield from self._writing()
 
     def _sketches(self) -> Iterator[PlacedTask]:
-        writer, names, panels = self.writer, self.names, range(len(self.writer.plan.blocking.k))
-        work = None if writer.tolerance is None else writer.tolerance.sketched
+        judge, names, panels = self.writer.judge, self.names, range(len(self.writer.judge.plan.blocking.k))
+        work = None if judge.tolerance is None else judge.tolerance.sketched
         rows = sorted({i for i, _ in self.blocks})
         for p in panels:
             for columns in self.groups:
@@ -159,43 +175,26 @@ class WritingLayer(ParametricLayer):
                 where, weights = self._place(p, columns[0], p), (f"{self.name}-weights", columns[0])
                 if p == 0 and work is not None:
                     yield PlacedTask(weights, sketch.weigh, where, blocks, columns, work)
-                yield PlacedTask(
-                    (f"{self.name}-b", p, columns[0]),
-                    _of_b,
-                    where,
-                    writer.orders["B"],
-                    blocks,
-                    writer.seed,
-                    columns,
-                    work,
-                    TaskRef(weights) if work is not None else None,
-                    writer.needs_norms,
-                )
-            right = List(*(TaskRef((f"{self.name}-b", p, columns[0])) for columns in self.groups))
+                given = TaskRef(weights) if work is not None else None
+                about = judge.orders["B"], blocks, judge.seed, columns, work, given, judge.needs_norms
+                yield PlacedTask((f"{self.name}-b", p, columns[0]), _of_b, where, *about)
+            panel = List(*(TaskRef((f"{self.name}-b", p, columns[0])) for columns in self.groups))
             for i in rows:
                 before = TaskRef((f"{self.name}-a", i, p - 1)) if p else None
-                yield PlacedTask(
-                    (f"{self.name}-a", i, p),
-                    _of_a,
-                    self._place(i, p, p),
-                    writer.orders["A"],
-                    before,
-                    TaskRef((names.a, i, p)),
-                    right,
-                    work,
-                    (writer.seed, i),
-                    writer.needs_norms,
-                )
+                block, seed = TaskRef((names.a, i, p)), (judge.seed, i)
+                row = judge.orders["A"], before, block, panel, work, seed, judge.needs_norms
+                yield PlacedTask((f"{self.name}-a", i, p), _of_a, self._place(i, p, p), *row)
 
     def _writing(self) -> Iterator[PlacedTask]:
-        last = len(self.writer.plan.blocking.k) - 1
-        judged = self.writer.tolerance is not None
+        last = len(self.writer.judge.plan.blocking.k) - 1
+        judged = self.writer.judge.tolerance is not None
         weights = {j: TaskRef((f"{self.name}-weights", columns[0])) for columns in self.groups for j in columns}
         place = {j: at for at, j in enumerate(weights)}  # in the order of the sketches
+        task = write if self.writer.judge.contents.reduction is None else reduce
         for i, j in self.blocks:
             yield PlacedTask(
                 self.key(i, j),
-                reduce if isinstance(self.writer, RowWriter) else write,
+                task,
                 self._place(i, j, 0),  # with the priority of the wave's first step: a written block frees memory
                 self.writer,
                 TaskRef((self.names.c, i, j)),
@@ -213,7 +212,7 @@ class RowLayer(ParametricLayer):
     Parameters
     ----------
     name : str
-    writer : RowWriter
+    writer : Writer
     rows : tuple of int
         Rows of blocks.
     waves : tuple of (str, range)
@@ -221,7 +220,7 @@ class RowLayer(ParametricLayer):
     """
 
     name: str
-    writer: RowWriter
+    writer: Writer
     rows: tuple[int, ...]
     waves: tuple[tuple[str, range], ...]
 
@@ -244,3 +243,44 @@ class RowLayer(ParametricLayer):
                 key = self.key(i, 0) if last else (f"{self.name}-parts", i, number)
                 yield Task(key, gather, self.writer, i, List(*before, *(TaskRef((parts, i, j)) for j in columns)), last)
                 before = [TaskRef(key)]
+
+
+def graph_of(
+    product: str, spec: Spec, plan: Plan, waves: tuple[Wave, ...], units: set[Unit], writer: Writer, client: Client
+) -> tuple[HighLevelGraph, list[Key]]:
+    """Return the graph of some units of a group of waves, and the keys of the tasks that write them.
+
+    Each wave loads matrices under new names. With the same names, the blocks of A and B of this wave would stay in
+    memory for the next one.
+    """
+    chains, writing = [], []
+    for wave in waves:
+        names, graph = _chains(product, spec, plan, wave, writer.run.id, client)
+        indices = plan.blocking.c_indices(wave)
+        blocks = tuple((i, j) for _, i, j in indices if spec.contents.unit(i, j) in units)
+        chains.append(graph)
+        writing.append(WritingLayer(f"distmm-write-{uuid.uuid4().hex}", names, writer, wave, blocks))
+    graph = product_graph.one_graph(product, chains) if len(chains) > 1 else chains[0]
+    layers, dependencies = dict(graph.layers), dict(graph.dependencies)
+    last: WritingLayer | RowLayer
+    for last in writing:
+        layers[last.name], dependencies[last.name] = last, last.names.arrays
+    if spec.reduction is not None:
+        made = tuple((each.name, each.wave.columns) for each in writing)
+        last = RowLayer(f"distmm-row-{uuid.uuid4().hex}", writer, tuple(sorted(i for i, _ in units)), made)
+        layers[last.name], dependencies[last.name] = last, {each.name for each in writing}
+    return HighLevelGraph(layers, dependencies), [last.key(*unit) for unit in sorted(units)]
+
+
+def _chains(product: str, spec: Spec, plan: Plan, wave: Wave, run: str, client: Client) -> tuple[Names, HighLevelGraph]:
+    """Return the graph of a wave's blocks of C, and the names of its arrays."""
+    blocking, device = plan.blocking, plan.cluster.device
+    with dask.config.set(RECHUNK):
+        a = spec.a.blocked((blocking.m, blocking.k), device, client, noted=True)
+        b = spec.b.blocked((blocking.k, blocking.n), device, client, noted=True)
+        c0 = None if spec.c0 is None else spec.c0.blocked((blocking.m, blocking.n), "cpu", client, noted=True)
+    # On GPUs a block of C stays in GPU memory, for the task that checks and writes it.
+    epilogue = Epilogue(spec.dtype, "cupy" if device == "cuda" else "numpy", spec.alpha, spec.beta)
+    choice = product_graph.kernel_choice(plan)
+    chains = product_graph.build(product, plan, a, b, choice, epilogue, c0, wave=wave, run=run)
+    return Names(a.name, b.name, product, None if c0 is None else c0.name), chains

@@ -7,15 +7,17 @@ import errno
 import filecmp
 import os
 import shutil
+import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, BinaryIO
 
 from distmm.errors import InputError
 
-__all__ = ["exchange", "fsync", "fsync_tree", "published", "remove"]
+__all__ = ["exchange", "fsync", "fsync_tree", "published", "remove", "together"]
 
 # From Linux' <fcntl.h> and <linux/fs.h>.
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
@@ -24,13 +26,54 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2
 NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK}
 
 
-def fsync(path: str) -> None:
-    """Return when a file, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+_waiting: dict[Hashable, Future[None]] = {}  # calls that have not begun
+_guard = threading.Lock()
+_turns = [threading.Lock() for _ in range(64)]
+
+
+def together(key: Hashable, call: Callable[[], object]) -> None:
+    """Make one call for all threads of this process that ask with the same key before it begins.
+
+    Parameters
+    ----------
+    key : hashable
+    call : callable
+        The same for all threads. It must not matter which thread makes it. Its error is raised in all of them.
+    """
+    mine: Future[None] = Future()
+    with _guard:
+        found = _waiting.setdefault(key, mine)
+    if found is not mine:
+        found.result()
+        return
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        with _turns[hash(key) % len(_turns)]:  # until the call before has ended
+            with _guard:
+                del _waiting[key]
+            call()
+    except BaseException as error:
+        with _guard:
+            if _waiting.get(key) is mine:
+                del _waiting[key]
+        mine.set_exception(error)
+        raise
+    mine.set_result(None)
+
+
+def fsync(path: str) -> None:
+    """Return when a file, or the names in a folder, are on the disk. Threads that wait for the same path share a call.
+
+    Each of them relies only on what it has done before it asked, and the call begins after that.
+    """
+
+    def sync() -> None:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    together(path, sync)
 
 
 def fsync_tree(path: str) -> None:

@@ -166,7 +166,7 @@ class Target(ABC):
     def detach(self) -> None:  # noqa: B027 - formats whose unfinished chunks have no name do nothing
         """Keep processes of earlier runs from completing a write that they have begun."""
 
-    def make_room(self, done: Collection[tuple[int, int]]) -> None:  # noqa: B027 - formats written in place do nothing
+    def keep_only(self, done: Collection[tuple[int, int]]) -> None:  # noqa: B027 - formats written in place do nothing
         """Remove all blocks except those in `done`, a collection of (row, column)."""
 
     def writing(self, rows: slice, cols: slice) -> AbstractContextManager[None]:

@@ -246,9 +246,17 @@ def create_raw(
 
 @dataclass(frozen=True)
 class ZarrTarget(Target):
-    """A Zarr array (version 3) whose chunks are C's blocks, so that each chunk has one writer."""
+    """A Zarr array (version 3) whose chunks are C's blocks, so that each chunk has one writer.
+
+    Attributes
+    ----------
+    chunks : tuple of int
+    drafts : str or None
+        Folder for incomplete chunks, on the same file system. None: the parent folder of the array.
+    """
 
     chunks: tuple[int, ...]
+    drafts: str | None = None
 
     @classmethod
     def create(
@@ -260,7 +268,9 @@ class ZarrTarget(Target):
         """
         chunks = max(1, min(chunks[0], shape[0])), max(1, min(chunks[1], shape[1]))
         create_raw(output.draft, shape, dtype, chunks, None if job is None else {"distmm_job": job})
-        return cls(output, shape, dtype, chunks)
+        target = cls(output, shape, dtype, chunks)
+        target._make_folders()
+        return target
 
     @classmethod
     def reopen(cls, output: Output) -> Self:
@@ -279,23 +289,30 @@ class ZarrTarget(Target):
             for at, edge, n in zip(whole, self.chunks, self.shape, strict=True)
         ):
             raise IndexError(f"{self.output.path}: [{rows}, {cols}] is not one of its chunks, {height} x {width}")
-        chunks = os.path.join(self.output.draft, "c")
-        folder = os.path.join(chunks, str(rows.start // height))
-        for name in (chunks, folder):  # not the draft: if its mount is lost, C must not be written to the disk below
-            with suppress(FileExistsError):
-                os.mkdir(name)
-        with published(os.path.join(folder, str(cols.start // width)), os.path.dirname(self.output.draft)) as file:
+        folder = os.path.join(self.output.draft, "c", str(rows.start // height))
+        drafts = self.drafts or os.path.dirname(self.output.draft)
+        with published(os.path.join(folder, str(cols.start // width)), drafts) as file:
             os.ftruncate(file.fileno(), height * width * self.dtype.itemsize)
             write_rows(file, 0, width, 0, 0, block.astype(self.dtype.newbyteorder("<"), copy=False))
 
     def sync(self, rows: slice, cols: slice) -> None:
-        """Return when the names of written chunks are on the disk. Their elements already are.
+        """Return when the names of written chunks are on the disk. Their elements and folders already are."""
+        for i in range(rows.start // self.chunks[0], -(-rows.stop // self.chunks[0])):
+            fsync(os.path.join(self.output.draft, "c", str(i)))
 
-        The names of `c` and of its folders are synced, too: another worker may have created them without a sync.
+    def _make_folders(self) -> None:
+        """Create the folders of the chunks, and sync their names.
+
+        Workers create none: they would have to sync the folders above for each chunk.
         """
         chunks = os.path.join(self.output.draft, "c")
-        for i in range(rows.start // self.chunks[0], -(-rows.stop // self.chunks[0])):
-            fsync(os.path.join(chunks, str(i)))
+        folders = (os.path.join(chunks, str(i)) for i in range(-(-self.shape[0] // self.chunks[0])))
+        for folder in (
+            chunks,
+            *folders,
+        ):  # not the draft: if its mount is lost, C must not be written to the disk below
+            with suppress(FileExistsError):
+                os.mkdir(folder)
         fsync(chunks)
         fsync(self.output.draft)
 
@@ -305,9 +322,10 @@ class ZarrTarget(Target):
         with suppress(FileNotFoundError):
             os.unlink(os.path.join(self.output.draft, "c", str(row), str(column)))
 
-    def make_room(self, done: Collection[tuple[int, int]]) -> None:
-        """Remove chunks that are not `done`."""
+    def keep_only(self, done: Collection[tuple[int, int]]) -> None:
+        """Remove chunks that are not `done`, and create the folders that are missing."""
         chunks = os.path.join(self.output.draft, "c")
+        self._make_folders()
         kept = {os.path.join(chunks, str(i), str(j)) for i, j in done}
         for folder, _, names in os.walk(chunks):
             for path in {os.path.join(folder, name) for name in names} - kept:

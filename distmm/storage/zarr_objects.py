@@ -160,7 +160,7 @@ class ObjectTarget(Target):
                 missing.append((i, j))
         return missing
 
-    def make_room(self, done: Collection[Block]) -> None:
+    def keep_only(self, done: Collection[Block]) -> None:
         """Remove an array that is replaced, and the chunks of earlier runs, except the blocks in `done`.
 
         Raises

@@ -17,7 +17,7 @@ from distributed.comm import tcp
 import distmm
 from distmm import job
 from distmm.job import computation, wave_graph
-from distmm.job.block_writer import Writer
+from distmm.job.writer import Writer
 from distmm.worker import tasks
 from distmm.worker.tasks import products
 
@@ -200,13 +200,13 @@ def test_a_block_of_c_that_changes_after_it_was_judged_gets_no_marker(
     client: Client, flip: Callable[[int], Flip], monkeypatch: pytest.MonkeyPatch, out: str
 ) -> None:
     _, _, expected = operands("float32")
-    flips, real = flip(30), Writer._store
+    flips, real = flip(30), Writer._written
 
-    def store(self: Writer, block: np.ndarray, record: dict[str, Any]) -> dict[str, Any]:
-        flips(block)
-        return real(self, block, record)
+    def written(self: Writer, unit: Any, arrays: dict[str, np.ndarray], record: Any) -> dict[str, Any]:
+        flips(arrays["C"])
+        return real(self, unit, arrays, record)
 
-    monkeypatch.setattr(Writer, "_store", store)
+    monkeypatch.setattr(Writer, "_written", written)
     summary, certificate = run(client, expected, out)
     assert summary.recomputed == certificate["rejected"] == 1
 

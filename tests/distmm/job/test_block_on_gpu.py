@@ -21,16 +21,17 @@ from distmm.checking import sampled_sums, sketch
 from distmm.checking.checksum import checksum
 from distmm.checking.tolerance import Tolerance
 from distmm.graph.placement import Placement
-from distmm.job import block_writer, computation
-from distmm.job.block_rows import RowFolder
-from distmm.job.block_writer import Writer
+from distmm.job import judge as judges
+from distmm.job import wave_graph
 from distmm.job.computation import Computation
+from distmm.job.contents import Contents
 from distmm.job.folder import Folder
+from distmm.job.judge import Judge, RowOfA
 from distmm.job.lock import Lock, locked
 from distmm.job.reduction import Reduction, Threshold, TopK
-from distmm.job.row_writer import RowWriter
 from distmm.job.spec import Spec
-from distmm.storage import create_output, open_matrix
+from distmm.job.writer import Writer
+from distmm.storage import open_matrix
 from distmm.transfer.counted_writes import CountedRun
 from distmm.worker import gpu, gpu_copies
 from distmm.worker.tasks import reductions_on_gpu, squared_norms
@@ -110,14 +111,14 @@ class OneBlock:
         tolerance = Tolerance.of(self.a.dtype, self.b.dtype, self.dtype, K)
         weights = sketch.weigh(None, [self.b], (0,), tolerance.sketched)
         right = [sketch.of_b(None, [self.b], 5, (0,), tolerance.sketched, weights)]
-        left = sketch.of_a(None, None, self.a, right, tolerance.sketched), np.zeros(2, np.uint64), None, {}
+        row = RowOfA(sketch.of_a(None, None, self.a, right, tolerance.sketched), np.zeros(2, np.uint64), None, {})
         with locked(folder.path) as lock:
             folder.make()
-            target = create_output(folder.target, (M, N), self.dtype, (M, N), False, folder.draft, folder.id)
-            writer = Writer(
-                folder, CountedRun(lock.token), target, on_gpu, tolerance, 5, 1, self.beta, {"C0": (False, False)}
-            )
-            record = writer.write(Placement("C", (), 0, 0, 0, 0), block, left, 0, added, weights)
+            contents = Contents(None, self.dtype, (M, N))
+            target = contents.create(folder.target, folder, (M, K, N), False)
+            judge = Judge(folder.id, contents, on_gpu, tolerance, 5, 1, self.beta, {"C0": (False, False)})
+            writer = Writer(folder, CountedRun(lock.token), target, judge)
+            record = writer.write((0, 0), *judge.judged(Placement("C", (), 0, 0, 0, 0), block, row, 0, added, weights))
             assert list(folder.markers()) == [(0, 0)] * record["written"]
             if record["written"]:
                 assert checksum(open_matrix(folder.draft)[...]) == record["crc32c"]
@@ -128,7 +129,7 @@ class OneBlock:
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """No cluster: the writing task is called here."""
-    monkeypatch.setattr(block_writer, "get_worker", lambda: types.SimpleNamespace(name="0"))
+    monkeypatch.setattr(judges, "get_worker", lambda: types.SimpleNamespace(name="0"))
 
 
 @pytest.mark.usefixtures("alone")
@@ -183,22 +184,20 @@ def test_a_block_that_is_reduced_is_not_copied_to_the_host(reduction: Reduction,
     weights = sketch.weigh(None, [b], (0,), tolerance.sketched)
     right = [sketch.of_b(None, [b], 5, (0,), tolerance.sketched, weights)]
     norms = [squared_norms(a), squared_norms(b.T)] if reduction.needs_norms else None
-    left = sketch.of_a(None, None, a, right, tolerance.sketched), np.zeros(2, np.uint64), norms, {}
-    target: Any = RowFolder(str(tmp_path), reduction, c.dtype)
-    folder = Folder.of(tmp_path / "C.zarr").of_job("0" * 16)
-    writer = RowWriter(folder, CountedRun(), target, plan, tolerance, 5, 1, 0, {})
+    row = RowOfA(sketch.of_a(None, None, a, right, tolerance.sketched), np.zeros(2, np.uint64), norms, {})
+    judge = Judge("", Contents(reduction, c.dtype, (M, N)), plan, tolerance, 5, 1, 0, {})
     where = Placement("C", (), 0, 0, 0, 0)
-    (expected,), on_cpu = writer.part(where, c, left, 0, None, weights)
+    (expected,), on_cpu = judge.judged(where, c, row, 0, None, weights)
     Block.to_host.clear()
-    (record,), on_gpu = writer.part(where, c.view(Block), left, 0, None, weights)
-    assert (record["right"], expected["right"]) == (True, True)
+    (record,), on_gpu = judge.judged(where, c.view(Block), row, 0, None, weights)
+    assert (record["accepted"], expected["accepted"]) == (True, True)
     for one, other in zip(on_gpu, on_cpu, strict=True):
         np.testing.assert_array_equal(one, other)
     assert max(Block.to_host) < c.nbytes
     wrong = c.copy()
     wrong[17, 30] = 1000
-    (record,), part = writer.part(where, wrong.view(Block), left, 0, None, weights)
-    assert (record["right"], record["row"], part) == (False, 17, None)
+    (record,), part = judge.judged(where, wrong.view(Block), row, 0, None, weights)
+    assert (record["accepted"], record["row"], part) == (False, 17, None)
 
 
 @pytest.mark.parametrize(("device", "kind"), [("cuda", "cupy"), ("cpu", "numpy")])
@@ -214,9 +213,9 @@ def test_products_of_a_job_leave_their_blocks_where_they_are_made(
     a, b, _ = matrices("float32")
     plan = distmm.plan(a, b, blocks=(M, K, N))
     plan = replace(plan, cluster=replace(plan.cluster, device=device))
-    writer: Any = types.SimpleNamespace(run=CountedRun(), plan=plan)
+    writer: Any = types.SimpleNamespace(run=CountedRun())
     made = Computation(client, Spec.of(a, b, None), plan, writer, job.Stop(), lambda figures: None)
-    monkeypatch.setattr(computation.product_graph, "build", build)
+    monkeypatch.setattr(wave_graph.product_graph, "build", build)
     with pytest.raises(BuiltError, match=kind):
         made._send((plan.waves[0],), {(0, 0)}, plan, writer)
 

@@ -25,9 +25,10 @@ from distmm.checking.checksum import checksum
 from distmm.checking.tolerance import Tolerance
 from distmm.checking.verdict import Verdict
 from distmm.errors import UndecidedError, WrongResultError
-from distmm.job.block_writer import Writer
 from distmm.job.computation import Computation
-from distmm.job.result import result_of
+from distmm.job.contents import Contents
+from distmm.job.judge import Judge
+from distmm.job.writer import Writer
 from distmm.storage import open_matrix
 from distmm.transfer.counted_writes import CountedRun
 from tests.distmm.checking.sketched import K, M, N, matrices
@@ -196,8 +197,10 @@ def test_a_block_that_one_worker_makes_wrong_twice_has_no_second_opinion(lonely:
 def test_a_rejected_block_is_compared_with_its_own_earlier_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     unused: Any = None
     plan = distmm.plan(np.ones((M, K), "f4"), np.ones((K, N), "f4"), blocks=(20, 100, 20))
-    writer = Writer(unused, CountedRun(), unused, plan, Tolerance.of(*3 * [np.dtype("f4")], K), 0, 1, 0, {})
-    spec: Any = Mock(result=result_of(None, np.dtype("f4")))
+    contents = Contents(None, np.dtype("f4"), (M, N))
+    judge = Judge("", contents, plan, Tolerance.of(*3 * [np.dtype("f4")], K), 0, 1, 0, {})
+    writer = Writer(unused, CountedRun(), unused, judge)
+    spec: Any = Mock(contents=contents)
     client: Any = Mock(status="closed")
     computation = Computation(client, spec, plan, writer, unused, unused)
     again: list[Writer] = []
@@ -207,13 +210,14 @@ def test_a_rejected_block_is_compared_with_its_own_earlier_attempt(monkeypatch: 
     def reject(i: int, crc: int, attempt: int) -> None:
         record = {"i": i, "j": 0, "crc32c": crc, "host": "h", "worker": f"w{attempt}", "attempt": attempt}
         record["inputs"] = {"A": "0", "B": "0"}
-        future: Any = Mock(result=lambda: {**record, "residual": 9.0, "row": 0, "written": False})
+        record |= {"residual": 9.0, "row": 0}
+        future: Any = Mock(result=lambda: {**record, "bad": [record], "written": False})
         computation._take(future)
 
     reject(0, 1, 0)
     reject(1, 2, 0)
     reject(0, 2, 1)  # the bits of the other block, but not its own of before
-    assert [w.before["crc32c"] for w in again if w.before is not None] == [1, 2, 2]
+    assert [w.judge.rejected[0]["crc32c"] for w in again] == [1, 2, 2]
     with pytest.raises(WrongResultError, match=r"C\[1, 0\].*same bits on worker w0 of h, the last one on worker w1"):
         reject(1, 2, 1)
 

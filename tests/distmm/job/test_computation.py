@@ -13,9 +13,10 @@ import distmm
 from distmm import job
 from distmm.checking.tolerance import Tolerance
 from distmm.job import made_blocks
-from distmm.job.block_writer import Writer
 from distmm.job.computation import Computation
+from distmm.job.judge import Judge
 from distmm.job.spec import Spec
+from distmm.job.writer import Writer
 from distmm.transfer.counted_writes import CountedRun
 from tests.until import until
 
@@ -25,8 +26,9 @@ def test_blocks_that_are_written_before_one_that_fails_are_fetched_together_and_
 ) -> None:
     unused: Any = None
     plan = distmm.plan(np.ones((4, 4)), np.ones((4, 4)), blocks=(1, 4, 1))
-    writer = Writer(unused, CountedRun(), unused, plan, Tolerance.of(*3 * [np.dtype("f8")], 4), 0, 1, 0, {})
     spec = Spec.of(*2 * [np.ones((4, 4))], None)
+    judge = Judge("", spec.contents, plan, Tolerance.of(*3 * [np.dtype("f8")], 4), 0, 1, 0, {})
+    writer = Writer(unused, CountedRun(), unused, judge)
     computation = Computation(client, spec, plan, writer, unused, unused)
 
     def record(i: int) -> dict[str, Any]:

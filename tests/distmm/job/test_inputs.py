@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from distmm import job
 from distmm.checking.checksum import checksum, checksum_of_input
 from distmm.errors import InputError, Stopped
-from distmm.job.folded_checksums import fold
+from distmm.job.inputs import fold
 from distmm.storage import open_matrix
 from tests.distmm.job.disturbed import PLAN, HalfWay, Meanwhile, marked, operands, values
 from tests.tables import later

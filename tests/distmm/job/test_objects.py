@@ -246,14 +246,14 @@ def test_an_array_that_comes_while_a_job_is_stopped_is_replaced_only_if_asked_fo
     target: Any = create_output(url(stored), (4, 4), "f8", (2, 4), draft=draft)
     target[0:2, :] = np.ones((2, 4))
     target[2:4, :] = np.ones((2, 4))
-    target.make_room({(0, 0)})
+    target.keep_only({(0, 0)})
     assert objects(f"{stored}/").keys() == {f"{stored}/c/0/0"}
     store().pipe_file(f"{BUCKET}/{stored}/zarr.json", b"{}")
     with pytest.raises(InputError, match="was created by another program"):
-        target.make_room({(0, 0)})
+        target.keep_only({(0, 0)})
     with pytest.raises(InputError, match="was created by another program"):
         target.output.commit()
-    reopen_output(url(stored), draft, overwrite=True).make_room({(0, 0)})  # type: ignore[attr-defined]
+    reopen_output(url(stored), draft, overwrite=True).keep_only({(0, 0)})  # type: ignore[attr-defined]
     assert objects(f"{stored}/").keys() == {f"{stored}/c/0/0"}
 
 

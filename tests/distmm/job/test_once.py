@@ -16,11 +16,14 @@ from distmm import job
 from distmm.checking.checksum import checksum
 from distmm.errors import InputError, Stopped
 from distmm.job import commit, planning
-from distmm.job import job as one_run
-from distmm.job.block_writer import Writer
 from distmm.job.computation import Computation
-from distmm.job.folder import Folder
+from distmm.job.contents import Contents
+from distmm.job.finished_units import FinishedUnits
+from distmm.job.folder import Folder, read_json
+from distmm.job.judge import Judge
 from distmm.job.lock import Lock
+from distmm.job.target import Target
+from distmm.job.writer import Writer
 from distmm.storage import create_output, open_matrix
 from distmm.transfer import counted_writes
 from tests.distmm.job.disturbed import SIZE, HalfWay, Meanwhile, marked, multiply, operands, values
@@ -109,14 +112,14 @@ def test_a_c_whose_job_died_before_its_certificate_came_is_not_called_wrong(
 def test_a_complete_job_that_could_not_take_the_name_can_be_begun_anew(
     client: Client, product: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    complete = one_run.complete_markers
+    complete = FinishedUnits.complete
 
     def late(*arguments: Any) -> Any:
         save_matrix(Path("C.zarr"), BEFORE)
         return complete(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(one_run, "complete_markers", late)
+        patch.setattr(FinishedUnits, "complete", late)
         for call in (lambda: multiply(client), lambda: job.resume("C.zarr", client=client)):
             with pytest.raises(InputError, match="was created by another program while the product was computed"):
                 call()
@@ -207,7 +210,7 @@ def test_a_worker_of_an_old_job_that_wakes_does_not_write_into_a_new_one(
     )  # as on a worker that the client could not reach when the run ended
 
     def wake() -> None:
-        task = client.submit(old._store, np.full((30, 30), -1.0), {"i": 0, "j": 0}, pure=False)
+        task = client.submit(old._written, (0, 0), {"C": np.full((30, 30), -1.0)}, {}, pure=False)
         late.append(str(task.exception()))
 
     multiply(client, out, stop=Meanwhile(wake, out), overwrite=True)
@@ -227,7 +230,7 @@ def test_a_write_task_of_a_run_that_has_ended_writes_nothing_although_its_lock_i
     Lock.check(old.folder.path, old.run.id)
     before = marked()
     i, j = next((i, j) for i in range(4) for j in range(4) if f"{i}.{j}.json" not in before)
-    late = client.submit(old._store, np.full((30, 30), -1.0), {"i": i, "j": j}, pure=False)
+    late = client.submit(old._written, (i, j), {"C": np.full((30, 30), -1.0)}, {}, pure=False)
     assert "the call has ended" in str(late.exception())
     assert marked() == before
     assert not os.path.exists(os.path.join(old.folder.draft, "c", str(i), str(j)))
@@ -244,7 +247,15 @@ def test_each_job_on_an_output_writes_into_a_folder_of_its_own(client: Client, p
 
 
 def store(writer: Writer, block: np.ndarray, **about: str) -> dict[str, Any]:
-    return writer._store(block, {"i": 0, "j": 0, "crc32c": checksum(block), "inputs": {"A": "", "B": ""}, **about})
+    record = {"i": 0, "j": 0, "crc32c": checksum(block), "inputs": {"A": "", "B": ""}, **about}
+    return writer._written((0, 0), {"C": block}, record)
+
+
+def only_block(folder: Folder, token: str, array: Any) -> Writer:
+    """Return what a worker has that writes the only block of a C."""
+    plan: Any = None
+    judge = Judge(folder.id, Contents(None, np.dtype("f8"), (2, 2)), plan, None, 0, 1, 0, {})
+    return Writer(folder, counted_writes.CountedRun(token), Target(folder, {"C": array}, ((2,), (2,))), judge)
 
 
 def test_a_block_is_not_marked_by_one_who_has_lost_the_lock_while_it_reached_the_disk(
@@ -264,9 +275,7 @@ def test_a_block_is_not_marked_by_one_who_has_lost_the_lock_while_it_reached_the
         others.append(Lock.take(folder.path))
 
     monkeypatch.setattr(type(target), "sync", slow)
-    monkeypatch.setattr(Writer, "region", lambda self, i, j: (slice(0, 2), slice(0, 2)))
-    plan: Any = None
-    writer = Writer(folder, counted_writes.CountedRun(mine.token), target, plan, None, 0, 1, 0, {})
+    writer = only_block(folder, mine.token, target)
     with pytest.raises(InputError, match="taken over"):
         store(writer, np.ones((2, 2)))
     assert os.listdir(folder.owned(others[0].token).done) == []
@@ -277,7 +286,7 @@ def test_a_block_is_not_marked_by_one_who_has_lost_the_lock_while_it_reached_the
 def test_c_does_not_get_its_name_from_one_who_has_lost_the_lock(
     client: Client, product: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    complete, others = one_run.complete_markers, []
+    complete, others = FinishedUnits.complete, []
 
     def late(*arguments: Any) -> Any:
         (path,) = Path("C.zarr.job").glob("lock.*")
@@ -286,7 +295,7 @@ def test_c_does_not_get_its_name_from_one_who_has_lost_the_lock(
         return complete(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(one_run, "complete_markers", late)
+        patch.setattr(FinishedUnits, "complete", late)
         with pytest.raises(InputError, match="another job has taken over"):
             multiply(client)
     assert not os.path.exists("C.zarr")
@@ -296,7 +305,7 @@ def test_c_does_not_get_its_name_from_one_who_has_lost_the_lock(
 
 
 @pytest.fixture
-def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Writer]:
+def writer(tmp_path: Path) -> Iterator[Writer]:
     """What a worker has that writes the only block of a C, under a lock."""
     folder = Folder(str(tmp_path / "C.zarr"), "id")
     os.makedirs(folder.path)
@@ -304,9 +313,7 @@ def writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Writer]:
     folder = folder.owned(lock.token)
     folder.make()
     target: Any = create_output(folder.target, (2, 2), "f8", (2, 2), draft=folder.draft)
-    monkeypatch.setattr(Writer, "region", lambda self, i, j: (slice(0, 2), slice(0, 2)))
-    plan: Any = None
-    yield Writer(folder, counted_writes.CountedRun(lock.token), target, plan, None, 0, 1, 0, {})
+    yield only_block(folder, lock.token, target)
     lock.release()
 
 
@@ -320,9 +327,9 @@ def test_of_two_workers_that_make_a_block_the_first_one_counts(writer: Writer) -
 def test_a_block_that_another_worker_has_written_and_not_marked_stays_and_is_marked_if_it_is_the_same(
     writer: Writer,
 ) -> None:
-    writer.target[:, :] = np.ones((2, 2))
+    writer.target.arrays["C"][:, :] = np.ones((2, 2))
     with pytest.raises(InputError, match="has written other bits"):
         store(writer, np.zeros((2, 2)))
-    assert writer.marked(0, 0) is None
+    assert not writer.folder.markers()
     written = store(writer, np.ones((2, 2)))
-    assert written == {**(writer.marked(0, 0) or {}), "written": True}
+    assert written == {**read_json(writer.folder.marker(0, 0)), "written": True}

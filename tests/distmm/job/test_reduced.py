@@ -21,7 +21,10 @@ from hypothesis import strategies as st
 import distmm
 from distmm import job
 from distmm.errors import InputError, Stopped
-from distmm.job import block_rows
+from distmm.job import target
+from distmm.job.folder import Folder
+from distmm.job.manifest import write_manifest
+from distmm.job.records import read_manifest
 from tests.distmm.job.reduced import HalfWay, arrays, best, marked, operands, same, threshold, topk
 from tests.tables import later
 
@@ -191,7 +194,7 @@ def test_a_kill_while_block_rows_become_the_result_leaves_a_job_that_ends(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(block_rows, "fsync_tree", die)
+        patch.setattr(target, "fsync_tree", die)
         with pytest.raises(Killed):
             threshold(client)
     assert job.resume("out.zarr", client=client).kept == 5
@@ -206,7 +209,8 @@ def test_a_finished_block_row_that_was_damaged_meanwhile_is_made_again(
         topk(client, stop=HalfWay())
     before = marked()
     i = min(before).split(".")[0]
-    (path,) = Path("out.zarr.job").glob(f"*/*/done/{i}.0.json" if damage == "the marker" else f"*/*/rows/{i}.values")
+    where = f"*/*/done/{i}.0.json" if damage == "the marker" else f"*/*/out.zarr/values/c/{i}/0"
+    (path,) = Path("out.zarr.job").glob(where)
     content = path.read_bytes()
     path.unlink()
     if damage == "a bit":
@@ -233,10 +237,49 @@ def test_a_job_goes_on_with_a_copy_of_b_and_not_with_another_b(client: Client, c
 def test_pieces_are_put_together_into_whole_chunks(lengths: list[int], lines: int) -> None:
     ends = np.cumsum(lengths, dtype=int)
     pieces = [np.arange(end - length, end) for length, end in zip(lengths, ends, strict=True)]
-    parts = list(block_rows.whole_chunks(iter(pieces), lines))
+    parts = list(target.whole_chunks(iter(pieces), lines))
     np.testing.assert_array_equal(np.concatenate([[], *parts]), np.arange(sum(lengths)))
     assert all(len(part) % lines == 0 for part in parts[:-1])
     assert all(map(len, parts))
+
+
+def written_by_format_3() -> None:
+    """Give the manifest of an unfinished job the number of the earlier format."""
+    folder = Folder.of("out.zarr")
+    write_manifest(folder.owned(read_owner()), {**read_manifest(folder), "format": 3})
+
+
+def read_owner() -> str:
+    (manifest,) = Path("out.zarr.job").glob("*/*/done")
+    return manifest.parents[1].name
+
+
+def test_a_threshold_of_the_earlier_format_goes_on_and_the_best_of_rows_are_refused(
+    client: Client, c: np.ndarray
+) -> None:
+    with pytest.raises(Stopped):
+        threshold(client, stop=HalfWay())
+    written_by_format_3()
+    assert job.resume("out.zarr", client=client).kept >= 2
+    np.testing.assert_array_equal(arrays("out.zarr")["values"], c[c >= 6])
+    with pytest.raises(Stopped):
+        topk(client, stop=HalfWay(), overwrite=True)
+    written_by_format_3()
+    with pytest.raises(InputError, match="has format 3, but this version of distmm reads 4: finish the job with"):
+        job.resume("out.zarr", client=client)
+
+
+def test_the_best_of_rows_are_written_once_where_they_stay(client: Client, c: np.ndarray) -> None:
+    with pytest.raises(Stopped):
+        topk(client, stop=HalfWay())
+    (draft,) = Path("out.zarr.job").glob("*/*/out.zarr")
+    assert {path.name for path in draft.parent.iterdir()} == {"done", "out.zarr"}
+    before = {path: path.stat().st_ino for path in draft.glob("*/c/*/*")}
+    assert len(before) == 2 * len(marked())
+    job.resume("out.zarr", client=client)
+    now = {path.relative_to("out.zarr"): path.stat().st_ino for path in Path("out.zarr").glob("*/c/*/*")}
+    assert {path.relative_to(draft): inode for path, inode in before.items()}.items() <= now.items()
+    assert len(now) == 10
 
 
 def test_nothing_but_a_reduced_product_is_replaced(client: Client, c: np.ndarray) -> None:

@@ -114,7 +114,7 @@ def test_the_default_limit_of_a_threshold_follows_the_free_disk(
         take(self, record)
 
     monkeypatch.setattr(Entries, "take", noted)
-    monkeypatch.setattr("distmm.job.job.shutil.disk_usage", lambda path: type("Usage", (), {"free": 10_000_000}))
+    monkeypatch.setattr("distmm.job.entries.shutil.disk_usage", lambda path: type("Usage", (), {"free": 10_000_000}))
     threshold(client)
     assert set(seen) == {4_000_000 // 20}
 

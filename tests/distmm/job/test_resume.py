@@ -244,7 +244,7 @@ def test_a_manifest_of_another_format_is_refused(client: Client, here: np.ndarra
     manifest = Path("C.zarr.job/manifest.json")
     content = json.loads(manifest.read_text())
     for bad, message in [
-        (json.dumps({**content, "format": 99}), "reads 3"),
+        (json.dumps({**content, "format": 99}), "reads 4"),
         ("[1]", "does not contain a JSON object"),
         ("{", "cannot be read"),
     ]:

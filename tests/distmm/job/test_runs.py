@@ -15,7 +15,7 @@ from distributed import Client
 
 from distmm import job, units
 from distmm.errors import Stopped
-from distmm.job import runs
+from distmm.job.manifest import add_run, table
 from tests.distmm.job.disturbed import HalfWay, Meanwhile, marked, multiply, operands
 
 BEGUN = 1_800_000_000.0
@@ -23,11 +23,11 @@ BEGUN = 1_800_000_000.0
 
 def test_a_killed_run_lasted_at_least_until_its_last_block() -> None:
     manifest = {"runs": [{"started": BEGUN, "ended": BEGUN + 60}]}
-    runs.add_run(manifest, {"started": BEGUN + 100, "host": "node1", "batch_job": "Slurm job 7", "workers": 4}, [])
+    add_run(manifest, {"started": BEGUN + 100, "host": "node1", "batch_job": "Slurm job 7", "workers": 4}, [])
     blocks = [{"time": BEGUN + 50}, {"time": BEGUN + 225.0}, {"time": BEGUN + 130}]
-    runs.add_run(manifest, {"started": BEGUN + 300, "host": "node2"}, blocks)
-    runs.add_run(manifest, {"started": BEGUN + 400}, blocks)
-    head, first, second, third, last = runs.table(manifest["runs"], now=BEGUN + 407)
+    add_run(manifest, {"started": BEGUN + 300, "host": "node2"}, blocks)
+    add_run(manifest, {"started": BEGUN + 400}, blocks)
+    head, first, second, third, last = table(manifest["runs"], now=BEGUN + 407)
     assert head[1:6] == ("started", "ended", "duration", "host", "batch job")
     assert first[1:4] == (units.date(BEGUN), units.date(BEGUN + 60), "60 s")
     written = f"did not end: killed, or cut off from its disk; last block written {units.date(BEGUN + 225)}"
@@ -37,7 +37,7 @@ def test_a_killed_run_lasted_at_least_until_its_last_block() -> None:
 
 
 def test_a_job_of_one_run_has_no_table() -> None:
-    assert runs.table([{"started": BEGUN}], now=BEGUN + 1) == []
+    assert table([{"started": BEGUN}], now=BEGUN + 1) == []
 
 
 def _killed_half_way(address: str) -> None:

@@ -13,7 +13,7 @@ from distributed.metrics import context_meter
 
 from distmm import job
 from distmm.all_workers import workers_of
-from distmm.job import block_writer
+from distmm.job import writer
 from distmm.storage import open_matrix
 from distmm.storage.zarr_folder import ZarrTarget
 from distmm.worker.worker_slots import slot_released
@@ -27,7 +27,7 @@ class HungDisk(WorkerPlugin):
 
     def setup(self, worker: Worker) -> None:
         self.waiting, self.mended = 0, threading.Event()
-        self.sync, self.writers = ZarrTarget.sync, block_writer.WRITERS
+        self.sync, self.writers = ZarrTarget.sync, writer.WRITERS
         plugin = self
 
         def sync(target: ZarrTarget, *region: slice) -> None:
@@ -35,10 +35,10 @@ class HungDisk(WorkerPlugin):
             plugin.mended.wait()
             plugin.sync(target, *region)
 
-        ZarrTarget.sync, block_writer.WRITERS = sync, 2  # type: ignore[method-assign]
+        ZarrTarget.sync, writer.WRITERS = sync, 2  # type: ignore[method-assign]
 
     def teardown(self, worker: Worker) -> None:
-        ZarrTarget.sync, block_writer.WRITERS = self.sync, self.writers  # type: ignore[method-assign]
+        ZarrTarget.sync, writer.WRITERS = self.sync, self.writers  # type: ignore[method-assign]
         self.mended.set()
 
 

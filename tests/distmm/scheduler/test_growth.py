@@ -50,7 +50,11 @@ def plan(panels: int, columns: int = 2) -> Plan:
 
 def writing(size: Plan) -> Callable[[], object]:
     blocks = tuple((i, j) for _, i, j in size.blocking.c_indices())
-    writer: Any = SimpleNamespace(plan=size, tolerance=None, orders={"A": None, "B": None}, seed=1, needs_norms=False)
+    contents = SimpleNamespace(reduction=None)
+    judge = SimpleNamespace(
+        plan=size, tolerance=None, orders={"A": None, "B": None}, seed=1, needs_norms=False, contents=contents
+    )
+    writer: Any = SimpleNamespace(judge=judge)
     return lambda: list(WritingLayer("w", Names("a", "b", "c", None), writer, size.blocking.whole, blocks)._tasks())
 
 

@@ -14,7 +14,7 @@ import pytest
 from distributed import Client
 
 from distmm import job, units
-from distmm.job import runs
+from distmm.job.manifest import table
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
@@ -156,7 +156,7 @@ def test_charts_take_the_colours_of_the_page() -> None:
 def test_a_browser_shows_the_report(browser: Any, pictures: Path, tmp_path: Path, scheme: str) -> None:
     begun = {"host": "login-node-1.cluster", "batch_job": "Slurm job 4711 (4700_3), restart 2", "workers": 16}
     killed = {**begun, "started": 900.0, "last_block": 960.0, "kept": 0}
-    rows = runs.table([killed, {**begun, "started": 1000.0, "kept": 512}], now=1010.0)
+    rows = table([killed, {**begun, "started": 1000.0, "kept": 512}], now=1010.0)
     path = report.write(tmp_path / "C.report.html", run(16), title="C.zarr", runs=rows)
     browser.open(f"file://{path}", width=1100, height=2000, scheme=scheme)
     browser.until("document.querySelectorAll('svg').length == 4")

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-import os
 from operator import index
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
-from distributed import Client
-
-from distmm import config
-from distmm.clusters import cluster
 from distmm.errors import InputError
-from distmm.job.calls import Path, begin
-from distmm.job.commit import settle
+from distmm.job.calls import Path
+from distmm.job.commit import end_complete
 from distmm.job.folder import Folder
-from distmm.job.job import Announce, Job, Progress
+from distmm.job.job import Job, JobKeywords, checked
 from distmm.job.reduction import Reduction, Threshold, TopK
 from distmm.job.spec import Spec
-from distmm.job.stop import Stop
 from distmm.job.summary import Summary
-from distmm.planning.plan import Plan
-from distmm.planning.precision import Precision
-from distmm.product.choices import Choices
-from distmm.product.scalars import checked_seed, plain
+from distmm.product.choices import takes
+from distmm.product.scalars import plain
 from distmm.product.thresholds import check_threshold
 
 __all__ = ["threshold", "topk"]
 
 
+@takes(JobKeywords)
 def topk(
     a: Any,
     b: Any,
@@ -35,27 +28,16 @@ def topk(
     out: Path,
     *,
     metric: Literal["inner", "cosine", "euclidean"] | None = None,
-    client: Client | None = None,
     transa: bool = False,
     transb: bool = False,
-    precision: Precision | None = None,
-    kernel: str | None = None,
-    device: cluster.Device | None = None,
-    blocks: tuple[int, int, int] | None = None,
-    plan: Plan | str | None = None,
-    overwrite: bool = False,
-    check: Literal["freivalds", "none"] | None = None,
-    seed: int | None = None,
-    stop: Stop | None = None,
-    announce: Announce | None = None,
-    progress: Progress | None = None,
+    **keywords: Unpack[JobKeywords],
 ) -> Summary:
     """Write the k best elements of each row of ``op(A) @ op(B)``, and their columns, to disk. C is never stored.
 
     A *block row* is one row of blocks of C. The worker that computes a block checks and reduces it. When all blocks of
     a block row are right, the block row is written, and gets a marker. After a stop or a kill the same call, or
-    `distmm.resume`, computes the block rows that have no marker. At the end all block rows are joined to one Zarr
-    group, which gets its name when it is complete.
+    `distmm.resume`, computes the block rows that have no marker. The result gets its name when it is complete. Its
+    chunks are block rows.
 
     Parameters
     ----------
@@ -72,7 +54,7 @@ def topk(
         As in `distmm.nearest`, for the rows of A and the columns of B (with `transb`, the rows of `b`). By default the
         largest elements of C are kept, in NumPy's order, as in `distmm.topk`. Rows of float32 whose norms are so large
         or small that float32 cannot hold their products are refused for "cosine" and "euclidean".
-    client, transa, transb, precision, kernel, device, blocks, plan, overwrite
+    client, transa, transb, precision, kernel, reproducible, device, blocks, plan, overwrite
         As in `distmm.multiply`.
     check : {"freivalds", "none"}, optional
         "freivalds": compare each block of C with sketches of A and B before it is reduced. At the end, compute 32
@@ -101,13 +83,10 @@ def topk(
     >>> group = zarr.open_group("near.zarr", mode="r")  # doctest: +SKIP
     >>> values, indices = group["values"][:], group["indices"][:]  # doctest: +SKIP
     """
-    return _reduced(
-        TopK(plain(k), metric), a, b, out, None, client=client, transa=transa,
-        transb=transb, precision=precision, kernel=kernel, device=device, blocks=blocks, plan=plan,
-        overwrite=overwrite, check=check, seed=seed, stop=stop, announce=announce, progress=progress,
-    )  # fmt: skip
+    return _reduced(TopK(plain(k), metric), a, b, out, transa, transb, keywords)
 
 
+@takes(JobKeywords)
 def threshold(
     a: Any,
     b: Any,
@@ -116,20 +95,9 @@ def threshold(
     *,
     metric: Literal["inner", "cosine", "euclidean"] | None = None,
     most: int | None = None,
-    client: Client | None = None,
     transa: bool = False,
     transb: bool = False,
-    precision: Precision | None = None,
-    kernel: str | None = None,
-    device: cluster.Device | None = None,
-    blocks: tuple[int, int, int] | None = None,
-    plan: Plan | str | None = None,
-    overwrite: bool = False,
-    check: Literal["freivalds", "none"] | None = None,
-    seed: int | None = None,
-    stop: Stop | None = None,
-    announce: Announce | None = None,
-    progress: Progress | None = None,
+    **keywords: Unpack[JobKeywords],
 ) -> Summary:
     """Write the elements of ``op(A) @ op(B)`` that are at least `t`, and their coordinates, to disk. C is never stored.
 
@@ -150,7 +118,9 @@ def threshold(
     most : int, optional
         Number of elements that may be kept. By default as many as take 40 % of the free disk: block rows and result are
         on the disk at the same time. A job that ends at this limit can be continued with a higher limit.
-    client, transa, transb, precision, kernel, device, blocks, plan, overwrite, check, seed, stop, announce, progress
+    client, transa, transb, precision, kernel, reproducible, device, blocks, plan, overwrite, check, seed
+        As in `topk`.
+    stop, announce, progress
         As in `topk`.
 
     Returns
@@ -175,34 +145,24 @@ def threshold(
     >>> job.threshold("X.zarr", "X.zarr", 0.9, "network.zarr", transb=True)  # doctest: +SKIP
     """
     check_threshold(t, most, metric)
-    exact, limit = plain(t), None if most is None else index(most)
-    return _reduced(
-        Threshold(exact, metric), a, b, out, limit, client=client, transa=transa, transb=transb,
-        precision=precision, kernel=kernel, device=device, blocks=blocks, plan=plan, overwrite=overwrite, check=check,
-        seed=seed, stop=stop, announce=announce, progress=progress,
-    )  # fmt: skip
+    limit = None if most is None else index(most)
+    return _reduced(Threshold(plain(t), metric), a, b, out, transa, transb, keywords, limit)
 
 
 def _reduced(
-    reduction: Reduction, a: Any, b: Any, out: Path, most: int | None, *, client: Client | None, transa: bool,
-    transb: bool, precision: Precision | None, kernel: str | None, device: cluster.Device | None,
-    blocks: tuple[int, int, int] | None, plan: Plan | str | None, overwrite: bool,
-    check: Literal["freivalds", "none"] | None, seed: int | None, stop: Stop | None, announce: Announce | None,
-    progress: Progress | None,
+    reduction: Reduction, a: Any, b: Any, out: Path, transa: bool, transb: bool, keywords: JobKeywords,
+    most: int | None = None,
 ) -> Summary:  # fmt: skip
     """Begin or continue a job whose product is reduced."""
     if b is None:
         if transb:
             raise InputError("transb is True, but B is None: leave transb out, or give B")
         b, transb = a, not transa
-    seed = None if seed is None else checked_seed(seed)
-    choices = Choices.of(precision=precision, kernel=kernel, device=device, blocks=blocks, plan=plan)
-    folder = Folder.of(out)
-    ended = settle(folder, anew=overwrite)
+    choices, check = checked(keywords)
+    overwrite = bool(keywords.get("overwrite"))
+    ended = end_complete(Folder.of(out), overwrite)
     spec = Spec.of(
-        a, b, None, transa=transa, transb=transb, precision=choices.precision, kernel=choices.kernel,
-        check=config.chosen("check", check), reduction=reduction,
+        a, b, None, transa=transa, transb=transb, precision=choices.precision, kernel=choices.kernel, check=check,
+        reduction=reduction, reproducible=choices.reproducible,
     )  # fmt: skip
-    text = None if plan is None else str(plan)
-    job = Job(folder, os.fspath(out), spec, spec.files(), overwrite, blocks, seed, text, most)
-    return begin(job, ended, overwrite, client, choices.device, stop, announce, progress)
+    return Job.of(out, spec, choices, overwrite, keywords, most).begin(ended)

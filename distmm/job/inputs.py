@@ -1,0 +1,224 @@
+"""Checks that A, B and C0 were the same each time that a job read them.
+
+A worker computes a checksum of each block of A and B that it has loaded. The marker of C[i, j] has the checksums of
+A[i, :] and of B[:, j], folded over the panels in ascending k. All blocks of a row of C must have the same checksum of
+A, and all blocks of a column the same checksum of B, over all waves and runs.
+
+The *stamp* of a file is computed without reading the file. It changes with any write, but also for example with a copy.
+Stamps are compared when a run begins and when it ends. If a stamp has changed, the inputs of the finished blocks are
+read again, and their checksums are compared (`Inputs.unchanged`).
+
+If markers disagree, but the stamp is the same as when the job began, the file was read wrong once. It is read again,
+and the blocks whose markers disagree with it are computed again (`Inputs.misread`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal
+
+import numpy as np
+from distributed import Client
+
+from distmm.checking.checksum import checksum_of_input
+from distmm.errors import InputError
+from distmm.job.folder import Json
+from distmm.job.spec import Spec
+from distmm.planning.blocks import Blocking, slices
+from distmm.product.operand import Operand
+from distmm.storage import Matrix, open_matrix
+
+__all__ = ["Inputs", "Order", "Seen", "fold", "folded", "orders", "stamps"]
+
+Region = tuple[slice, slice]
+
+# The sum so far is multiplied by this odd number, modulo 2**64, before the next checksum is added.
+FOLD = np.uint64(0x9E3779B97F4A7C15)
+
+# How the checksum of a block is computed: from sums of rows or from all elements, and column by column or not
+# (`by_rows` and `columns_first` of `distmm.checking.checksum.checksum_of_input`).
+Order = tuple[bool, bool]
+
+
+def fold(before: np.ndarray | None, sums: Sequence[int]) -> np.ndarray:
+    """Fold the checksums of the blocks of one more panel into those of the panels before."""
+    new = np.array(sums, np.uint64)
+    return new if before is None else before * FOLD + new
+
+
+def folded(sums: Sequence[str]) -> str:
+    """Fold the checksums of several columns of B, as they are in markers, to one. A single one is not changed."""
+    total: np.ndarray | None = None
+    for one in sums:
+        total = fold(total, [int(one, 16)])
+    assert total is not None
+    return f"{total[0]:016x}"
+
+
+def orders(spec: Spec, device: str) -> dict[str, Order]:
+    """Return how checksums of A, B and C0 are computed without copying blocks. C0 is always in host memory."""
+
+    def columns_first(operand: Operand) -> bool:
+        source = operand.source
+        if isinstance(source, np.ndarray):
+            return operand.transposed != (source.flags.f_contiguous and not source.flags.c_contiguous)
+        return operand.transposed != (isinstance(source, Matrix) and source.columns_first)
+
+    return {name: (device == "cuda" and name != "C0", columns_first(one)) for name, one in spec.operands.items()}
+
+
+def stamps(spec: Spec) -> dict[str, str]:
+    """Return the stamps of the inputs that are files."""
+    sources = {name: operand.source for name, operand in spec.operands.items()}
+    found = {name: source.stamp() for name, source in sources.items() if isinstance(source, Matrix)}
+    return {name: stamp for name, stamp in found.items() if stamp is not None}
+
+
+class Seen:
+    """The checksum of each row of blocks of A, and of each column of blocks of B, in the markers of C's blocks."""
+
+    def __init__(self, records: Iterable[Json] = ()) -> None:
+        self.first: dict[tuple[str, int], Json] = {}  # first marker of each row of A, and of each column of B
+        for record in records:
+            self.add(record)
+
+    def add(self, record: Json) -> None:
+        """Add the marker of a block.
+
+        Raises
+        ------
+        InputError
+            If another marker has a different checksum of the same row of A, or column of B.
+        """
+        for name, index, part in (("A", record["i"], "rows"), ("B", record["j"], "columns")):
+            first = self.first.setdefault((name, index), record)
+            if first["inputs"][name] != record["inputs"][name]:
+                raise InputError(
+                    f"{name} has changed while it was multiplied: its {part} for C[{first['i']}, {first['j']}] were "
+                    f"not those for C[{record['i']}, {record['j']}]. If {name} is a file that was only read wrong "
+                    f"once, continue with distmm resume: it reads {name} again, and computes the blocks again that do "
+                    f"not agree with it, provided that {name} was not written since the job began. If it was written, "
+                    f"start over with --overwrite (overwrite=True). A Dask array whose tasks do not give the same bits "
+                    f"each time has to be persisted or stored first"
+                )
+
+
+@dataclass(frozen=True)
+class _ReadAgain:
+    """Reads blocks of an operand, and returns their folded checksum. Runs on workers."""
+
+    operand: Operand
+    order: Order
+
+    def __call__(self, regions: list[Region]) -> str:
+        total = None
+        for rows, columns in regions:
+            source = self.operand.source
+            block = source[columns, rows].T if self.operand.transposed else source[rows, columns]
+            total = fold(total, [checksum_of_input(block, *self.order)])
+        assert total is not None
+        return f"{total[0]:016x}"
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """The inputs of the finished blocks. Workers of `client` read them again if necessary."""
+
+    client: Client
+    spec: Spec
+    blocking: Blocking
+    device: Literal["cpu", "cuda"]
+
+    def unchanged(self, before: dict[str, str], markers: Iterable[Json]) -> dict[str, str]:
+        """Check that inputs have not changed since the finished blocks were computed. Return the inputs' stamps.
+
+        Parameters
+        ----------
+        before : dict
+            Stamps at the beginning of the last run, or of this one.
+        markers : iterable of dict
+            Of the finished blocks.
+
+        Raises
+        ------
+        InputError
+            If an input has changed since a finished block was computed from it, or is being written.
+        """
+        markers, now = list(markers), stamps(self.spec)
+        seen = Seen(markers)
+        for name in (name for name in now if before.get(name, now[name]) != now[name]):
+            source = self.spec.operands[name].source
+            _refuse_lost(source)
+            if name == "C0":
+                m, n = slices(self.blocking.m), slices(self.blocking.n)
+                used = markers
+                found = self._sums(name, [[(m[one["i"]], n[one["j"]])] for one in used])
+            else:
+                used = [one for (of, _), one in seen.first.items() if of == name]
+                found = self._read_again(name, [one["i" if name == "A" else "j"] for one in used])
+            for one, sums in zip(used, found, strict=True):
+                if one["inputs"][name] != sums:
+                    raise InputError(
+                        f"{source.path} has changed since C[{one['i']}, {one['j']}] was made from it: restore the "
+                        f"original, or start over with --overwrite (overwrite=True), which discards the finished blocks"
+                    )
+        if stamps(self.spec) != now:
+            raise InputError("another program is writing A, B or C: wait until it has ended, and call again")
+        return now
+
+    def misread(self, before: dict[str, str], markers: Iterable[Json]) -> list[Json]:
+        """Return the markers of blocks for which A or B was read wrong, although the file has not changed.
+
+        A file with the same stamp has not changed. If it has different checksums in different markers, disk or network
+        made an error. The file is read once more, and the markers that disagree with this read are returned. If all
+        markers disagree with it, none is returned, because the right one is unknown.
+
+        The parameters are those of `unchanged`.
+        """
+        rows: defaultdict[tuple[str, int], dict[str, list[Json]]] = defaultdict(lambda: defaultdict(list))
+        for marker in markers:
+            for name, index in (("A", marker["i"]), ("B", marker["j"])):
+                rows[name, index][marker["inputs"][name]].append(marker)
+        doubtful = {at: found for at, found in rows.items() if len(found) > 1}
+        if not doubtful:
+            return []
+        now, right = stamps(self.spec), {}
+        for name in now.keys() & {name for name, _ in doubtful}:
+            if before.get(name) == now[name]:
+                indices = [index for of, index in doubtful if of == name]
+                sums = self._read_again(name, indices)
+                right.update({(name, index): one for index, one in zip(indices, sums, strict=True)})
+        wrong = {}
+        for at, found in doubtful.items():
+            if right.get(at) in found:
+                for marker in (one for value, made in found.items() if value != right[at] for one in made):
+                    wrong[marker["i"], marker["j"]] = marker
+        return list(wrong.values())
+
+    def _read_again(self, name: str, indices: Sequence[int]) -> list[str]:
+        """Read rows of blocks of A, or columns of blocks of B, and return their checksums."""
+        m, k, n = map(slices, (self.blocking.m, self.blocking.k, self.blocking.n))
+        # A block row is computed from all columns of B.
+        groups = [[at] if name == "A" else self.spec.contents.columns(at, len(n)) for at in indices]
+        lines = [at for group in groups for at in group]
+        sums = iter(self._sums(name, [[(m[at], part) if name == "A" else (part, n[at]) for part in k] for at in lines]))
+        return [folded(list(islice(sums, len(group)))) for group in groups]
+
+    def _sums(self, name: str, regions: list[list[Region]]) -> list[str]:
+        """Read regions of an operand again, and return the folded checksum of each list of regions."""
+        task = _ReadAgain(self.spec.operands[name], orders(self.spec, self.device)[name])
+        found: list[str] = self.client.gather(self.client.map(task, regions, pure=False, batch_size=1000))
+        return found
+
+
+def _refuse_lost(source: Matrix) -> None:
+    """Raise `InputError` if other chunks of an input are missing than when this call opened it."""
+    before, now = (matrix.fingerprint().get("missing") for matrix in (source, open_matrix(source.path)))
+    if before != now:
+        raise InputError(
+            f"{source.path} has changed: {now or 'no chunk is missing'}; when this call opened it: "
+            f"{before or 'no chunk was missing'}; restore the original"
+        )
