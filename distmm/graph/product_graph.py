@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Any, Literal
 
 import dask.array as da
@@ -110,6 +110,7 @@ class ProductLayer(ParametricLayer):
         schedule = plan.schedule
         orders = plan.schedule.wave_orders
         token = self.name.rpartition("-")[2]
+        block = cache(self._block)  # a block that is a union of chunks has many references, and many tasks read it
 
         def task(
             chain: Chain, key: Key, step: int, order: int, ranks: Ranks, func: Any, *args: Any, **kwargs: Any
@@ -140,10 +141,10 @@ class ProductLayer(ParametricLayer):
                 for s, panels in enumerate(steps):
                     last = len(chains) == 1 and s == len(steps) - 1
                     key = c_key if last else (f"distmm-step-{token}", *batch, i, j, first + s)
-                    a_blocks = List(*(self._block("A", a, a_batch, i, p) for p in panels))
+                    a_blocks = List(*(block("A", a, a_batch, i, p) for p in panels))
                     of_b: Literal["A", "B"] = "B" if symmetry is None else "A"
                     places = ((p, j) if symmetry is None else (j, p) for p in panels)
-                    b_blocks = List(*(self._block(of_b, b, b_batch, *at) for at in places))
+                    b_blocks = List(*(block(of_b, b, b_batch, *at) for at in places))
                     homes = schedule.homes("A", a_batch, i, panels)
                     homes += schedule.homes(*(("B", b_batch) if symmetry is None else ("A", a_batch)), j, panels)
                     ranks = rank, owners, tuple(homes)
@@ -222,6 +223,7 @@ class ProductLayer(ParametricLayer):
         return tasks.BlockReduction(reduced.reduction, row, column, reduced.down, mirrored)
 
 
+@lru_cache(maxsize=1024)  # many blocks have the same shapes
 def _grid_of(rows: Sequence[int], columns: Sequence[int]) -> tuple[tuple[tuple[int, int], ...], ...]:
     """Return the shapes of chunks with these edges, row by row."""
     return tuple(tuple((row, column) for column in columns) for row in rows)

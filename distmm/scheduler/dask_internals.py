@@ -81,10 +81,11 @@ def annotate(scheduler: Scheduler, ts: TaskState, annotations: Mapping[str, obje
 
 def restrictions(ts: TaskState) -> Hashable:
     """Return what the user asks for the place of a task; None for nothing."""
-    if isinstance(ts.worker_restrictions, Restriction):
+    workers, hosts, resources = ts.worker_restrictions, ts.host_restrictions, ts.resource_restrictions
+    if isinstance(workers, Restriction) or not (workers or hosts or resources):
         return None
-    asked = ts.worker_restrictions, ts.host_restrictions, (ts.resource_restrictions or {}).items()
-    return (*map(frozenset, (each or () for each in asked)), ts.loose_restrictions) if any(asked) else None
+    asked = workers or (), hosts or (), (resources or {}).items()
+    return (*map(frozenset, asked), ts.loose_restrictions)
 
 
 def described(ts: TaskState) -> str:
