@@ -138,18 +138,14 @@ def _block(nbytes: int, device: Literal["cpu", "cuda"]) -> Block:
 async def _fetch(key: str, source: str, dask_worker: Worker) -> float:
     """Return the seconds of the fastest fetch of a block from another worker. Runs on workers."""
 
-    async def once() -> float:
-        started = time.perf_counter()
-        answer = await get_data_from_worker(dask_worker.rpc, [key], source, who=dask_worker.address)
-        seconds = time.perf_counter() - started
-        if key not in answer.get("data", {}):  # the other worker is busy, or has lost the block
-            raise OSError(f"{source} does not send its block: {answer['status']}")
-        return seconds
-
     async def several() -> float:
         best, started = math.inf, time.perf_counter()
         for _ in range(FETCHES):
-            best = min(best, await once())
+            begun = time.perf_counter()
+            answer = await get_data_from_worker(dask_worker.rpc, [key], source, who=dask_worker.address)
+            best = min(best, time.perf_counter() - begun)
+            if key not in answer.get("data", {}):  # the other worker is busy, or has lost the block
+                raise OSError(f"{source} does not send its block: {answer['status']}")
             if time.perf_counter() - started > ENOUGH_SECONDS:
                 break
         return best

@@ -46,7 +46,7 @@ class Reduced:
 
     Attributes
     ----------
-    reduction : Chunk
+    reduction : Consumer
     down : bool
         Whether lines are columns of C; otherwise they are rows.
     norms : pair of str, optional
@@ -57,7 +57,7 @@ class Reduced:
         Type of the blocks that are reduced; by default that of the product.
     """
 
-    reduction: tasks.Chunk
+    reduction: tasks.Consumer
     down: bool = False
     norms: tuple[str, str] | None = None
     mirrored: bool = True

@@ -79,12 +79,9 @@ def contracted(
     return contract(x, y, output, choices, out).source
 
 
-def _taken(arrays: list[Labelled], positions: tuple[int, ...]) -> tuple[Labelled, ...]:
+def _taken(arrays: list[Labelled], positions: tuple[int, ...]) -> list[Labelled]:
     """Remove some arrays from the list, and return them."""
-    taken = tuple(arrays[position] for position in positions)
-    for position in sorted(positions, reverse=True):
-        del arrays[position]
-    return taken
+    return [arrays.pop(position) for position in sorted(positions, reverse=True)][::-1]
 
 
 def _order(arrays: Sequence[Labelled], output: Labels, optimizer: str, choices: Choices) -> list[tuple[int, ...]]:

@@ -75,11 +75,15 @@ class Gemm:
         """Make a product of the user's operands, which may be vectors."""
         return cls(as_matrix(a, 0), as_matrix(b, 1), (len(a.shape) == 1, len(b.shape) == 1), **more)
 
+    @property
+    def operands(self) -> list[Operand]:
+        """A, B and, if it is added, C."""
+        return [x for x in (self.a, self.b, self.c) if x is not None]
+
     @cached_property
     def dtype(self) -> np.dtype:
         """NumPy's result type."""
-        types = {x.name: x.dtype for x in (self.a, self.b, self.c) if x is not None}
-        dtype = common_type(types, alpha=self.alpha, beta=self.beta)
+        dtype = common_type({x.name: x.dtype for x in self.operands}, alpha=self.alpha, beta=self.beta)
         check_represents(dtype, alpha=self.alpha, beta=self.beta)
         return dtype
 
@@ -126,9 +130,8 @@ class Gemm:
             return out
         in_place = self.c is not None and coincide(self.c.source, out)
         if out is not None:
-            read = (self.a, self.b) if in_place else (self.a, self.b, self.c)
-            given = {x.name: x.source for x in read if x is not None}
-            out_target.check_out(out, self.shape, self.dtype, self.a.kind, given)
+            read = {x.name: x.source for x in self.operands if not (in_place and x is self.c)}
+            out_target.check_out(out, self.shape, self.dtype, self.a.kind, read)
         written, client = out_target.is_written(out), choices.client
         self._check_sendable(client)
         plan = self.plan(choices, out, c_chunks)
@@ -223,7 +226,7 @@ class Gemm:
         """Refuse operands that the workers of a cluster cannot open."""
         if client is None:
             return
-        for operand in (self.a, self.b) if self.c is None else (self.a, self.b, self.c):
+        for operand in self.operands:
             check_sendable(operand.source, operand.name)
 
     def _prepare(self, plan: Plan, choices: Choices) -> None:

@@ -184,7 +184,12 @@ def results(
 
 
 def reduced_graphs(
-    product: Gemm, plan: Plan, reduction: Any, client: Client | None, down: bool = False, by_wave: bool = False
+    product: Gemm,
+    plan: Plan,
+    reduction: tasks.Consumer,
+    client: Client | None,
+    down: bool = False,
+    by_wave: bool = False,
 ) -> tuple[Reduced, Graphs]:
     """Return how blocks are reduced, and a function that makes the graph of a wave, or of all waves for None.
 

@@ -86,7 +86,7 @@ def above(
     made = product.plan_reduced(choices, of_waves)
     collected = _Collected(product, made, limit, lower=lower)
     reduction = tasks.Threshold(plain(t), of_block(made), metric=metric, dtype=dtype)
-    _, graph = reduced_graphs(product, made, reduction, choices.client, by_wave=True)
+    _, graph = reduced_graphs(product, made, reduction, choices.client, False, by_wave=True)
     waves = (reduction_graph.parts_of_blocks(*graph(wave), made, wave) for wave in made.waves)
     if choices.client is None:
         for parts in waves:

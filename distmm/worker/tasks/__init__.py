@@ -15,7 +15,7 @@ from distmm.worker.tasks.probe import PAUSE_FRACTION, WORKER_BYTES, copy_rate, c
 from distmm.worker.tasks.products import combine, mirror, multiply, part
 from distmm.worker.tasks.reductions import (
     BlockReduction,
-    Chunk,
+    Consumer,
     Custom,
     Histogram,
     Largest,
@@ -36,7 +36,7 @@ __all__ = [
     "WORKSPACE",
     "Arrivals",
     "BlockReduction",
-    "Chunk",
+    "Consumer",
     "Custom",
     "Epilogue",
     "Histogram",

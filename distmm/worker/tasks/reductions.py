@@ -32,7 +32,7 @@ from distmm.worker.worker_slots import slot_released
 
 __all__ = [
     "BlockReduction",
-    "Chunk",
+    "Consumer",
     "Custom",
     "Histogram",
     "Largest",
@@ -53,14 +53,14 @@ Part = Any  # an array, or a tuple of arrays
 Norms = tuple[Block, Block]  # squared norms of the lines, and of their elements' rows of Y
 
 
-class Chunk(Protocol):
+class Consumer(Protocol):
     """What is done to a finished block. `norms` are given where they were asked for."""
 
     def chunk(self, block: Block, first: int, norms: Norms | None) -> Part:
         """Reduce a block's part ``(*batch, m, n)`` of some lines; a NumPy or CuPy array."""
 
 
-class Reduction(Chunk, Protocol):
+class Reduction(Consumer, Protocol):
     """What is done to lines of C: the three functions above."""
 
     def combine(self, parts: list[Part]) -> Part:
@@ -76,7 +76,7 @@ class BlockReduction:
 
     Attributes
     ----------
-    reduction : Chunk
+    reduction : Consumer
     row, column : int
     down : bool
         Whether lines are columns of C, and not rows.
@@ -84,7 +84,7 @@ class BlockReduction:
         Given where the block also stands for its mirror image in a symmetric product.
     """
 
-    reduction: Chunk
+    reduction: Consumer
     row: int
     column: int
     down: bool = False

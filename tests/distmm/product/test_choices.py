@@ -51,3 +51,11 @@ def test_common_keywords_mean_the_same_everywhere(call: Callable[..., Any]) -> N
 def test_blocks_and_plans_are_for_functions_that_compute_one_product() -> None:
     with pytest.raises(TypeError, match=r"einsum\(\) got an unexpected keyword argument 'blocks'"):
         distmm.einsum("ij,jk", A, A, blocks=(4, 4, 4))  # type: ignore[call-arg]
+
+
+def test_reductions_take_a_plan_as_they_take_its_text() -> None:
+    plan = distmm.plan(A, A, blocks=(4, 8, 4))
+    for given in (plan, str(plan)):
+        values, indices = distmm.topk(A, A, 1, plan=given)
+        assert values.chunks == ((4, 4), (1,))
+        np.testing.assert_array_equal(indices.compute(scheduler="sync")[:, 0], range(8))
