@@ -128,22 +128,17 @@ class Operand:
             if shared is not None:
                 return _loaded(shared, chunks, device, name, noted)
             return inline_array(source, chunks, device, name)
-        array = self._blocked(_swapped(chunks, self.transposed), device, noted)
-        return array.swapaxes(-1, -2) if self.transposed else array
-
-    def _blocked(self, chunks: tuple[tuple[int, ...], ...], device: Literal["cpu", "cuda"], noted: bool) -> da.Array:
-        source = self.source
+        source, own = self.source, _swapped(chunks, self.transposed)
         # A new name for each call: Dask's token would read all of the data.
         name = f"distmm-load-{uuid.uuid4().hex}"
-        if self.file is not None:
-            return _loaded(self.file, chunks, device, name, noted)
         if isinstance(source, da.Array):
-            array = source if source.chunks == chunks else source.rechunk(chunks)
+            array = source if source.chunks == own else source.rechunk(own)
+            array = _uploaded(array) if device == "cuda" and self.kind == "numpy" else array
         elif self.kind == "cupy":
-            array = da.from_array(source, chunks=chunks, name=name, asarray=False)
+            array = da.from_array(source, chunks=own, name=name, asarray=False)
         else:
-            return _loaded(source, chunks, device, name, noted)
-        return _uploaded(array) if device == "cuda" and self.kind == "numpy" else array
+            array = _loaded(source if self.file is None else self.file, own, device, name, noted)
+        return array.swapaxes(-1, -2) if self.transposed else array
 
 
 def _swapped(values: tuple[Any, ...], transposed: bool) -> tuple[Any, ...]:
