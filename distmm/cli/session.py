@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from distmm.cli.options import Where
-    from distmm.clusters.cluster import Device
+    from distmm.clusters.cluster import DeviceChoice
     from distmm.storage import Matrix
 
 __all__ = ["cluster", "debugging", "out", "pair", "print_json", "table", "tell_device", "tell_missing"]
@@ -70,7 +70,7 @@ def tell_missing(*matrices: Matrix) -> None:
             out(stderr=True).print(f"note: {matrix.path}: {what}")
 
 
-def tell_device(where: str, device: Device) -> None:
+def tell_device(where: str, device: DeviceChoice) -> None:
     """Print a note on stderr if this machine has GPUs that cannot be used."""
     from distmm import clusters
 
@@ -79,7 +79,7 @@ def tell_device(where: str, device: Device) -> None:
 
 
 @contextmanager
-def cluster(ctx: typer.Context, where: Where, device: Device) -> Iterator[Client]:
+def cluster(ctx: typer.Context, where: Where, device: DeviceChoice) -> Iterator[Client]:
     """Connect to a cluster or start one; print its number of workers and the address of its dashboard."""
     from distmm import clusters, interrupts
     from distmm.all_workers import workers_of

@@ -18,7 +18,7 @@ from distmm.worker import tasks
 
 __all__ = ["describe", "install", "spec"]
 
-Device = Literal["auto", "cpu", "gpu"]
+DeviceChoice = Literal["auto", "cpu", "gpu"]
 
 # Rate of a GPU over several seconds, divided by the rate of single products (`distmm_kernels/rates.toml`): 0.92 to 1.0
 # on an H200 for five types.
@@ -41,7 +41,7 @@ def install(client: Client) -> None:
 def describe(
     client: Client | None,
     dtype: np.dtype,
-    device: Device = "auto",
+    device: DeviceChoice = "auto",
     any_gpu: bool = False,
     kernel: str | None = None,
     precision: Precision = "highest",
@@ -114,7 +114,7 @@ def describe(
 
 
 def _this_process(
-    device: Device, dtype: np.dtype, precision: Precision, kernel: str | None, reproducible: bool
+    device: DeviceChoice, dtype: np.dtype, precision: Precision, kernel: str | None, reproducible: bool
 ) -> dict[str, Any]:
     import psutil
 

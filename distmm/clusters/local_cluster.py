@@ -75,7 +75,7 @@ UNGUARDED = (
 
 @contextmanager
 def local(
-    device: cluster.Device = "auto",
+    device: cluster.DeviceChoice = "auto",
     *,
     workers: int | None = None,
     threads: int | None = None,
@@ -186,7 +186,7 @@ def _not_started(what: str, error: BaseException) -> InputError:
     return InputError(f"{what}: {error}")
 
 
-def cpu_workers(device: cluster.Device, workers: int | None, memory_limit: str | None) -> Hardware | None:
+def cpu_workers(device: cluster.DeviceChoice, workers: int | None, memory_limit: str | None) -> Hardware | None:
     """Describe the CPU workers that `local` would start, for a plan without them; None if it would use GPUs."""
     make, arguments, config = _setup(device, workers, None, memory_limit)
     if make is not LocalCluster:

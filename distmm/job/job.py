@@ -41,7 +41,7 @@ class RunKeywords(TypedDict, total=False):
     """The keywords of functions that run a job. See `distmm.multiply`."""
 
     client: Client | None
-    device: cluster.Device | None
+    device: cluster.DeviceChoice | None
     stop: Stop | None
     announce: Announce | None
     progress: Progress | None

@@ -48,7 +48,7 @@ GPU_HOST_MEMORY = 12 * 2**30
 
 def request(
     spec: Spec,
-    device: cluster.Device,
+    device: cluster.DeviceChoice,
     blocks: tuple[int, ...] | None,
     manifest: Json | None,
     text: str | None,
@@ -93,7 +93,7 @@ def plan(spec: Spec, asked: PlanRequest, client: Client | None) -> Plan:
 
 
 def smaller(
-    spec: Spec, device: cluster.Device, manifest: Json, client: Client, full: Plan, error: DeviceMemoryError,
+    spec: Spec, device: cluster.DeviceChoice, manifest: Json, client: Client, full: Plan, error: DeviceMemoryError,
     before: int,
 ) -> tuple[Plan, str]:  # fmt: skip
     """Plan the rest of a job with less memory (`distmm.product.smaller_plan.smaller_plan`).

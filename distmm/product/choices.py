@@ -32,7 +32,7 @@ class Keywords(TypedDict, total=False):
     precision: Precision | None
     kernel: str | None
     reproducible: bool | None
-    device: cluster.Device | None
+    device: cluster.DeviceChoice | None
     client: Client | None
 
 
@@ -73,7 +73,7 @@ class Choices:
 
     precision: Precision = "highest"
     kernel: str | None = None
-    device: cluster.Device = "auto"
+    device: cluster.DeviceChoice = "auto"
     blocks: tuple[int, ...] | None = None
     plan: Plan | str | None = None
     hardware: Hardware | None = None
@@ -118,7 +118,7 @@ class Choices:
         client = None if hardware is not None else computing(given.get("client"), now)
         if not isinstance(plan, Plan):
             return cls(accuracy, named, where, blocks, plan, hardware, promised, client)
-        planned: cluster.Device = "cpu" if plan.cluster.device == "cpu" else "gpu"
+        planned: cluster.DeviceChoice = "cpu" if plan.cluster.device == "cpu" else "gpu"
         for name, value, has in (
             ("precision", accuracy, plan.precision),
             ("kernel", named, plan.kernel or plan.cluster.kernel),
@@ -136,5 +136,5 @@ class Choices:
         """Describe the cluster for products of a type; for operands `on_gpu`, with the GPUs of all workers."""
         if self.hardware is not None:
             return self.hardware.spec(dtype, self.kernel, self.precision, self.reproducible)
-        device: cluster.Device = "gpu" if on_gpu else self.device
+        device: cluster.DeviceChoice = "gpu" if on_gpu else self.device
         return cluster.describe(client, dtype, device, on_gpu, self.kernel, self.precision, self.reproducible)
