@@ -2,12 +2,11 @@
 
 Tested with distributed 2026.7.1 to 2026.8.0 and Bokeh 3.9. If another version differs,
 `tests/distmm/telemetry/test_dashboard_server.py` is the first test to fail. At run time the scheduler then logs a
-warning that names the missing part, and products run without it.
+warning with the error (`distmm.telemetry.faults`), and products run without the part.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from bokeh.document import Document
 
 __all__ = ["Build", "add_handler", "add_pages", "dress", "has_page"]
-
-logger = logging.getLogger(__name__)
 
 # Fills the document of one browser session: (scheduler, variables of the dashboard's template, document).
 Build = Callable[[Scheduler, dict[str, Any], "Document"], None]
@@ -43,10 +40,25 @@ def add_pages(scheduler: Scheduler, page: str, build: Build, plots: Mapping[str,
     server = getattr(scheduler, "http_application", None)
     if server is None or not getattr(server, "applications", None):
         return  # without an import of Bokeh, which takes a second
-    try:
-        _add_pages(scheduler, server, f"/{page}", build, plots)
-    except Exception as error:
-        _without(f"the page /{page}", error)
+    from bokeh.server.tornado import BokehTornado
+    from distributed.dashboard.core import BokehApplication
+    from distributed.dashboard.scheduler import template_variables
+
+    dashboards = [app for app in server.applications if isinstance(app, BokehTornado)]
+    if not dashboards or any(f"/{page}" in app.app_paths for app in dashboards):
+        return
+    paths = {f"/individual-{name.replace(' ', '-')}": name for name in plots}
+    documents = {f"/{page}": build} | {path: plots[name] for path, name in paths.items()}
+    variables = template_variables(scheduler)  # all pages of a scheduler share one dictionary
+    prefix = dashboards[0].prefix
+    application = BokehApplication(documents, scheduler, prefix=prefix, template_variables=variables)
+    server.add_application(application)
+    application.initialize(IOLoop.current())
+    application.start()
+    # JupyterLab's extension requests its list of plots at this path. Dask's handler lists only Dask's plots.
+    add_handler(scheduler, f"{prefix.rstrip('/')}/individual-plots.json", _list_of_plots(paths))
+    variables["pages"].insert(1, page)
+    variables["plots"] += [{"url": path.strip("/"), "name": name} for path, name in paths.items()]
 
 
 def has_page(scheduler: Scheduler, page: str) -> bool:
@@ -57,11 +69,8 @@ def has_page(scheduler: Scheduler, page: str) -> bool:
 
 def add_handler(scheduler: Scheduler, path: str, handler: type[Any]) -> None:
     """Let `handler` answer requests for a path; does nothing on a scheduler without a web server."""
-    try:
-        if hasattr(scheduler, "http_application"):
-            scheduler.http_application.add_handlers(".*", [(path, handler, {"dask_server": scheduler})])
-    except Exception as error:
-        _without(path, error)
+    if hasattr(scheduler, "http_application"):
+        scheduler.http_application.add_handlers(".*", [(path, handler, {"dask_server": scheduler})])
 
 
 def dress(document: Document, title: str, variables: dict[str, Any], *, bar: bool) -> None:
@@ -73,33 +82,6 @@ def dress(document: Document, title: str, variables: dict[str, Any], *, bar: boo
     if bar:
         document.template = env.get_template("simple.html")
         document.template_variables.update(variables)
-
-
-def _without(what: str, error: Exception) -> None:
-    logger.warning("this version of Dask or Bokeh has no place for %s (%r): products run without it", what, error)
-
-
-def _add_pages(scheduler: Scheduler, server: Any, page: str, build: Build, plots: Mapping[str, Build]) -> None:
-    from bokeh.server.tornado import BokehTornado
-    from distributed.dashboard.core import BokehApplication
-    from distributed.dashboard.scheduler import template_variables
-
-    dashboards = [app for app in server.applications if isinstance(app, BokehTornado)]
-    if not dashboards or any(page in app.app_paths for app in dashboards):
-        return
-    paths = {f"/individual-{name.replace(' ', '-')}": name for name in plots}
-    documents = {page: build} | {path: plots[name] for path, name in paths.items()}
-    variables = template_variables(scheduler)  # all pages of a scheduler share one dictionary
-    prefix = dashboards[0].prefix
-    application = BokehApplication(documents, scheduler, prefix=prefix, template_variables=variables)
-    server.add_application(application)
-    application.initialize(IOLoop.current())
-    application.start()
-    # JupyterLab's extension requests its list of plots at this path. Dask's handler lists only Dask's plots.
-    path = f"{prefix.rstrip('/')}/individual-plots.json"
-    server.add_handlers(".*", [(path, _list_of_plots(paths), {"dask_server": scheduler})])
-    variables["pages"].insert(1, page.strip("/"))
-    variables["plots"] += [{"url": path.strip("/"), "name": name} for path, name in paths.items()]
 
 
 def _list_of_plots(paths: dict[str, str]) -> type[Any]:

@@ -22,7 +22,7 @@ from distributed.http.scheduler.info import IndividualPlots
 
 from distmm import matmul
 from distmm.telemetry import client as telemetry
-from distmm.telemetry import dashboard_server
+from distmm.telemetry import dashboard_server, faults
 from tests import forked
 
 
@@ -44,11 +44,12 @@ def test_a_product_runs_on_a_scheduler_whose_dashboard_has_changed(
         raise AttributeError("no such part")
 
     with (
-        caplog.at_level(logging.WARNING, dashboard_server.__name__),
+        caplog.at_level(logging.WARNING, faults.__name__),
         forked.workers(),
         LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address="127.0.0.1:0") as one,
         Client(one, set_as_default=False) as client,
     ):
+        monkeypatch.setattr(faults, "_logged", set())
         monkeypatch.setattr(core, "BokehApplication", changed)
         monkeypatch.setattr(RoutingApplication, "add_handlers", changed)
         telemetry.install(client)
@@ -56,8 +57,9 @@ def test_a_product_runs_on_a_scheduler_whose_dashboard_has_changed(
         product = client.compute(matmul(values, values, client=client)).result()
         assert telemetry.bytes_moved(client) == 0
     np.testing.assert_array_equal(product, values @ values)
-    assert "no place for the page /distmm" in caplog.text
-    assert "no place for /distmm-targets.json" in caplog.text
+    for part in ("the page of the dashboard", "the list of workers for Prometheus"):
+        assert f"{part} failed, and products run without it" in caplog.text
+    assert "no such part" in caplog.text
 
 
 def test_no_other_module_uses_private_parts_of_the_dashboard() -> None:
