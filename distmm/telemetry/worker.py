@@ -131,7 +131,6 @@ class WorkerTelemetry(WorkerPlugin):
             "received": dict(self.received),
             "receiving": self.receiving,
             "held": dict(self.held),
-            "kernel_seconds": self.kernel_seconds,
             "device": self.gpu(self.worker),
             "load": Load(own.user + own.system, busy, psutil.cpu_count() or 1),
             "host": socket.gethostname(),
