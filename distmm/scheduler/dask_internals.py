@@ -7,7 +7,6 @@ when they change.
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -223,11 +222,10 @@ def leave_queue(scheduler: Scheduler, tasks: Iterable[TaskState], addresses: Seq
     The queue bounds results that do not stay. In the order of the queue, each goes to the worker with the fewest tasks.
     """
     queued = sorted((ts for ts in tasks if ts.state == "queued" and ts.who_wants), key=lambda ts: ts.priority)
-    loads = [(len(scheduler.workers[address].processing), address) for address in addresses]
-    heapq.heapify(loads)
+    loads = {address: len(scheduler.workers[address].processing) for address in addresses}
     for ts in queued:
-        count, address = loads[0]
-        heapq.heapreplace(loads, (count + 1, address))
+        address = min(loads, key=loads.__getitem__)
+        loads[address] += 1
         place(ts, address)
     scheduler.transitions({ts.key: "released" for ts in queued}, stimulus_id="distmm-placed")  # Dask takes them on
 
