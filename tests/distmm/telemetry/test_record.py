@@ -7,6 +7,7 @@ import pickle
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import dask.array as da
 import numpy as np
@@ -238,6 +239,31 @@ def test_memory_counts_what_the_plan_counts(current: Client) -> None:
     assert C.nbytes / 4 <= peak <= r.plan.cost.peak_bytes
     assert sum(lane.others for lane in r.lanes.values()) >= A.nbytes + B.nbytes
     del kept
+
+
+def test_the_operands_own_tasks_and_those_of_others_are_told_apart(current: Client, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+
+    def nap(number: int) -> None:
+        until(gate.exists)
+
+    def slow(block: np.ndarray) -> np.ndarray:
+        time.sleep(0.02)
+        return block
+
+    naps = current.map(nap, range(4), pure=False)  # of someone else, on each worker
+    until(lambda: len(current.processing()) == 4 and all(current.processing().values()))
+    made = da.ones((64, 64), chunks=32).map_blocks(slow, dtype="f8", meta=np.empty((0, 0)))
+    C = matmul(made + made.T, da.ones((64, 64), chunks=32), client=current)  # `made` is no operand, but A is made of it
+    kept = current.persist(C)
+    until(lambda: telemetry.figures(current, C.name))
+    gate.touch()
+    wait([*naps, kept])
+    r = telemetry.read(current, C.name)
+    assert r is not None
+    assert sum(lane.seconds["operands"] for lane in r.lanes.values()) >= 4 * 0.02
+    assert set(r.others) == {"nap"}
+    assert sum(lane.seconds["other"] for lane in r.lanes.values()) > 0
 
 
 def test_what_is_done_with_c_is_named(current: Client) -> None:
