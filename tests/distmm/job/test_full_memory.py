@@ -70,7 +70,7 @@ def test_a_job_for_which_memory_stays_full_ends_with_the_figures_and_keeps_what_
     ):
         job.multiply(a, b, "C.npy", client=cluster(2), plan=PLAN)
     assert len(waves) <= 1 + len(smaller_plan.SHARES)
-    assert job.status("C.npy").state == "stopped"
+    assert job.status("C.npy").state == "failed"
 
 
 def test_a_job_whose_k_is_split_keeps_its_plan(cluster: Cluster, room: Callable[..., list[int]]) -> None:
