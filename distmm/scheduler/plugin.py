@@ -126,7 +126,7 @@ class PlacementPlugin(SchedulerPlugin):
         """Give a new worker a rank, and the tasks of the dead worker that it replaces."""
         self._announce("workers")
         products = self.products
-        replaced = products.worker_joined(worker, scheduler.workers[worker].name)
+        replaced = products.ranks.join(worker, scheduler.workers[worker].name)
         if replaced is not None:
             dask_internals.move_tasks(scheduler, replaced, worker)
         elif self.adaptive.asked:
@@ -136,7 +136,7 @@ class PlacementPlugin(SchedulerPlugin):
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """Note that a worker is dead."""
         self._announce("workers")
-        self.products.worker_left(worker)
+        self.products.ranks.leave(worker)
 
     @reported
     def update_graph(
@@ -229,7 +229,7 @@ class PlacementPlugin(SchedulerPlugin):
             if finish == "memory":
                 products.block_loaded(key)
             elif finish == "forgotten":
-                products.block_forgotten(key)
+                products.replicas.forget(key)
         elif finish == "memory":
             products.finished(key, task.placement)
         elif finish == "released" and start == "memory":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from weakref import WeakValueDictionary
@@ -50,7 +50,8 @@ class Decisions:
 class Products:
     """Products by name, the ranks of workers, and the replicas of blocks that products share.
 
-    Events are methods; `undecided` says whether they call for `decide`.
+    Events are methods; `undecided` says whether they call for `decide`. Workers join and leave `ranks`, and blocks that
+    are forgotten leave `replicas`.
     """
 
     def __init__(self, ranks: Ranks | None = None) -> None:
@@ -64,10 +65,6 @@ class Products:
         self.orphans: dict[Key, int] = {}  # tasks held for a product that is gone, and that others may need now
 
     # Events
-
-    def worker_joined(self, address: str, name: Hashable) -> str | None:
-        """Give a worker a rank; return the address of the dead worker that it replaces."""
-        return self.ranks.join(address, name)
 
     def share(self, rank: int) -> None:
         """Give a worker that has just joined an even share of the chains of all products: of their steps to come.
@@ -93,10 +90,6 @@ class Products:
                     for block in task.operands:
                         if self.replicas.use(block, rank):
                             held.replicas[block, rank] = None
-
-    def worker_left(self, address: str) -> None:
-        """Keep the rank of a dead worker for its replacement."""
-        self.ranks.leave(address)
 
     def renumber(self) -> None:
         """Give up the ranks of dead workers before a graph arrives, where no product is under way."""
@@ -283,10 +276,6 @@ class Products:
         """Copy a block that has come into memory to the ranks whose open steps need it."""
         if block in self.replicas.missing:
             self.loaded.append(block)
-
-    def block_forgotten(self, block: Key) -> None:
-        """Forget a block that the scheduler has forgotten."""
-        self.replicas.forget(block)
 
     # Decisions
 

@@ -51,7 +51,7 @@ class Model:
         worker = Worker(f"tcp://{len(self.all_workers)}")
         self.all_workers.append(worker)
         self.workers[worker.address] = worker
-        replaced = self.machine.worker_joined(worker.address, name)
+        replaced = self.machine.ranks.join(worker.address, name)
         self.checks.join(replaced)
         if replaced is not None:
             for task in self.tasks.values():
@@ -68,7 +68,7 @@ class Model:
                 del task.copies[worker]
                 if not task.copies:
                     self._lose(task)
-        self.machine.worker_left(worker.address)
+        self.machine.ranks.leave(worker.address)
 
     def _lose(self, task: Task) -> None:
         self._set(task, "released")
@@ -350,7 +350,7 @@ class Model:
         elif event == "finished":
             self.machine.block_loaded(task.key)
         elif event == "forgotten":
-            self.machine.block_forgotten(task.key)
+            self.machine.replicas.forget(task.key)
 
     # Decisions
 

@@ -80,7 +80,7 @@ def product(size: int) -> Callable[[], object]:
 
     def run() -> None:
         products = Products()
-        products.worker_joined("w", "w")
+        products.ranks.join("w", "w")
         where = [Placement("c", (), 0, 0, step, step, owners=(0,), homes=(0, 0), run="c") for step in range(size)]
         tasks = [PlannedTask(("s", n), at, 0, not n, (("a", 0, n), ("b", n, 0))) for n, at in enumerate(where)]
         operands = {block: OperandBlock((block,), "c") for task in tasks for block in task.operands}
@@ -101,7 +101,7 @@ def products(count: int) -> Callable[[], object]:
 
     def run() -> None:
         machine = Products()
-        machine.worker_joined("w", "w")
+        machine.ranks.join("w", "w")
         arrived = []
         for number in range(count):
             name = f"c{number}"

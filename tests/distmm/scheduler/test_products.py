@@ -15,7 +15,7 @@ DEPTH = 3
 def machine(workers: int) -> Products:
     made = Products()
     for name in range(workers):
-        made.worker_joined(f"tcp://{name}", name)
+        made.ranks.join(f"tcp://{name}", name)
     return made
 
 
@@ -102,7 +102,7 @@ def test_a_worker_that_joins_changes_no_home_and_no_placement_of_a_product() -> 
         for task in tasks:
             found += decide(products).start
             if joins:
-                products.worker_joined(f"tcp://more-{task.key}", "more")
+                products.ranks.join(f"tcp://more-{task.key}", "more")
             products.finished(task.key, task.where)
         return found
 
@@ -115,8 +115,8 @@ def test_a_replacement_inherits_the_rank_and_what_was_placed_there() -> None:
     products, tasks = machine(2), chain("c", Grid(1, 2), 1)
     products.arrived(tasks, (), operands(tasks, "c"), (), {"c": Limits(lookahead=1)})
     before = [rank for key, rank in decide(products).start if key == tasks[0].key]
-    products.worker_left("tcp://1")
-    assert products.worker_joined("tcp://again", 1) == "tcp://1"
+    products.ranks.leave("tcp://1")
+    assert products.ranks.join("tcp://again", 1) == "tcp://1"
     products.finished(tasks[0].key, tasks[0].where)
     after = [rank for key, rank in decide(products).start if key == tasks[1].key]
     assert before == after == [1]
@@ -135,7 +135,7 @@ def test_a_worker_that_joins_takes_a_share_of_the_chains_from_their_next_held_st
     tasks = [task for j in range(4) for task in chain("c", Grid(1, 1), j)]
     products.arrived(tasks, (), operands(tasks, "c"), (), {"c": Limits(lookahead=1)})
     assert {rank for _, rank in decide(products).start} == {0}
-    products.worker_joined("tcp://late", "late")
+    products.ranks.join("tcp://late", "late")
     products.share(1)
     wanted, ranks = set(), {}
     for step in range(DEPTH):
