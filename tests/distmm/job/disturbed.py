@@ -97,7 +97,7 @@ def mend(
         cure()
     before = marked(out)
     assert 4 <= len(before) <= 8
-    assert job.status(out).state == "stopped"
+    assert job.status(out).state == "failed"
     again: dict[str, int] = {}
     assert job.resume(out, client=client, progress=lambda figures: again.update(marked(out))).kept == len(before)
     assert {name: again[name] for name in before} == before

@@ -12,7 +12,7 @@ import pytest
 from distributed import Client
 
 from distmm import job
-from distmm.cli.multiply import shown
+from distmm.cli.jobs import shown
 from distmm.clusters import cluster
 from distmm.errors import DoesNotFitError, InputError, Stopped
 from distmm.planning.cluster_spec import ClusterSpec
