@@ -300,7 +300,8 @@ class JobStates(RuleBasedStateMachine):
                 job.status(self.out)
             return
         found = job.status(self.out)
-        assert found.state == self.state
+        assert found.state == ("failed" if found.error is not None else self.state)
+        assert found.error is None or self.state == "stopped"
         assert found.total == BLOCKS
         if self.state == "complete":
             assert found.done == BLOCKS
