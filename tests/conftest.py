@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -100,3 +101,13 @@ def shared_workers_stay(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if (cluster := request.config.stash.get(SHARED, None)) is not None:
         until(lambda: len(cluster.scheduler.workers) == WORKERS)
+
+
+@pytest.fixture(autouse=True)
+def levels_stay() -> Iterator[None]:
+    """Restore levels of loggers: commands raise them until their process ends, and here it goes on."""
+    names = ("distributed", "distributed.client", "distributed.nanny", "distmm.telemetry.scheduler", "asyncio")
+    levels = {logger: logger.level for logger in map(logging.getLogger, names)}
+    yield
+    for logger, level in levels.items():
+        logger.setLevel(level)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import logging
 import os
 import re
 import runpy
@@ -65,13 +64,9 @@ def started(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     client.run(os.chdir, str(tmp_path))  # Dask's workers write to relative paths of their own
     monkeypatch.setattr(clusters, "connect", connect)
     monkeypatch.setattr(clusters, "local", local)
-    loggers = [logging.getLogger(name) for name in ("distributed", "distributed.client", "distributed.nanny")]
-    levels = [logger.level for logger in loggers]
     yield starts
     for worker, folder in before.items():
         client.run(os.chdir, folder, workers=[worker])
-    for logger, level in zip(loggers, levels, strict=True):  # commands quiet them for the rest of their process
-        logger.setLevel(level)
 
 
 def test_every_block_says_what_it_is() -> None:

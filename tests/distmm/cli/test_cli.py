@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import logging
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +22,6 @@ from distmm.storage import open_matrix
 
 RUN = [sys.executable, "-c", "from distmm.cli import main; main()"]
 ROOT = Path(__file__).resolve().parents[3]
-
-
-@pytest.fixture(autouse=True)
-def _levels() -> Iterator[None]:
-    """Restore the levels of Dask's loggers: commands raise them until their process ends, and here it goes on."""
-    loggers = [logging.getLogger(name) for name in ("distributed", "distributed.client", "distributed.nanny")]
-    levels = [logger.level for logger in loggers]
-    yield
-    for logger, level in zip(loggers, levels, strict=True):
-        logger.setLevel(level)
 
 
 @pytest.fixture
