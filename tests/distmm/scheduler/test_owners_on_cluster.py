@@ -209,6 +209,21 @@ def test_chunks_that_wait_are_where_what_they_are_made_from_is(client: Client) -
     wait(Y)
 
 
+def test_the_scheduler_looks_at_a_bounded_number_of_tasks(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distmm.clusters.homes.MOST_TASKS", 20)  # the scheduler runs in this process
+    X = tall(client, HOMES, 10)
+    go = Event("go-bounded", client=client)
+    first = client.submit(waits, "go-bounded", pure=False)
+    Y = client.persist(X + da.from_delayed(delayed(first), (), dtype="f8"))
+    (homes,) = chunk_homes(client, [Y], 4)
+    go.set()
+    assert homes is not None
+    found = [home for (home,) in homes]
+    assert found[:4] == list(HOMES[:4])
+    assert found[-4:] == [-1] * 4
+    wait(Y)
+
+
 def waits(name: str) -> float:
     Event(name).wait(60)
     return 1.0
