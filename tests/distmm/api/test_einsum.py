@@ -105,6 +105,13 @@ def test_the_interleaved_form_is_numpys() -> None:
         np.testing.assert_array_equal(distmm.einsum(*arguments).compute(), np.einsum(*arguments))
 
 
+def test_many_indices_that_are_numbers_are_in_ascending_order_in_the_output() -> None:
+    indices = list(range(27))  # opt_einsum names those from 26 by capitals, which NumPy sorts before other letters
+    a, b = np.ones((1,) * 18), np.ones((1,) * 8 + (2,))
+    arguments = [a, indices[:18], b, indices[18:]]
+    assert distmm.einsum(*arguments).shape == np.einsum(*arguments).shape == (1,) * 26 + (2,)
+
+
 def test_objects_with_shape_and_type_are_operands(tmp_path: Any, products: list[Gemm]) -> None:
     a, b = whole_numbers((6, 4, 5), "f8"), whole_numbers((6, 3, 5), "f8", 1)
     A, B = (zarr.create_array(tmp_path / name, data=x, chunks=(2, 3, 3)) for name, x in (("a", a), ("b", b)))
@@ -286,6 +293,8 @@ A, B = np.ones((2, 3)), np.ones((3, 4))
         (("ijk...->ik", A), "Ellipses lengths do not match"),
         (("...i...", A), "Invalid Ellipses"),
         (("...j,jk->k", A, B), "an ellipsis in '...j,jk->k' stands for dimensions that the output lacks"),
+        (("...ij,jk - > ik", A[None], B), "an ellipsis in '...ij,jk->ik' stands for dimensions that the output lacks"),
+        (("ij,jk->i,k", A, B), "'ij,jk->i,k' have a comma in the output"),
         (("...,...", A, B), r"index '.' of '..,..' has length 3 in dimension 0 of operand 1"),
         (("i.j,jk", A, B), "'i.j,jk', for shapes .*: Invalid Ellipses"),
         (("ij->ji->", A), "can only contain one '->'"),
