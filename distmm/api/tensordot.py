@@ -78,7 +78,7 @@ def _axes(axes: Any, a: Labelled, b: Labelled) -> tuple[tuple[int, ...], tuple[i
         first, second = (range(-axes, 0), range(axes)) if number else axes
         axes_a = normalize_axis_tuple(first, len(a.labels), "axes of A")
         axes_b = normalize_axis_tuple(second, len(b.labels), "axes of B")
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InputError(
             f"{given} ({error}): give a number of dimensions that both have, or a pair of (lists of) dimensions"
         ) from None

@@ -61,6 +61,8 @@ def test_axes_are_a_number_or_a_pair(axes: Any) -> None:
         ((2, 0), r"axes of A: axis 2 is out of bounds for array of dimension 2"),
         (([0, 1], [1]), r"dimensions \(0, 1\) of A must be as many"),
         (([1, -1], [0, 1]), "repeated axis in `axes of A`"),
+        (10**30, "or a pair of"),
+        ((0, 10**30), "or a pair of"),
         ("ij", "or a pair of"),
         (1.5, "or a pair of"),
         ((1.5, 0), "or a pair of"),
