@@ -54,10 +54,11 @@ def takes(keywords: type) -> Callable[[Function], Function]:
             for name, kind in keywords.__annotations__.items()
         ]
         shown = plain.replace(parameters=[*own, *common])
+        keyed = {name for name, each in shown.parameters.items() if each.kind is not Parameter.VAR_POSITIONAL}
 
         @wraps(function)
         def checked(*args: Any, **given: Any) -> Any:
-            if unknown := given.keys() - shown.parameters.keys():
+            if unknown := given.keys() - keyed:
                 raise TypeError(f"{function.__name__}() got an unexpected keyword argument {min(unknown)!r}")
             return function(*args, **given)
 

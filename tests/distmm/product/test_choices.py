@@ -53,6 +53,11 @@ def test_blocks_and_plans_are_for_functions_that_compute_one_product() -> None:
         distmm.einsum("ij,jk", A, A, blocks=(4, 4, 4))  # type: ignore[call-arg]
 
 
+def test_the_name_of_arguments_without_a_name_is_no_keyword() -> None:
+    with pytest.raises(TypeError, match=r"einsum\(\) got an unexpected keyword argument 'operands'"):
+        distmm.einsum("ij,jk", A, A, operands=1)  # type: ignore[call-arg]
+
+
 def test_reductions_take_a_plan_as_they_take_its_text() -> None:
     plan = distmm.plan(A, A, blocks=(4, 8, 4))
     for given in (plan, str(plan)):
