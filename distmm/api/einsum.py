@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from string import ascii_lowercase, ascii_uppercase
 from typing import Any, Unpack
 
 from distmm.errors import InputError
@@ -14,9 +13,6 @@ from distmm.product.network import contracted
 from distmm.product.out_target import is_written
 
 __all__ = ["einsum", "multi_dot"]
-
-# opt_einsum's letters for lists of indices begin with a to z. Output that is left out has capitals first.
-CAPITALS_FIRST = str.maketrans(ascii_lowercase + ascii_uppercase, ascii_uppercase + ascii_lowercase)
 
 
 @takes(Keywords)
@@ -131,22 +127,18 @@ def _labelled(arguments: tuple[Any, ...]) -> tuple[list[Labelled], tuple[str, ..
             text, sources = parser.convert_interleaved_input(arguments)
         except (KeyError, TypeError) as error:
             raise InputError(f"einsum cannot use the indices {lists}: {error!r}; is one only in the output?") from None
-        text = text.translate(CAPITALS_FIRST)
-    text = text.replace(" ", "")
+        letters = "".join(map(parser.get_symbol, range(52)))  # from a to Z; an output that is left out begins with A
+        text = text.translate(str.maketrans(letters, letters.swapcase()))
     arrays = [Labelled.of(source, f"operand {number}") for number, source in enumerate(sources)]
     shapes = [tuple(map(int, array.source.shape)) for array in arrays]
-    count = text.partition("->")[0].count(",") + 1
+    count = text.count(",") + 1  # also where the output has a comma
     if count != len(arrays):
-        raise InputError(
-            f"the subscripts {text!r} are for {count} operands, and einsum got {len(arrays)}: give as many"
-        )
+        raise InputError(f"subscripts {text!r} are for {count} operands, and einsum got {len(arrays)}: give as many")
     try:
         names, output, _ = parser.parse_einsum_input((text, *shapes), shapes=True)
     except ValueError as error:
         raise InputError(f"the subscripts {text!r}, for shapes {shapes}: {error}") from None
-    if "," in output:
-        raise InputError(f"the subscripts {text!r} have a comma in the output: give the indices of one result")
-    if "->" in text and set(names) - {*text, *output}:
+    if ">" in text and set(names) - {*text, *output}:
         raise InputError(f"an ellipsis in {text!r} stands for dimensions that the output lacks: add ... to the output")
     terms = names.split(",")
     sizes: dict[Label, int] = {}

@@ -10,7 +10,6 @@ from distmm.api.reductions import TopK
 from distmm.errors import InputError
 from distmm.planning.problem import accumulator_dtype
 from distmm.product.choices import BlockKeywords, takes
-from distmm.product.operand import wrap
 from distmm.product.reduced_product import check_metric, checked_k, product_of, results
 from distmm.worker import tasks
 
@@ -65,13 +64,9 @@ def nearest(
     >>> distances, indices
     (array([[1., 2.]]), array([[1, 2]]))
     """
-    given = [wrap(X, "X")] if Y is None else [wrap(X, "X"), wrap(Y, "Y")]
-    for x in given:
-        if len(x.shape) != 2:
-            raise InputError(f"{x.name} has shape {x.shape}: give a matrix, one row for each point")
-    if given[0].shape[1] != given[-1].shape[1]:
-        raise InputError(f"X has shape {given[0].shape} and Y {given[-1].shape}: give rows of the same length")
     product, chosen = product_of(X, Y, False, Y is not None, ("X", "Y"), **choices)
+    if len(product.shape) != 2:
+        raise InputError(f"X @ Y.T has shape {product.shape}: give two matrices, one row for each point")
     check_metric(metric, product.a, product.b)
     k = checked_k(k, product.shape[-1], f"{'X' if Y is None else 'Y'} has {{n}} rows")
     dtype = accumulator_dtype(product.dtype)

@@ -26,8 +26,8 @@ __all__ = ["chunk_homes", "homes_of_blocks"]
 # Seconds in which the scheduler has heard of chunks that a client has just persisted: it orders their tasks first.
 KNOWN_SECONDS = 2.0
 
-# Tasks that are looked at for one array, and by the scheduler for one product, in some 0.3 s. A graph with more takes
-# longer to read than its homes gain.
+# Tasks that are looked at for one array, and by the scheduler for one product. A graph with more takes longer to read
+# than its homes gain.
 MOST_TASKS = 200_000
 
 
@@ -138,28 +138,22 @@ async def _holders(keys: tuple[Any, ...], dask_scheduler: Scheduler) -> list[tup
     products.renumber()  # as when the graph of the product arrives
     ranks = products.ranks.alive
     dask_internals.leave_queue(dask_scheduler, [known[key] for key in keys if key in known], list(ranks))
-    left, answers = MOST_TASKS, []
-    for key in keys:
-        ts = known.get(key)
-        at, looked_at = ([], 0) if ts is None else _ranks_of(ts, ranks, left)
-        left -= looked_at
-        answers.append((0 if ts is None else ts.get_nbytes(), at))
-    return answers
+    return [(ts.get_nbytes(), _ranks_of(ts, ranks, len(keys))) if (ts := known.get(key)) else (0, []) for key in keys]
 
 
-def _ranks_of(ts: TaskState, ranks: Mapping[str, int], most: int) -> tuple[list[int], int]:
+def _ranks_of(ts: TaskState, ranks: Mapping[str, int], chunks: int) -> list[int]:
     """Return the ranks that hold or make a chunk, or else those with most of what it is made from.
 
-    Behind the chunk itself, it looks at about `most` tasks. Returns also how many it has looked at.
+    Each of so many `chunks` looks at its share of `MOST_TASKS`. All tasks may be behind each, as in ``X / X.sum()``.
     """
     level, seen = {ts}, {ts}
-    while level:
+    while level and len(seen) * chunks <= max(MOST_TASKS, chunks):
         held: Counter[int] = Counter()
         for each in level:
             at = each.who_has or ([each.processing_on] if each.processing_on else [])
             held.update({ranks[ws.address]: each.get_nbytes() for ws in at if ws.address in ranks})
         if held:
-            return sorted(rank for rank, nbytes in held.items() if nbytes == max(held.values())), len(seen)
-        level = {need for each in level for need in each.dependencies} - seen if len(seen) < most else set()
+            return sorted(rank for rank, nbytes in held.items() if nbytes == max(held.values()))
+        level = {need for each in level for need in each.dependencies} - seen
         seen |= level
-    return [], len(seen)
+    return []

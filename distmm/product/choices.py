@@ -53,16 +53,15 @@ def takes(keywords: type) -> Callable[[Function], Function]:
             Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind.__forward_arg__)
             for name, kind in keywords.__annotations__.items()
         ]
-        shown = plain.replace(parameters=[*own, *common])
-        keyed = {name for name, each in shown.parameters.items() if each.kind is not Parameter.VAR_POSITIONAL}
+        names = {each.name for each in (*own, *common) if each.kind is not Parameter.VAR_POSITIONAL}
 
         @wraps(function)
         def checked(*args: Any, **given: Any) -> Any:
-            if unknown := given.keys() - keyed:
+            if unknown := given.keys() - names:
                 raise TypeError(f"{function.__name__}() got an unexpected keyword argument {min(unknown)!r}")
             return function(*args, **given)
 
-        checked.__signature__ = shown  # type: ignore[attr-defined]
+        checked.__signature__ = plain.replace(parameters=[*own, *common])  # type: ignore[attr-defined]
         return cast("Function", checked)
 
     return named

@@ -184,7 +184,7 @@ def wrap(source: Any, name: str, transposed: bool = False) -> Operand:
     if len(source.shape) == 0:
         raise InputError(f"{name} is a scalar: matrix products need at least one dimension; multiply with * instead")
     if transposed and len(source.shape) < 2:
-        raise InputError(f"{name} has shape {source.shape}: only matrices can be transposed; drop trans{name.lower()}")
+        raise InputError(f"{name} has shape {source.shape}: give a matrix, as vectors have no transpose")
     file = MappedFile.behind(source) if is_mapped(source) else None
     return Operand(source, name, kind_of(source, name), transposed, file)
 

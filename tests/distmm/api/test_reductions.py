@@ -403,10 +403,10 @@ WRONG: dict[str, tuple[Any, str]] = {
     "integers": (lambda: distmm.nearest(X.astype(int), X, 1), "a metric needs real floating-point numbers"),
     "rows of two lengths": (
         lambda: distmm.nearest(X, X[:, :2], 1),
-        r"X has shape \(4, .\) and Y \(4, 2\): give rows of the same length",
+        r"the last dimension of X \(.\) must equal",
     ),
     "neighbours of a stack": (lambda: distmm.nearest(X[None], X, 1), "one row for each point"),
-    "a row in place of Y": (lambda: distmm.nearest(X, X[0], 1), r"Y has shape \(.,\): give a matrix, one row for each"),
+    "a row in place of Y": (lambda: distmm.nearest(X, X[0], 1), r"Y has shape \(.,\): give a matrix, as vectors"),
     "more neighbours than rows": (lambda: distmm.nearest(X, None, 9), "X has 4 rows"),
     "how": (lambda: distmm.reduce(X, X.T, "median"), "give one of max, argmax, sum, norm, histogram"),
     "two functions": (lambda: distmm.reduce(X, X.T, (len, len)), "three functions"),
