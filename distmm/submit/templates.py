@@ -17,6 +17,6 @@ def render(template: str, **values: Any) -> str:
         loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
         keep_trailing_newline=True,
     )  # fmt: skip
-    environment.policies["json.dumps_kwargs"] = {"sort_keys": False}
+    environment.policies["json.dumps_kwargs"] = {"sort_keys": False, "ensure_ascii": False}
     environment.filters["quote"] = lambda value: shlex.quote(str(value))
     return environment.get_template(template).render(values)

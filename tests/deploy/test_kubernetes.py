@@ -382,3 +382,11 @@ def test_a_path_cannot_refer_to_the_pods_environment(tmp_path: Path) -> None:
     _, manifest = manifests.job(jobfile.load(tmp_path / "job.toml"))
     command = manifest["spec"]["job"]["spec"]["containers"][0]["command"]
     assert "/data/$$(AWS_SECRET_ACCESS_KEY).npy" in command
+
+
+@pytest.mark.parametrize("name", ["\U0001f9ea", "{{ run }}", "a: b #c", "<&>", "*x, [y]"])
+def test_a_path_keeps_its_characters_in_yaml(tmp_path: Path, name: str) -> None:
+    (tmp_path / "job.toml").write_text(JOB.replace("/data/A.npy", f"/data/{name}.npy"))
+    printed = manifests.dump(manifests.job(jobfile.load(tmp_path / "job.toml")))
+    *_, manifest = yaml.safe_load_all(printed)
+    assert f"/data/{name}.npy" in manifest["spec"]["job"]["spec"]["containers"][0]["command"]
