@@ -54,7 +54,7 @@ def timeline(record: Record, seconds: float) -> str:
     _time_axis(axes, seconds)
     axes.set_ylim(max(1, len(names)), 0)
     shown = range(0, len(names), math.ceil(12 / height))
-    axes.set_yticks([at + 0.5 for at in shown], [names[at] for at in shown])
+    axes.set_yticks([at + 0.5 for at in shown], [names[at] for at in shown], parse_math=False)
     axes.yaxis.grid(visible=False)
     gap = PIXEL / (WIDTH - LEFT - RIGHT) * axes.get_xlim()[1]
     found: defaultdict[tuple[str, Kind], list[Interval]] = defaultdict(list)
@@ -67,8 +67,10 @@ def timeline(record: Record, seconds: float) -> str:
                 y, width = (at + 0.27, 0.46) if row == 0 else (at + 0.47 + 0.12 * row, 0.11)
                 label = f"{name}: {what or 'products'}"
                 _intervals(axes, merged(intervals, gap), y, width * height, color or record.color(name), label)
-        quiet = [(start - record.submitted, min(stop - record.submitted, seconds)) for start, stop in lane.silences]
-        if quiet:
+        silences = [
+            (max(0.0, start - record.submitted), min(stop - record.submitted, seconds)) for start, stop in lane.silences
+        ]
+        if quiet := [(start, stop) for start, stop in silences if start < stop]:
             _intervals(axes, merged(quiet, gap), at + 0.5, 0.9 * height, theme.NOBODY, f"{name}: silent")
         if lane.lost is not None:
             lost = max(0.0, lane.lost - record.submitted)
@@ -100,7 +102,7 @@ def bars(values: Sequence[tuple[str, str, float]], limit: tuple[float, str], uni
         bar.set_gid(f"{TOOLTIP}{name}: {units.scaled(value, unit)}")
     longest = max((len(name) for name, *_ in values), default=0)
     shown = range(0, len(values), math.ceil((7 * longest + 10) / each))
-    axes.set_xticks(list(shown), [values[at][0] for at in shown])
+    axes.set_xticks(list(shown), [values[at][0] for at in shown], parse_math=False)
     axes.xaxis.grid(visible=False)
     _limit(axes, *limit)
     return _svg(figure, f"By worker, in {unit}")

@@ -127,6 +127,26 @@ def test_intervals_that_nearly_touch_are_drawn_as_one() -> None:
     assert charts.merged([], 0.01).shape == (0, 2)
 
 
+def test_a_silence_is_drawn_for_the_time_of_the_product_alone() -> None:
+    r = run(2)
+    early, late = sorted(r.lanes)
+    r.fall_silent(early, 900.0)
+    r.wake(early, 1002.0)
+    r.fall_silent(late, 1020.0)  # the product was over
+    text = charts.timeline(r, 10.0)
+    (path,) = re.findall(r'<title>[^<]*: silent</title><path d="M([\d.-]+) [\d.]+L([\d.]+)', text)
+    assert float(path[0]) == charts.LEFT
+    assert float(path[1]) == pytest.approx(charts.LEFT + 0.2 * (charts.WIDTH - charts.LEFT - charts.RIGHT), abs=0.2)
+
+
+@pytest.mark.parametrize("name", ["a$x_1$b", "$\\frac$"])
+def test_names_of_workers_are_no_formulas(name: str) -> None:
+    r = Record("C", run(1).plan, 1000.0)
+    r.work(name, "load", 1000.0, 1001.0)
+    assert f">{name}</text>" in charts.timeline(r, 1.0)
+    assert f">{name}</text>" in charts.bars([(name, theme.DATA, 1.0)], (2.0, "limit"), "B")
+
+
 @pytest.mark.parametrize("seconds", [0.003, 0.7, 1, 9.9, 10, 61, 3600, 1e5])
 def test_time_axes_have_five_to_eleven_labels(seconds: float) -> None:
     r = Record("C", run(1).plan, 1000.0)
