@@ -85,6 +85,9 @@ def submit(
 
     if command and command[0] not in COMMANDS:
         raise typer.BadParameter(f"{command[0]} is not a command for a cluster: give {', '.join(COMMANDS)}")
+    if as_json and (dry_run or only_cluster):
+        option = "--dry-run" if dry_run else "--only-cluster"
+        raise typer.BadParameter(f"{option} prints what would be submitted, which is not JSON: leave out --json")
     job = jobfile.load(file, change or (), command or ())
     if only_cluster:
         from distmm.submit import manifests
@@ -99,6 +102,7 @@ def submit(
     if cluster == "kubernetes":
         raise _ended(_kubernetes(job, detach), as_json)
     words = ["distmm", "submit", str(file.absolute()), "--cluster", cluster]
+    words += ["--python", python] if python else []
     words += [word for one in change or () for word in ("--set", one)] + (["--", *command] if command else [])
     raise _ended(_slurm(job, shlex.join(words), detach, python), as_json)
 

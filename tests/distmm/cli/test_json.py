@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -94,6 +95,16 @@ def test_submitted_jobs_for_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (found["cluster"], found["id"], found["exit_code"]) == ("slurm", "7", None)
     again = f"distmm submit {tmp_path}/job.toml --cluster slurm --set run.grace=2m"
     assert (tmp_path / "told").read_text().strip() == again
+    printed("submit", str(tmp_path / "job.toml"), "--cluster", "slurm", "--detach", "--python", sys.executable)
+    again = f"distmm submit {tmp_path}/job.toml --cluster slurm --python {sys.executable}"
+    assert (tmp_path / "told").read_text().strip() == again
+
+
+@pytest.mark.parametrize("option", ["--dry-run", "--only-cluster"])
+def test_what_is_printed_and_not_submitted_is_no_json(option: str) -> None:
+    done = CliRunner().invoke(app, ["submit", str(ROOT / "deploy/slurm/one_node.toml"), option, "--json"])
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert f"{option} prints what would be submitted" in done.stderr
 
 
 def test_a_job_under_slurm_names_its_number_and_the_submit_that_goes_on(
@@ -108,3 +119,4 @@ def test_a_job_under_slurm_names_its_number_and_the_submit_that_goes_on(
     found = printed("status", "C.zarr")
     assert (found["state"], found["continue_with"]) == ("stopped", again)
     assert continuation({"batch_job": "Slurm job 8"}, "C.zarr").startswith("distmm submit JOB.toml --cluster slurm (")
+    assert continuation({}, "/a b/C.zarr") == "distmm resume '/a b/C.zarr'"
