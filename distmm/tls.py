@@ -7,6 +7,7 @@ not encrypt, so a cluster with TLS uses TCP.
 from __future__ import annotations
 
 import os
+import shlex
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,7 +88,7 @@ def check(certificates: Certificates) -> None:
         if not os.path.isfile(path):
             raise InputError(f"TLS: there is no {path}; a folder for tls needs ca.pem, cert.pem and key.pem")
         if what == "key" and os.stat(path).st_mode & 0o077:
-            raise InputError(f"TLS: {path} can be read by others; type chmod 600 {path}")
+            raise InputError(f"TLS: {path} can be read by others; type chmod 600 {shlex.quote(str(path))}")
     for what in ("ca", "cert"):
         ends = _expiry(certificates[what])
         if ends is not None and ends < datetime.now(UTC):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 
 from distmm.job.folder import Json
 from distmm.telemetry.batch_job import batch_job
@@ -25,5 +26,5 @@ def continuation(run: Json, out: str) -> str:
     """
     job = str(run.get("batch_job", ""))
     if not job.startswith("Slurm"):
-        return f"distmm resume {out}"
+        return f"distmm resume {shlex.quote(out)}"
     return f"{run.get('submitted_by') or 'distmm submit JOB.toml --cluster slurm'} (the last run was {job})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shlex
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
@@ -199,7 +200,7 @@ def _refuse_unended(folder: Folder) -> None:
     if next_to_c.get("job") != content.get("job") and holds(folder.target, content):
         raise InputError(
             f"{folder.target}: is the result of a job that was killed, or lost its power, before it wrote the "
-            f"certificate next to C; end the job with distmm resume {folder.target}, then verify again"
+            f"certificate next to C; end the job with distmm resume {shlex.quote(folder.target)}, then verify again"
         )
 
 

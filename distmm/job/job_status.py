@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import time
 from dataclasses import dataclass
 
@@ -85,9 +86,9 @@ class Status:
                 rows += [("ended", units.date(self.ended))] if self.ended is not None else []
                 rows += [("continue with", self.continue_with)] if self.continue_with is not None else []
             case "changed":
-                rows.append(("check with", f"distmm verify {self.path}"))
+                rows.append(("check with", f"distmm verify {shlex.quote(self.path)}"))
             case "missing":
-                rows.append(("compute again with", f"distmm multiply ... -o {self.path}"))
+                rows.append(("compute again with", f"distmm multiply ... -o {shlex.quote(self.path)}"))
         return rows
 
 

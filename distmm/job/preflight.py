@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 
 from distmm.clusters.hardware import Hardware
@@ -99,7 +100,9 @@ def _refuse_folder(folder: Folder) -> None:
     """Refuse an output if its folder is missing or read-only, or if another process works on it."""
     parent = os.path.dirname(folder.target)
     if not os.path.isdir(parent):
-        raise InputError(f"{folder.target}: there is no folder {parent}; make it first (mkdir -p {parent})")
+        raise InputError(
+            f"{folder.target}: there is no folder {parent}; make it first (mkdir -p {shlex.quote(parent)})"
+        )
     for path in (parent, folder.path):
         if os.path.isdir(path) and not os.access(path, os.W_OK | os.X_OK):
             raise InputError(f"{folder.target}: the folder {path} is read-only for you; choose another place")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import uuid
 from abc import ABC, abstractmethod
@@ -53,7 +54,7 @@ class Output:
         if os.path.lexists(path) and not overwrite:
             raise InputError(f"{path}: exists; give another name, or --overwrite (overwrite=True) to replace it")
         if not os.path.isdir(folder):
-            raise InputError(f"{path}: there is no folder {folder}; make it first (mkdir -p {folder})")
+            raise InputError(f"{path}: there is no folder {folder}; make it first (mkdir -p {shlex.quote(folder)})")
         if not os.access(folder, os.W_OK | os.X_OK):
             raise InputError(f"{path}: the folder {folder} is read-only for you; choose another one")
         free = shutil.disk_usage(folder).free

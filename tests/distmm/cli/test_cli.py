@@ -251,7 +251,7 @@ def test_verify_finds_swapped_columns_and_repeats_a_check_by_its_seed(where: lis
     [
         (["multiply", "A.npy", "A.npy", "-o", "C.npy"], "(60, 50)"),
         (["multiply", "A.npy", "B.npy", "-o", "P.npy"], "exists"),
-        (["multiply", "A.npy", "B.npy", "-o", "no/C.npy"], "mkdir -p"),
+        (["multiply", "A.npy", "B.npy", "-o", "no x/C.npy"], "/no x')"),
         (["multiply", "A.npy", "nothing.npy", "-o", "C.npy"], "no such file"),
         (["multiply", "A.npy", "B.npy", "-o", "C.npy", "--device", "gpu"], "GPU"),
         (["multiply", "A.npy", "B.npy", "-o", "C.npy", "--workers", "2"], "local cluster only"),
