@@ -91,7 +91,8 @@ class Telemetry(SchedulerPlugin):
         name = self.names.pop(worker, worker)
         self.heartbeats.forget(worker)
         for record in self.heartbeats.active(time.time()):
-            if name in record.lanes:
+            # Dask has told of lost results already, so a complete product has lost nothing. A loss may be why one failed.
+            if name in record.lanes and record.state not in ("complete", "cancelled"):
                 record.lose(time.time(), name)
 
     def transition(self, key: object, start: str, finish: str, *args: Any, **kwargs: Any) -> None:

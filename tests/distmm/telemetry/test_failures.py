@@ -272,3 +272,20 @@ def test_a_repeated_product_is_watched_from_its_new_beginning(one: Client, tmp_p
             future.release()
         until(lambda: not any(key[0] == C.name for key in known(one)))
     assert len(seen) == 3
+
+
+def test_a_worker_that_leaves_after_a_product_is_not_lost_to_it() -> None:
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+        client.as_current(),
+    ):
+        C = matmul(ones("i"), ones("i"), client=client, blocks=(EDGE,) * 3)
+        kept = client.persist(C)
+        wait(kept)
+        assert watch(C, client=client, console=Console(file=io.StringIO())).state == "complete"
+        client.retire_workers([next(iter(client.scheduler_info()["workers"]))])
+        record = telemetry.read(client, C.name)
+    assert record is not None
+    assert list(map(str, record.incidents)) == []
+    assert [lane.lost for lane in record.lanes.values()] == [None, None]
