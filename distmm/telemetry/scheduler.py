@@ -91,7 +91,7 @@ class Telemetry(SchedulerPlugin):
         name = self.names.pop(worker, worker)
         self.heartbeats.forget(worker)
         for record in self.heartbeats.active(time.time()):
-            # Dask has told of lost results already, so a complete product has lost nothing. A loss may be why one failed.
+            # Dask has told of lost results before, so a complete product has lost none.
             if name in record.lanes and record.state not in ("complete", "cancelled"):
                 record.lose(time.time(), name)
 
