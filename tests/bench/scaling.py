@@ -18,7 +18,7 @@ from peers import PROGRAMS
 
 from distmm import clusters
 from distmm.cli import options, session
-from distmm.cli.app import Group
+from distmm.cli.app import Command, Group
 from distmm.durations import seconds
 from distmm.errors import InputError, WrongResultError
 
@@ -26,7 +26,7 @@ __all__ = ["app"]
 
 Name = StrEnum("Name", [(program.name, program.name) for program in PROGRAMS])  # type: ignore[misc]
 
-app = typer.Typer(cls=Group, add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(cls=Group, rich_markup_mode=None, add_completion=False, pretty_exceptions_enable=False)
 
 # n of strong scaling, and of weak scaling on one worker. On the CPU this is one or two seconds of work.
 SIZES = {"gpu": (65536, 32768), "cpu": (4096, 2048)}
@@ -38,7 +38,7 @@ def measured() -> None:
     """Measure products."""
 
 
-@app.command()
+@app.command(cls=Command)
 def scaling(
     program: Annotated[
         list[Name] | None,

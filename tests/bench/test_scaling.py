@@ -330,3 +330,10 @@ def test_float64_products_take_no_more_gpu_memory_than_planned(tmp_path: Path) -
         ("host", None, True),
     ]
     assert all(0 < row["peak"] <= row["planned_peak"] for row in rows)
+
+
+def test_help_is_plain_text() -> None:
+    done = CliRunner().invoke(app, ["scaling", "--help"])
+    assert done.exit_code == 0
+    assert "\n  python tests/bench/scaling.py --quick --device cpu\n" in done.stdout
+    assert "```" not in done.stdout
