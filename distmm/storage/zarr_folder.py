@@ -73,6 +73,8 @@ class ZarrMatrix(Matrix):
         except Exception as error:  # Zarr raises a dozen types of errors for damaged metadata
             if is_url(path):
                 check_access(path)
+            if isinstance(error, PermissionError):
+                raise InputError(f"{path}: you may not read it: {error}") from error
             raise InputError(
                 f"{path}: not a readable Zarr array: {type(error).__name__}: {error}; its metadata (zarr.json, or "
                 f".zarray) is missing or damaged: write or copy the array again"

@@ -209,3 +209,14 @@ def test_a_store_without_keys_is_not_called_damaged(monkeypatch: pytest.MonkeyPa
     s3fs.S3FileSystem.clear_instance_cache()
     with pytest.raises(InputError, match=r"memory://no/A\.zarr: not a readable Zarr array"):
         open_matrix("memory://no/A.zarr")
+
+
+def test_an_array_that_one_may_not_read_is_not_called_damaged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    zarr.create_array(tmp_path / "A.zarr", data=np.ones((4, 4)))
+
+    def denied(path: str) -> None:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr("distmm.storage.zarr_folder.open_zarr", denied)
+    with pytest.raises(InputError, match=r"A\.zarr: you may not read it: .*Permission denied"):
+        open_matrix(tmp_path / "A.zarr")
