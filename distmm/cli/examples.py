@@ -45,8 +45,11 @@ def examples(
             raise InputError(f"{there[0]}: exists already; give another folder, or remove it first")
     for name, path in found.items():
         if write is not None:
-            (write / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, write / name)
+            try:
+                (write / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, write / name)
+            except OSError as error:
+                raise InputError(f"{write / name}: cannot be written: {error}; give another folder") from error
         typer.echo(name if write is None else write / name)
 
 

@@ -447,3 +447,9 @@ def test_the_demo_touches_no_folder_that_it_did_not_make(tmp_path: Path) -> None
     assert result.exit_code == 2
     assert "is not empty, and no demo made it" in result.output
     assert os.listdir(tmp_path) == ["A.zarr"]
+
+
+def test_a_place_that_cannot_take_the_examples_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = run("examples", "slurm", "--write", str(tmp_path / "file"))
+    assert (done.exit_code, "/file/slurm/one_node.sh: cannot be written" in done.stderr) == (2, True), done.output
