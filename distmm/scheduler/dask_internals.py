@@ -220,14 +220,14 @@ def leave_queue(scheduler: Scheduler, tasks: Iterable[TaskState], addresses: Seq
     """Send those of the tasks to workers that are in Dask's queue and whose results clients keep.
 
     The queue bounds results that do not stay. In the order of the queue, each goes to the worker with the fewest tasks.
+    Later it is a task like any other: workers that join may steal it.
     """
+    running = [ws for ws in map(scheduler.workers.get, addresses) if ws in scheduler.running]
     queued = sorted((ts for ts in tasks if ts.state == "queued" and ts.who_wants), key=lambda ts: ts.priority)
-    loads = {address: len(scheduler.workers[address].processing) for address in addresses}
-    for ts in queued:
-        address = min(loads, key=loads.__getitem__)
-        loads[address] += 1
-        place(ts, address)
-    scheduler.transitions({ts.key: "released" for ts in queued}, stimulus_id="distmm-placed")  # Dask takes them on
+    for ts in queued if running else ():
+        place(ts, min(running, key=lambda ws: len(ws.processing)).address)
+        scheduler.transitions({ts.key: "released"}, stimulus_id="distmm-placed")  # Dask takes it on
+        ts.worker_restrictions = None
 
 
 def copy_blocks(scheduler: Scheduler, address: str, keys: list[object]) -> None:

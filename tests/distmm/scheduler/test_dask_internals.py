@@ -312,9 +312,31 @@ def test_tasks_leave_the_queue_for_the_worker_with_the_fewest_if_a_client_keeps_
     assert {scheduler.tasks[future.key].state for future in kept} == {"processing"}
     placed = Counter(scheduler.tasks[future.key].processing_on for future in kept)
     assert sorted(placed.values()) == [4, 5]
+    assert not any(scheduler.tasks[future.key].worker_restrictions for future in kept)  # workers that join may steal
     assert sum(ts.state == "queued" for ts in scheduler.tasks.values()) == 9
     begin.set()
     assert total.result(60) + sum(two.gather(kept)) == 72
+
+
+def test_tasks_do_not_leave_the_queue_for_workers_that_are_paused(two: Client) -> None:
+    scheduler, begin = two.cluster.scheduler, Event("begin", client=two)
+    begin.clear()  # another test has set it
+    futures = two.get({("own", n): (waited, n) for n in range(9)}, [("own", n) for n in range(9)], sync=False)
+    until(lambda: sum(ts.state == "queued" for ts in list(scheduler.tasks.values())) == 5)
+
+    def leave(dask_scheduler: Scheduler) -> list[list[int]]:
+        workers, loads = list(dask_scheduler.workers.values()), []
+        for paused in (workers, workers[:1]):
+            dask_scheduler.running.difference_update(paused)
+            addresses = list(dask_scheduler.workers)
+            dask_internals.leave_queue(dask_scheduler, list(dask_scheduler.tasks.values()), addresses)
+            dask_scheduler.running.update(paused)
+            loads.append([len(worker.processing) for worker in workers])
+        return loads
+
+    assert two.run_on_scheduler(leave) == [[2, 2], [2, 7]]
+    begin.set()
+    assert sum(two.gather(futures)) == 36
 
 
 def waited(number: int) -> int:
