@@ -251,7 +251,7 @@ class Record:
         """Note that a worker left the cluster while the product ran."""
         self.wake(worker, time)
         lane = self.lane(worker)
-        lane.left, lane.lost = time, lane.lost or time
+        lane.lost = lane.lost or time
         self.incidents.add(time, f"worker {worker} lost")
 
     def named(self, worker: str) -> str:

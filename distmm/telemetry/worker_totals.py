@@ -28,7 +28,6 @@ class Lane:
     silences: list[tuple[float, float]] = field(default_factory=list)  # from when to when; the end is infinite at first
     received: int = 0
     receiving: float = 0.0  # seconds that the bytes received took
-    left: float | None = None  # when the worker left; None while it, or a restarted process of its name, computes
     lost: float | None = None  # when the worker left for the first time
     device: Device | None = None
     loads: tuple[tuple[float, Load], ...] = ()  # the first and the last CPU times, each with its time
@@ -60,7 +59,6 @@ class Lane:
         asleep, self.until = self.asleep(start, stop), max(self.until, stop)
         self.flops += flops
         self.steps += 1
-        self.left = None
         self.seconds["multiply"] += stop - start - asleep
         if not asleep:
             self.measured = self.measured[0] + flops, self.measured[1] + stop - start
