@@ -6,7 +6,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from distmm import units
 
@@ -116,8 +116,14 @@ def _busy_hosts(lanes: Mapping[str, Lane]) -> Iterator[tuple[str, float]]:
         if len(lane.loads) > 1:
             hosts[lane.host].append(lane)
     for host, of in hosts.items():
-        (start, first), (stop, last) = of[0].loads
-        own = sum(lane.loads[-1][1].process - lane.loads[0][1].process for lane in of)
-        share = (last.host - first.host - own) / max(1e-9, (stop - start) * last.cores)
+        longest = max(of, key=lambda lane: lane.loads[-1][0] - lane.loads[0][0])
+        own = sum(_cores(lane, "process") for lane in of)  # a restarted worker's times are of its new process alone
+        share = (_cores(longest, "host") - own) / longest.loads[-1][1].cores
         if share > HOST_SHARE:
             yield host, min(1.0, share)
+
+
+def _cores(lane: Lane, of: Literal["process", "host"]) -> float:
+    """Return how many cores a worker's process, or its host, kept busy on average."""
+    (start, first), (stop, last) = lane.loads
+    return float(getattr(last, of) - getattr(first, of)) / max(1e-9, stop - start)
