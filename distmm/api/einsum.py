@@ -45,7 +45,8 @@ def einsum(*operands: Any, out: Any = None, **choices: Unpack[Keywords]) -> Any:
     Raises
     ------
     InputError
-        For subscripts that NumPy refuses, before any work. The error names index, operand and shape.
+        For subscripts that cannot be read or do not match the shapes, before any work. Labels may be any characters but
+        ``,.->`` and blanks, and in lists any objects that can be sorted; `numpy.einsum` refuses all but 52 letters.
     DoesNotFitError
         As in `matmul`, and if no order is found whose intermediate results fit.
 
