@@ -144,8 +144,8 @@ def test_a_product_that_runs_as_planned_has_no_reason_to_be_slow() -> None:
 def test_the_work_of_a_restarted_worker_is_no_other_programs() -> None:
     r = record(workers=2)
     end = work(r, pause=0.5)
-    half = (end - START) / 2
-    for at, seconds in ((START, 0.0), (START + 0.9 * half, 0.9 * half), (START + half, 0.0), (end, half)):
+    late = 0.8 * (end - START)
+    for at, seconds in ((START, 0.0), (START + late, late), (START + 1.1 * late, 0.0), (end, 0.15 * late)):
         r.sample(Sample(at, "w1", 0, 0, load=Load(seconds, 2 * (at - START), 2), host="node7"))
     for at in (START, end):
         r.sample(Sample(at, "w0", 0, 0, load=Load(at - START, 2 * (at - START), 2), host="node7"))
