@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, InstanceOf, ValidationError
+from pydantic import BaseModel, ConfigDict, InstanceOf, ValidationError, model_validator
 
 __all__ = ["Certificate", "Form", "Manifest", "Marker", "wrong"]
 
@@ -33,6 +33,12 @@ class Marker(Form):
     inputs: Sums
     count: int | None = None
     sums: dict[str, int] | None = None
+
+    @model_validator(mode="after")
+    def _both(self) -> Self:
+        if (self.count is None) != (self.sums is None):
+            raise ValueError("has count or sums, and not both")
+        return self
 
 
 class Operand(Form):
@@ -102,5 +108,5 @@ def wrong(content: Any, form: type[Form]) -> str | None:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
-        return place and f"{place}: {first['msg']}"
+        return "" if not isinstance(content, dict) else f"{place}: {first['msg']}".removeprefix(": ")
     return None

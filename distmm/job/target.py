@@ -63,7 +63,10 @@ class Units:
 
     def check(self, marker: Json) -> str | None:
         """Return what is wrong with a unit. None if it is as it was written."""
-        for name, expected in marker.get("sums", {"C": marker["crc32c"]}).items():
+        sums = marker.get("sums", {"C": marker["crc32c"]})
+        if sums.keys() != self.arrays.keys():
+            return "its marker lacks a checksum"
+        for name, expected in sums.items():
             try:
                 found = checksum(self.read(marker, name))
             except InputError as error:

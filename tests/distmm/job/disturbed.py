@@ -87,8 +87,12 @@ def mend(
     message: str,
     out: str = "C.zarr",
     inputs: str = "in",
+    state: str = "failed",
 ) -> np.ndarray:
-    """A job that fails by `cause` half-way says so, keeps what it has, and ends after the `cure`; return C."""
+    """A job that fails by `cause` half-way says so, keeps what it has, and ends after the `cure`; return C.
+
+    Before it goes on, its `state` is "failed", or "stopped" if its folder could not be written when it failed.
+    """
     kept = rf"(?s){message}.*kept in {out}\.job; continue with: distmm resume {out}, after the cause is removed"
     try:
         with pytest.raises(InputError, match=kept.replace(f"in {out}", f"in .*{out}")):
@@ -97,7 +101,7 @@ def mend(
         cure()
     before = marked(out)
     assert 4 <= len(before) <= 8
-    assert job.status(out).state == "failed"
+    assert job.status(out).state == state
     again: dict[str, int] = {}
     assert job.resume(out, client=client, progress=lambda figures: again.update(marked(out))).kept == len(before)
     assert {name: again[name] for name in before} == before

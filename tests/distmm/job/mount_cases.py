@@ -66,7 +66,7 @@ def test_a_full_disk(name: str, disk: Path, client: Client, whole: np.ndarray) -
         assert marked(out) == before
         filler.unlink()
 
-    c = mend(client, fill, make_room, "No space left on device", out, f"{disk}/in")
+    c = mend(client, fill, make_room, "No space left on device", out, f"{disk}/in", "stopped")
     np.testing.assert_array_equal(c, whole)
 
 
@@ -86,5 +86,6 @@ def test_an_output_whose_mount_has_gone(name: str, disk: Path, seen: Path, clien
             job.resume(f"{seen}/{name}", client=client)
         mount("--bind", disk, seen)
 
-    c = mend(client, lambda: unmount(seen), come_again, "No such file or directory", f"{seen}/{name}", f"{disk}/in")
+    where = f"{seen}/{name}"
+    c = mend(client, lambda: unmount(seen), come_again, "No such file or directory", where, f"{disk}/in", "stopped")
     np.testing.assert_array_equal(c, whole)

@@ -20,12 +20,12 @@ from distmm.storage import create_output, open_matrix
 from distmm.worker import worker_slots
 from distmm.worker.worker_slots import slot_released
 
-LIMIT = 300 * 2**20
+LIMIT = 320 * 2**20
 
 
 @pytest.fixture
 def small() -> Iterator[Client]:
-    """Two workers with little memory, of which the libraries take a third."""
+    """Two workers with little memory, of which the libraries take half."""
     with (
         dask.config.set({"distributed.scheduler.work-stealing": False}),
         LocalCluster(n_workers=2, threads_per_worker=1, memory_limit=LIMIT, dashboard_address=":0") as cluster,
