@@ -13,13 +13,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import accumulate, islice, product
 
 from distmm.errors import InputError
 from distmm.planning.problem import Problem
 
-__all__ = ["Blocking", "Wave", "are_even", "cut", "even_edges", "ranges", "slices", "united"]
+__all__ = ["Blocking", "Wave", "are_even", "cut", "even_edges", "part_lengths", "ranges", "slices", "united"]
 
 Cuts = tuple[tuple[range, ...], list[tuple[range, range]]]
 
@@ -46,6 +46,12 @@ def ranges(count: int, parts: int, multiple: int = 1) -> tuple[range, ...]:
     """Cut ``range(count)`` into at most `parts` ranges of one length, a multiple of `multiple`, the last one ragged."""
     length = _length(count, parts, multiple)
     return tuple(range(start, min(start + length, count)) for start in range(0, count, length))
+
+
+@lru_cache(maxsize=4096)
+def part_lengths(count: int, parts: int, multiple: int) -> tuple[int, ...]:
+    """Return the lengths of the `ranges`. A search for a plan asks for the same ones thousands of times."""
+    return tuple(map(len, ranges(count, parts, multiple)))
 
 
 def _length(count: int, parts: int, multiple: int) -> int:

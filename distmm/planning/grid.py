@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from distmm.errors import InputError
-from distmm.planning.blocks import Blocking
+from distmm.planning.blocks import Blocking, part_lengths
 
 __all__ = ["Grid"]
 
@@ -54,9 +55,9 @@ class Grid:
         rank = (layer * self.rows + row) * self.columns + column + sum(batch) + self.shift
         return rank % (max(self.size, 2) if self.shift else self.size)
 
-    def lines(self, blocking: Blocking) -> list[tuple[list[int], int]]:
+    def lines(self, blocking: Blocking) -> list[tuple[Sequence[int], int]]:
         """Return the lengths of the chains of a block of C, with the number of blocks of C that have such chains."""
-        return [([sum(map(len, steps)) for steps in blocking.parts(self.layers)], blocking.whole.c_blocks)]
+        return [(part_lengths(len(blocking.k), self.layers, blocking.panels), blocking.whole.c_blocks)]
 
     @staticmethod
     def all_of(workers: int, layers: int = 1) -> tuple[Grid, ...]:

@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import re
 
+import numpy as np
 import pytest
 
 from distmm_kernels.config import SUPPORTED
@@ -26,7 +27,7 @@ ARCHITECTURES = [(7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
     ("dtype", "architecture"),
     [
         *((dtype, (9, 0)) for dtype in SUPPORTED),
-        *((dtype, other) for dtype in ("int8", "complex128") for other in ARCHITECTURES if other != (9, 0)),
+        *((np.dtype(name), other) for name in ("int8", "complex128") for other in ARCHITECTURES if other != (9, 0)),
     ],
 )
 @pytest.mark.parametrize("kernel", ["naive", "tiled"])
