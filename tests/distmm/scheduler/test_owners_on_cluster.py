@@ -39,6 +39,14 @@ def current(client: Client) -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def no_amm(client: Client) -> Iterator[None]:
+    """Dask's active memory manager drops any replica, every 2 s, also the one that a plan has found."""
+    client.amm.stop()
+    yield
+    client.amm.start()
+
+
 def ranks_of(client: Client) -> list[str]:
     ranks: list[str] = client.run_on_scheduler(
         lambda dask_scheduler: dask_scheduler.plugins[PlacementPlugin.name].ranks
@@ -242,18 +250,23 @@ def test_a_plan_whose_homes_have_changed_meanwhile_still_gives_c(client: Client)
     np.testing.assert_array_equal(c, X.compute().T @ X.compute())
 
 
+@pytest.mark.usefixtures("no_amm")
 def test_data_that_are_moved_after_planning_are_multiplied_where_the_plan_says(client: Client) -> None:
     X = tall(client, [0] * 8, 9)
     plan = distmm.plan(X.T, X)
     C = distmm.matmul(X.T, X, plan=plan)
     ranks, moving = ranks_of(client), list(X.dask.values())[4:]
-    client.amm.stop()  # it drops any replica
     client.replicate(moving, n=2, workers=[ranks[0], ranks[2]])
     gone = [future.key for future in moving]
     client.run_on_scheduler(lambda dask_scheduler: dask_internals.drop_blocks(dask_scheduler, ranks[0], gone))
-    client.amm.start()
-    until(lambda: chunk_homes(client, [X], 4) == [((0,),) * 4 + ((2,),) * 4])
+
+    def moved_away() -> bool:
+        view.forget(client)
+        return chunk_homes(client, [X], 4) == [((0,),) * 4 + ((2,),) * 4]
+
+    until(moved_away)
     c, _ = spent(client, lambda: C)
+    until(moved_away)
     np.testing.assert_array_equal(c, X.compute().T @ X.compute())
     again, moved = spent(client, lambda: distmm.gram(X.T))
     np.testing.assert_array_equal(again, c)
@@ -270,24 +283,22 @@ def test_if_half_of_an_array_is_persisted_that_half_stays(client: Client) -> Non
         assert moved <= 3 * C_BYTES
 
 
+@pytest.mark.usefixtures("no_amm")
 def test_chunks_with_replicas_are_multiplied_where_one_is(client: Client) -> None:
     X = tall(client, [0, 0, 0, 0, 1, 1], 34)
-    client.amm.stop()
     client.replicate(list(X.dask.values())[:4], n=4)
     c, moved = spent(client, lambda: distmm.matmul(X.T, X))
-    client.amm.start()
     np.testing.assert_array_equal(c, X.compute().T @ X.compute())
     assert moved <= 3 * C_BYTES
 
 
+@pytest.mark.usefixtures("no_amm")
 def test_of_several_replicas_one_counts_and_the_scheduler_is_asked_for_persisted_arrays_only(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     X = tall(client, [0, 0, 0, 0], 5)
-    client.amm.stop()  # it drops replicas every 2 s
     client.replicate(list(X.dask.values()), n=4)
     (homes,) = chunk_homes(client, [X], 4)
-    client.amm.start()
     assert homes is not None
     assert sorted(home for (home,) in homes) == [0, 1, 2, 3]
     monkeypatch.setattr(view, "on_scheduler", None)

@@ -264,9 +264,12 @@ def test_operands_live_as_long_as_a_product_may_read_them(client: Client) -> Non
     expected = a @ b
     until(nothing_is_kept)
     with client.as_current():
-        C = distmm.matmul(a + 0, b + 0, client=client).persist()  # nobody else holds the operands
+        lazy = distmm.matmul(a + 0, b + 0, client=client)  # nobody else holds the operands
         gc.collect()
         assert len(loans.open_loans()) == 2
+        C = lazy.persist()
+        del lazy
+        gc.collect()
         np.testing.assert_allclose(C.compute(), expected)
     del C
     until(nothing_is_kept)
