@@ -37,7 +37,7 @@ class Marker(Form):
     @model_validator(mode="after")
     def _both(self) -> Self:
         if (self.count is None) != (self.sums is None):
-            raise ValueError("has count or sums, and not both")
+            raise ValueError("count or sums is missing")
         return self
 
 

@@ -94,11 +94,14 @@ def test_a_damaged_certificate_is_refused(copied: Path) -> None:
     path = Path("topk.zarr.certificate.json")
     whole = json.loads(path.read_text())
     no_count = [{name: value for name, value in row.items() if name != "count"} for row in whole["done"]]
-    for change in ({"done": no_count}, {"spec": {**whole["spec"], "reduction": {"kind": "topk"}}}):
+    neither = [{name: value for name, value in row.items() if name != "sums"} for row in no_count]
+    for change, message in (
+        ({"done": no_count}, "count or sums is missing"),
+        ({"done": neither}, "count is missing"),
+        ({"spec": {**whole["spec"], "reduction": {"kind": "topk"}}}, "is not a reduction that this version of distmm"),
+    ):
         path.write_text(json.dumps({**whole, **change}))
-        with pytest.raises(
-            InputError, match=r"count is missing|is not a reduction that this version of distmm supports"
-        ):
+        with pytest.raises(InputError, match=message):
             job.recheck("topk.zarr")
 
 
