@@ -54,9 +54,6 @@ def multiply(
         The C0 that is multiplied by beta and added. By default it is read from `out`, and the result replaces it. A
         repetition of such a call is refused if `out` is already its result. With `overwrite` it adds the product once
         more.
-    client : distributed.Client, optional
-        Cluster to use. Its workers must have access to the same paths. By default as in `distmm.matmul`, or else a
-        local cluster for this call.
     transa, transb : bool
         Use the transpose of A or B, without a copy.
     alpha, beta : scalars
@@ -64,7 +61,12 @@ def multiply(
     dtype : dtype, optional
         Type of C, which is written in native byte order. By default NumPy's result type. The product is computed in the
         wider of these two types, and cast once.
-    precision, kernel, reproducible, device, blocks, plan
+    precision, kernel, reproducible, device
+        As in `distmm.matmul`.
+    client : distributed.Client, optional
+        Cluster to use. Its workers must have access to the same paths. By default as in `distmm.matmul`, or else a
+        local cluster for this call.
+    blocks, plan
         As in `distmm.matmul`. A job may be continued with another plan, for another cluster, with the same blocks.
     overwrite : bool
         Replace an existing C, and discard an unfinished job of it. The existing C is kept until the new one is
