@@ -112,7 +112,7 @@ class Telemetry(SchedulerPlugin):
             self._note_step(ts, start, finish, **kwargs)
         else:
             self._count_unwritten(ts, finish)
-            if finish == "memory" and self.records:
+            if finish == "memory" and any(self.heartbeats.active(time.time())):
                 self._note_work(ts, **kwargs)
 
     def _note_step(self, ts: TaskState, start: str, finish: str, **kwargs: Any) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 from dask.utils import key_split
 from distributed.protocol.pickle import loads
 from distributed.scheduler import TaskState
@@ -16,8 +18,9 @@ __all__ = ["error", "name", "of_product", "served", "verb"]
 # Letters of an error that are kept: enough for a path and its fault.
 LONGEST_ERROR = 400
 
-# Most tasks between one that makes a part of an operand and the step that reads the operand.
-LONGEST_WAY = 30
+# Most tasks between one that makes a part of an operand and the step that reads the operand, and most dependents of
+# each that are looked at. A sum of all elements may have a hundred thousand dependents, and each chunk leads to it.
+LONGEST_WAY, MOST_DEPENDENTS = 30, 10
 
 
 def of_product(ts: TaskState) -> list[PlacedTask]:
@@ -41,12 +44,13 @@ def served(ts: TaskState) -> tuple[list[PlacedTask], Kind]:
     kind: Kind = "load" if key_split(ts.key) == "distmm-load" else "operands"
     reader = ts
     for _ in range(LONGEST_WAY):
-        for each in reader.dependents:
+        dependents = list(islice(reader.dependents, MOST_DEPENDENTS))
+        for each in dependents:
             if isinstance(each.run_spec, PlacedTask):
                 return [each.run_spec], kind
-        reader = next(iter(reader.dependents), None)
-        if reader is None:
+        if not dependents:
             break
+        reader = dependents[0]
     return [], "other"
 
 
