@@ -1,4 +1,7 @@
-"""Numbers, sizes, times and dates as text (three digits, decimal prefix, unit), and names in natural order."""
+"""Numbers, sizes, times and dates as text (three digits, decimal prefix, unit); names in natural order.
+
+It also reads the durations of command lines and job files.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,18 @@ import math
 import re
 import time
 
-__all__ = ["clock", "date", "duration", "natural", "prefix", "scaled", "size", "span", "ticks"]
+from distmm.errors import InputError
+
+__all__ = ["clock", "date", "duration", "natural", "prefix", "scaled", "seconds", "size", "span", "ticks"]
 
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 # Possible seconds between two labels of a time axis. Longer steps are 1, 2, 5, 10, ... days; shorter ones are decimal.
 TIME_STEPS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200)
 DAY = 86400
+
+# Seconds of the units that users write.
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": DAY}
 
 
 def scaled(value: float, unit: str) -> str:
@@ -44,6 +52,36 @@ def duration(seconds: float) -> str:
         return f"{minutes} min {rest:02d} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min"
+
+
+def seconds(text: str) -> float:
+    """Return the seconds of a duration.
+
+    Parameters
+    ----------
+    text : str
+        Seconds such as ``90``, units such as ``55m`` or ``1h30m``, or Slurm's forms ``01:30:00`` and ``2-12:00:00``.
+
+    Raises
+    ------
+    InputError
+        For any other text.
+
+    Examples
+    --------
+    >>> from distmm.units import seconds
+    >>> seconds("1h30m") == seconds("01:30:00") == 5400
+    True
+    """
+    if clock := re.fullmatch(r"(?:(\d+)-(?=\d+:\d+:))?((?:\d+:)?\d+:\d\d)", text):
+        total = 0
+        for part in clock[2].split(":"):
+            total = total * 60 + int(part)
+        return float(total + int(clock[1] or 0) * SECONDS["d"])
+    parts = re.findall(r"(\d+(?:\.\d+)?)([smhd]?)", text)
+    if not parts or "".join(number + unit for number, unit in parts) != text:
+        raise InputError(f"{text!r} is no time: write it as 90s, 55m, 1h30m or 01:30:00")
+    return sum(float(number) * SECONDS[unit or "s"] for number, unit in parts)
 
 
 def date(at: float) -> str:

@@ -103,8 +103,8 @@ def picture(name: Path | None) -> Path | None:
 
 def stop(deadline: str | None) -> Stop:
     """Return the object that stops a job at a deadline, if there is one, and on signals."""
-    from distmm.durations import seconds
     from distmm.job import Stop
+    from distmm.units import seconds
 
     return Stop(None if deadline is None else seconds(deadline))
 

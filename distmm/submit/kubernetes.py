@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from distmm import tls
-from distmm.durations import seconds
 from distmm.errors import InputError
 from distmm.submit import diagnosis, manifests
 from distmm.submit.patience import NoAnswerError, Patience
 from distmm.submit.schema import Job, Kubernetes
 from distmm.submit.slurm_script import RESUMABLE, TERMINATED
+from distmm.units import seconds
 
 __all__ = ["attach", "follow", "secret_command", "submit"]
 

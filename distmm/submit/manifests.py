@@ -14,11 +14,11 @@ import yaml
 from dask.utils import parse_bytes
 
 from distmm import tls
-from distmm.durations import seconds
 from distmm.errors import InputError
 from distmm.submit import dashboard_access, templates
 from distmm.submit.schema import QUEUE_LABEL, Job
 from distmm.submit.slurm_script import PATIENCE_SECONDS
+from distmm.units import seconds
 from distmm.worker import gpu_worker_setup
 
 __all__ = ["certificates", "cluster", "dump", "job", "owned", "secret", "secret_name"]

@@ -12,8 +12,8 @@ from dask.utils import parse_bytes
 from pydantic import AfterValidator, BaseModel, ConfigDict, PrivateAttr, model_validator
 from pydantic_core import PydanticCustomError
 
-from distmm.durations import seconds
 from distmm.planning.precision import Precision
+from distmm.units import seconds
 from distmm.worker import gpu_worker_setup
 
 __all__ = ["Job", "Kubernetes", "Product", "Run", "Slurm", "Table", "Workers"]

@@ -19,8 +19,8 @@ from peers import PROGRAMS
 from distmm import clusters
 from distmm.cli import options, session
 from distmm.cli.app import Command, Group
-from distmm.durations import seconds
 from distmm.errors import InputError, WrongResultError
+from distmm.units import seconds
 
 __all__ = ["app"]
 

@@ -15,11 +15,11 @@ import zarr
 from distributed import Client
 
 from distmm import job
-from distmm.durations import seconds
 from distmm.errors import InputError, Stopped
 from distmm.job import commit, folder, lock
 from distmm.planning.plan import Plan
 from distmm.storage.output import Output
+from distmm.units import seconds
 from tests.distmm.job.disturbed import BLOCKS, PLAN, SIZE, HalfWay, marked, mend, multiply, operands, values
 from tests.tables import later
 

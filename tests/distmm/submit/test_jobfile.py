@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distmm import durations
+from distmm import units
 from distmm.errors import InputError
 from distmm.submit import jobfile
 
@@ -58,14 +58,14 @@ def test_memory_of_a_node_is_shared_by_its_workers_and_leaves_some_for_the_sched
 @pytest.mark.parametrize("walltime", ["4h", "04:00:00", "240m", "3h60m", "14400", "0-04:00:00"])
 def test_a_walltime_is_written_as_a_deadline_is(write, walltime: str) -> None:
     assert jobfile.load(write(PRODUCT), [f"run.walltime={walltime}"]).seconds("walltime") == 4 * 3600
-    assert durations.seconds(walltime) == 4 * 3600
+    assert units.seconds(walltime) == 4 * 3600
 
 
 def test_days_are_written_as_slurm_writes_them() -> None:
-    assert durations.seconds("2-12:00:00") == 60 * 3600
+    assert units.seconds("2-12:00:00") == 60 * 3600
     for text in ("2-12:00", "2-", "-12:00:00", "2-1h"):
         with pytest.raises(InputError, match="is no time"):
-            durations.seconds(text)
+            units.seconds(text)
 
 
 def test_keys_can_be_set_from_outside(write) -> None:
