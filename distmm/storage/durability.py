@@ -26,9 +26,8 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2
 NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK}
 
 
-_waiting: dict[Hashable, Future[None]] = {}  # calls that have not begun
-_guard = threading.Lock()
-_turns = [threading.Lock() for _ in range(64)]
+_calls: dict[Hashable, list[Future[None]]] = {}  # by key: the call that runs, and the one that waits for its end
+_guard = threading.Lock()  # of `_calls`
 
 
 def together(key: Hashable, call: Callable[[], object]) -> None:
@@ -42,22 +41,31 @@ def together(key: Hashable, call: Callable[[], object]) -> None:
     """
     mine: Future[None] = Future()
     with _guard:
-        found = _waiting.setdefault(key, mine)
+        calls = _calls.setdefault(key, [])
+        if len(calls) < 2:
+            calls.append(mine)
+        before, found = calls[0], calls[-1]
     if found is not mine:
         found.result()
         return
     try:
-        with _turns[hash(key) % len(_turns)]:  # until the call before has ended
-            with _guard:
-                del _waiting[key]
-            call()
+        if before is not mine:
+            before.exception()  # returns when that call has ended
+        call()
     except BaseException as error:
-        with _guard:
-            if _waiting.get(key) is mine:
-                del _waiting[key]
+        _leave(key, mine)
         mine.set_exception(error)
         raise
+    _leave(key, mine)
     mine.set_result(None)
+
+
+def _leave(key: Hashable, call: Future[None]) -> None:
+    """Forget a call that has ended. The one that waits for its end begins: no more threads join it."""
+    with _guard:
+        _calls[key].remove(call)
+        if not _calls[key]:
+            del _calls[key]
 
 
 def fsync(path: str) -> None:

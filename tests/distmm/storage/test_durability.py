@@ -30,8 +30,8 @@ def waiting_for(key: str, count: int) -> Callable[[], bool]:
     """Return whether so many threads wait for the next call, apart from the one that will make it."""
 
     def wait() -> bool:
-        found = durability._waiting.get(key)
-        return found is not None and len(found._condition._waiters) == count  # type: ignore[attr-defined]
+        found = durability._calls.get(key, [])[1:]
+        return [len(one._condition._waiters) for one in found] == [count]  # type: ignore[attr-defined]
 
     return wait
 
@@ -47,7 +47,22 @@ def test_calls_that_were_asked_for_before_one_begins_are_one_call() -> None:
         for one in (first, *later):
             one.result()
     assert call.begun == 2
-    assert not durability._waiting
+    assert not durability._calls
+
+
+def test_a_call_that_hangs_holds_up_no_other_key() -> None:
+    call, made = Slow(), list[int]()
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(together, "key", call)
+        until(lambda: call.begun == 1)
+        others = pool.submit(lambda: [together(n, lambda n=n: made.append(n)) for n in range(200)])  # type: ignore[misc]
+        try:
+            others.result(60)
+        finally:
+            call.go_on.set()
+        first.result()
+    assert made == list(range(200))
+    assert not durability._calls
 
 
 def test_an_error_is_raised_in_all_threads_that_share_a_call_and_in_no_other() -> None:
@@ -67,7 +82,7 @@ def test_an_error_is_raised_in_all_threads_that_share_a_call_and_in_no_other() -
             with pytest.raises(OSError, match="the disk is gone"):
                 one.result()
     together("key", call)
-    assert not durability._waiting
+    assert not durability._calls
 
 
 def test_a_folder_is_synced_for_those_who_wait_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
