@@ -1,10 +1,9 @@
 """Waits for the tasks of a cluster: inside of other tasks, and for a scheduler that may have stopped answering.
 
-A process may be stopped, or its host may hang.
-TCP detects a network that is cut off: Dask sets its timeouts (``distributed.comm.timeouts.tcp``, 30 s). But an
-operating system still acknowledges data for a stopped process, so a client would wait for its answer without end. So a
-thread sends requests to the scheduler, and closes the client after no answer for `REQUESTS` times `ANSWER_SECONDS`.
-Calls that wait for the scheduler then raise an error.
+A process may be stopped, or its host may hang. TCP detects a network that is cut off: Dask sets its timeouts
+(``distributed.comm.timeouts.tcp``, 30 s). But an operating system still acknowledges data for a stopped process, so a
+client would wait for its answer without end. So a thread sends requests to the scheduler, and closes the client after
+no answer for `REQUESTS` times `ANSWER_SECONDS`. Calls that wait for the scheduler then raise an error.
 """
 
 from __future__ import annotations

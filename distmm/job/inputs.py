@@ -116,9 +116,7 @@ class _ReadAgain:
     def __call__(self, regions: list[Region]) -> str:
         total = None
         for rows, columns in regions:
-            source = self.operand.source
-            block = source[columns, rows].T if self.operand.transposed else source[rows, columns]
-            total = fold(total, [checksum_of_input(block, *self.order)])
+            total = fold(total, [checksum_of_input(self.operand.region(rows, columns), *self.order)])
         assert total is not None
         return f"{total[0]:016x}"
 

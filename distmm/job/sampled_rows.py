@@ -290,9 +290,7 @@ def _misformed(row: int, own: np.ndarray, values: np.ndarray, n: int, reduction:
 
 def _region(operand: Operand, rows: slice, columns: slice) -> np.ndarray:
     """Read a region of an operand."""
-    source = operand.source
     try:
-        block = source[columns, rows].T if operand.transposed else source[rows, columns]
+        return np.asarray(operand.region(rows, columns))
     except OSError as error:
         raise InputError(f"{operand.name} cannot be read: {error}") from error
-    return np.asarray(block)

@@ -140,6 +140,10 @@ class Operand:
             array = _loaded(source if self.file is None else self.file, own, device, name, noted)
         return array.swapaxes(-1, -2) if self.transposed else array
 
+    def region(self, rows: slice, columns: slice) -> Any:
+        """Read a region of a matrix, in this process."""
+        return self.source[columns, rows].T if self.transposed else self.source[rows, columns]
+
 
 def _swapped(values: tuple[Any, ...], transposed: bool) -> tuple[Any, ...]:
     return (*values[:-2], values[-1], values[-2]) if transposed else values

@@ -226,7 +226,7 @@ def leave_queue(scheduler: Scheduler, tasks: Iterable[TaskState], addresses: Seq
     queued = sorted((ts for ts in tasks if ts.state == "queued" and ts.who_wants), key=lambda ts: ts.priority)
     for ts in queued if running else ():
         place(ts, min(running, key=lambda ws: len(ws.processing)).address)
-        scheduler.transitions({ts.key: "released"}, stimulus_id="distmm-placed")  # Dask takes it on
+        scheduler.transitions({ts.key: "released"}, stimulus_id="distmm-placed")  # Dask then sends it to the worker
         ts.worker_restrictions = None
 
 
