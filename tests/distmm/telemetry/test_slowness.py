@@ -12,7 +12,7 @@ from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm.telemetry import dashboard_text, progress, report
-from distmm.telemetry.activity import Load, Sample
+from distmm.telemetry.activity import Kind, Load, Sample
 from distmm.telemetry.record import Record
 
 START = 1000.0
@@ -42,17 +42,20 @@ def work(r: Record, slow: float = 1.0, pause: float = 0.0) -> float:
     return max(free) - pause
 
 
-def another_product(r: Record) -> str:
+def work_beside(r: Record, kind: Kind, share: float, what: str = "") -> None:
+    """Let the workers make all blocks, and do something else for this share of the time."""
     end = work(r, pause=0.5)
     for name in r.lanes:
-        r.work(name, "other", START, START + 0.6 * (end - START), "D.zarr")
+        r.work(name, kind, START, START + share * (end - START), what)
+
+
+def another_product(r: Record) -> str:
+    work_beside(r, "other", 0.6, "D.zarr")
     return "other work on the same workers takes 60% of their time: D.zarr"
 
 
 def the_operands_own_tasks(r: Record) -> str:
-    end = work(r, pause=0.5)
-    for name in r.lanes:
-        r.work(name, "operands", START, START + 0.7 * (end - START))
+    work_beside(r, "operands", 0.7)
     return "the operands' own tasks take 70% of the workers' time"
 
 
@@ -80,16 +83,12 @@ def a_straggler(r: Record) -> str:
 
 
 def checks_and_writes(r: Record) -> str:
-    end = work(r, pause=0.5)
-    for name in r.lanes:
-        r.work(name, "write", START, START + 0.4 * (end - START))
+    work_beside(r, "write", 0.4)
     return "checks and writes of C take 40% of the workers' time"
 
 
 def reads(r: Record) -> str:
-    end = work(r, pause=0.5)
-    for name in r.lanes:
-        r.work(name, "load", START, START + 0.3 * (end - START))
+    work_beside(r, "load", 0.3)
     return "reads of A and B take 30% of the workers' time"
 
 
