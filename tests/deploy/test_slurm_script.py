@@ -9,7 +9,7 @@ from pathlib import Path
 import dask
 import pytest
 
-from distmm.submit import dashboard_access, fabric, jobfile, ready, slurm_queue, slurm_script
+from distmm.submit import dashboard_access, fabric, jobfile, ready, slurm, slurm_script
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "slurm"
 
@@ -163,9 +163,9 @@ def test_ucx_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch, t
     "reason", ["PartitionTimeLimit", "QOSMaxGRESPerJob", "AssocMaxWallDurationPerJobLimit", "QOSMinGRES"]
 )
 def test_what_no_single_job_may_have_never_starts(reason: str) -> None:
-    assert slurm_queue.NEVER.fullmatch(reason)
+    assert slurm.NEVER.fullmatch(reason)
 
 
 @pytest.mark.parametrize("reason", ["Resources", "Priority", "BeginTime", "AssocGrpGRES", "QOSMaxJobsPerUserLimit"])
 def test_what_ends_with_other_jobs_is_waited_for(reason: str) -> None:
-    assert not slurm_queue.NEVER.fullmatch(reason)
+    assert not slurm.NEVER.fullmatch(reason)
