@@ -98,11 +98,6 @@ class PlacementPlugin(SchedulerPlugin):
             return ""
         return ranks[where.rank % len(ranks) if state is None else state.rank(where.rank)]
 
-    def progress(self, product: str) -> tuple[int, int]:
-        """Product tasks that are done, and all product tasks; 0 of 0 for a product that is not under way."""
-        state = self.products.products.get(product)
-        return (len(state.done), state.total) if state else (0, 0)
-
     def _waiting(self) -> Iterable[tuple[TaskState, int, int]]:
         """By product: one of its tasks, how many are to be done, and how many of them may run at the same time."""
         for product in self.products.products.values():

@@ -21,12 +21,14 @@ from distmm import matmul, plan
 from distmm.clusters import cluster
 from distmm.errors import InputError
 from distmm.graph import serial
+from distmm.graph.chunk_layer import product_of
 from distmm.planning.grid import Grid
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.telemetry import client as telemetry
 from distmm.worker.tasks import Epilogue, KernelChoice
 from tests import forked
 from tests.distmm.scheduler import lockstep
+from tests.distmm.scheduler.steps import finished
 from tests.exact_sums import in_panels, whole_numbers
 from tests.tables import later
 from tests.until import until
@@ -55,12 +57,6 @@ def owners(client: Client, name: str) -> dict[tuple[Any, ...], int]:
         return {key: ranks.index(worker.address) for key, ts in made.items() for worker in (ts.who_has or ())}
 
     return client.run_on_scheduler(read)
-
-
-def finished(client: Client, c: da.Array) -> tuple[int, int]:
-    """Product tasks of a product that are done, and all of them."""
-    name = c.name.removesuffix("-chunks")
-    return client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.plugins[PlacementPlugin.name].progress(name))
 
 
 class Sink:
@@ -197,7 +193,7 @@ def nothing_is_left(client: Client) -> Callable[[], None]:
 def test_the_plugin_forgets_products_that_are_gone(client: Client, nothing_is_left: Callable[[], None]) -> None:
     C = client.persist(matmul(lazy(9), lazy(10), client=client))
     wait(C)
-    done, total = finished(client, C)
+    done, total = finished(client, product_of(C.name))
     assert done == total > 0
     name, tasks = C.name, plan(lazy(9), lazy(10), client=client).cost.tasks
 
@@ -315,7 +311,7 @@ def test_a_worker_that_joins_a_running_product_makes_none_of_its_blocks() -> Non
         # A plan for three workers, on two: rank 2 of the plan is the first worker, and stays it.
         p = plan(A, lazy(32), plan=f"g3x1x1 b{EDGE}x{EDGE}x{EDGE} p1 w1 l2")
         C = client.persist(matmul(A, lazy(32), plan=p, client=client))
-        until(lambda: finished(client, C)[0] > 0)
+        until(lambda: finished(client, product_of(C.name))[0] > 0)
         two.scale(3)
         client.wait_for_workers(3)
         JOINED.set()
@@ -339,7 +335,7 @@ def test_a_worker_that_joins_an_adaptive_cluster_takes_its_share_of_a_running_pr
         waiting = A.map_blocks(early_after_the_join, dtype="f4", meta=np.empty((0, 0), "f4"))
         p = plan(waiting, B, plan=f"g1x1x1 b{EDGE}x{EDGE}x{EDGE} p1 w1 l1")
         C = client.persist(matmul(waiting, B, plan=p, client=client))
-        until(lambda: finished(client, C)[0] > 0)
+        until(lambda: finished(client, product_of(C.name))[0] > 0)
         asks = one.scheduler.handlers["adaptive_target"]
         assert one.scheduler.adaptive_target(target_duration="1s") <= 1 < asks(target_duration="1ms")
         one.scale(2)
@@ -368,7 +364,7 @@ def test_a_product_survives_a_killed_worker_and_keeps_its_bits() -> None:
         C = matmul(A, B, client=client)
         expected = client.compute(C, sync=True)
         result = client.persist(matmul(A, B, client=client))
-        until(lambda: finished(client, result)[0] >= BLOCKS)
+        until(lambda: finished(client, product_of(result.name))[0] >= BLOCKS)
         pids = client.run(os.getpid)
         os.kill(next(iter(pids.values())), signal.SIGKILL)
         np.testing.assert_array_equal(client.compute(result, sync=True), expected)

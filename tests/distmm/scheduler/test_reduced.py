@@ -22,6 +22,7 @@ from distmm.scheduler.product_state import Limits, PlannedTask
 from distmm.scheduler.products import Products
 from tests import forked
 from tests.distmm.scheduler import lockstep
+from tests.distmm.scheduler.steps import finished
 from tests.until import until
 
 EDGE = 64
@@ -116,11 +117,7 @@ def test_parts_that_are_lost_with_a_worker_are_made_again() -> None:
         product = next(name for name, layer in lazy.values.dask.layers.items() if isinstance(layer, ProductLayer))
         call = client.compute(list(lazy))
 
-        def done(dask_scheduler: Scheduler) -> int:
-            finished: int = dask_scheduler.plugins["distmm-placement"].progress(product)[0]
-            return finished
-
-        until(lambda: client.run_on_scheduler(done) >= 20)  # of 64
+        until(lambda: finished(client, product)[0] >= 20)  # of 64
         os.kill(next(iter(client.run(os.getpid).values())), signal.SIGKILL)
         _, indices = client.gather(call)
     np.testing.assert_array_equal(indices, np.argsort(-(a @ b), axis=1, kind="stable")[:, :3])
