@@ -220,19 +220,25 @@ def assembly(
     letters: list[str],
     pure: bool = False,
     clobbers_memory: bool = True,
+    of_warp: bool = False,
 ) -> Callable[[Any, Any], list[Any]]:
     """Return a function of a builder and values that writes PTX and returns its results.
 
     ``letters`` are the constraints of outputs and inputs, as in LLVM's inline assembly. Pure code touches no memory
     that this kernel writes. Other code keeps its order; the compiler moves loads and stores across it only if it does
     not clobber memory.
+
+    The compiler never makes code that is not pure, or that a warp executes together (``of_warp``), depend on more
+    conditions than it does here: LLVM calls it convergent. Otherwise it could move an instruction of all threads into a
+    branch that some of them take.
     """
     returned = ir.VoidType() if not outputs else outputs[0] if len(outputs) == 1 else ir.LiteralStructType(outputs)
     kind = ir.FunctionType(returned, inputs)
     constraints = ",".join([*letters, *(["~{memory}"] if clobbers_memory and not pure else [])])
 
     def emit(builder: Any, values: Any) -> list[Any]:
-        value = builder.call(ir.InlineAsm(kind, text, constraints, side_effect=not pure), values)
+        call = ir.InlineAsm(kind, text, constraints, side_effect=not pure)
+        value = builder.call(call, values, attrs=() if pure and not of_warp else ("convergent",))
         if len(outputs) < 2:
             return [value] * len(outputs)
         return [builder.extract_value(value, i) for i in range(len(outputs))]

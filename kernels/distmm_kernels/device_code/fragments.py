@@ -103,7 +103,7 @@ def _instruction(depth: int, name: str, sums: str) -> Callable[[Any, Any], list[
         "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
     )
     letters = [f"={letter}"] * 4 + ["r"] * 6 + [str(i) for i in range(4)]
-    return assembly(text, [number] * 4, [I32] * 6 + [number] * 4, letters, pure=True)
+    return assembly(text, [number] * 4, [I32] * 6 + [number] * 4, letters, pure=True, of_warp=True)
 
 
 def source(operand: Multiplicand, tiling: FragmentTiling, width: int, modulo: bool = False) -> Source:

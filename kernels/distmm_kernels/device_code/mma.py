@@ -72,7 +72,7 @@ def _instruction(rows: int, steps: int) -> Callable[[Any, Any], list[Any]]:
     sets = ["{" + ", ".join(f"${i}" for i in range(*ends_of)) + "}" for ends_of in itertools.pairwise(ends)]
     text = f"mma.sync.aligned.m{rows}n8k{steps}.row.col.f64.f64.f64.f64 {', '.join(sets)};"
     letters = ["=d"] * c + ["d"] * (a + b) + [str(i) for i in range(c)]  # D has the registers of C
-    return assembly(text, [F64] * c, [F64] * (a + b + c), letters, pure=True)
+    return assembly(text, [F64] * c, [F64] * (a + b + c), letters, pure=True, of_warp=True)
 
 
 def source(dtype: str, tiling: MmaTiling, width: int) -> Source:

@@ -18,6 +18,7 @@ from distmm_kernels.emulation.moduli import MODULI
 from distmm_kernels.emulation.sparsity import Counts, counts
 from distmm_kernels.emulation.splits import ALIGNMENT, MAX_GRID_Z, Found
 from distmm_kernels.launch.binary import Recipe
+from distmm_kernels.launch.bounded import Bounded
 from distmm_kernels.launch.driver import LoadedKernel, loaded
 from distmm_kernels.layout.stack import Stack
 from distmm_kernels.layout.vectors import row_pitch
@@ -152,7 +153,7 @@ class Splitter:
 
     def __init__(self, device: Device, parts: int) -> None:
         self.device, self.parts = device, parts
-        self._plans: dict[tuple[Any, ...], _Plan] = {}
+        self._plans: Bounded[_Plan] = Bounded()
 
     def __call__(self, stack: Array) -> tuple[Residues, Found]:
         """Enqueue the kernels that split matrices ``(batch, rows, k)`` or one matrix ``(rows, k)``, with any strides.

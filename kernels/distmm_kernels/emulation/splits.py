@@ -12,6 +12,7 @@ import numpy as np
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import GRANULE, Format, Guard, granules, warps_of
 from distmm_kernels.emulation.sparsity import Counts, counts
+from distmm_kernels.launch.bounded import Bounded
 from distmm_kernels.launch.driver import LoadedKernel, loaded
 from distmm_kernels.layout.copies import choose
 from distmm_kernels.layout.stack import Stack
@@ -230,7 +231,7 @@ class Splitter:
 
     def __init__(self, form: Format, device: Device) -> None:
         self.form, self.device = form, device
-        self._plans: dict[tuple[Any, ...], _Plan] = {}
+        self._plans: Bounded[_Plan] = Bounded()
 
     def __call__(self, stack: Array) -> tuple[Parts, Found]:
         """Enqueue the kernels that split float32 matrices ``(batch, rows, k)`` or one matrix ``(rows, k)``.

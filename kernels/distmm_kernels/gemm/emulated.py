@@ -28,6 +28,7 @@ from distmm_kernels.emulation.sparsity import Counts
 from distmm_kernels.emulation.splits import Parts, Piece, as_stack, splitter
 from distmm_kernels.gemm.guarded import WORKSPACE, GuardedKernel, GuardedOperand, Way, by_parts
 from distmm_kernels.kernel import Array, product_shape
+from distmm_kernels.launch.bounded import Bounded
 from distmm_kernels.launch.hopper_launch import Finish, HopperGemm, Scales, hopper_gemm
 from distmm_kernels.layout.stack import Stack
 from distmm_kernels.tiles import slices
@@ -82,7 +83,7 @@ class Fp16x3Kernel(GuardedKernel):
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
         self._split = splitter(self.form, device)
-        self._gemms: dict[tuple[Any, ...], HopperGemm] = {}
+        self._gemms: Bounded[HopperGemm] = Bounded()
 
     def _format(self, block: Array, operand: str) -> SplitOperand:
         matrices = self._matrices(block, operand)

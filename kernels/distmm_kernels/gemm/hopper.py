@@ -25,6 +25,7 @@ from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.gemm.guarded import WORKSPACE
 from distmm_kernels.gemm.hopper_operands import HopperOperand, HopperPanels, Prepared, joined
 from distmm_kernels.kernel import Array, product_shape
+from distmm_kernels.launch.bounded import Bounded
 from distmm_kernels.launch.hopper_launch import NO_SCALES, Finish, HopperGemm, hopper_gemm
 from distmm_kernels.layout.stack import Stack, distinct
 from distmm_kernels.layout.vectors import in_vectors, row_pitch
@@ -77,7 +78,7 @@ class HopperKernel(AlignedKernel):
         super().__init__(problem, device)
         self.operand = self.formats[self.dtype.name]
         self._counts = self.dtype.kind == "b"
-        self._gemms: dict[Any, HopperGemm] = {}
+        self._gemms: Bounded[HopperGemm] = Bounded()
 
     def _format(self, block: Array, operand: str) -> HopperOperand:
         own, other = ("k", "m") if operand == "A" else ("n", "k")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from distmm_kernels.candidate import ALL, AMPERE, Candidate, tile_loads
 from distmm_kernels.config import Problem
@@ -11,6 +11,7 @@ from distmm_kernels.device import Device
 from distmm_kernels.kernel import Array
 from distmm_kernels.launch import launches as launch
 from distmm_kernels.launch.binary import Recipe
+from distmm_kernels.launch.bounded import Bounded
 from distmm_kernels.layout import stack
 from distmm_kernels.layout.stack import VECTOR_BYTES
 from distmm_kernels.layout.vectors import has_vectors, in_vectors
@@ -27,7 +28,7 @@ class RegisterTiledKernel(launch.CudaKernel):
 
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
-        self._launches: dict[tuple[Any, ...], launch.Launch] = {}
+        self._launches: Bounded[launch.Launch] = Bounded()
 
     def _format(self, block: Array, operand: str) -> Array:
         """Return the operand with aligned 16-byte vectors along m or n: itself if it has them, otherwise a copy."""

@@ -24,6 +24,7 @@ from distmm_kernels.emulation.residues import COLUMNS, THREADS
 from distmm_kernels.gemm.guarded import WORKSPACE, parts
 from distmm_kernels.kernel import Array
 from distmm_kernels.launch.binary import Recipe
+from distmm_kernels.launch.bounded import Bounded
 from distmm_kernels.launch.driver import loaded
 from distmm_kernels.launch.fragment_launch import FragmentGemm, residues_gemm
 from distmm_kernels.launch.hopper_launch import HopperGemm, Scales, hopper_gemm
@@ -64,7 +65,7 @@ class ResidueProducts:
         self.device, self.moduli = device, moduli
         self._reconstruction, self._parameters = reconstruction, parameters
         self._instruction = instruction
-        self._gemms: dict[tuple[int, int], HopperGemm] = {}
+        self._gemms: Bounded[HopperGemm] = Bounded()
 
     def add(self, left: Stack, right: Stack, c: Array | None, d: Array, factors: tuple[int, ...] = ()) -> None:
         """Enqueue ``D = C + A B`` for one granule of one matrix; the device must be current.

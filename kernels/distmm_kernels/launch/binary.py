@@ -20,6 +20,9 @@ from distmm_kernels.launch.compiler import Binary, Source
 
 __all__ = ["Recipe", "binary", "cache_folder"]
 
+MOST_FILES = 1000
+"""Kernels in the folder; each takes 50 to 300 KB. A version of this package has some hundreds."""
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -83,3 +86,4 @@ def _read(path: Path) -> Binary | None:
 def _write(path: Path, made: Binary) -> None:
     facts = {"threads": made.threads, "shared_bytes": made.shared_bytes, "log": made.log}
     cache.write(path, json.dumps(facts).encode() + b"\n" + made.cubin, "compiled kernels")
+    cache.bound(path.parent, path.suffix, MOST_FILES)

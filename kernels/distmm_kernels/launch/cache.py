@@ -10,7 +10,7 @@ import uuid
 import warnings
 from pathlib import Path
 
-__all__ = ["cache_folder", "read", "sources", "write"]
+__all__ = ["bound", "cache_folder", "read", "sources", "write"]
 
 
 def cache_folder() -> Path:
@@ -51,6 +51,8 @@ def read(path: Path) -> bytes | None:
         content = path.read_bytes()
     except OSError:
         return None
+    with contextlib.suppress(OSError):  # another user's file, or a read-only folder
+        os.utime(path)
     digest, _, rest = content.partition(b"\n")
     return rest if hashlib.sha256(rest).hexdigest().encode() == digest else None
 
@@ -90,3 +92,14 @@ def write(path: Path, content: bytes, what: str) -> None:
             RuntimeWarning,
             stacklevel=3,
         )
+
+
+def bound(folder: Path, suffix: str, most: int) -> None:
+    """Remove the files with this suffix that were written or read longest ago, if there are more than ``most``.
+
+    Kernels of earlier versions of the package are never read again.
+    """
+    with contextlib.suppress(OSError):  # another process removes the same files
+        files = sorted(folder.glob(f"*{suffix}"), key=lambda path: path.stat().st_mtime)
+        for path in files[: max(0, len(files) - most)]:
+            path.unlink()

@@ -6,11 +6,15 @@ ignores ``setmaxnreg`` and serialises ``wgmma``.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 __all__ = ["Binary", "Source", "architecture", "build", "versions"]
+
+SERIALISED = r"C75(0[89]|1[0-5])\b"
+"""Warnings of ptxas: it serialises ``wgmma``, which is right but several times slower."""
 
 
 @dataclass(frozen=True)
@@ -78,13 +82,21 @@ def versions() -> str:
 
 
 def build(source: Source, compute_capability: tuple[int, int]) -> Binary:
-    """Compile and link a kernel (0.3 to 3 seconds)."""
+    """Compile and link a kernel (0.3 to 3 seconds).
+
+    Raises
+    ------
+    RuntimeError
+        If it does not link, or if ptxas serialises its ``wgmma`` instructions.
+    """
     from distmm_kernels.device_code import emit
 
     target = architecture(compute_capability, source.specific)
     numba_target = (*compute_capability, "a") if source.specific else compute_capability
     code = emit.compile_to_ltoir(source.function, source.signature, numba_target, source.threads, source.blocks)
     cubin, log = _link(code, source.function.__name__, target)
+    if re.search(SERIALISED, log):
+        raise RuntimeError(f"{source.function.__name__} for {target} would wait for each tensor-core product: {log}")
     return Binary(cubin, source.threads, source.shared_bytes, log)
 
 

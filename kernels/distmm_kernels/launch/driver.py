@@ -17,7 +17,7 @@ from typing import Any
 from distmm_kernels.device import Device
 from distmm_kernels.launch.binary import Recipe, binary
 
-__all__ = ["LoadedKernel", "ParameterBlock", "array_arguments", "check", "loaded"]
+__all__ = ["LoadedKernel", "ParameterBlock", "array_arguments", "check", "loaded", "stream_number"]
 
 
 def check(status: Any, *answer: Any) -> Any:
@@ -134,6 +134,19 @@ def loaded(recipe: Recipe, device: Device) -> LoadedKernel:
             if kernel is None:
                 kernel = _loaded[key] = LoadedKernel(recipe, device)
     return kernel
+
+
+def stream_number(stream: int) -> int:
+    """Return the number of a stream of the current device, which no other stream of this process ever has.
+
+    Parameters
+    ----------
+    stream
+        The handle: an address, 0 or 1 for the default stream, 2 for the calling thread's default stream.
+    """
+    from cuda.bindings import driver
+
+    return int(check(*driver.cuStreamGetId(stream)))
 
 
 def array_arguments(address: int, shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, ...]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import struct
-import threading
 from typing import Any, NamedTuple
 
 from distmm_kernels.device import Device
 from distmm_kernels.launch.binary import Recipe
-from distmm_kernels.launch.driver import ParameterBlock, loaded
+from distmm_kernels.launch.driver import ParameterBlock, loaded, stream_number
 from distmm_kernels.launch.tensor_map import TensorMap, TensorMaps, tensor_map
 from distmm_kernels.layout.stack import Stack
 from distmm_kernels.tiles.hopper_tiles import C_BOX_COLUMNS, COORDINATES, MOST_PANELS, ROWS, WARP_ROWS, HopperTile
@@ -64,7 +63,7 @@ class Finish(NamedTuple):
 
 NO_FINISH = Finish.of(1, 0, None)
 
-PER_THREAD = 2  # CUDA's handle of the default stream that each thread has for itself
+COUNTERS = 4096  # of each device
 
 
 class _Launch(NamedTuple):
@@ -173,19 +172,21 @@ class HopperGemm:
 def pace_counter(device: Device) -> int:
     """Return the address of two numbers in the memory of the current device for launches on CuPy's current stream.
 
-    Launches of one stream run one after the other, so they share them.
+    Launches of one stream run one after the other, so they share them. A stream's number is never used again, its
+    handle is: a new stream may have the handle of one whose last launch still runs. Streams whose numbers differ by a
+    multiple of `COUNTERS` also share the counter; if they run at the same time, only the pace is lost.
     """
     import cupy
 
-    stream = cupy.cuda.get_current_stream().ptr
-    key = device.index, stream, threading.get_ident() if stream == PER_THREAD else 0
-    numbers = _pace_counters.get(key)
-    if numbers is None:  # another thread may set it meanwhile
-        numbers = _pace_counters.setdefault(key, cupy.zeros(2, "u4"))
-    return int(numbers.data.ptr)
+    numbers = _pace_counters.get(device.index)
+    if numbers is None:
+        made = cupy.zeros(2 * COUNTERS, "u4")
+        cupy.cuda.get_current_stream().synchronize()  # launches on other streams read it too
+        numbers = _pace_counters.setdefault(device.index, made)  # another thread may have set it meanwhile
+    return int(numbers.data.ptr) + 8 * (stream_number(cupy.cuda.get_current_stream().ptr) % COUNTERS)
 
 
-_pace_counters: dict[tuple[int, int, int], Any] = {}
+_pace_counters: dict[int, Any] = {}
 
 
 @functools.cache

@@ -91,3 +91,24 @@ def test_a_numba_cuda_that_has_moved_scopes_or_copies_them_itself_is_left_as_it_
     with emit.shared_scopes():
         assert dict(vars(Scope)) == before
     assert dict(vars(Scope)) == before
+
+
+def written(**options):
+    from llvmlite import ir
+
+    from distmm_kernels.device_code.emit import I32, assembly
+
+    module = ir.Module()
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), []), "kernel")
+    builder = ir.IRBuilder(function.append_basic_block())
+    assembly("some.instruction $0;", [I32], [], ["=r"], **options)(builder, [])
+    return str(module)
+
+
+@pytest.mark.parametrize("options", [{}, {"clobbers_memory": False}, {"pure": True, "of_warp": True}])
+def test_what_threads_execute_together_never_moves_into_a_branch(options):
+    assert "convergent" in written(**options)
+
+
+def test_pure_instructions_of_one_thread_may_move():
+    assert "convergent" not in written(pure=True)

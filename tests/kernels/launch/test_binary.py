@@ -106,6 +106,20 @@ print(cache.sources())
     assert ran.stdout.strip() == cache.sources(), ran.stderr
 
 
+def test_the_folder_keeps_the_kernels_that_were_used_last(builds, monkeypatch):
+    monkeypatch.setattr(module, "MOST_FILES", 3)
+    for number in range(3):
+        binary(recipe(number), HOPPER)
+        os.utime(cache_folder() / f"{recipe(number).key(HOPPER)}.kernel", (number, number))
+    measured = cache_folder() / "rates.json"
+    measured.write_text("of another kind")
+    binary(recipe(0), HOPPER)  # read: now the newest
+    binary(recipe(3), HOPPER)
+    kept = {path.stem for path in cache_folder().glob("*.kernel")}
+    assert kept == {recipe(number).key(HOPPER) for number in (0, 2, 3)}
+    assert measured.exists()
+
+
 @pytest.mark.parametrize("damage", [b"", b"short", None, -1, 0])
 def test_a_damaged_file_is_compiled_again(builds, damage):
     binary(recipe(), HOPPER)

@@ -3,7 +3,6 @@
 import ctypes
 import struct
 import sys
-import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -162,25 +161,25 @@ def test_panels_whose_steps_together_exceed_32_bits_are_refused(extended):
 
 
 def test_launches_share_a_counter_only_if_they_share_a_stream(monkeypatch):
-    """Even if two threads launch on a stream for the first time: a counter that is dropped would be freed memory."""
-    made, stream, gpu = [], SimpleNamespace(ptr=5), SimpleNamespace(index=0)
+    """Even if two threads launch on a device for the first time: a counter that is dropped would be freed memory."""
+    made, stream, gpu = [], SimpleNamespace(ptr=5, synchronize=lambda: None), SimpleNamespace(index=0)
 
     def zeros(size, dtype):
         number = len(made)
-        made.append(SimpleNamespace(data=SimpleNamespace(ptr=100 + number)))
+        made.append(SimpleNamespace(data=SimpleNamespace(ptr=100_000 * (1 + number))))
         if number == 0:  # meanwhile, in another thread
-            assert pace_counter(gpu) == 101
+            assert pace_counter(gpu) == 200_008
         return made[number]
 
+    numbers = iter(range(1, 100))
+    known: dict[int, int] = {}
     current = SimpleNamespace(get_current_stream=lambda: stream)
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=current, zeros=zeros))
     monkeypatch.setattr(hopper_launch, "_pace_counters", {})
-    assert pace_counter(gpu) == pace_counter(gpu) == 101
-    stream.ptr = hopper_launch.PER_THREAD
-    here = pace_counter(gpu)
-    there: list[int] = []
-    thread = threading.Thread(target=lambda: there.append(pace_counter(gpu)))
-    thread.start()
-    thread.join()
+    monkeypatch.setattr(hopper_launch, "stream_number", lambda ptr: known.setdefault(ptr, next(numbers)))
+    assert pace_counter(gpu) == pace_counter(gpu) == 200_008
     stream.ptr = 6
-    assert len({101, here, *there, pace_counter(gpu), pace_counter(SimpleNamespace(index=1))}) == 5
+    assert pace_counter(gpu) not in (200_008, pace_counter(SimpleNamespace(index=1)))
+    stream.ptr = 5
+    known.clear()  # the stream is destroyed, and another one has its handle
+    assert pace_counter(gpu) != 200_008
