@@ -14,6 +14,7 @@ from numpy.typing import DTypeLike
 
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
+from distmm_kernels.symmetric import Symmetry, mirror, turned
 
 __all__ = ["Kernel", "product_shape"]
 
@@ -76,6 +77,15 @@ class Kernel(ABC):
         """Convert a right operand ``(..., k, n)`` to this kernel's format, on its device: see `prepare_a`."""
         return self._prepare(block, "B", wait)
 
+    def prepare_both(self, block: Array, symmetry: Symmetry, *, wait: bool = True) -> tuple[Any, Any]:
+        """Prepare A, and its transpose or conjugate transpose as B, for `multiply` with this ``symmetry``.
+
+        They share their memory if the kernel reads both in the same format.
+        """
+        a = self.prepare_a(block, wait=wait)
+        b = self._transposed(a) if symmetry == "symmetric" or self.accumulator.kind != "c" else None
+        return a, self.prepare_b(turned(block, symmetry), wait=wait) if b is None else b
+
     def joined(self, operands: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """Join consecutive panels of k that the kernel can multiply in one pass over C.
 
@@ -101,6 +111,7 @@ class Kernel(ABC):
         beta: complex = 0,
         c0: Array | None = None,
         dtype: DTypeLike | None = None,
+        symmetry: Symmetry | None = None,
         wait: bool = True,
     ) -> Array:
         """Return ``c + a @ b`` in a new buffer, adding in ascending k and starting from ``c``.
@@ -114,6 +125,11 @@ class Kernel(ABC):
         alpha, beta, c0, dtype
             For the last step of a chain: the result is that of `finish` with these arguments, in one pass if the kernel
             can do so. By default the result has the accumulator's type, and is not scaled.
+        symmetry
+            ``"symmetric"``: ``b`` is the transpose of ``a``; ``"hermitian"``: its conjugate transpose. Then elements of
+            the result on and below the diagonal have the bits of the full product, those above it are their mirror
+            images, and the diagonal of a Hermitian result is real. As in BLAS's SYRK and HERK, the elements of ``c``
+            and ``c0`` above the diagonal are not used. Kernels that can do so compute one triangle only.
         wait
             False: return when the work is enqueued on the calling thread's current stream. The caller must keep the
             operands alive until it is complete.
@@ -121,7 +137,8 @@ class Kernel(ABC):
         Raises
         ------
         ValueError
-            If the shapes do not match, or if `finish` would raise it.
+            If the shapes do not match, or if `finish` would raise it. Also if ``symmetry`` is given and the product is
+            not square.
         TypeError
             If an operand was not prepared by this kernel, or ``c`` is not of the accumulator's type.
         """
@@ -133,10 +150,12 @@ class Kernel(ABC):
         if c is not None and c.shape != shape:
             raise ValueError(f"c has shape {c.shape}, but a @ b has {shape}: {a.shape} @ {b.shape}")
         out_dtype = self.accumulator if dtype is None else np.dtype(dtype)
-        alpha, beta = self._factors(alpha, beta, c0, out_dtype)
+        alpha, beta = self._factors(alpha, beta, c0, out_dtype, symmetry)
+        if symmetry is not None and shape[-1] != shape[-2]:
+            raise ValueError(f"a @ b is {shape[-2]} x {shape[-1]}: with symmetry={symmetry!r}, b must be a's transpose")
         with self._on_device():
             c, d = None if c is None else self._to_device(c), None
-            plain = alpha == 1 and beta == 0
+            plain, mirrored = alpha == 1 and beta == 0, False
             if not plain and a.shape[-1] and 0 not in shape:
                 addend = None if beta == 0 else self._module.broadcast_to(self._to_device(c0), shape)
                 d = self._finished(a, b, c, alpha, beta, addend, out_dtype)
@@ -147,11 +166,21 @@ class Kernel(ABC):
                 elif 0 not in shape:
                     self._accumulate(a, b, c, d)
                 d = self._in_passes(d, alpha, beta, c0, out_dtype)
+            if symmetry is not None and not mirrored:
+                self._mirror(d, symmetry)
             if wait:
                 self._complete()
         return d
 
-    def finish(self, d: Array, alpha: complex, beta: complex, c0: Array | None, dtype: DTypeLike) -> Array:
+    def finish(
+        self,
+        d: Array,
+        alpha: complex,
+        beta: complex,
+        c0: Array | None,
+        dtype: DTypeLike,
+        symmetry: Symmetry | None = None,
+    ) -> Array:
         """Return ``alpha * d + beta * c0`` cast to ``dtype``, on the kernel's device.
 
         Parameters
@@ -164,16 +193,22 @@ class Kernel(ABC):
             Broadcasts to ``d``. It is not read if ``beta == 0``, and may then be None or contain NaN.
         dtype
             Type of the result; bool means ``!= 0``.
+        symmetry
+            As for `multiply`; the result is a new array.
 
         Raises
         ------
         ValueError
-            If ``alpha`` or ``beta`` is not exact in the result's type, or ``c0`` is missing or has another shape.
+            If ``alpha`` or ``beta`` is not exact in the result's type, or complex and the result is Hermitian; if
+            ``c0`` is missing or has another shape.
         """
         out_dtype = np.dtype(dtype)
-        alpha, beta = self._factors(alpha, beta, c0, out_dtype)
+        alpha, beta = self._factors(alpha, beta, c0, out_dtype, symmetry)
         with self._on_device():
             out = self._in_passes(d, alpha, beta, c0, out_dtype)
+            if symmetry is not None:
+                out = out.copy() if out is d else out
+                self._mirror(out, symmetry)
             self._complete()
         return out
 
@@ -253,8 +288,21 @@ class Kernel(ABC):
         """Convert operand ``"A"`` or ``"B"``, which is on the device, to the format of `_accumulate`."""
         return block.astype(self.dtype, copy=False)
 
-    def _factors(self, alpha: complex, beta: complex, c0: Array | None, dtype: np.dtype[Any]) -> tuple[Any, Any]:
+    def _mirror(self, d: Array, symmetry: Symmetry) -> None:
+        """Overwrite a result above the diagonal by its mirror image."""
+        mirror(d, symmetry)
+
+    def _transposed(self, a: Any) -> Any | None:
+        """Return a prepared A, transposed, as a prepared B in the same memory; None if that is not possible."""
+        return None
+
+    def _factors(
+        self, alpha: complex, beta: complex, c0: Array | None, dtype: np.dtype[Any], symmetry: Symmetry | None
+    ) -> tuple[Any, Any]:
         """Return alpha and beta in the accumulator's type, after the checks of `finish`."""
+        for name, factor in (("alpha", alpha), ("beta", beta)):
+            if symmetry == "hermitian" and factor.imag:
+                raise ValueError(f"{name} is {factor}, and a Hermitian product needs a real {name}: give a real number")
         alpha, beta = self._scalar("alpha", alpha, dtype), self._scalar("beta", beta, dtype)
         if beta != 0 and c0 is None:
             raise ValueError(f"beta is {beta}, so c0 is needed: give it, or beta=0")

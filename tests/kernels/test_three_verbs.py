@@ -10,6 +10,7 @@ from distmm_kernels import device
 from distmm_kernels.config import Problem
 from distmm_kernels.kernel import product_shape
 from distmm_kernels.select import select
+from distmm_kernels.symmetric import DIAGONAL_TILE
 
 
 def kernel_for(dtype):
@@ -161,3 +162,36 @@ def test_panels_that_a_kernel_cannot_join_are_multiplied_one_after_the_other():
         for pair, same in zip(kernel.joined(panels), panels, strict=True)
         for x, y in zip(pair, same, strict=True)
     )
+
+
+@pytest.mark.parametrize("symmetry", ["symmetric", "hermitian"])
+@pytest.mark.parametrize(("dtype", "to"), [("float32", "float16"), ("complex64", "complex64"), ("int8", "int32")])
+@pytest.mark.parametrize("m", [0, 5, DIAGONAL_TILE + 3])
+def test_a_symmetric_product_has_the_full_products_lower_half_twice(symmetry, dtype, to, m):
+    kernel, rng = kernel_for(dtype), np.random.default_rng(0)
+    block = rng.integers(-9, 9, (2, m, 7)).astype(dtype)
+    if block.dtype.kind == "c":
+        block += 1j * rng.integers(-9, 9, block.shape)
+    a, b = kernel.prepare_both(block, symmetry)
+    c, c0 = (rng.integers(0, 9, (2, m, m)).astype(kind) for kind in (kernel.accumulator, to))
+    last = {"alpha": 2, "beta": 3, "c0": c0, "dtype": to}
+    full = np.asarray(kernel.multiply(a, b, c, **last))
+    d = kernel.multiply(a, b, c, **last, symmetry=symmetry)
+    below = np.tril(full, -1)
+    diagonal = np.eye(m) * (full.real if symmetry == "hermitian" else full)
+    above = below.swapaxes(-1, -2)
+    np.testing.assert_array_equal(d, below + diagonal + (above.conj() if symmetry == "hermitian" else above))
+    sums = kernel.multiply(a, b, c)
+    np.testing.assert_array_equal(kernel.finish(sums, 2, 3, c0, to, symmetry), d)
+    before = sums.copy()
+    kernel.finish(sums, 1, 0, None, kernel.accumulator, symmetry)
+    np.testing.assert_array_equal(sums, before)
+
+
+def test_what_is_no_symmetric_product_is_refused_by_multiply():
+    kernel = kernel_for("complex64")
+    a = np.ones((2, 3), "c8")
+    with pytest.raises(ValueError, match="alpha is 2j, and a Hermitian product needs a real alpha"):
+        kernel.multiply(a, a.T, None, alpha=2j, symmetry="hermitian")
+    with pytest.raises(ValueError, match="a @ b is 2 x 4: with symmetry='symmetric', b must be a's transpose"):
+        kernel.multiply(a, np.ones((3, 4), "c8"), None, symmetry="symmetric")

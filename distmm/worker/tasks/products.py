@@ -76,6 +76,7 @@ def multiply(
     depth = max(a.shape[-1] for a in a_blocks)
     kernel = kernel_for(choice, a_blocks[0].shape[-2], depth, b_blocks[0].shape[-2 if symmetry else -1], batch)
     reduced = partial(_reduced, reduction, norms, choice.dtype)
+    on_diagonal = symmetry if all(a is b for a, b in zip(a_blocks, b_blocks, strict=True)) else None
     powers = None if norms is None else exponents(norms, choice.dtype)
 
     def prepare_a(block: Block, wait: bool = True) -> Any:
@@ -95,7 +96,7 @@ def multiply(
         shared = symmetry is not None and powers is None
         rights = [prepare_b(left if shared and b is a else b) for left, (a, b) in zip(lefts, pairs, strict=True)]
         with shared_by(tasks):
-            return _step(kernel, c, list(zip(lefts, rights, strict=True)), epilogue, c0, reduced)
+            return _step(kernel, c, list(zip(lefts, rights, strict=True)), epilogue, c0, reduced, on_diagonal)
 
     def on_gpu() -> Block | tuple[Part, ...]:
         with gpu.multiplying():
@@ -108,7 +109,7 @@ def multiply(
                 )
                 for a, b in _joined(a_blocks, b_blocks)
             ]
-            return _step(kernel, c, operands, epilogue, c0, reduced)
+            return _step(kernel, c, operands, epilogue, c0, reduced, on_diagonal)
 
     height, width = a_blocks[0].shape[-2], b_blocks[0].shape[-2 if symmetry else -1]
     result = math.prod(batch) * height * width * kernel.accumulator.itemsize
@@ -132,13 +133,17 @@ def _step(
     epilogue: Epilogue | None,
     c0: Block | None,
     reduced: Callable[[Block], Block | tuple[Part, ...]],
+    symmetry: Symmetry | None,
 ) -> Block | tuple[Part, ...]:
-    """Add the products of prepared operands to `c`. After the last product, apply the epilogue and the reduction."""
+    """Add the products of prepared operands to `c`. After the last product, apply the epilogue and the reduction.
+
+    `symmetry` is that of a block on the diagonal.
+    """
     *others, (a, b) = kernel.joined(operands)
     for left, right in others:
-        c = kernel.multiply(left, right, c, wait=False)
+        c = kernel.multiply(left, right, c, symmetry=symmetry, wait=False)
     if epilogue is None:
-        return kernel.multiply(a, b, c, wait=False)
+        return kernel.multiply(a, b, c, symmetry=symmetry, wait=False)
     return reduced(last_product(kernel, a, b, c, epilogue, c0))
 
 

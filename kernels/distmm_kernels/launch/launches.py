@@ -16,7 +16,9 @@ from distmm_kernels.device import Device
 from distmm_kernels.kernel import Array, Kernel
 from distmm_kernels.launch import driver
 from distmm_kernels.launch.binary import Recipe
+from distmm_kernels.layout.copies import NUMBERS, TILE
 from distmm_kernels.layout.stack import Stack
+from distmm_kernels.symmetric import Symmetry
 
 __all__ = ["CudaKernel", "Launch", "matrices"]
 
@@ -52,6 +54,14 @@ class CudaKernel(Kernel):
 
     def _complete(self) -> None:
         self._module.cuda.get_current_stream().synchronize()
+
+    def _mirror(self, d: Array, symmetry: Symmetry) -> None:
+        hermitian, tiles = symmetry == "hermitian" and d.dtype.kind == "c", -(-d.shape[-1] // TILE)
+        number = d.dtype.name if hermitian else NUMBERS[d.itemsize]
+        recipe = Recipe("distmm_kernels.device_code.copies.mirror:source", (number, hermitian))
+        for _, _, _, part in matrices(d, d, None, d) if d.size else ():
+            of = Stack.of(part)
+            Launch(recipe, self.device, (tiles * (tiles + 1) // 2, of.matrices), (of,))(of.address)
 
 
 class Launch:

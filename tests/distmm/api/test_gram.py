@@ -24,7 +24,7 @@ from distmm.planning.layout import Layout
 from distmm.planning.problem import Problem, Symmetry
 from distmm.planning.schedule import Schedule
 from distmm.planning.search import make_plan
-from distmm.worker.tasks.epilogue import DIAGONAL_TILE
+from distmm_kernels.symmetric import DIAGONAL_TILE
 from tests.distmm.api.symmetric import mirrored, sample, truth
 
 F4 = np.dtype("f4")

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from distmm_kernels.config import Problem
+from distmm_kernels.gemm.naive import NaiveKernel
 from distmm_kernels.layout import real_view, vectors
 from distmm_kernels.reference.matrices import matrix
 from distmm_kernels.reference.products import doubled_twin
+from distmm_kernels.symmetric import mirror
 from tests.kernels.device_code.simulator.simulated_gpu import GPU, RealigningKernel
 
 
@@ -92,3 +96,16 @@ def test_complex_matrices_become_real_ones(dtype, k, n, batch, order):
     vector = -(-lines.shape[-1] * lines.itemsize // 16) * 16 // lines.itemsize
     filled = np.lib.stride_tricks.as_strided(lines, (*lines.shape[:-1], vector))
     assert not filled[..., lines.shape[-1] :].any()
+
+
+@pytest.mark.parametrize("n", [1, 31, 32, 65, 97])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "complex64"])
+@pytest.mark.parametrize(("batch", "symmetry"), [((), "hermitian"), ((2, 1), "symmetric")])
+def test_matrices_are_mirrored_as_numpys_are(n, dtype, batch, symmetry):
+    whole = matrix((*batch, n, n + 3), dtype, 0, "normal")
+    d, expected = whole[..., :n], whole[..., :n].copy()
+    beside = whole[..., n:].copy()
+    NaiveKernel(Problem(1, 1, 1, d.dtype), GPU)._mirror(d, symmetry)
+    mirror(expected, symmetry)
+    np.testing.assert_array_equal(d, expected)
+    np.testing.assert_array_equal(whole[..., n:], beside)
