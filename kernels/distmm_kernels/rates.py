@@ -14,15 +14,18 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from types import MappingProxyType
+from typing import TypeAlias
 
 from distmm_kernels.candidate import Candidate
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 
-__all__ = ["SIZES", "ModelRates", "edge_of", "rate", "rates_of", "relative", "seconds", "shipped"]
+__all__ = ["FLOORS", "SIZES", "ModelRates", "edge_of", "rate", "rates_of", "relative", "seconds", "shipped"]
 
 CPU = "CPU"  # the name of any CPU in the file
 SCALED = frozenset({"float64", "complex128", "int32", "int64"})  # types to whose rates `relative` of the file applies
+
+Floors: TypeAlias = Mapping[str, Mapping[str, float]]  # the least ratio to cuBLAS, by kernel and type of operands
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,9 @@ class ModelRates:
     kernels: Mapping[str, Mapping[str, tuple[float, ...]]]
 
 
-def _read() -> tuple[tuple[int, ...], dict[str, Mapping[str, float]], dict[str, ModelRates]]:
+def _read() -> tuple[tuple[int, ...], dict[str, Mapping[str, float]], dict[str, ModelRates], Floors]:
     content = tomllib.loads(Path(__file__).with_name("rates.toml").read_text(encoding="utf-8"))
-    sizes, factors = tuple(content.pop("sizes")), content.pop("relative")
+    sizes, factors, floors = tuple(content.pop("sizes")), content.pop("relative"), content.pop("floors")
 
     def at_all_sizes(tflops: float | list[float]) -> tuple[float, ...]:
         each = tflops if isinstance(tflops, list) else [tflops] * len(sizes)
@@ -67,10 +70,10 @@ def _read() -> tuple[tuple[int, ...], dict[str, Mapping[str, float]], dict[str, 
         capability = tuple(facts["capability"]) if "capability" in facts else None
         copy = 1e12 * facts.get("copy", math.inf)
         models[model] = ModelRates(model, capability, facts["date"], copy, MappingProxyType(kernels))
-    return sizes, factors, models
+    return sizes, factors, models, floors
 
 
-SIZES, _RELATIVE, _MODELS = _read()
+SIZES, _RELATIVE, _MODELS, FLOORS = _read()
 
 
 def shipped(device: Device) -> ModelRates | None:
