@@ -42,6 +42,7 @@ def test_dasks_own_product_is_measured_on_the_same_cluster(rows: dict[str, dict[
     assert row["moved"] >= row["bound"] == 128 * 128 * 4
 
 
+@pytest.mark.minutes
 def test_a_program_that_is_not_there_is_a_row_that_says_so() -> None:
     chosen = [program for program in PROGRAMS if program.name in ("JAX", "cuBLASXt")]
     experiment = Experiment("gpu", (1,), 64, 64, programs=chosen, scalings=["strong"])

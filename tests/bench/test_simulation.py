@@ -9,9 +9,10 @@ from dask._task_spec import Task
 
 from tests.bench import simulation
 from tests.bench.simulation import Machine
+from tests.tables import later
 
 
-@pytest.mark.parametrize(("gpus", "size"), [(4, 131072), (16, 200_000)])
+@pytest.mark.parametrize(("gpus", "size"), later([(4, 131072), (16, 200_000)]))
 def test_the_planners_own_plans_keep_gpus_busy_move_the_bound_and_hold_what_they_say(gpus: int, size: int) -> None:
     virtual = Machine()
     plan = simulation.planned(size, gpus, "float32", virtual)

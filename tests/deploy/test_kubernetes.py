@@ -27,6 +27,7 @@ from distmm.submit import jobfile, kubernetes, manifests
 from tests.deploy.kubernetes_schemas import JOB, check, jsonschema
 from tests.deploy.ports import free_ports
 from tests.scraping import scraping
+from tests.tables import later
 from tests.until import until
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "kubernetes"
@@ -36,7 +37,7 @@ SPOT = "cloud.google.com/gke-spot"
 controller = pytest.importorskip("dask_kubernetes.operator.controller.controller")
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", later(SHIPPED))
 def test_shipped_manifests_are_right_by_the_schemas(name: str) -> None:
     for manifest in yaml.safe_load_all((DEPLOY / name).read_text()):
         check(manifest)

@@ -79,6 +79,7 @@ def test_every_block_says_what_it_is() -> None:
     assert unknown == []
 
 
+@pytest.mark.minutes
 @having("python", marks={""}, among=[*PAGES, *READMES])
 def test_python_runs_as_a_script_in_a_folder_of_its_own(
     page: Path, client: Client, started: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -100,6 +101,7 @@ def test_python_runs_as_a_script_in_a_folder_of_its_own(
             assert started == [], f"{block.place} starts a cluster while a worker imports it"
 
 
+@pytest.mark.minutes
 @having("python", marks={"script"})
 def test_scripts_run_as_programs_of_their_own_and_print_what_the_page_says(page: Path, tmp_path: Path) -> None:
     for block in blocks(page, "python"):
@@ -113,6 +115,7 @@ def test_scripts_run_as_programs_of_their_own_and_print_what_the_page_says(page:
             assert f"It prints `{said}`." in page.read_text()
 
 
+@pytest.mark.minutes
 @having("sh", marks={""})
 def test_commands_run(page: Path, started: list[str]) -> None:
     for block in blocks(page, "sh"):

@@ -18,6 +18,7 @@ from distmm.cli.app import app
 from distmm.errors import Stopped
 from distmm.job.lock import locked
 from distmm.job.preflight import preflight
+from tests.tables import later
 
 JOB = """\
 [product]
@@ -73,7 +74,7 @@ def damage(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("mistake", "changes", "said"),
-    [
+    later([
         (lambda here: None, ["product.a=Z.npy"], "Z.npy: no such file or folder"),
         (lambda here: damage(here / "A.npy"), [], "A.npy: "),
         (lambda here: np.save(here / "A.npy", np.ones((8, 5))), [], r"A.*\(8, 5\).*\(8, 8\)"),
@@ -85,7 +86,7 @@ def damage(path: Path) -> None:
         (lambda here: None, ["workers.device=gpu"], "lacks dask_cuda.*install distmm"),
         (lambda here: None, [*DEEP, "run.walltime=70s", "run.grace=60s", "product.blocks=2000x8192x2000"],
          "a run is stopped after 10 s.*no block of C.*smaller blocks"),
-    ],
+    ], first=4),
 )  # fmt: skip
 def test_a_mistake_is_refused_before_any_node_is_asked_for(
     here: Path, mistake: Callable[[Path], object], changes: list[str], said: str

@@ -33,6 +33,7 @@ def job_file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.minutes
 def test_a_job_runs_on_this_machine(
     job_file: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

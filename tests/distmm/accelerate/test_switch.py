@@ -122,6 +122,7 @@ def test_the_name_is_the_function_after_any_imports(order: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.minutes
 def test_a_script_runs_with_it_with_its_own_arguments_and_neighbours(tmp_path: Path) -> None:
     (tmp_path / "neighbour.py").write_text("EDGE = 600\n")
     script = tmp_path / "script.py"
@@ -145,6 +146,7 @@ def test_a_script_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, ca
     assert capsys.readouterr().out.startswith(usage)
 
 
+@pytest.mark.minutes
 def test_query_planning_is_refused_with_the_setting_and_the_remedy() -> None:
     done = python("-c", "import distmm; distmm.accelerate()", DASK_ARRAY__QUERY_PLANNING="True")
     assert "InputError" in done.stderr

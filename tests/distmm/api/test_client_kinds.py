@@ -41,6 +41,7 @@ def test_workers_in_this_process_read_and_write_its_arrays() -> None:
         assert distmm.verify(a, b, c)
 
 
+@pytest.mark.minutes
 def test_a_worker_that_joins_out_of_reach_names_the_remedy_which_works(tmp_path: Path) -> None:
     a, b = np.random.default_rng(2).integers(-9, 9, (2, EDGE, EDGE)).astype("f8")
     preload = "from distmm.transfer import process_memory\nprocess_memory.can_read = lambda *at: False\n"
@@ -100,6 +101,7 @@ def test_clients_that_are_closed_and_clusters_without_workers_are_refused() -> N
             distmm.matmul(np.eye(3), np.eye(3), client=client)
 
 
+@pytest.mark.minutes
 def test_arrays_with_query_planning_are_refused_with_the_setting() -> None:
     code = "import numpy, distmm; distmm.matmul(numpy.eye(3), numpy.eye(3))"
     done = subprocess.run(

@@ -50,6 +50,7 @@ def running(client: Client) -> int:
     return sum(client.run(lambda dask_worker: len(dask_worker.state.executing)).values())
 
 
+@pytest.mark.minutes
 @pytest.mark.parametrize(("how", "what"), [(signal.SIGKILL, "product"), (signal.SIGINT, "sum")])
 def test_a_client_that_goes_leaves_no_work_behind(
     client: Client, how: signal.Signals, what: str, tmp_path: Path

@@ -216,6 +216,7 @@ def test_no_intermediate_result_exceeds_the_memory(monkeypatch: pytest.MonkeyPat
         distmm.multi_dot([a.T, c, c, a])
 
 
+@pytest.mark.minutes
 def test_a_cluster_multiplies_a_network(client: Client) -> None:
     tensors = [whole_numbers(shape, "f8", n) for n, shape in enumerate([(6, 5, 4), (4, 5, 3, 6), (3, 6, 7)])]
     expected = np.einsum("aib,bjcd,cdk->aijk", *tensors)

@@ -50,6 +50,7 @@ def finished(client: Client, name: str) -> tuple[int, int]:
     return client.run_on_scheduler(read)
 
 
+@pytest.mark.minutes
 def test_tasks_and_bytes_are_the_plans_and_less_than_those_of_matmul(measured: Client) -> None:
     moved, tasks, plans = [], [], []
     for plan, product in (
@@ -70,6 +71,7 @@ def test_tasks_and_bytes_are_the_plans_and_less_than_those_of_matmul(measured: C
     assert tasks == [plan.cost.tasks for plan in plans] == [BLOCKS * (BLOCKS + 1) // 2 * DEPTH, BLOCKS**2 * DEPTH]
 
 
+@pytest.mark.minutes
 @pytest.mark.parametrize(("dtype", "edge", "slack"), later([("f8", 640, 1.25), ("c16", 320, 1.6)]))
 def test_no_worker_holds_more_than_the_plan_says(measured: Client, dtype: str, edge: int, slack: float) -> None:
     A = da.random.default_rng(5).random((6 * edge, 3 * edge), chunks=edge)
@@ -99,11 +101,13 @@ def test_images_are_views_beside_their_sources(measured: Client) -> None:
 @pytest.mark.bits
 @pytest.mark.parametrize(
     ("text", "dtype", "trans"),
-    [
-        ("g2x2x1 b2x32x32x32 p2 w1 l2", "f4", False),
-        ("g1x2x2 b2x64x32x64 p1 w1 l3", "f2", False),
-        ("g1x2x2 b2x64x32x64 p1 w1 l3", "c8", True),
-    ],
+    later(
+        [
+            ("g2x2x1 b2x32x32x32 p2 w1 l2", "f4", False),
+            ("g1x2x2 b2x64x32x64 p1 w1 l3", "f2", False),
+            ("g1x2x2 b2x64x32x64 p1 w1 l3", "c8", True),
+        ]
+    ),
 )
 def test_the_graph_computes_bit_for_bit_what_the_serial_executor_does(
     client: Client, dtype: str, trans: bool, text: str
@@ -122,7 +126,7 @@ def test_the_graph_computes_bit_for_bit_what_the_serial_executor_does(
 
 
 @pytest.mark.bits
-@pytest.mark.parametrize(("waves", "dtype"), [("w1", "f4"), ("w2", "f4"), ("w100", "c8")])
+@pytest.mark.parametrize(("waves", "dtype"), later([("w1", "f4"), ("w2", "f4"), ("w100", "c8")]))
 def test_waves_fill_both_triangles(client: Client, waves: str, dtype: str, tmp_path: Any) -> None:
     a = in_panels(whole_numbers((2, 400, 40), dtype), 20, squared=True)
     text = f"g2x2x1 b2x80x20x80 p1 {waves} l2"
@@ -151,6 +155,7 @@ def test_without_a_cluster_this_process_writes() -> None:
     np.testing.assert_allclose(out, truth(a, trans=True))
 
 
+@pytest.mark.minutes
 def test_telemetry_knows_the_blocks_that_are_not_multiplied(client: Client) -> None:
     def newest(dask_scheduler: Scheduler) -> Any:
         telemetry = dask_scheduler.plugins[Telemetry.name]
@@ -165,6 +170,7 @@ def test_telemetry_knows_the_blocks_that_are_not_multiplied(client: Client) -> N
         distmm.gram(lazy(10), plan=plan, client=client, out=np.zeros((BLOCKS * EDGE,) * 2, "f4"))
 
 
+@pytest.mark.minutes
 @pytest.mark.bits
 def test_a_lost_worker_costs_time_and_no_bits(client: Client) -> None:
     a = in_panels(whole_numbers((BLOCKS * EDGE, DEPTH * EDGE), "f4", 8), EDGE, squared=True)
@@ -190,6 +196,7 @@ def test_a_lost_worker_costs_time_and_no_bits(client: Client) -> None:
     np.testing.assert_array_equal(client.compute(kept, sync=True), expected)
 
 
+@pytest.mark.minutes
 def test_verify_takes_it_as_it_takes_any_product(client: Client) -> None:
     A = lazy(9)
     with client.as_current():

@@ -20,6 +20,7 @@ from distmm.planning.cluster_spec import ClusterSpec
 from distmm.product.request import _with_room_for_parts
 from distmm.worker import tasks
 from tests.distmm.api.reduced import TEXTS, best, compute, operands
+from tests.tables import later
 
 
 @pytest.mark.parametrize("text", TEXTS)
@@ -102,7 +103,7 @@ def test_batches_have_lines_of_their_own(client: Client) -> None:
     np.testing.assert_array_equal(sums, (a @ b).sum(axis=-2))
 
 
-@pytest.mark.parametrize("axis", [-1, -2])
+@pytest.mark.parametrize("axis", later([-1, -2]))
 @pytest.mark.parametrize("text", ["split k", "no cluster"])
 def test_lines_are_reduced_as_by_numpy(client: Client, axis: int, text: str) -> None:
     with_cluster = None if text == "no cluster" else client
@@ -160,11 +161,14 @@ def test_rounded_sums_have_the_same_bits_for_any_number_of_workers_and_waves(cli
 
 @pytest.mark.parametrize(
     ("kind", "metric"),
-    [
-        *((kind, "euclidean") for kind in ("numpy", "dask", "zarr", "itself")),
-        ("numpy", "inner"),
-        *((kind, "cosine") for kind in ("dask", "itself")),
-    ],
+    later(
+        [
+            *((kind, "euclidean") for kind in ("numpy", "dask", "zarr", "itself")),
+            ("numpy", "inner"),
+            *((kind, "cosine") for kind in ("dask", "itself")),
+        ],
+        first=3,
+    ),
 )
 def test_nearest_rows_are_found(client: Client, metric: Any, kind: str, tmp_path: Any) -> None:
     rng = np.random.default_rng(6)

@@ -97,6 +97,7 @@ def test_a_job_on_cpus_is_refused_before_any_work(client, tmp_path):
     assert not c.exists()
 
 
+@pytest.mark.minutes
 def test_the_commands_have_an_option_for_it():
     sizes = "50000x50000:complex64"
     outputs = [

@@ -9,6 +9,7 @@ import pytest
 
 from distmm import InputError, WrongResultError, verify
 from distmm.errors import UndecidedError
+from tests.tables import later
 
 pytestmark = pytest.mark.usefixtures("synchronous")
 
@@ -126,7 +127,7 @@ def spread_out(dtype: str, power: int) -> tuple[np.ndarray, ...]:
     return a, b, a @ b
 
 
-@pytest.mark.parametrize(("dtype", "power"), [("f", 30), ("F", 30), ("d", 60), ("D", 60), ("d", 500)])
+@pytest.mark.parametrize(("dtype", "power"), later([("f", 30), ("F", 30), ("d", 60), ("D", 60), ("d", 500)]))
 def test_a_small_column_of_c_counts_by_its_own_size(dtype: str, power: int) -> None:
     a, b, c = spread_out(dtype, power)
     for seed in range(3):
@@ -281,6 +282,7 @@ def with_swapped_columns(n: int) -> tuple[np.ndarray, ...]:
     return a, b, c, wrong
 
 
+@pytest.mark.minutes
 @pytest.mark.parametrize("n", [1024, 3000, 66_000])
 def test_swapped_columns_are_found_by_every_seed(n: int) -> None:
     a, b, c, wrong = with_swapped_columns(n)

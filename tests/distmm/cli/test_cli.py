@@ -18,12 +18,13 @@ from typer.testing import CliRunner
 from distmm.cli.app import app
 from distmm.storage import open_matrix
 from tests.distmm.cli.commands import run
+from tests.tables import later
 
 RUN = [sys.executable, "-c", "from distmm.cli import main; main()"]
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.mark.parametrize("how", [["--blocks", "32x16x32"], ["--plan", "g2x2x1 b32x16x32 p1 w2x1 l2"]])
+@pytest.mark.parametrize("how", later([["--blocks", "32x16x32"], ["--plan", "g2x2x1 b32x16x32 p1 w2x1 l2"]]))
 def test_multiply_prints_plan_and_summary_and_writes_c(where: list[str], how: list[str]) -> None:
     result = run("multiply", "A.npy", "B.npy", "-o", "C.zarr", *how, *where)
     assert result.exit_code == 0, result.output
@@ -70,6 +71,7 @@ def test_verify_reads_the_certificate(where: list[str]) -> None:
     assert (wrong.exit_code, "C[0, 0]: its checksum is" in wrong.output) == (1, True), wrong.output
 
 
+@pytest.mark.minutes
 def test_the_best_of_rows_and_what_is_above_a_threshold_go_to_disk(where: list[str]) -> None:
     command = ["topk", "A.npy", "B.npy", "-k", "3", "-o", "T.zarr", *where]
     stopped = run(*command, "--deadline", "0s")
@@ -306,7 +308,7 @@ def test_help_shows_an_example_of_each_command(command: list[str]) -> None:
     assert f"distmm {' '.join(command)}".strip() + " " in result.output
 
 
-@pytest.mark.parametrize("command", [[], ["multiply"], ["threshold"], ["submit"], ["bench", "kernels"]])
+@pytest.mark.parametrize("command", later([[], ["multiply"], ["threshold"], ["submit"], ["bench", "kernels"]], first=3))
 def test_help_on_a_narrow_terminal_is_whole(command: list[str]) -> None:
     done = subprocess.run(
         [*RUN, *command, "--help"], env=environment() | {"COLUMNS": "60"}, capture_output=True, text=True, check=True
@@ -316,6 +318,7 @@ def test_help_on_a_narrow_terminal_is_whole(command: list[str]) -> None:
     assert [cut for cut in ("…", "<bool>", "**", "```", "..") if cut in done.stdout.replace("]...", "")] == []
 
 
+@pytest.mark.minutes
 def test_a_table_in_a_file_has_a_line_for_each_value() -> None:
     plan = run("plan", "100000x100000:float32", "100000x200000:float32", "--memory", "400GB", "--workers", "4")
     assert plan.exit_code == 0, plan.output
@@ -343,6 +346,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'kernels'}", "COLUMNS": "200"}
 
 
+@pytest.mark.minutes
 def test_the_demo_does_the_main_job_from_a_bare_start(tmp_path: Path) -> None:
     command = [*RUN, "demo", "--size", "150", "--device", "cpu", "--workers", "2", "--dir", "here"]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, check=False)

@@ -35,6 +35,7 @@ def parameters(cell: dict[str, Any]) -> bool:
     return "parameters" in cell["metadata"].get("tags", ())
 
 
+@pytest.mark.minutes
 @pytest.mark.parametrize("name", later(sorted(SMALL), first=2))
 def test_examples_run_from_beginning_to_end(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

@@ -97,6 +97,7 @@ main()
 """
 
 
+@pytest.mark.minutes
 @pytest.mark.slow
 def test_a_job_whose_scheduler_is_killed_can_be_resumed(tmp_path: Path) -> None:
     plan = ["--plan", "g1x1x1 b100x400x100 p1 w4x1 l1", "--device", "cpu"]
@@ -122,6 +123,7 @@ def test_a_job_whose_scheduler_is_killed_can_be_resumed(tmp_path: Path) -> None:
     assert job.status(tmp_path / "C.zarr").state == "stopped"
 
 
+@pytest.mark.minutes
 def test_ctrl_c_while_the_demo_makes_its_matrices_leaves_no_draft(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

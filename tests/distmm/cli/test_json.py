@@ -42,6 +42,7 @@ def where(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> li
     return ["--cluster", client.scheduler.address]
 
 
+@pytest.mark.minutes
 def test_plans_for_scripts() -> None:
     large = ["100000x100000:float32", "100000x100000:float32", "--workers", "2"]
     found = printed("plan", *large, "--memory", "400GB")

@@ -38,6 +38,7 @@ def test_plan_for_this_machine_starts_no_cluster(where: list[str], monkeypatch: 
     assert "would do" not in result.output
 
 
+@pytest.mark.minutes
 def test_plan_says_what_does_not_fit(where: list[str]) -> None:
     np.lib.format.open_memmap("large.npy", mode="w+", dtype="float32", shape=(40_000, 40_000)).flush()
     result = run("plan", "large.npy", "large.npy", "--plan", "g1x1x1 b40000x40000x40000 p1 w1 l2", *where)

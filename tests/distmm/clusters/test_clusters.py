@@ -84,6 +84,7 @@ def test_dasks_own_monitoring_leaves_the_cores_to_the_products(two_workers: Clie
     assert ticks == 200
 
 
+@pytest.mark.minutes
 def test_a_dead_worker_comes_back_however_long_its_start_takes() -> None:
     soon = dask.config.set({"distributed.deploy.lost-worker-timeout": "1ms"})  # no worker starts as fast
     with soon, clusters.local("cpu", workers=1, memory_limit="1GB", dashboard=None, quiet=True) as client:
@@ -124,6 +125,7 @@ def test_the_configuration_of_cpu_clusters_reaches_their_workers(two_workers: Cl
     assert set(two_workers.run(lambda: os.environ["OPENBLAS_NUM_THREADS"]).values()) == {kernel}
 
 
+@pytest.mark.minutes
 def test_the_configuration_of_our_clusters_ends_with_them() -> None:
     before = dask.config.get("distributed.scheduler.work-stealing")
     with clusters.local("cpu", workers=1, dashboard=None):
@@ -131,6 +133,7 @@ def test_the_configuration_of_our_clusters_ends_with_them() -> None:
     assert dask.config.get("distributed.scheduler.work-stealing") == before
 
 
+@pytest.mark.minutes
 def test_a_dashboard_port_in_use_is_replaced_without_a_warning() -> None:
     with socket.socket() as taken:
         taken.bind(("", 0))
@@ -157,6 +160,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.minutes
 def test_a_dashboard_port_that_another_process_takes_meanwhile_is_replaced_without_a_warning(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(TAKEN)
@@ -229,6 +233,7 @@ def test_impossible_clusters_are_refused(where: str, options: dict[str, Any], me
         pass
 
 
+@pytest.mark.minutes
 def test_a_script_without_main_guard_is_told_of_it(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("from distmm import clusters\nwith clusters.local('cpu', dashboard=None) as client: pass\n")
@@ -338,6 +343,7 @@ class Unstartable(WorkerPlugin):
         raise MemoryError(f"no memory for worker {worker.name}")
 
 
+@pytest.mark.minutes
 def test_why_a_gpu_worker_does_not_start_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     def stand_in(silence_logs: int, **_: Any) -> LocalCluster:
         """Start workers as LocalCUDACluster does, which does not raise their errors."""

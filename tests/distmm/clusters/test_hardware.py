@@ -36,6 +36,7 @@ def rows(plan: distmm.Plan) -> dict[str, str]:
     return dict(plan.rows())
 
 
+@pytest.mark.minutes
 def test_a_plan_says_whether_it_fits_and_how_many_gpus_would_do() -> None:
     a = da.zeros((200_000, 200_000), chunks=20_000, dtype="f4")  # C takes 160 GB
     few, many = (distmm.plan(a, a, cluster=distmm.gpus(n, "H100", memory="80GB")) for n in (1, 64))
@@ -65,6 +66,7 @@ def test_cpu_workers_have_the_threads_and_memory_described() -> None:
     assert spec.rate == 16 * 7e10
 
 
+@pytest.mark.minutes
 @for_each(MODELS, ["f2", "f4", "f8", "i1", "i8", "c8", "c16"])
 def test_every_model_has_a_kernel_for_every_type(model: str, dtype: str) -> None:
     plan = distmm.plan(shaped(5000, 5000, dtype=dtype), cluster=distmm.gpus(2, model))

@@ -77,6 +77,7 @@ async def die(key: str, source: str, dask_worker: Worker) -> float:
     os._exit(1)
 
 
+@pytest.mark.minutes
 def test_a_worker_that_dies_during_the_measurement_does_no_harm(
     asked: list[object], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -99,6 +99,7 @@ def _members(client: Client) -> set[str]:
     return set(client.run_on_scheduler(members))
 
 
+@pytest.mark.minutes
 def test_certificates_in_a_folder_are_for_their_owner_only_and_join(tmp_path: Path) -> None:
     folder = tmp_path / "job.tls"
     places = tls.certificate_paths("temporary", str(tmp_path), "job")

@@ -15,6 +15,7 @@ from distributed import Client, Scheduler, wait
 import distmm
 from distmm.graph.product_graph import ProductLayer
 from distmm.scheduler import dask_internals
+from tests.tables import later
 
 X = np.random.default_rng(1).integers(-9, 10, (60, 50)).astype("f4")
 Y = np.random.default_rng(2).integers(-9, 10, (50, 70)).astype("f4")
@@ -37,7 +38,7 @@ MADE: dict[str, Callable[[Client, da.Array], tuple[Any, np.ndarray]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("made", MADE)
+@pytest.mark.parametrize("made", later(MADE))
 def test_clone_and_bind_compute_what_the_product_is(client: Client, made: str) -> None:
     A = blocks(X)
     C, expected = MADE[made](client, A)

@@ -12,6 +12,7 @@ from distmm.errors import InputError
 from distmm.graph import serial
 from distmm.worker.tasks import Epilogue, KernelChoice
 from tests.exact_sums import in_panels, whole_numbers
+from tests.tables import later
 
 F4 = np.dtype("f4")
 
@@ -25,7 +26,7 @@ def serially(text: str, a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.bits
-@pytest.mark.parametrize("waves", ["w1", "w3x2", "w100x100"])
+@pytest.mark.parametrize("waves", later(["w1", "w3x2", "w100x100"]))
 def test_waves_fill_out_with_the_bits_of_the_serial_executor(client: Client, waves: str) -> None:
     a, b = operands()
     text = f"g2x2x1 b16x32x16 p2 {waves} l2"

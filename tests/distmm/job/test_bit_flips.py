@@ -20,6 +20,7 @@ from distmm.job import computation, wave_graph
 from distmm.job.writer import Writer
 from distmm.worker import tasks
 from distmm.worker.tasks import products
+from tests.tables import later
 
 SIZE = 60
 BLOCKS = (20, 30, 20)
@@ -133,7 +134,7 @@ def test_so_it_is_in_a_product_without_a_check(
     np.testing.assert_allclose(c, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("dtype", "bit"), BITS)
+@pytest.mark.parametrize(("dtype", "bit"), later(BITS, first=2))
 def test_a_block_that_changes_in_the_memory_of_the_worker_that_multiplies_is_found(
     dtype: str, bit: int, client: Client, flip: Callable[[int], Flip], monkeypatch: pytest.MonkeyPatch
 ) -> None:

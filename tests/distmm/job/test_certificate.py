@@ -32,6 +32,7 @@ from distmm.job.writer import Writer
 from distmm.storage import open_matrix
 from distmm.transfer.counted_writes import CountedRun
 from tests.distmm.checking.sketched import K, M, N, matrices
+from tests.tables import later
 
 
 def test_checksums_are_those_of_the_package_with_its_library_and_without(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,13 +125,15 @@ def lonely(client: Client) -> Iterator[Client]:
 
 @pytest.mark.parametrize(
     ("name", "left", "right"),
-    [
-        ("float32", 1e-22, 1e-21),
-        ("float32", 1e-40, 1.0),
-        ("float64", 1e-310, 1.0),
-        ("float64", 1e200, 1e106),
-        ("float64", 1.0, 1e306),
-    ],
+    later(
+        [
+            ("float32", 1e-22, 1e-21),
+            ("float32", 1e-40, 1.0),
+            ("float64", 1e-310, 1.0),
+            ("float64", 1e200, 1e106),
+            ("float64", 1.0, 1e306),
+        ]
+    ),
 )
 def test_a_job_and_verify_agree_on_products_near_underflow_and_overflow(
     name: str, left: float, right: float, client: Client, spoilt: Any
@@ -154,6 +157,7 @@ def test_a_job_finds_that_small_columns_of_a_block_are_lost(client: Client, spoi
         run(client)
 
 
+@pytest.mark.minutes
 def test_a_job_finds_that_operands_have_lost_digits(client: Client, spoilt: Any) -> None:
     a, b = np.random.default_rng(0).standard_normal((2, 40, 16384), dtype=np.float32)
     np.save("A.npy", a)
@@ -222,7 +226,7 @@ def test_a_rejected_block_is_compared_with_its_own_earlier_attempt(monkeypatch: 
         reject(1, 2, 1)
 
 
-@pytest.mark.parametrize("kind", ["product", "transfer"])
+@pytest.mark.parametrize("kind", later(["product", "transfer"]))
 def test_a_flipped_bit_costs_one_block_that_another_worker_makes_again(kind: str, client: Client, spoilt: Any) -> None:
     spoilt(kind, 1)
     summary = run(client)
@@ -281,11 +285,13 @@ def test_a_flipped_bit_on_the_disk_is_found_later(out: str, client: Client, spoi
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [
-        ("changed", r"A or B has changed since \(A: modified_ns was"),
-        ("gone", "A.npy"),
-        ("beta", "C0 was added \\(beta = 2\\)"),
-    ],
+    later(
+        [
+            ("changed", r"A or B has changed since \(A: modified_ns was"),
+            ("gone", "A.npy"),
+            ("beta", "C0 was added \\(beta = 2\\)"),
+        ]
+    ),
 )
 def test_a_c_that_cannot_be_compared_any_more_is_not_called_right(
     change: str, message: str, client: Client, spoilt: Any
@@ -313,6 +319,7 @@ def test_a_c_that_was_not_checked_is_not_called_checked(client: Client, spoilt: 
     assert "C is what the job wrote, which did not check it, but" in job.recheck("C.npy").message
 
 
+@pytest.mark.minutes
 def test_a_boolean_c_is_only_known_to_be_what_was_written(client: Client, spoilt: Any) -> None:
     for name, shape in (("A.npy", (M, K)), ("B.npy", (K, N))):
         np.save(name, np.random.default_rng(0).random(shape) < 0.05)

@@ -97,7 +97,7 @@ def other_header(work: Path) -> None:
             ("C.zarr", missing_marker, "done/2.3.json"),
             ("C.zarr", no_chunks, "C.zarr/c/0/0"),
         ],
-        first=3,
+        first=1,
     ),
 )
 def test_what_is_lost_at_the_last_moment_is_named_and_made_again(
@@ -125,7 +125,7 @@ def test_what_is_lost_at_the_last_moment_is_named_and_made_again(
             ("C.zarr", other_manifest, "manifest.json: has been changed since distmm wrote it"),
             ("C.npy", long_file, "C.npy: has been changed since distmm created it: bytes was"),
         ],
-        first=2,
+        first=1,
     ),
 )
 def test_what_has_become_another_matrix_is_refused_then_and_later(
@@ -176,6 +176,7 @@ def test_an_id_that_names_a_folder_elsewhere_is_refused(client: Client, product:
         job.resume("C.zarr", client=client)
 
 
+@pytest.mark.minutes
 def test_a_job_of_an_earlier_format_is_refused_and_can_be_replaced(client: Client, product: np.ndarray) -> None:
     os.makedirs("C.zarr.job/done")
     Path("C.zarr.job/manifest.json").write_text(json.dumps({"format": 1, "blocks": list(BLOCKS), "plan": PLAN}))

@@ -17,6 +17,7 @@ from distmm.job.faulty_workers import MOST
 from distmm.worker import tasks
 from distmm.worker.tasks import products
 from tests.distmm.checking.sketched import matrices
+from tests.tables import later
 
 Cluster = Callable[[int], Client]
 Run = Callable[[Client], tuple[job.Summary, dict[str, Any]]]
@@ -76,7 +77,7 @@ def reduced(client: Client) -> tuple[job.Summary, dict[str, Any]]:
     return summary, json.loads(Path("best.zarr.certificate.json").read_text())
 
 
-@pytest.mark.parametrize("run", [whole, reduced])
+@pytest.mark.parametrize("run", later([whole, reduced]))
 def test_a_worker_that_is_wrong_again_and_again_is_taken_out_and_named(
     run: Run, cluster: Cluster, faulty: Callable[[list[tuple[int, int]]], None], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -94,7 +95,7 @@ def test_a_worker_that_is_wrong_again_and_again_is_taken_out_and_named(
 
 @pytest.mark.parametrize(
     ("run", "blocks"),
-    [(whole, BLOCKS[: MOST - 1]), (whole, [(1, j) for j in range(4)]), (reduced, [(1, 0), (4, 0)])],
+    later([(whole, BLOCKS[: MOST - 1]), (whole, [(1, j) for j in range(4)]), (reduced, [(1, 0), (4, 0)])]),
 )
 def test_a_worker_stays_that_is_wrong_less_often_or_in_one_row_or_column(
     run: Run, blocks: list[tuple[int, int]], cluster: Cluster, faulty: Callable[[list[tuple[int, int]]], None]
@@ -108,7 +109,7 @@ def test_a_worker_stays_that_is_wrong_less_often_or_in_one_row_or_column(
     assert len(names(client)) == 3
 
 
-@pytest.mark.parametrize("run", ["whole", "reduced"])
+@pytest.mark.parametrize("run", later(["whole", "reduced"]))
 def test_blocks_that_cannot_be_compared_are_nobodys_fault(
     run: str, cluster: Cluster, faulty: Callable[[list[tuple[int, int]]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from distmm.errors import DeviceMemoryError
 from distmm.product import smaller_plan
 from distmm.worker import gpu, tasks
 from distmm.worker.tasks import products
+from tests.tables import later
 
 Cluster = Callable[[int], Client]
 
@@ -36,7 +37,9 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [DeviceMemoryError("the GPU's memory is full: a block of C found no room"), MemoryError("std::bad_alloc: 8 GB")],
+    later(
+        [DeviceMemoryError("the GPU's memory is full: a block of C found no room"), MemoryError("std::bad_alloc: 8 GB")]
+    ),
 )
 def test_a_job_goes_on_with_a_smaller_plan_and_says_so(
     error: Exception,

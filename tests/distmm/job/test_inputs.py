@@ -85,7 +85,7 @@ def not_certified() -> bool:
     return not os.path.lexists("C.zarr") and not os.path.exists("C.zarr.certificate.json")
 
 
-@pytest.mark.parametrize(("name", "change"), [*CHANGES[:4:3], *CHANGES[5:7]])
+@pytest.mark.parametrize(("name", "change"), later([*CHANGES[:4:3], *CHANGES[5:7]]))
 def test_an_input_that_is_changed_before_the_job_goes_on_is_refused(
     name: str, change: Callable[[str], None], client: Client, product: np.ndarray
 ) -> None:
@@ -102,7 +102,8 @@ def test_an_input_that_is_changed_before_the_job_goes_on_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("check", "name", "change"), [(["freivalds", "none"][n % 2], *change) for n, change in enumerate(CHANGES)]
+    ("check", "name", "change"),
+    later([(["freivalds", "none"][n % 2], *change) for n, change in enumerate(CHANGES)], first=2),
 )
 def test_an_input_that_is_changed_during_a_run_ends_it(
     check: Any, name: str, change: Callable[[str], None], client: Client, product: np.ndarray
@@ -136,7 +137,7 @@ def as_if_misread(name: str) -> str:
     return path.name
 
 
-@pytest.mark.parametrize(("first", "name"), later([("B-packed.zarr", "A"), ("A.npy", "B"), ("A.npy", "A")], first=2))
+@pytest.mark.parametrize(("first", "name"), later([("B-packed.zarr", "A"), ("A.npy", "B"), ("A.npy", "A")]))
 def test_a_block_whose_input_was_read_wrong_once_is_made_again(
     first: str, name: str, client: Client, product: np.ndarray
 ) -> None:
@@ -185,7 +186,7 @@ def test_a_dask_array_that_is_another_one_each_time_ends_the_run(client: Client,
     np.testing.assert_allclose(values(), a @ b.compute(scheduler=client))
 
 
-@pytest.mark.parametrize("name", later(["A-plain.zarr", "B-packed.zarr", "A-packed.zarr", "B-plain.zarr"], first=2))
+@pytest.mark.parametrize("name", later(["A-plain.zarr", "B-packed.zarr", "A-packed.zarr", "B-plain.zarr"]))
 def test_a_chunk_that_disappears_is_an_error_until_it_is_back(name: str, client: Client, product: np.ndarray) -> None:
     chunk = f"in/{name}/c/5/3"
     with pytest.raises(
@@ -223,7 +224,7 @@ def test_a_shard_that_disappears_is_an_error(tmp_path: Path) -> None:
         matrix[50:, 30:]
 
 
-@pytest.mark.parametrize("name", later(["A.npy", "B-plain.zarr", "B.npy", "A-packed.zarr"], first=2))
+@pytest.mark.parametrize("name", later(["A.npy", "B-plain.zarr", "B.npy", "A-packed.zarr"]))
 def test_inputs_that_only_look_changed_are_read_again(name: str, client: Client, product: np.ndarray) -> None:
     def copied() -> None:  # as a file system does that moves files from tape to disk
         path = Path("in") / name
@@ -241,9 +242,7 @@ def test_inputs_that_only_look_changed_are_read_again(name: str, client: Client,
     np.testing.assert_allclose(values(), product)
 
 
-@pytest.mark.parametrize(
-    ("order", "transposed"), later([("C", True), ("F", False), ("F", True), ("C", False)], first=2)
-)
+@pytest.mark.parametrize(("order", "transposed"), later([("C", True), ("F", False), ("F", True), ("C", False)]))
 def test_checksums_follow_the_order_of_the_elements_on_the_disk(
     order: Any, transposed: bool, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,7 +263,7 @@ def test_checksums_follow_the_order_of_the_elements_on_the_disk(
     np.testing.assert_allclose(values(), a @ b)
 
 
-@pytest.mark.parametrize("out", ["C.npy", "C.zarr"])
+@pytest.mark.parametrize("out", later(["C.npy", "C.zarr"]))
 def test_a_c_that_is_changed_before_it_has_been_added_ends_the_run(
     out: str, client: Client, product: np.ndarray
 ) -> None:

@@ -18,6 +18,7 @@ from distmm.graph import product_graph
 from distmm.planning.plan import Plan
 from distmm.storage import open_matrix
 from tests.distmm.storage.samples import save_matrix as save
+from tests.tables import later
 
 M, K, N = 97, 71, 83
 
@@ -42,13 +43,15 @@ def beside(out: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("suffixes", "out"),
-    [
-        ((".npy", ".npy"), "C.npy"),
-        ((".zarr", ".h5"), "C.zarr"),
-        ((".npy", ".zarr"), "C.h5"),
-        ((".h5", ".npy"), "C.h5:/results/C"),
-        ((".zarr", ".zarr"), "C"),
-    ],
+    later(
+        [
+            ((".npy", ".npy"), "C.npy"),
+            ((".zarr", ".h5"), "C.zarr"),
+            ((".npy", ".zarr"), "C.h5"),
+            ((".h5", ".npy"), "C.h5:/results/C"),
+            ((".zarr", ".zarr"), "C"),
+        ]
+    ),
 )
 def test_any_mix_of_formats_gives_numpys_product(
     suffixes: tuple[str, str], out: str, client: Client, tmp_path: Path
@@ -92,6 +95,7 @@ def test_blocks_are_chosen_by_the_plan_and_become_the_chunks_of_c(client: Client
     assert stored.chunks == (m, n)
 
 
+@pytest.mark.minutes
 def test_waves_of_a_job_are_one_run_for_the_places_of_its_workers(
     client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -121,7 +125,10 @@ def test_transposes_are_read_in_place(client: Client, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "dtypes", [("int32", "float32"), ("int8", "int64"), ("float32", "complex64"), ("float16", "float16")]
+    "dtypes",
+    later(
+        (pair,) for pair in [("int32", "float32"), ("int8", "int64"), ("float32", "complex64"), ("float16", "float16")]
+    ),
 )
 def test_the_type_of_c_follows_numpy(dtypes: tuple[str, str], client: Client, tmp_path: Path) -> None:
     a, b, expected = pair(tmp_path, dtypes=dtypes)
@@ -131,7 +138,9 @@ def test_the_type_of_c_follows_numpy(dtypes: tuple[str, str], client: Client, tm
 
 @pytest.mark.parametrize(
     ("m", "k", "n", "out"),
-    [(0, 5, 3, "C.npy"), (3, 0, 2, "C.zarr"), (4, 5, 0, "C.h5"), (0, 5, 3, "C.zarr"), (1, 1, 1, "C.h5")],
+    later(
+        [(0, 5, 3, "C.npy"), (3, 0, 2, "C.zarr"), (4, 5, 0, "C.h5"), (0, 5, 3, "C.zarr"), (1, 1, 1, "C.h5")], first=2
+    ),
 )
 def test_empty_and_single_matrices_are_products_too(
     m: int, k: int, n: int, out: str, client: Client, tmp_path: Path
@@ -143,7 +152,7 @@ def test_empty_and_single_matrices_are_products_too(
 
 @pytest.mark.parametrize(
     ("alpha", "beta", "out"),
-    [(3, 1, "C.zarr"), (-2, 0, "C.npy"), (np.float32(0.5), np.float64(-1.5), "C.h5"), (0, np.int64(2), "C.npy")],
+    later([(3, 1, "C.zarr"), (-2, 0, "C.npy"), (np.float32(0.5), np.float64(-1.5), "C.h5"), (0, np.int64(2), "C.npy")]),
 )
 def test_beta_adds_the_c_that_is_there(alpha: float, beta: float, out: str, client: Client, tmp_path: Path) -> None:
     a, b, product = pair(tmp_path)
@@ -160,7 +169,7 @@ def test_beta_adds_the_c_that_is_there(alpha: float, beta: float, out: str, clie
 
 @pytest.mark.parametrize(
     ("dtypes", "dtype"),
-    [("f4f4", "float64"), ("i1i1", "int32"), ("i4i4", "float32"), ("f4f4", "float16"), ("f4f4", ">f4")],
+    later([("f4f4", "float64"), ("i1i1", "int32"), ("i4i4", "float32"), ("f4f4", "float16"), ("f4f4", ">f4")]),
 )
 def test_c_may_have_another_type(dtypes: str, dtype: str, client: Client, tmp_path: Path) -> None:
     a, b, _ = pair(tmp_path, dtypes=(dtypes[:2], dtypes[2:]))

@@ -356,6 +356,7 @@ def test_a_job_ends_right_through_any_history(examples: int, steps: int) -> None
     )
 
 
+@pytest.mark.minutes
 @pytest.mark.usefixtures("_one_worker")
 @pytest.mark.parametrize("out", [OUTPUTS[0], *(pytest.param(out, marks=pytest.mark.minutes) for out in OUTPUTS[1:])])
 def test_a_job_ends_right_after_each_kind_of_kill(out: str) -> None:

@@ -14,6 +14,7 @@ from distributed import Client
 from distmm import job
 from distmm.errors import Stopped
 from tests.distmm.job import disturbed, reduced
+from tests.tables import later
 
 OF_THE_PROJECT = 4711
 
@@ -52,7 +53,9 @@ def _wrong(folder: Path, umask: int) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize(("umask", "name"), [(0o002, "C.zarr"), (0o027, "C.npy"), (0o077, "C.h5")], indirect=["umask"])
+@pytest.mark.parametrize(
+    ("umask", "name"), later([(0o002, "C.zarr"), (0o027, "C.npy"), (0o077, "C.h5")]), indirect=["umask"]
+)
 def test_a_product_belongs_to_those_who_share_its_folder(client: Client, shared: Path, umask: int, name: str) -> None:
     a, b = np.random.default_rng(0).integers(-9, 10, (2, 60, 60)).astype("f8")
     job.multiply(a, b, name, client=client, blocks=(20, 20, 20))

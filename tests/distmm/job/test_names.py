@@ -23,6 +23,7 @@ from distmm.errors import InputError, Stopped
 from distmm.job.spec import differences
 from tests.distmm.job.disturbed import HalfWay, multiply, operands, values
 from tests.distmm.storage.samples import save_matrix
+from tests.tables import later
 
 
 @pytest.fixture
@@ -118,6 +119,7 @@ def test_a_reduced_product_does_not_replace_a_part_of_itself(client: Client, pro
     np.testing.assert_array_equal(zarr.open_group("T.zarr", mode="r")["values"][...], before)  # type: ignore[index]
 
 
+@pytest.mark.minutes
 def test_an_output_whose_certificate_would_have_too_long_a_name_is_refused(client: Client, product: np.ndarray) -> None:
     with pytest.raises(InputError, match=r"this name is too long.* 5 bytes shorter"):
         multiply(client, f"{'x' * 239}.npy")
@@ -126,6 +128,7 @@ def test_an_output_whose_certificate_would_have_too_long_a_name_is_refused(clien
     np.testing.assert_array_equal(values(f"{'x' * 234}.npy"), product)
 
 
+@pytest.mark.minutes
 @pytest.mark.parametrize("out", ["C.npy", "C.zarr", "C.h5"])
 def test_a_c_that_is_overwritten_or_removed_is_not_called_complete(
     out: str, client: Client, product: np.ndarray
@@ -171,7 +174,7 @@ def test_manifests_of_older_versions_do_not_say_which_chunks_were_missing() -> N
     assert len(list(differences({"A": {"shape": [1, 1], "missing": None}}, lost))) == 1
 
 
-@pytest.mark.parametrize("out", ["C.npy", "C.zarr", "C.h5:/x"])
+@pytest.mark.parametrize("out", later(["C.npy", "C.zarr", "C.h5:/x"]))
 def test_a_folder_that_is_renamed_has_its_complete_job(
     out: str, client: Client, product: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,7 +191,7 @@ def test_a_folder_that_is_renamed_has_its_complete_job(
     assert job.recheck(f"D{file[1:]}", client).outcome == "right"
 
 
-@pytest.mark.parametrize("out", ["C.npy", "C.zarr"])
+@pytest.mark.parametrize("out", later(["C.npy", "C.zarr"]))
 def test_a_folder_that_is_renamed_has_its_unfinished_job(
     out: str, client: Client, product: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:

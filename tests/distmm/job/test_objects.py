@@ -25,6 +25,7 @@ from distmm.storage.records import records
 from distmm.storage.zarr_objects import ObjectDraft, ObjectTarget
 from tests.distmm.job.disturbed import Meanwhile, operands, values
 from tests.distmm.job.object_server import BUCKET, HalfWay, marked, multiply, objects, store, tags, url, whole
+from tests.tables import later
 from tests.until import until
 
 
@@ -35,6 +36,7 @@ def c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
     return operands(Path("in"))
 
 
+@pytest.mark.minutes
 def test_a_product_becomes_an_array_with_a_certificate_and_nothing_else_is_left(
     client: Client, c: np.ndarray, stored: str
 ) -> None:
@@ -56,6 +58,7 @@ def test_a_product_becomes_an_array_with_a_certificate_and_nothing_else_is_left(
     assert "the first is C[2, 1]" in verdict.message
 
 
+@pytest.mark.minutes
 def test_commands_take_urls(client: Client, c: np.ndarray, stored: str) -> None:
     cluster = ["--cluster", client.scheduler.address]
     for arguments, said in (
@@ -95,6 +98,7 @@ def _blocks(markers: dict[str, Any]) -> set[str]:
     return {Path(key).name.removesuffix(".json").replace(".", "/") for key in markers}
 
 
+@pytest.mark.minutes
 def test_blocks_that_changed_or_vanished_between_two_runs_are_made_again(
     client: Client, c: np.ndarray, stored: str
 ) -> None:
@@ -108,6 +112,7 @@ def test_blocks_that_changed_or_vanished_between_two_runs_are_made_again(
     np.testing.assert_array_equal(values(url(stored)), c)
 
 
+@pytest.mark.minutes
 def test_a_block_that_is_replaced_while_the_job_runs_gets_no_certificate(
     client: Client, c: np.ndarray, stored: str
 ) -> None:
@@ -128,6 +133,7 @@ def test_a_block_that_is_replaced_while_the_job_runs_gets_no_certificate(
     np.testing.assert_array_equal(values(url(stored)), c)
 
 
+@pytest.mark.minutes
 def test_an_object_of_an_input_that_is_lost_during_a_job_is_an_error_until_it_is_back(
     client: Client, c: np.ndarray, stored: str
 ) -> None:
@@ -148,6 +154,7 @@ def test_an_object_of_an_input_that_is_lost_during_a_job_is_an_error_until_it_is
     np.testing.assert_array_equal(values(), c)
 
 
+@pytest.mark.minutes
 def test_a_c_that_is_there_is_replaced_if_asked_for_and_is_gone_from_the_first_block_on(
     client: Client, c: np.ndarray, stored: str
 ) -> None:
@@ -184,6 +191,7 @@ def test_outputs_that_an_object_store_cannot_take_are_refused_before_any_work(
     assert objects(stored) == {}
 
 
+@pytest.mark.minutes
 def test_what_a_product_reads_or_what_is_no_array_is_not_replaced(client: Client, c: np.ndarray, stored: str) -> None:
     zarr.create_array(url(stored), data=c)
     before = tags(stored)
@@ -212,7 +220,7 @@ def test_a_bucket_may_be_called_like_an_array() -> None:
     assert Folder("s3://all.zarr/G.zarr/C").path == "s3://all.zarr/G.zarr.C.job"
 
 
-@pytest.mark.parametrize("shape", [(23, 10), (7, 10), (20, 3)])
+@pytest.mark.parametrize("shape", later([((23, 10),), ((7, 10),), ((20, 3),)]))
 def test_large_blocks_are_cut_into_stripes(
     shape: tuple[int, int], stored: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,6 +344,7 @@ class TestLock:
         held.release()
 
 
+@pytest.mark.minutes
 def test_of_two_clients_at_once_one_is_refused(client: Client, c: np.ndarray, stored: str) -> None:
     refused: list[str] = []
 

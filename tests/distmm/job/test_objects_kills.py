@@ -131,6 +131,7 @@ def _others_are_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "STALE_SECONDS", -1)
 
 
+@pytest.mark.minutes
 @pytest.mark.usefixtures("_others_are_gone")
 @pytest.mark.parametrize("n", [pytest.param(n, marks=[] if n == 10 else pytest.mark.minutes) for n in range(1, 35)])
 def test_a_job_that_is_killed_at_any_change_goes_on_and_ends_with_the_right_c(
@@ -143,6 +144,7 @@ def test_a_job_that_is_killed_at_any_change_goes_on_and_ends_with_the_right_c(
 MOMENTS = {"chunk": "/c/", "marker": "/done/", "certificate": "/certificate.json", "name": "C.zarr/zarr.json"}
 
 
+@pytest.mark.minutes
 @pytest.mark.usefixtures("_others_are_gone")
 @pytest.mark.parametrize("moment", later(MOMENTS))
 def test_a_process_that_sleeps_while_another_one_takes_over_changes_nothing_when_it_wakes(

@@ -55,11 +55,13 @@ def is_once(out: str, product: np.ndarray, times: int = 1) -> None:
 
 @pytest.mark.parametrize(
     ("again", "out"),
-    [
-        *(("the same call", out) for out in ("C.npy", "C.zarr", "C.h5")),
-        ("with overwrite", "C.zarr"),
-        ("resume", "C.h5"),
-    ],
+    later(
+        [
+            *(("the same call", out) for out in ("C.npy", "C.zarr", "C.h5")),
+            ("with overwrite", "C.zarr"),
+            ("resume", "C.h5"),
+        ]
+    ),
 )
 def test_a_job_that_is_killed_once_c_has_its_name_is_ended_and_not_begun_again(
     again: str, out: str, client: Client, product: np.ndarray, monkeypatch: pytest.MonkeyPatch
@@ -81,6 +83,7 @@ def test_a_job_that_is_killed_once_c_has_its_name_is_ended_and_not_begun_again(
     assert "all 16 blocks are what was written" in job.recheck(out).message
 
 
+@pytest.mark.minutes
 def test_a_c_whose_job_died_before_its_certificate_came_is_not_called_wrong(
     client: Client, product: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +112,7 @@ def test_a_c_whose_job_died_before_its_certificate_came_is_not_called_wrong(
     assert job.recheck("C.zarr").outcome == "right"
 
 
+@pytest.mark.minutes
 def test_a_complete_job_that_could_not_take_the_name_can_be_begun_anew(
     client: Client, product: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +132,7 @@ def test_a_complete_job_that_could_not_take_the_name_can_be_begun_anew(
     np.testing.assert_allclose(values(), product)
 
 
+@pytest.mark.minutes
 @pytest.mark.parametrize("check", later(["freivalds", "none"]))
 def test_a_call_that_has_added_its_product_does_not_add_it_again_unless_it_is_told_to(
     check: str, client: Client, product: np.ndarray
@@ -196,6 +201,7 @@ def writers(monkeypatch: pytest.MonkeyPatch) -> list[Writer]:
     return found
 
 
+@pytest.mark.minutes
 @pytest.mark.parametrize("out", later(["C.zarr", "C.npy"]))
 def test_a_worker_of_an_old_job_that_wakes_does_not_write_into_a_new_one(
     out: str, client: Client, product: np.ndarray, monkeypatch: pytest.MonkeyPatch
@@ -283,6 +289,7 @@ def test_a_block_is_not_marked_by_one_who_has_lost_the_lock_while_it_reached_the
         lock.release()
 
 
+@pytest.mark.minutes
 def test_c_does_not_get_its_name_from_one_who_has_lost_the_lock(
     client: Client, product: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,6 +45,7 @@ def refusal(call: Callable[[], object]) -> str | None:
     return None
 
 
+@pytest.mark.minutes
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("out", "before", "options", "atomic"),

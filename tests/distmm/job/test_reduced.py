@@ -107,6 +107,7 @@ def test_metrics_on_disk_are_not_rounded_to_float16_and_float32_that_overflows_i
         job.topk(*((1e25 * each).astype("f4") for each in (x, y)), 5, "single.zarr", metric="euclidean", **options)
 
 
+@pytest.mark.minutes
 @pytest.mark.parametrize("transa", later([True, False]))
 def test_a_product_with_itself_needs_no_second_matrix(transa: bool, client: Client, c: np.ndarray) -> None:
     a = np.load("A.npy")
@@ -148,7 +149,7 @@ def test_what_is_above_a_threshold_is_numpys_in_its_order(client: Client, c: np.
     assert job.recheck("out.zarr").outcome == "right"
 
 
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("call", later(CALLS))
 def test_a_stopped_job_goes_on_with_the_missing_rows_only(
     call: Callable[..., job.Summary], client: Client, c: np.ndarray
 ) -> None:
@@ -171,6 +172,7 @@ def _killed_half_way(address: str) -> None:
         topk(client, stop=HalfWay(lambda stop: os.kill(os.getpid(), signal.SIGKILL)))
 
 
+@pytest.mark.minutes
 def test_a_job_whose_process_was_killed_ends_with_the_same_bits(client: Client, c: np.ndarray) -> None:
     topk(client, "whole.zarr")
     child = multiprocessing.get_context("forkserver").Process(target=_killed_half_way, args=(client.scheduler.address,))
@@ -184,6 +186,7 @@ def test_a_job_whose_process_was_killed_ends_with_the_same_bits(client: Client, 
     assert same("out.zarr", "whole.zarr")
 
 
+@pytest.mark.minutes
 def test_a_kill_while_block_rows_become_the_result_leaves_a_job_that_ends(
     client: Client, c: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +204,7 @@ def test_a_kill_while_block_rows_become_the_result_leaves_a_job_that_ends(
     np.testing.assert_array_equal(arrays("out.zarr")["values"], c[c >= 6])
 
 
+@pytest.mark.minutes
 @pytest.mark.parametrize("damage", later(["a bit", "the file", "the marker"]))
 def test_a_finished_block_row_that_was_damaged_meanwhile_is_made_again(
     damage: str, client: Client, c: np.ndarray
@@ -221,6 +225,7 @@ def test_a_finished_block_row_that_was_damaged_meanwhile_is_made_again(
     np.testing.assert_array_equal(arrays("out.zarr")["indices"], best(c, 7))
 
 
+@pytest.mark.minutes
 def test_a_job_goes_on_with_a_copy_of_b_and_not_with_another_b(client: Client, c: np.ndarray) -> None:
     with pytest.raises(Stopped):
         topk(client, stop=HalfWay())
@@ -254,6 +259,7 @@ def read_owner() -> str:
     return manifest.parents[1].name
 
 
+@pytest.mark.minutes
 def test_a_threshold_of_the_earlier_format_goes_on_and_the_best_of_rows_are_refused(
     client: Client, c: np.ndarray
 ) -> None:
@@ -269,6 +275,7 @@ def test_a_threshold_of_the_earlier_format_goes_on_and_the_best_of_rows_are_refu
         job.resume("out.zarr", client=client)
 
 
+@pytest.mark.minutes
 def test_the_best_of_rows_are_written_once_where_they_stay(client: Client, c: np.ndarray) -> None:
     with pytest.raises(Stopped):
         topk(client, stop=HalfWay())
@@ -282,6 +289,7 @@ def test_the_best_of_rows_are_written_once_where_they_stay(client: Client, c: np
     assert len(now) == 10
 
 
+@pytest.mark.minutes
 def test_nothing_but_a_reduced_product_is_replaced(client: Client, c: np.ndarray) -> None:
     topk(client)
     with pytest.raises(InputError, match="exists"):

@@ -270,6 +270,7 @@ def test_a_block_row_with_a_wrong_block_is_made_again(client: Client, made: Path
     assert content["rejected"] == 1
 
 
+@pytest.mark.minutes
 def test_inputs_that_have_changed_leave_checksums_to_compare(client: Client, copied: Path) -> None:
     operands(Path())
     topk(client)
@@ -279,6 +280,7 @@ def test_inputs_that_have_changed_leave_checksums_to_compare(client: Client, cop
     assert "all 5 block rows are what was written" in verdict.message
 
 
+@pytest.mark.minutes
 def test_elements_that_cannot_be_compared_are_said_to_be_so(client: Client, copied: Path) -> None:
     operands(Path())
     a = np.load("A.npy")

@@ -34,6 +34,7 @@ def c(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
     return operands(tmp_path)
 
 
+@pytest.mark.minutes
 def test_a_threshold_that_keeps_too_much_ends_with_the_count_and_goes_on_with_a_higher_limit(
     client: Client, c: np.ndarray
 ) -> None:
@@ -62,6 +63,7 @@ def _rows_hold(nbytes: int) -> None:
     reduction.ALWAYS_OF_ROW = nbytes
 
 
+@pytest.mark.minutes
 def test_a_block_row_that_a_worker_cannot_hold_ends_the_job_with_the_count(client: Client, c: np.ndarray) -> None:
     before = reduction.ALWAYS_OF_ROW
     client.run(_rows_hold, 0)
@@ -75,10 +77,10 @@ def test_a_block_row_that_a_worker_cannot_hold_ends_the_job_with_the_count(clien
 
 @pytest.mark.parametrize(
     ("kept", "device"),
-    [
+    later([
         (reduction.TopK(15), "cpu"), (reduction.TopK(15), "cuda"), (reduction.TopK(20_000), "cpu"),
         (reduction.Threshold(0.9), "cpu"), (reduction.Threshold(0.9), "cuda"),
-    ],
+    ], first=2),
 )  # fmt: skip
 def test_a_plan_leaves_room_for_what_is_kept_of_blocks_and_rows(
     kept: reduction.Reduction, device: Any, monkeypatch: pytest.MonkeyPatch
@@ -103,6 +105,7 @@ def test_a_plan_leaves_room_for_what_is_kept_of_blocks_and_rows(
     assert rooms == sorted(rooms)
 
 
+@pytest.mark.minutes
 def test_the_default_limit_of_a_threshold_follows_the_free_disk(
     client: Client, c: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -74,6 +74,7 @@ def test_a_stopped_job_goes_on_with_the_missing_blocks_only(client: Client, here
     assert job.status("C.zarr").state == "complete"
 
 
+@pytest.mark.minutes
 @pytest.mark.parametrize("out", later(["C.h5", "C.npy"]))
 def test_the_same_call_goes_on_too_and_is_idempotent(out: str, client: Client, here: np.ndarray) -> None:
     before = stopped(client, out)
@@ -105,6 +106,7 @@ def test_what_is_no_time_is_refused(text: str) -> None:
         seconds(text)
 
 
+@pytest.mark.minutes
 def test_what_has_changed_is_named(client: Client, here: np.ndarray) -> None:
     stopped(client)
     with pytest.raises(InputError, match=r"alpha was 1, is 2; .*--overwrite"):
@@ -145,6 +147,7 @@ def test_a_job_keeps_the_plan_that_it_is_given_and_its_blocks_for_good(client: C
     assert [run["plan"].split(" w")[0] for run in runs] == ["g1x4x1 b30x60x30 p1", "g2x2x1 b30x60x30 p2"]
 
 
+@pytest.mark.minutes
 def test_a_plan_that_splits_k_is_kept_whole(client: Client, here: np.ndarray) -> None:
     plan = "g1x2x2 b30x60x30 p1 w4x1 l2"
     with pytest.raises(Stopped):
@@ -178,6 +181,7 @@ def test_a_finished_block_that_was_damaged_meanwhile_is_made_again(client: Clien
     np.testing.assert_allclose(values(), here)
 
 
+@pytest.mark.minutes
 @pytest.mark.parametrize(
     "moment", later(["before the certificate has", "before C has its name", "before the folder goes"])
 )
@@ -213,6 +217,7 @@ def test_a_kill_while_c_gets_its_name_leaves_a_job_that_ends(
     assert sorted(set(os.listdir(".")) - {"C.zarr.report.html"}) == ["C.zarr", "C.zarr.certificate.json", "in"]
 
 
+@pytest.mark.minutes
 def test_a_truncated_chunk_ends_in_a_clear_message(client: Client, here: np.ndarray) -> None:
     chunk = Path("in/B.zarr/c/0/0")
     content = chunk.read_bytes()

@@ -45,6 +45,7 @@ def _killed_half_way(address: str) -> None:
         multiply(client, stop=Meanwhile(lambda: os.kill(os.getpid(), signal.SIGKILL), "C.zarr"))
 
 
+@pytest.mark.minutes
 def test_the_report_shows_the_end_of_each_run(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     operands(Path("in"))

@@ -74,6 +74,7 @@ def half_way(tmp_path: Path) -> Iterator[Job]:
             process.kill()
 
 
+@pytest.mark.minutes
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.minutes)])
 def test_one_signal_stops_the_job_which_resume_ends(number: signal.Signals, half_way: Job, client: Client) -> None:
@@ -84,6 +85,7 @@ def test_one_signal_stops_the_job_which_resume_ends(number: signal.Signals, half
     assert "of 16 blocks of C are finished and kept" in said
 
 
+@pytest.mark.minutes
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "late"),

@@ -97,6 +97,7 @@ def three(pattern: str, out: str, questions: int = 10**6) -> tuple[Any, ...]:
     )
 
 
+@pytest.mark.minutes
 @pytest.mark.parametrize(
     ("out", "pattern"),
     [
@@ -124,6 +125,7 @@ def test_a_worker_that_slept_while_another_cluster_took_over_changes_nothing(
     assert job.recheck(out).outcome == "right"
 
 
+@pytest.mark.minutes
 def test_a_client_whose_scheduler_slept_while_another_cluster_took_over_changes_nothing(
     client: Client, c: np.ndarray
 ) -> None:
@@ -142,6 +144,7 @@ def test_a_client_whose_scheduler_slept_while_another_cluster_took_over_changes_
     np.testing.assert_array_equal(values(), c)
 
 
+@pytest.mark.minutes
 def test_a_client_whose_scheduler_does_not_wake_up_ends_with_a_job_to_go_on_with(client: Client, c: np.ndarray) -> None:
     """The system of a stopped process acknowledges all that is sent to it: TCP sees nothing."""
     scheduler, worker, asks = three(r"link .*/c/\d+/\d+$", "C.zarr", questions=4)

@@ -39,6 +39,7 @@ def stopped_at_once() -> job.Stop:
     return stop
 
 
+@pytest.mark.minutes
 def test_a_job_is_planned_in_waves_that_are_short_beside_its_deadline(
     client: Client, here: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -69,6 +70,7 @@ def test_a_job_that_finishes_no_block_before_its_deadline_is_refused_before_any_
     assert os.listdir() == ["in"]
 
 
+@pytest.mark.minutes
 def test_the_second_run_in_a_row_without_a_finished_block_is_the_last(client: Client, here: np.ndarray) -> None:
     with pytest.raises(Stopped, match="the walltime has come; 0 of 16"):
         multiply(client, stop=stopped_at_once())

@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -75,6 +76,7 @@ def test_bytes_and_tasks_are_those_of_every_block_and_step_and_no_worker_ever_ho
     assert counted.held <= plan.peak.worker
 
 
+@pytest.mark.minutes
 @settings(max_examples=200)
 @given(plans(even=True))
 def test_the_peak_is_reached_where_all_workers_do_the_same(plan: Plan) -> None:

@@ -149,6 +149,7 @@ def test_bytes_are_those_of_the_blocks_that_leave_home(
             assert [counted[rank] for rank in range(grid.size)] == list(figures)
 
 
+@pytest.mark.minutes
 @pytest.mark.parametrize(
     ("problem", "workers", "memory"),
     later(
@@ -233,6 +234,7 @@ def test_a_deep_k_is_cut_until_it_fits(workers: int) -> None:
 sizes = st.integers(0, 12).map(lambda doublings: 10 << doublings)
 
 
+@pytest.mark.minutes
 @settings(max_examples=40)
 @given(
     st.tuples(sizes, st.integers(0, 26).map(lambda doublings: 10 << doublings), sizes),

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 import distmm
 from distmm.errors import DoesNotFitError, InputError
+from tests.tables import later
 
 
 def operands(m: int, k: int, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -75,6 +76,7 @@ class Watched:
 sizes, edges = st.integers(1, 40), st.integers(1, 45)
 
 
+@pytest.mark.minutes
 @settings(max_examples=12)
 @given(sizes, sizes, st.tuples(edges, edges), st.tuples(edges, edges), st.booleans(), st.integers(1, 3))
 def test_blocks_chunks_and_shards_of_any_shape(
@@ -111,7 +113,7 @@ def test_symmetric_products_in_chunks_of_any_shape(
 
 
 @pytest.mark.parametrize(
-    ("symmetric", "how"), [(False, "one chunk"), (True, "misaligned"), (True, "shards"), (False, "version 2")]
+    ("symmetric", "how"), later([(False, "one chunk"), (True, "misaligned"), (True, "shards"), (False, "version 2")])
 )
 def test_default_arguments_fill_a_zarr_array(client: Client, tmp_path: Path, how: str, symmetric: bool) -> None:
     a, b = operands(1200, 50, 1200)
@@ -170,6 +172,7 @@ def test_vectors_and_stacks_are_written_in_units(client: Client, tmp_path: Path)
         np.testing.assert_array_equal(out[...], a @ b)
 
 
+@pytest.mark.minutes
 def test_one_process_writes_what_others_cannot(client: Client, tmp_path: Path) -> None:
     class Plain:
         """An array that says nothing of chunks, and that no other process has."""

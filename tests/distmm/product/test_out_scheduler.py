@@ -23,6 +23,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 
 import distmm
 from distmm.errors import DoesNotFitError, InputError
+from tests.tables import later
 
 EDGE = 400  # of float64 matrices: more bytes than `client_array.SMALLEST`
 
@@ -58,6 +59,7 @@ def product_in_a_task(edge: int) -> bool:
     return np.array_equal(out, a @ a) and np.array_equal(lazy, a @ a) and len(found.values) == 0
 
 
+@pytest.mark.minutes
 def test_tasks_that_occupy_all_threads_get_their_products(client: Client) -> None:
     assert all(client.gather(client.map(product_in_a_task, [EDGE, 20, EDGE, EDGE], pure=False)))
 
@@ -100,7 +102,8 @@ def test_pools_of_processes_are_refused_and_threads_fill(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "where", ["chunked object", "filled object", "memory://", "dir::memory", "subclass", "relative", "unseen"]
+    "where",
+    later(["chunked object", "filled object", "memory://", "dir::memory", "subclass", "relative", "unseen"], first=3),
 )
 def test_what_other_processes_cannot_write_to_is_filled(
     client: Client, where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

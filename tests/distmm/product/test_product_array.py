@@ -17,6 +17,7 @@ from distributed import Client, get_client
 import distmm
 from distmm.product.product_array import ProductArray
 from distmm.transfer import client_array
+from tests.tables import later
 
 N = 400  # float64 matrices of this size have more bytes than `client_array.SMALLEST`
 
@@ -58,7 +59,7 @@ PRODUCTS: dict[str, tuple[Callable[[], da.Array], Callable[[], np.ndarray]]] = {
 }
 
 
-@pytest.mark.parametrize("name", PRODUCTS)
+@pytest.mark.parametrize("name", later(PRODUCTS, first=4))
 def test_blocks_come_to_an_array_of_this_process(by_dask: list[Any], name: str) -> None:
     make, expected = PRODUCTS[name]
     C = make().compute()

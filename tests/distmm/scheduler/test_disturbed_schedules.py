@@ -22,6 +22,7 @@ from tests.distmm.scheduler.drawn_products import Drawn
 from tests.programs import run_to_end
 
 
+@pytest.mark.minutes
 def test_products_end_whatever_happens_to_the_cluster() -> None:
     program = Path(__file__).parents[2] / "bench" / "disturbed_schedules.py"
     path = os.pathsep.join(path for path in sys.path if path)

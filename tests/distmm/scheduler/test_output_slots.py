@@ -64,6 +64,7 @@ def test_there_is_room_for_as_many_finished_blocks_as_leave_late(load: float, mo
     assert p.cost.peak_bytes - fewer.cost.peak_bytes == (more - 1) * 16384**2 * 4
 
 
+@pytest.mark.minutes
 def test_no_worker_holds_more_than_the_plan_says_though_nothing_is_written(client: Client) -> None:
     edge = 640
     a, b = np.ones((4 * edge, 2 * edge)), np.ones((2 * edge, 8 * edge))
@@ -98,6 +99,7 @@ class Late:
         return np.memmap(self.path, F4, "r+", shape=self.shape)
 
 
+@pytest.mark.minutes
 @pytest.mark.parametrize(
     ("symmetric", "cut"),
     [(False, "p1 w4x4 l4"), (True, "p2 w3x3 l3"), pytest.param(False, "p4 w4x4 l2", marks=pytest.mark.minutes)],
@@ -118,6 +120,7 @@ def test_products_end_though_they_wait_for_blocks_that_leave_late(
     )
 
 
+@pytest.mark.minutes
 def test_who_keeps_the_same_product_stops_nobody_who_writes_it(client: Client) -> None:
     edge, shape = 16, (64, 96)
     A, B = (da.random.default_rng(seed).random(size, chunks=edge) for seed, size in ((7, (64, 64)), (8, (64, 96))))
@@ -133,6 +136,7 @@ def test_who_keeps_the_same_product_stops_nobody_who_writes_it(client: Client) -
     np.testing.assert_allclose(client.compute(kept).result(), A.compute() @ B.compute())
 
 
+@pytest.mark.minutes
 def test_who_writes_the_same_product_again_meanwhile_waits_for_nobody_who_waits_for_him(client: Client) -> None:
     A, B = (da.random.default_rng(seed).random((256, 256), chunks=64) for seed in (9, 10))
     text = "g2x2x1 b64x64x64 p1 w1x2 l2"

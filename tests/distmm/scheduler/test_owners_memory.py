@@ -59,6 +59,7 @@ CASES = {
 }
 
 
+@pytest.mark.minutes
 @pytest.mark.parametrize("case", later(CASES))
 def test_no_worker_holds_more_than_a_plan_of_owners_says(client: Client, case: str) -> None:
     owners, of_a, of_b, most = CASES[case]

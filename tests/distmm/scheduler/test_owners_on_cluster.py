@@ -139,6 +139,7 @@ def test_bytes_are_the_plans_for_any_homes(client: Client) -> None:
         assert moved == plan.bytes_moved
 
 
+@pytest.mark.minutes
 @pytest.mark.parametrize("persisted", [True, False])
 def test_many_small_chunks_are_multiplied_as_few_blocks_and_c_has_their_chunks(client: Client, persisted: bool) -> None:
     rng = np.random.default_rng(0)
@@ -168,6 +169,7 @@ def test_many_small_chunks_are_multiplied_as_few_blocks_and_c_has_their_chunks(c
         distmm.matmul(masked.map_blocks(lambda x: x, meta=np.empty((0, 0), "f4")), B).compute()
 
 
+@pytest.mark.minutes
 def test_chunks_of_c_are_taken_from_its_blocks_where_these_are(client: Client) -> None:
     a = np.random.default_rng(0).integers(-9, 10, (480, 480)).astype("f8")
     A, B = client.persist([da.from_array(a, chunks=30), da.from_array(a + 1, chunks=30)])
@@ -273,6 +275,7 @@ def test_data_that_are_moved_after_planning_are_multiplied_where_the_plan_says(c
     assert moved <= 3 * C_BYTES
 
 
+@pytest.mark.minutes
 def test_if_half_of_an_array_is_persisted_that_half_stays(client: Client) -> None:
     X = da.concatenate([tall(client, HOMES[:8], 31), tall(client, HOMES, 32).map_blocks(np.copy)[ROWS * 8 :]])
     empty = da.zeros((ROWS * 8, WIDTH), chunks=(ROWS, WIDTH))
@@ -348,6 +351,7 @@ def test_operands_that_are_spilled_to_disk_stay_where_they_are(tmp_path: Path) -
         assert moved == plan.bytes_moved == C_BYTES
 
 
+@pytest.mark.minutes
 def test_a_product_whose_worker_has_died_after_planning_is_right() -> None:
     with (
         dask.config.set({"distributed.scheduler.work-stealing": False, "distributed.scheduler.allowed-failures": 100}),

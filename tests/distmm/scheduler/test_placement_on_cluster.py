@@ -74,7 +74,7 @@ USES: dict[str, Callable[[da.Array, Client], Any]] = {
 }
 
 
-@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("use", later(USES, first=2))
 def test_lazy_products_move_exactly_the_2d_bound_whatever_uses_them(client: Client, use: str) -> None:
     A, B = lazy(1), lazy(2)
     C = matmul(A, B, client=client)
@@ -135,6 +135,7 @@ def test_no_worker_holds_more_than_the_plan_says(client: Client, resident: bool)
     assert telemetry.bytes_moved(client) - before == p.bytes_moved == blocks * depth * 2 * block
 
 
+@pytest.mark.minutes
 def test_what_one_wave_of_a_lazy_product_has_loaded_stays_for_the_next(client: Client) -> None:
     edge, blocks, depth = 640, 4, 4
     cluster.install(client)
@@ -205,6 +206,7 @@ def test_the_plugin_forgets_products_that_are_gone(client: Client, nothing_is_le
     nothing_is_left()
 
 
+@pytest.mark.minutes
 def test_products_that_are_computed_again_while_they_are_let_go_are_forgotten_too(
     client: Client, nothing_is_left: Callable[[], None]
 ) -> None:

@@ -13,6 +13,7 @@ from distmm.scheduler.lookahead import Lookahead
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.scheduler.products import Products
 from distmm.scheduler.replicas import Replicas
+from tests.tables import later
 from tests.until import until
 
 FAULTS = {
@@ -41,7 +42,7 @@ def left(dask_scheduler: Scheduler) -> dict[str, int]:
     return {name: state.total for name, state in products.items()}
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", later(FAULTS, first=3))
 def test_a_fault_of_the_plugin_ends_the_product_with_its_reason(
     client: Client, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

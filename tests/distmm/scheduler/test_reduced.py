@@ -56,6 +56,7 @@ def test_a_chain_whose_block_is_reduced_gives_its_slot_back_when_it_has_finished
     assert started == [("c", 0, 1)]
 
 
+@pytest.mark.minutes
 def test_a_c_of_four_times_the_memory_is_reduced(client: Client, memory: Callable[[int], None]) -> None:
     a, b = operands()
     per_worker = a.shape[0] * b.shape[1] * a.itemsize // 4 // 4  # a quarter of C on the four workers together
@@ -86,6 +87,7 @@ def test_results_that_do_not_fit_are_refused_with_the_figure(client: Client, mem
         distmm.topk(a, b, 500, client=client)
 
 
+@pytest.mark.minutes
 def test_no_worker_holds_more_blocks_than_the_plan_says(client: Client) -> None:
     edge = 256
     a, b = np.ones((4 * edge, 2 * edge)), np.ones((2 * edge, 8 * edge))

@@ -47,7 +47,7 @@ USES: dict[str, Use] = {
 }
 
 
-@pytest.mark.parametrize("name", later(USES, first=4))
+@pytest.mark.parametrize("name", later(USES))
 def test_what_reads_blocks_of_c_is_computed_though_c_does_not_fit(
     client: Client, memory: Callable[[int], None], name: str
 ) -> None:
@@ -61,6 +61,7 @@ def test_what_reads_blocks_of_c_is_computed_though_c_does_not_fit(
     until(lambda: client.run_on_scheduler(left) <= before)
 
 
+@pytest.mark.minutes
 def test_a_streamed_c_is_stored_by_dask(client: Client, memory: Callable[[int], None], tmp_path: Path) -> None:
     a, b = operands()
     memory(enough())
@@ -71,6 +72,7 @@ def test_a_streamed_c_is_stored_by_dask(client: Client, memory: Callable[[int], 
     np.testing.assert_array_equal(zarr.open_array(tmp_path / "D.zarr")[:], a @ b)
 
 
+@pytest.mark.minutes
 def test_a_symmetric_c_is_streamed_with_its_mirror_images(client: Client, memory: Callable[[int], None]) -> None:
     a, _ = operands()
     memory(replace(distmm.plan(a, plan=TEXT), streamed=True, operands=("kept", "kept")).peak.worker)
@@ -98,7 +100,7 @@ def test_a_c_that_is_kept_is_refused_with_the_figure(client: Client, memory: Cal
         np.testing.assert_array_equal(C.sum().compute(), (a @ b).sum())
 
 
-@pytest.mark.parametrize("reach", [True, False])
+@pytest.mark.parametrize("reach", later([True, False]))
 def test_a_c_that_does_not_fit_is_computed_into_the_memory_of_this_process(
     client: Client, memory: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, reach: bool
 ) -> None:
@@ -173,6 +175,7 @@ def in_file(a: np.ndarray, path: Path) -> np.ndarray:
     return mapped
 
 
+@pytest.mark.minutes
 @pytest.mark.parametrize("files", later([False, True]))
 def test_no_worker_holds_more_than_the_plan_says_though_nothing_is_read(
     client: Client, memory: Callable[[int], None], tmp_path: Path, files: bool
@@ -195,6 +198,7 @@ def test_no_worker_holds_more_than_the_plan_says_though_nothing_is_read(
     assert p.cost.peak_bytes / (1.25 if files else 1.4) <= peak <= p.cost.peak_bytes
 
 
+@pytest.mark.minutes
 def test_files_that_do_not_fit_either_are_read_again_for_each_wave(
     client: Client, memory: Callable[[int], None], tmp_path: Path
 ) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import dask
 import dask.array as da
 import numpy as np
+import pytest
 from distributed import Client, LocalCluster, Worker
 
 import distmm
@@ -56,6 +57,7 @@ def two_workers() -> Iterator[Client]:
         yield client
 
 
+@pytest.mark.minutes
 def test_a_killed_worker_costs_a_streamed_product_time_and_no_blocks(
     memory: Callable[[int], None], tmp_path: Path
 ) -> None:
@@ -80,6 +82,7 @@ def blocks_of(dask_worker: Worker, names: set[str]) -> list[str]:
     return [str(key) for key in dask_worker.state.tasks if isinstance(key, tuple) and key[0] in names]
 
 
+@pytest.mark.minutes
 def test_a_streamed_product_that_is_cancelled_leaves_nothing(
     client: Client, memory: Callable[[int], None], tmp_path: Path
 ) -> None:

@@ -102,6 +102,7 @@ def half_done(client: Client, product: str) -> int | None:
     return figures.done if figures is not None and 2 * figures.done >= figures.total else None
 
 
+@pytest.mark.minutes
 def test_the_page_shows_a_product_that_runs_and_the_loss_of_a_worker(
     cluster: Client, browser: Any, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,6 +165,7 @@ def test_the_page_says_what_has_failed(cluster: Client, browser: Any, pictures: 
     cluster.cancel(C, force=True)
 
 
+@pytest.mark.minutes
 def test_stopped_workers_are_named_while_they_are_silent_and_afterwards(
     cluster: Client,
     browser: Any,
@@ -275,6 +277,7 @@ def show(cluster: Client, record: Record) -> None:
     cluster.run_on_scheduler(store)
 
 
+@pytest.mark.minutes
 @pytest.mark.parametrize(("workers", "scheme"), later([(256, "dark"), (1, "light")]))
 def test_the_page_is_readable_with_one_worker_and_with_many(
     cluster: Client, browser: Any, pictures: Path, workers: int, scheme: str
@@ -297,6 +300,7 @@ def test_the_page_is_readable_with_one_worker_and_with_many(
     assert browser.errors == []
 
 
+@pytest.mark.minutes
 def test_the_table_shows_all_products_and_a_click_one_of_them(cluster: Client, browser: Any, pictures: Path) -> None:
     rng = da.random.default_rng(8)
     symmetric = cluster.persist(gram(rng.random((96, 64), chunks=32), client=cluster))
@@ -367,6 +371,7 @@ def test_nothing_is_cut(cluster: Client, browser: Any, pictures: Path, width: in
     assert browser.errors == []
 
 
+@pytest.mark.minutes
 @pytest.mark.parametrize("pane", later(dashboard.PLOTS, first=2))
 def test_each_pane_stands_alone_and_the_labextension_finds_it(
     cluster: Client, browser: Any, pictures: Path, pane: str

@@ -19,6 +19,7 @@ from distmm.telemetry import client as telemetry
 from distmm.telemetry import dashboard, faults, metrics, prometheus_targets, report, worker
 from distmm.telemetry.scheduler import Telemetry
 from distmm.telemetry.worker import WorkerTelemetry
+from tests.tables import later
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 
@@ -62,7 +63,7 @@ def one() -> Iterator[Client]:
         yield client
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", later(FAULTS, first=3))
 def test_products_and_jobs_go_on_where_monitoring_fails(
     one: Client, tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

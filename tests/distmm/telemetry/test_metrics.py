@@ -99,6 +99,7 @@ def expressions() -> list[str]:
     return [expression.replace("$cluster", ".*") for expression in found]
 
 
+@pytest.mark.minutes
 def test_prometheus_answers_every_query_of_the_dashboard(
     cluster: Client, query: Callable[[str], list[dict[str, Any]]]
 ) -> None:

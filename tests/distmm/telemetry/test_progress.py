@@ -97,6 +97,7 @@ with progress.live() as report:
 """
 
 
+@pytest.mark.minutes
 def test_a_notebook_gets_one_line_below_the_cell_that_changes_in_place() -> None:
     nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELLS)])

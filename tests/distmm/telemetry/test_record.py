@@ -201,6 +201,7 @@ def test_figures_of_a_real_product_are_exact(current: Client, monkeypatch: pytes
     assert all(lane.samples for lane in r.lanes.values())
 
 
+@pytest.mark.minutes
 def test_products_at_the_same_time_do_not_count_one_anothers_bytes(current: Client) -> None:
     rng = da.random.default_rng(1)
     A, *others = (rng.random((6 * 48, 6 * 48), chunks=48) for _ in range(3))
@@ -266,6 +267,7 @@ def test_the_operands_own_tasks_and_those_of_others_are_told_apart(current: Clie
     assert sum(lane.seconds["other"] for lane in r.lanes.values()) > 0
 
 
+@pytest.mark.minutes
 def test_what_is_done_with_c_is_named(current: Client) -> None:
     rng = np.random.default_rng(1)
     X, Y = (da.from_array(rng.random((64, 32)), chunks=16) for _ in range(2))
@@ -333,6 +335,7 @@ def test_a_failing_product_says_why(current: Client) -> None:
     current.cancel([result], force=True)  # later tests share the cluster
 
 
+@pytest.mark.minutes
 def test_old_records_go_and_the_counters_stay(current: Client) -> None:
     def counters(dask_scheduler: Scheduler) -> tuple[int, float]:
         plugin = dask_scheduler.plugins[Telemetry.name]

@@ -28,6 +28,7 @@ from distmm import transfer
 from distmm.errors import InputError
 from distmm.transfer import ClientArray, client_array, loans, process_memory, shared_memory
 from tests.distmm.scheduler.known import known
+from tests.tables import later
 from tests.until import until
 
 
@@ -258,6 +259,7 @@ def test_numpy_operands_do_not_pass_through_the_scheduler(client: Client) -> Non
     until(nothing_is_kept)
 
 
+@pytest.mark.minutes
 def test_operands_live_as_long_as_a_product_may_read_them(client: Client) -> None:
     rng = np.random.default_rng(2)
     a, b = rng.standard_normal((2, 400, 400))
@@ -275,6 +277,7 @@ def test_operands_live_as_long_as_a_product_may_read_them(client: Client) -> Non
     until(nothing_is_kept)
 
 
+@pytest.mark.minutes
 def test_operands_of_every_wave_are_released(client: Client) -> None:
     rng = np.random.default_rng(5)
     a, b, c = *rng.integers(-9, 9, (2, 400, 400)).astype("f8"), np.empty((400, 400))
@@ -285,7 +288,7 @@ def test_operands_of_every_wave_are_released(client: Client) -> None:
     until(nothing_is_kept)
 
 
-@pytest.mark.parametrize("plan", ["g2x2x1 b100x200x100 p1 w1 l2", "g1x2x2 b200x100x200 p1 w1 l2"])
+@pytest.mark.parametrize("plan", later(["g2x2x1 b100x200x100 p1 w1 l2", "g1x2x2 b200x100x200 p1 w1 l2"]))
 def test_an_added_c_is_lent_and_given_back(client: Client, plan: str) -> None:
     rng = np.random.default_rng(6)
     a, b, c = rng.integers(-9, 9, (3, 400, 400)).astype("f8")
@@ -301,6 +304,7 @@ def test_an_added_c_is_lent_and_given_back(client: Client, plan: str) -> None:
     until(nothing_is_kept)
 
 
+@pytest.mark.minutes
 def test_an_added_c_is_there_for_every_wave(client: Client) -> None:
     rng = np.random.default_rng(7)
     a, b, c = rng.integers(-9, 9, (3, 400, 400)).astype("f8")

@@ -19,6 +19,7 @@ from distributed import Client, Scheduler, fire_and_forget, futures_of, wait
 import distmm
 from distmm.errors import InputError
 from distmm.transfer import ClientArray, loan_readers, loans
+from tests.tables import later
 from tests.until import until
 
 N = 400  # float64 matrices of this size are not sent with the graph
@@ -41,6 +42,7 @@ def current(client: Client) -> Iterator[Client]:
         yield client
 
 
+@pytest.mark.minutes
 def test_a_persisted_product_keeps_what_an_earlier_computation_has_read(current: Client) -> None:
     a, b = operands()
     expected, array = a @ b, weakref.ref(a)
@@ -76,6 +78,7 @@ def test_operands_are_freed_at_once_and_not_by_the_garbage_collector(lazy: Calla
         gc.enable()
 
 
+@pytest.mark.minutes
 def test_a_product_whose_graph_is_still_on_its_way_keeps_its_operands(current: Client) -> None:
     """A scheduler that is busy with something else has not seen the graph when the lazy array has gone."""
     for seed in range(2):
@@ -105,7 +108,7 @@ def forgotten(P: da.Array, client: Client) -> Any:
     return total.name, *[0] * total.ndim
 
 
-@pytest.mark.parametrize("use", [summed, submitted, forgotten])
+@pytest.mark.parametrize("use", later([summed, submitted, forgotten]))
 def test_operands_live_while_tasks_of_any_kind_still_need_them(
     current: Client, use: Callable[[da.Array, Client], Any], tmp_path: Path
 ) -> None:
@@ -129,6 +132,7 @@ def test_operands_live_while_tasks_of_any_kind_still_need_them(
     until(lambda: not live(array))
 
 
+@pytest.mark.minutes
 def test_pickled_products_keep_nothing_and_their_copies_do(current: Client) -> None:
     a, b = operands()
     expected, array = a @ b, weakref.ref(a)
@@ -188,6 +192,7 @@ def test_a_client_that_is_closed_keeps_nothing(current: Client) -> None:
     until(lambda: not live(array))
 
 
+@pytest.mark.minutes
 def test_a_product_may_be_computed_by_another_client(current: Client) -> None:
     a, b = operands()
     expected, array = a @ b, weakref.ref(a)
@@ -200,7 +205,7 @@ def test_a_product_may_be_computed_by_another_client(current: Client) -> None:
     until(lambda: not live(array))
 
 
-@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
+@pytest.mark.parametrize("metric", later(["cosine", "euclidean"]))
 def test_metrics_keep_nothing(current: Client, metric: Any) -> None:
     a, b = operands()
     arrays = [weakref.ref(a), weakref.ref(b)]

@@ -17,6 +17,7 @@ from distmm.errors import DeviceMemoryError
 from distmm.worker import gpu, gpu_room, tasks
 from distmm.worker.tasks import products
 from distmm.worker.tasks.kernel_choice import KernelChoice
+from tests.tables import later
 
 SECONDS = 120  # for what takes no time
 
@@ -57,7 +58,7 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return freed
 
 
-@pytest.mark.parametrize("error", FULL)
+@pytest.mark.parametrize("error", later(FULL))
 def test_pools_are_emptied_before_another_try(error: Exception, cupy: list[str]) -> None:
     left = [error, error]
 
@@ -83,6 +84,7 @@ def test_other_errors_are_not_tried_again(error: Exception, later: bool, cupy: l
     assert not raised
 
 
+@pytest.mark.minutes
 def test_memory_that_stays_full_is_reported_with_figures_and_the_remedy(cupy: list[str]) -> None:
     def work() -> None:
         raise FULL[1]

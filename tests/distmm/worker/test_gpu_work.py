@@ -23,6 +23,7 @@ def prepared(monkeypatch: pytest.MonkeyPatch) -> gpu.Prepared:
     return gpu.Prepared()
 
 
+@pytest.mark.minutes
 def test_a_block_is_prepared_once_for_each_form_and_forgotten_with_it(prepared: gpu.Prepared) -> None:
     made: list[int] = []
 

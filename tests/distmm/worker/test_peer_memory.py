@@ -140,6 +140,7 @@ def met(dask_worker: Worker) -> dict[int, bytes]:
     return dict(dask_worker.plugins["meeting"].peers.addresses)
 
 
+@pytest.mark.minutes
 def test_each_worker_meets_all_others_whoever_comes_first() -> None:
     with Client(n_workers=2, threads_per_worker=1, dashboard_address=":0") as client:
         client.register_plugin(Meeting())

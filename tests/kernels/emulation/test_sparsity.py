@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +26,7 @@ def test_products_of_near_numbers_of_a_sixteenth_of_the_steps_outweigh_what_smal
         assert (k + 2) * 2.0**-53 * k / 16 * 4.0 ** (smallest(k) + NEAR) >= lost
 
 
+@pytest.mark.minutes
 @given(st.integers(1, 60), st.data())
 def test_where_it_holds_each_sum_of_a_row_with_small_numbers_has_a_sixteenth_of_near_products(k, data):
     def drawn():

@@ -9,6 +9,7 @@ from distmm_kernels.emulation.formats import Guard
 from distmm_kernels.emulation.sparsity import holds
 from distmm_kernels.layout.real_view import as_real
 from tests.kernels.reference import complex_twin, grades, residue_twin, twins
+from tests.tables import later
 
 SIZES = {"m": 8, "k": 1024, "n": 8}
 
@@ -59,7 +60,7 @@ def strassen(a, b):
 
 @pytest.mark.parametrize(
     ("multiply", "dtype"),
-    [(twins.fma_chain, "float32"), (residue_twin.fma_chain, "float64"), (np.matmul, "complex64")],
+    later([(twins.fma_chain, "float32"), (residue_twin.fma_chain, "float64"), (np.matmul, "complex64")]),
 )
 def test_chains_of_multiply_adds_keep_the_bound_of_each_element(multiply, dtype):
     assert grades.grade(multiply, dtype, **SIZES).letter == "A"
@@ -91,7 +92,7 @@ def test_infinity_where_there_is_none_keeps_no_bound():
 
 @pytest.mark.parametrize(
     ("multiply", "dtype"),
-    [(tf32x3, "float32"), (fp16x3, "float32"), (residues, "float64"), (complex_residues, "complex128")],
+    later([(tf32x3, "float32"), (fp16x3, "float32"), (residues, "float64"), (complex_residues, "complex128")]),
 )
 def test_emulated_products_keep_the_bound_of_each_element(multiply, dtype):
     assert grades.grade(multiply, dtype, **SIZES).letter == "A"
