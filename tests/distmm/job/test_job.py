@@ -45,12 +45,13 @@ def beside(out: str) -> list[str]:
     ("suffixes", "out"),
     later(
         [
-            ((".npy", ".npy"), "C.npy"),
             ((".zarr", ".h5"), "C.zarr"),
             ((".npy", ".zarr"), "C.h5"),
+            ((".npy", ".npy"), "C.npy"),
             ((".h5", ".npy"), "C.h5:/results/C"),
             ((".zarr", ".zarr"), "C"),
-        ]
+        ],
+        first=2,
     ),
 )
 def test_any_mix_of_formats_gives_numpys_product(
