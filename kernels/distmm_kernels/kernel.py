@@ -158,13 +158,16 @@ class Kernel(ABC):
             plain, mirrored = alpha == 1 and beta == 0, False
             if not plain and a.shape[-1] and 0 not in shape:
                 addend = None if beta == 0 else self._module.broadcast_to(self._to_device(c0), shape)
-                d = self._finished(a, b, c, alpha, beta, addend, out_dtype)
+                d = self._finished(a, b, c, alpha, beta, addend, out_dtype, symmetry is not None)
+                mirrored = d is not None
             if d is None:
                 d = self._empty(shape, out_dtype if plain and self._stores(out_dtype) else self.accumulator)
                 if a.shape[-1] == 0:
                     d[...] = 0 if c is None else c
-                elif 0 not in shape:
+                elif 0 not in shape and symmetry is None:
                     self._accumulate(a, b, c, d)
+                elif 0 not in shape:
+                    mirrored = self._triangle(a, b, c, d) and beta == 0
                 d = self._in_passes(d, alpha, beta, c0, out_dtype)
             if symmetry is not None and not mirrored:
                 self._mirror(d, symmetry)
@@ -216,13 +219,29 @@ class Kernel(ABC):
     def _accumulate(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
         """Write ``c + a @ b`` into ``d``, whose type `_stores` allows. No size is 0."""
 
+    def _triangle(self, a: Array, b: Array, c: Array | None, d: Array) -> bool:
+        """Do what `_accumulate` does, for a symmetric or Hermitian product: at least its lower half.
+
+        Returns whether elements above the diagonal are mirror images of those below it.
+        """
+        self._accumulate(a, b, c, d)
+        return False
+
     def _finished(
-        self, a: Array, b: Array, c: Array | None, alpha: Any, beta: Any, c0: Array | None, dtype: np.dtype[Any]
+        self,
+        a: Array,
+        b: Array,
+        c: Array | None,
+        alpha: Any,
+        beta: Any,
+        c0: Array | None,
+        dtype: np.dtype[Any],
+        symmetric: bool,
     ) -> Array | None:
         """Return ``alpha * (c + a @ b) + beta * c0`` in one launch, with the bits of `_in_passes`.
 
         Returns None if this kernel cannot do so. ``c0`` is None, or has the result's shape, and any type, strides and
-        values.
+        values. If ``symmetric``, the result has mirror images above the diagonal.
         """
         return None
 

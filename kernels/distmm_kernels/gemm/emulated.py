@@ -79,6 +79,7 @@ class Fp16x3Kernel(GuardedKernel):
     form: ClassVar[Format] = FP16_PAIR
     first: ClassVar[Way] = Way.FP16X3
     finishes: ClassVar[bool] = True  # whether its launches multiply by alpha and add beta C0
+    mirrors = True
 
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
@@ -115,17 +116,25 @@ class Fp16x3Kernel(GuardedKernel):
             operand.by_tf32[index] = not any(split(as_stack(rows))[1].raised for rows, *_ in some)
         return operand.by_tf32[index]
 
-    def _chain(self, ways: tuple[Way, ...], a: SplitOperand, b: SplitOperand, c: Array | None, d: Array) -> None:
-        index = 0
+    def _chain(
+        self,
+        ways: tuple[Way, ...],
+        a: SplitOperand,
+        b: SplitOperand,
+        c: Array | None,
+        d: Array,
+        symmetric: bool = False,
+    ) -> None:
+        index, symmetric = 0, symmetric and self.mirrors
         while index < len(ways):
-            count, way = self._at_once(ways[index:], a.shape[-1] - index * GRANULE, d), ways[index]
+            count, way = self._at_once(ways[index:], a.shape[-1] - index * GRANULE, d, symmetric), ways[index]
             if count > 1:
-                self._side_by_side(index, count, a, b, c, d)
+                self._side_by_side(index, count, a, b, c, d, symmetric)
             elif way is Way.IEEE:
                 self._by_multiply_adds(index, a, b, c, d)
             elif way is self.first:
                 left, right = ((operand.parts, operand.parts.piece(index)) for operand in (a, b))
-                self._tensor_cores(left, a.matrices.shape[:-2], right, b.matrices.shape[:-2], c, d)
+                self._tensor_cores(left, a.matrices.shape[:-2], right, b.matrices.shape[:-2], c, d, symmetric)
             else:
                 self._by_tf32_halves(index, a, b, c, d)
             index += count
@@ -140,6 +149,7 @@ class Fp16x3Kernel(GuardedKernel):
         beta: Any,
         c0: Array | None,
         dtype: np.dtype[Any],
+        symmetric: bool,
     ) -> Array | None:
         """Multiply one granule of one matrix in one launch, before its guards arrive (see `_accumulate`)."""
         shape = product_shape(a.shape, b.shape)
@@ -151,7 +161,7 @@ class Fp16x3Kernel(GuardedKernel):
         d, c, c0 = self._empty(shape, dtype), self._loadable(c), self._loadable(c0)
         finish = Finish.of(float(alpha), float(beta), None if c0 is None else Stack.for_tensor_map(c0))
         left, right, to = a.parts.piece(0), b.parts.piece(0), Stack.for_tensor_map(d)
-        gemm = self._hopper(a.parts, b.parts, to, c is not None, finishes=True, c0=kind)
+        gemm = self._hopper(a.parts, b.parts, to, c is not None, symmetric, finishes=True, c0=kind)
         added = None if c is None else Stack.for_tensor_map(c)
         gemm((left.hi, left.lo), (right.hi, right.lo), added, to, Scales(left.scales, 0, right.scales, 0), finish)
         return d if known or self._allowed(a, b) else None
@@ -170,7 +180,7 @@ class Fp16x3Kernel(GuardedKernel):
         a, b = ((parts, parts.piece(0)) for parts in halves)
         self._tensor_cores(a, left.shape[:-2], b, right.shape[:-2], c, d)
 
-    def _at_once(self, ways: tuple[Way, ...], k: int, d: Array) -> int:
+    def _at_once(self, ways: tuple[Way, ...], k: int, d: Array, symmetric: bool = False) -> int:
         """Return how many granules to multiply at once: more than one if one leaves multiprocessors idle.
 
         Only whole granules of this kernel's halves count, since their parts are a constant number of bytes apart.
@@ -179,14 +189,21 @@ class Fp16x3Kernel(GuardedKernel):
             return 1
         alike = next((i for i, way in enumerate(ways) if way is not self.first), len(ways))
         sizes = *d.shape, min(alike, k // GRANULE)
-        return slices.at_once(*sizes, 1, 3, self.device.multiprocessors, WIDEST_OF_TWO)
+        return slices.at_once(*sizes, 1, 3, self.device.multiprocessors, WIDEST_OF_TWO, symmetric)
 
     def _side_by_side(
-        self, first: int, count: int, a: SplitOperand, b: SplitOperand, c: Array | None, d: Array
+        self,
+        first: int,
+        count: int,
+        a: SplitOperand,
+        b: SplitOperand,
+        c: Array | None,
+        d: Array,
+        symmetric: bool,
     ) -> None:
         products = self._rows((count, *d.shape), self.accumulator)
         left, right = ((operand.parts, operand.parts.side_by_side(first, count)) for operand in (a, b))
-        self._tensor_cores(left, (count,), right, (count,), None, products)
+        self._tensor_cores(left, (count,), right, (count,), None, products, symmetric)
         self._add_slices(products, self._loadable(c), d)
 
     def _tensor_cores(
@@ -197,29 +214,33 @@ class Fp16x3Kernel(GuardedKernel):
         b_batch: tuple[int, ...],
         c: Array | None,
         d: Array,
+        symmetric: bool = False,
     ) -> None:
         c = self._loadable(c)
         batch, a, b = d.shape[:-2], left[1], right[1]
         if not batch:
             to, added = Stack.for_tensor_map(d), None if c is None else Stack.for_tensor_map(c)
             scales = Scales(a.scales, 0, b.scales, 0)
-            self._gemm(left[0], right[0], to, c is not None)((a.hi, a.lo), (b.hi, b.lo), added, to, scales)
+            self._gemm(left[0], right[0], to, c is not None, symmetric)((a.hi, a.lo), (b.hi, b.lo), added, to, scales)
             return
         for index in np.ndindex(batch[:-1]):
             to, added = Stack.for_tensor_map(d[index]), None if c is None else Stack.for_tensor_map(c[index])
             mine, yours = _matrices(a, a_batch, batch, index), _matrices(b, b_batch, batch, index)
             scales = Scales(mine.scales, mine.scales_step, yours.scales, yours.scales_step)
-            gemm = self._gemm(left[0], right[0], to, c is not None)
+            gemm = self._gemm(left[0], right[0], to, c is not None, symmetric)
             gemm((mine.hi, mine.lo), (yours.hi, yours.lo), added, to, scales)
 
-    def _gemm(self, a: Parts, b: Parts, to: Stack, adds: bool) -> Gemm:
+    def _gemm(self, a: Parts, b: Parts, to: Stack, adds: bool, symmetric: bool) -> Gemm:
         """Return the GEMM for parts and results with these layouts."""
-        return self._hopper(a, b, to, adds)
+        return self._hopper(a, b, to, adds, symmetric)
 
-    def _hopper(self, a: Parts, b: Parts, to: Stack, adds: bool, finishes: bool = False, c0: Any = None) -> HopperGemm:
-        key = a.format.name, to.shape, a.k_major, b.k_major, adds, finishes, c0
+    def _hopper(
+        self, a: Parts, b: Parts, to: Stack, adds: bool, symmetric: bool, finishes: bool = False, c0: Any = None
+    ) -> HopperGemm:
+        key = a.format.name, to.shape, a.k_major, b.k_major, adds, symmetric, finishes, c0
         if key not in self._gemms:
-            columns = best_columns(to.rows, to.columns, to.matrices, 3, self.device.multiprocessors)
+            shape = to.rows, to.columns, to.matrices
+            columns = best_columns(*shape, 3, self.device.multiprocessors, symmetric=symmetric)
             tile = HopperTile(
                 "float16" if a.format.scaled else "tfloat32",
                 "float32",
@@ -231,6 +252,7 @@ class Fp16x3Kernel(GuardedKernel):
                 scaled=a.format.scaled,
                 finishes=finishes,
                 c0=c0,
+                symmetric=symmetric,
             )
             self._gemms[key] = hopper_gemm(tile, self.device)
         return self._gemms[key]

@@ -17,9 +17,9 @@ class MmaSyncFp16x3Kernel(Fp16x3Kernel):
     """Halves in float16, if the operands allow them."""
 
     name = "mma_sync_fp16x3"
-    finishes = False
+    finishes = mirrors = False
 
-    def _gemm(self, a: Parts, b: Parts, to: Stack, adds: bool) -> FragmentGemm:
+    def _gemm(self, a: Parts, b: Parts, to: Stack, adds: bool, symmetric: bool) -> FragmentGemm:
         return halves_gemm("float16" if a.format.scaled else "tfloat32", (a.k_major, b.k_major), self.device)
 
 

@@ -13,7 +13,7 @@ import enum
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -81,10 +81,13 @@ class GuardedKernel(AlignedKernel):
     ----------
     shortest
         Granules of fewer steps are always chains of multiply-adds.
+    mirrors
+        Whether launches for symmetric products store mirror images, if each granule takes the expected algorithm.
     """
 
     granule = GRANULE
     shortest: ClassVar[int]
+    mirrors: ClassVar[bool] = False
 
     def __init__(self, problem: Problem, device: Device) -> None:
         from distmm_kernels.select import select  # which imports all kernels
@@ -107,21 +110,36 @@ class GuardedKernel(AlignedKernel):
         return not guards or (guards == Guard.SPARSE and holds(a.counts[index], b.counts[index]))
 
     @abstractmethod
-    def _chain(self, ways: tuple[Way, ...], a: Any, b: Any, c: Array | None, d: Array) -> None:
-        """Add the products of all granules in ascending k: the first to C, each other one to D."""
+    def _chain(self, ways: tuple[Way, ...], a: Any, b: Any, c: Array | None, d: Array, symmetric: bool = False) -> None:
+        """Add the products of all granules in ascending k: the first to C, each other one to D.
+
+        If ``symmetric``, elements of D above the diagonal need not be computed.
+        """
 
     def _accumulate(self, a: Any, b: Any, c: Array | None, d: Array) -> None:
+        self._add_granules(a, b, c, d, symmetric=False)
+
+    def _triangle(self, a: Any, b: Any, c: Array | None, d: Array) -> bool:
+        ways = self._add_granules(a, b, c, d, symmetric=True)
+        return self.mirrors and Way.IEEE not in ways and ways == self._expected(a.shape[-1])
+
+    def _transposed(self, a: Any) -> Any:
+        return replace(a, shape=(*a.shape[:-2], a.shape[-1], a.shape[-2]))
+
+    def _add_granules(self, a: Any, b: Any, c: Array | None, d: Array, symmetric: bool) -> tuple[Way, ...]:
+        """Write ``c + a @ b`` into ``d``, and return the algorithm of each granule."""
         expected = self._expected(a.shape[-1])
         # The guards may not have arrived yet. Do not wait: begin the product that they nearly always allow. If one is
         # raised after all, compute D again from C, which is unchanged.
         begun = not (a.found.here and b.found.here)
         if begun:
-            self._chain(expected, a, b, c, d)
+            self._chain(expected, a, b, c, d, symmetric)
         ways = expected
         if a.found.raised or b.found.raised:
             ways = tuple(way if way is Way.IEEE else self._way(a, b, i) for i, way in enumerate(expected))
         if not begun or ways != expected:
-            self._chain(ways, a, b, c, d)
+            self._chain(ways, a, b, c, d, symmetric)
+        return ways
 
     def _matrices(self, block: Array, operand: str) -> Array:
         """Return `GuardedOperand.matrices` of a block."""

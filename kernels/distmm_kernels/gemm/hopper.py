@@ -123,16 +123,36 @@ class HopperKernel(AlignedKernel):
         else:
             self._add(a, b, self._loadable(c), d)
 
+    def _triangle(self, a: Prepared, b: Prepared, c: Array | None, d: Array) -> bool:
+        if self._counts:
+            return super()._triangle(a, b, c, d)
+        total = d if d.itemsize > 1 else self._rows(d.shape, self.accumulator)
+        self._add(a, b, self._loadable(c), total, symmetric=True)
+        if total is not d:
+            d[...] = total
+        return True
+
+    def _transposed(self, a: HopperOperand) -> HopperOperand:
+        return a.transposed
+
     def _finished(
-        self, a: Prepared, b: Prepared, c: Array | None, alpha: Any, beta: Any, c0: Array | None, dtype: np.dtype[Any]
+        self,
+        a: Prepared,
+        b: Prepared,
+        c: Array | None,
+        alpha: Any,
+        beta: Any,
+        c0: Array | None,
+        dtype: np.dtype[Any],
+        symmetric: bool,
     ) -> Array | None:
         types = (self.accumulator, *_STORED["f"])
         if self.accumulator != np.float32 or dtype not in types or (c0 is not None and c0.dtype not in types):
             return None
         d = self._empty(product_shape(a.shape, b.shape), dtype)
-        if isinstance(a, HopperOperand) and self._slices_at_once(d.shape, a.shape[-1]) > 1:
+        if isinstance(a, HopperOperand) and self._slices_at_once(d.shape, a.shape[-1], symmetric) > 1:
             return None
-        self._add(a, b, self._loadable(c), d, _Last(float(alpha), float(beta), self._loadable(c0)))
+        self._add(a, b, self._loadable(c), d, _Last(float(alpha), float(beta), self._loadable(c0)), symmetric)
         return d
 
     def _count(self, a: Prepared, b: Prepared, c: Array | None, d: Array) -> None:
@@ -150,16 +170,24 @@ class HopperKernel(AlignedKernel):
             else:
                 self._module.not_equal(counts + added, 0, out=to)
 
-    def _add(self, a: Prepared, b: Prepared, c: Array | None, d: Array, last: _Last | None = None) -> None:
+    def _add(
+        self,
+        a: Prepared,
+        b: Prepared,
+        c: Array | None,
+        d: Array,
+        last: _Last | None = None,
+        symmetric: bool = False,
+    ) -> None:
         if isinstance(a, HopperPanels) or isinstance(b, HopperPanels) or (a.stacks and b.stacks):
-            self._multiply(a, b, a.stacks, b.stacks, c, d, last)
+            self._multiply(a, b, a.stacks, b.stacks, c, d, last, symmetric)
             return
         batch = d.shape[:-2]
         arrays = [np.broadcast_to(x.array, (*batch, *x.array.shape[-2:])) for x in (a, b)]
         for index in np.ndindex(batch[:-1]):
             stacks = [Stack.for_tensor_map(array[index]) for array in arrays]
-            added, to = None if c is None else c[index], d[index]
-            self._multiply(a, b, (stacks[0],), (stacks[1],), added, to, None if last is None else last.at(index))
+            added, to, there = None if c is None else c[index], d[index], None if last is None else last.at(index)
+            self._multiply(a, b, (stacks[0],), (stacks[1],), added, to, there, symmetric)
 
     def _multiply(
         self,
@@ -170,30 +198,32 @@ class HopperKernel(AlignedKernel):
         c: Array | None,
         d: Array,
         last: _Last | None,
+        symmetric: bool,
     ) -> None:
         to, k, majors, panels = Stack.for_tensor_map(d), a.shape[-1], (a.major, b.major), len(a_stacks) > 1
-        together = 1 if panels or last is not None else self._slices_at_once(to.shape, k)
+        together = 1 if panels or last is not None else self._slices_at_once(to.shape, k, symmetric)
         if together > 1:
-            self._in_slices(k, together, majors, (a_stacks[0], b_stacks[0]), c, d)
+            self._in_slices(k, together, majors, (a_stacks[0], b_stacks[0]), c, d, symmetric)
             return
         promotes = (panels or k > STRETCH) and self.accumulator == np.float32
         added = None if c is None else Stack.for_tensor_map(c)
         c0 = None if last is None else last.c0
         kinds = c is not None, panels, last is not None, None if c0 is None else c0.dtype.name
-        gemm = self._gemm(majors, to, d.dtype, promotes, False, *kinds)
+        gemm = self._gemm(majors, to, d.dtype, promotes, False, *kinds, symmetric=symmetric)
         if last is None:
             gemm(a_stacks, b_stacks, added, to)
         else:
             finish = Finish.of(last.alpha, last.beta, None if c0 is None else Stack.for_tensor_map(c0))
             gemm(a_stacks, b_stacks, added, to, NO_SCALES, finish)
 
-    def _slices_at_once(self, shape: tuple[int, ...], k: int) -> int:
+    def _slices_at_once(self, shape: tuple[int, ...], k: int, symmetric: bool = False) -> int:
         """Return how many slices of k to multiply at the same time for a result of this shape."""
         if k <= STRETCH or self._counts:
             return 1
         *batch, m, n = shape
         widest = WIDEST_OF_TWO if self.accumulator == np.float32 else 256
-        return slices.at_once(m, n, slices.count(k), (batch or [1])[-1], 1, self.device.multiprocessors, widest)
+        batch_size, multiprocessors = (batch or [1])[-1], self.device.multiprocessors
+        return slices.at_once(m, n, slices.count(k), batch_size, 1, multiprocessors, widest, symmetric)
 
     def _gemm(
         self,
@@ -206,29 +236,50 @@ class HopperKernel(AlignedKernel):
         panels: bool = False,
         finishes: bool = False,
         c0: Any = None,
+        symmetric: bool = False,
     ) -> HopperGemm:
-        key = majors, to.shape, dtype, promotes, sliced, adds, panels, finishes, c0
+        key = majors, to.shape, dtype, promotes, sliced, adds, panels, finishes, c0, symmetric
         gemm = self._gemms.get(key)
         if gemm is None:
             widest = WIDEST_OF_TWO if promotes else 256
-            columns = best_columns(to.rows, to.columns, to.matrices, 1, self.device.multiprocessors, widest)
+            shape = to.rows, to.columns, to.matrices
+            columns = best_columns(*shape, 1, self.device.multiprocessors, widest, symmetric)
             output: Any = dtype.name
             if dtype.itemsize == 1:
                 columns = 128 if columns <= 128 else 256  # a multiple of a TMA box of bytes
                 output = "bool" if dtype.kind == "b" else "uint8"
             tile = HopperTile(
-                self.operand, output, columns, *majors, 1, promotes, sliced, adds, False, panels, finishes, c0
+                self.operand,
+                output,
+                columns,
+                *majors,
+                1,
+                promotes,
+                sliced,
+                adds,
+                False,
+                panels,
+                finishes,
+                c0,
+                symmetric,
             )
             gemm = self._gemms[key] = hopper_gemm(tile, self.device)
         return gemm
 
     def _in_slices(
-        self, k: int, together: int, majors: tuple[Any, Any], stacks: tuple[Stack, Stack], c: Array | None, d: Array
+        self,
+        k: int,
+        together: int,
+        majors: tuple[Any, Any],
+        stacks: tuple[Stack, Stack],
+        c: Array | None,
+        d: Array,
+        symmetric: bool,
     ) -> None:
         """Multiply ``together`` slices of k at the same time, and add their sums in ascending k."""
         if d.itemsize == 1:  # C is small
             total = self._rows(d.shape, self.accumulator)
-            self._in_slices(k, together, majors, stacks, c, total)
+            self._in_slices(k, together, majors, stacks, c, total, symmetric)
             d[...] = total
             return
         last = slices.count(k)
@@ -240,7 +291,8 @@ class HopperKernel(AlignedKernel):
             )
             sums = self._rows((*d.shape[:-2], after - first, *d.shape[-2:]), self.accumulator)
             to = Stack.for_tensor_map(sums.reshape(-1, *sums.shape[-2:]))
-            self._gemm(majors, to, self.accumulator, False, True, False)((left,), (right,), None, to)
+            gemm = self._gemm(majors, to, self.accumulator, False, True, False, symmetric=symmetric)
+            gemm((left,), (right,), None, to)
             self._add_slices(sums, c, d if after == last else total)
             c = total
 

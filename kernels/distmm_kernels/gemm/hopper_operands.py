@@ -48,6 +48,12 @@ class HopperOperand:
         """Memory layout of one matrix; empty for batches."""
         return () if self.stack is None else (self.stack,)
 
+    @property
+    def transposed(self) -> HopperOperand:
+        """A left operand's transpose as a right operand, in the same memory."""
+        shape, major = (*self.shape[:-2], self.shape[-1], self.shape[-2]), "n" if self.major == "m" else "k"
+        return HopperOperand(shape, self.array, major, self.operand, self.stack)
+
     def rows(self, which: slice) -> HopperOperand:
         """Return these rows of a left operand."""
         part = self.array[..., which, :]

@@ -96,7 +96,15 @@ class ResidueKernel(GuardedKernel):
     def _way(self, a: ResidueOperand, b: ResidueOperand, index: int) -> Way:
         return Way.RESIDUES if self._holds(a, b, index) else Way.IEEE
 
-    def _chain(self, ways: tuple[Way, ...], a: ResidueOperand, b: ResidueOperand, c: Array | None, d: Array) -> None:
+    def _chain(
+        self,
+        ways: tuple[Way, ...],
+        a: ResidueOperand,
+        b: ResidueOperand,
+        c: Array | None,
+        d: Array,
+        symmetric: bool = False,
+    ) -> None:
         for index, way in enumerate(ways):
             if way is Way.IEEE:
                 self._by_multiply_adds(index, a, b, c, d)
@@ -108,6 +116,7 @@ class ResidueKernel(GuardedKernel):
                         None if c is None else c[place],
                         d[place],
                         (a.residues.factors(index, mine), b.residues.factors(index, yours)),
+                        symmetric,
                     )
             c = d
 

@@ -11,7 +11,15 @@ from distmm_kernels.launch.binary import Recipe
 from distmm_kernels.launch.driver import ParameterBlock, loaded, stream_number
 from distmm_kernels.launch.tensor_map import TensorMap, TensorMaps, tensor_map
 from distmm_kernels.layout.stack import Stack
-from distmm_kernels.tiles.hopper_tiles import C_BOX_COLUMNS, COORDINATES, MOST_PANELS, ROWS, WARP_ROWS, HopperTile
+from distmm_kernels.tiles.hopper_tiles import (
+    C_BOX_COLUMNS,
+    COORDINATES,
+    MOST_PANELS,
+    ROWS,
+    WARP_ROWS,
+    HopperTile,
+    rows_in_pairs,
+)
 
 __all__ = ["Finish", "HopperGemm", "Scales", "hopper_gemm"]
 
@@ -103,6 +111,7 @@ class HopperGemm:
         d: Stack,
         scales: Scales = NO_SCALES,
         finish: Finish = NO_FINISH,
+        above: int = 0,
     ) -> None:
         """Enqueue ``D = alpha * (C + scale * A B) + beta * C0`` on CuPy's current stream; the device must be current.
 
@@ -116,13 +125,16 @@ class HopperGemm:
             ``(m, n)`` of the accumulator's type, one matrix or as many as D; None if the tile adds no C.
         d
             ``(m, n)``. C and D are aligned as A and B are.
+        above
+            If the tile is symmetric: D has rows of the symmetric product from this one on, and columns from the first
+            one on. Only a D of int8, which is not mirrored, may lack the first rows.
 
         Raises
         ------
         ValueError
             If a size is too large for 32-bit coordinates: the kernel would not write all of D.
         """
-        kept = self._kept(a, b, c, d, scales, finish, pace_counter(self._device))
+        kept = self._kept(a, b, c, d, scales, finish, pace_counter(self._device), above)
         self._kernel.launch_with(kept.grid, kept.parameters)
 
     def _launch(
@@ -134,6 +146,7 @@ class HopperGemm:
         scales: Scales,
         finish: Finish,
         counter: int,
+        above: int,
     ) -> _Launch:
         tile, matrices, m, n = self.tile, d.matrices, d.rows, d.columns
         k, *others = (each.columns if tile.a_major == "k" else each.rows for each in a)
@@ -151,9 +164,11 @@ class HopperGemm:
         if tile.panels:
             maps = TensorMaps(a_maps, MOST_PANELS), d_map, TensorMaps(b_maps, MOST_PANELS), d_map, c_map, d_map
         high, wide = -(-m // ROWS), -(-n // tile.columns)
+        if tile.symmetric:
+            high, wide = rows_in_pairs(high, tile.columns, above)
         grid = (min(self._device.multiprocessors, high * wide * matrices), 1, 1)
         steps = (int(operand is not None and operand.matrices > 1) for operand in (a[0], b[0], c))
-        values: tuple[int, ...] = *scales, m, n, k, matrices, *steps, high, wide, counter
+        values: tuple[int, ...] = *scales, m, n, k, matrices, *steps, high, wide, counter, above
         if tile.extended:
             c0 = finish.c0
             c0_map = d_map if c0 is None or tile.c0 is None else tensor_map(c0, tile.c0, ROWS, tile.c0_columns)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 from numpy import uint32
 
 __all__ = [
@@ -34,8 +35,11 @@ __all__ = [
     "best_columns",
     "box_place",
     "cost",
+    "mirrored_place",
     "pairs_place",
     "place",
+    "place_below",
+    "rows_in_pairs",
 ]
 
 OperandFormat: TypeAlias = Literal["bfloat16", "float16", "tfloat32", "int8", "uint8"]
@@ -128,6 +132,10 @@ class HopperTile:
         Whether the epilogue multiplies the sum by alpha.
     c0
         Type of a matrix C0. The epilogue adds beta * C0 after the multiplication by alpha. None: there is no C0.
+    symmetric
+        Whether B is the transpose of A, so that D is symmetric. Only tiles that touch the diagonal or lie below it are
+        computed. The epilogue stores each box of D below the diagonal a second time, as its mirror image. D of int8 is
+        an exception: its elements above the diagonal have any value.
 
     Raises
     ------
@@ -148,6 +156,7 @@ class HopperTile:
     panels: bool = False
     finishes: bool = False
     c0: Literal["float32", "float16", "bfloat16"] | None = None
+    symmetric: bool = False
 
     def __post_init__(self) -> None:
         widest = WIDEST_OF_TWO if self.two_sets else 256
@@ -166,6 +175,10 @@ class HopperTile:
             raise ValueError(f"{self.operand} to {self.output}: its products are {', '.join(outputs)}")
         if self.output in ("int8", "bool") and self.adds:
             raise ValueError(f"{self}: residues and truths are of A B, without a C")
+        if self.symmetric and (
+            self.output in ("uint8", "bool") or (self.products == 3 and self.output != self.accumulator)
+        ):
+            raise ValueError(f"{self}: a symmetric D has 16 or 32 bits, that of three products 32: convert it later")
         if self.columns % self.box_columns:
             raise ValueError(f"{self}: bytes are stored in boxes of {self.box_columns} columns")
         if self.panels and (self.products == 3 or self.sliced or self.promotes != (self.accumulator == "float32")):
@@ -264,9 +277,14 @@ class HopperTile:
 
     @property
     def slots(self) -> int:
-        """Staging boxes of a warp, used in turn. Their number divides the number of boxes in a tile's row."""
-        boxes, most = self.columns // self.box_columns, 3 if self.deep else 2
+        """Staging boxes of a warp, used in turn. Their number divides the number of boxes that it stores of a tile."""
+        boxes, most = self.columns // self.box_columns * (2 if self.mirrors else 1), 3 if self.deep else 2
         return max(slots for slots in range(1, most + 1) if boxes % slots == 0)
+
+    @property
+    def mirrors(self) -> bool:
+        """Whether the epilogue stores mirror images."""
+        return self.symmetric and self.output != "int8"
 
     @property
     def stages(self) -> int:
@@ -305,6 +323,33 @@ def place(tile: Any, high: Any, wide: Any, group: Any) -> tuple[Any, Any]:
     return uint32(above + inside - column * height), column
 
 
+def rows_in_pairs(high: int, columns: int, above: int = 0) -> tuple[int, int]:
+    """Return the grid of tiles of a symmetric C with ``high`` rows of tiles, for `place_below`: pairs, and tiles each.
+
+    The first and the last row are a pair, then the second and the last but one, and so on. Together they have about as
+    many tiles as any other pair: this returns the most. A pair with fewer tiles gets tiles above the diagonal, too.
+
+    If C is a part of the product, its rows begin ``above`` rows below the diagonal of its first column.
+    """
+    pairs = (high + 1) // 2
+    rows = np.arange(high)
+    tiles = (rows * ROWS + (ROWS - 1) + above) // columns + 1  # that touch the diagonal or lie below it
+    both = tiles[::-1][:pairs] + np.where(2 * rows[:pairs] + 1 == high, 0, tiles[:pairs])
+    return pairs, int(both.max())
+
+
+def place_below(pair: Any, place: Any, high: Any, columns: Any, above: Any) -> tuple[Any, Any]:
+    """Return the row and the column of a tile of a symmetric C, in tiles, from its place in a pair of rows of tiles.
+
+    The other arguments are those of `rows_in_pairs`. All integers are uint32: the kernel calls this function too.
+    """
+    row = uint32(high - uint32(1) - pair)
+    tiles = uint32(uint32(row * uint32(ROWS) + uint32(ROWS - 1) + above) // columns + uint32(1))
+    if place >= tiles and row != pair:
+        return pair, uint32(place - tiles)
+    return row, place
+
+
 def box_place(output: Output) -> Callable[[Any], tuple[Any, Any]]:
     """Return the function that tells where a lane writes the first 8 or 16 columns of a box of D.
 
@@ -333,6 +378,33 @@ def pairs_place(lane):  # type: ignore[no-untyped-def]
     return row * uint32(SPAN) + pair * uint32(4), row * uint32(16)
 
 
+def mirrored_place(output: Output) -> Callable[[Any, Any], tuple[Any, Any, Any]]:
+    """Return the function that tells where a lane writes the mirror image of the first 8 or 16 columns of a box of D.
+
+    A warpgroup's 64 rows of a box become four boxes of the same shape, which the four warps store. Of 16-bit elements,
+    warp w stores rows ``16 w`` to ``16 w + 15`` of the mirror image. Of 32-bit elements it stores these rows of ``w //
+    2``, and of these the columns of ``w % 2``.
+
+    The function takes a warp and a lane (uint32). It returns the first warp whose box the lane writes, and two offsets
+    as in `box_place`.
+    """
+    return _mirrored_words if _BITS[output] == 32 else _mirrored_halves
+
+
+def _mirrored_words(warp, lane):  # type: ignore[no-untyped-def]
+    """8 columns of 16 rows become 8 rows; each lane writes a word of two rows, and two units further on."""
+    row, pair = uint32(lane // uint32(4)), uint32(uint32(2) * (lane % uint32(4)))
+    unit = uint32(warp % uint32(2) * uint32(4) + row // uint32(4))
+    return warp // uint32(2), pair * uint32(SPAN) + row % uint32(4) * uint32(4), (unit ^ pair) * uint32(16)
+
+
+def _mirrored_halves(warp, lane):  # type: ignore[no-untyped-def]
+    """Transposed matrices of `_halves_place`."""
+    matrix, row = uint32(lane // uint32(8)), uint32(lane % uint32(8))
+    unit = uint32(warp * uint32(2) + matrix % uint32(2))
+    return warp * uint32(0), (matrix // uint32(2) * uint32(8) + row) * uint32(SPAN), (unit ^ row) * uint32(16)
+
+
 def _bytes_place(lane):  # type: ignore[no-untyped-def]
     """8 rows of 8 bytes, which are half a unit. Each lane writes two bytes of one row."""
     row, pair = uint32(lane // uint32(4)), uint32(lane % uint32(4))
@@ -345,20 +417,27 @@ RATES = {1: {256: 1.0, 192: 0.99, 128: 0.96, 64: 0.6}, 3: {192: 1.0, 128: 0.93, 
 
 
 @functools.lru_cache(maxsize=1024)
-def best_columns(m: int, n: int, batch: int, products: int, multiprocessors: int, widest: int = 256) -> int:
+def best_columns(
+    m: int, n: int, batch: int, products: int, multiprocessors: int, widest: int = 256, symmetric: bool = False
+) -> int:
     """Return the fastest width of tiles for products ``(batch, m, n)``, at most ``widest``.
 
     A wide tile loads less data for each multiplication. Narrow tiles balance the load better in a small product, or in
     the last wave of tiles.
     """
     widths = (columns for columns in RATES[products] if columns <= widest)
-    return min(widths, key=lambda columns: cost(m, n, batch, products, multiprocessors, columns))
+    return min(widths, key=lambda columns: cost(m, n, batch, products, multiprocessors, columns, symmetric))
 
 
-def cost(m: int, n: int, batch: int, products: int, multiprocessors: int, columns: int) -> float:
+def cost(
+    m: int, n: int, batch: int, products: int, multiprocessors: int, columns: int, symmetric: bool = False
+) -> float:
     """Return the time of products ``(batch, m, n)`` with tiles of a width.
 
     The unit is the time for one column of a tile of the fastest width.
     """
-    tiles = -(-m // ROWS) * batch * -(-n // columns)
+    high, wide = -(-m // ROWS), -(-n // columns)
+    if symmetric:
+        high, wide = rows_in_pairs(high, columns, n - m)
+    tiles = high * wide * batch
     return -(-tiles // multiprocessors) * columns / RATES[products][columns]

@@ -58,7 +58,16 @@ def runs(slices: int, together: int) -> Iterator[tuple[int, int]]:
 
 
 @functools.lru_cache(maxsize=1024)
-def at_once(m: int, n: int, slices: int, batch: int, products: int, multiprocessors: int, widest: int) -> int:
+def at_once(
+    m: int,
+    n: int,
+    slices: int,
+    batch: int,
+    products: int,
+    multiprocessors: int,
+    widest: int,
+    symmetric: bool = False,
+) -> int:
     """Return how many slices of products ``(batch, m, n)`` to multiply at the same time; 1: no split-K.
 
     Parameters
@@ -67,6 +76,8 @@ def at_once(m: int, n: int, slices: int, batch: int, products: int, multiprocess
         `HopperTile.products`: 1 or 3.
     widest
         Columns of the widest tile without split-K.
+    symmetric
+        `HopperTile.symmetric`.
     """
     # the workspace also has one C with the sum of the previous runs
     most = min(slices, WORKSPACE // (4 * batch * m * (n + -n % COLUMNS)) - 1)
@@ -74,8 +85,9 @@ def at_once(m: int, n: int, slices: int, batch: int, products: int, multiprocess
         return 1
 
     def time(together: int, widest: int) -> float:
-        columns = best_columns(m, n, batch * together, products, multiprocessors, widest)
-        return -(-slices // together) * cost(m, n, batch * together, products, multiprocessors, columns)
+        shape = m, n, batch * together, products, multiprocessors
+        columns = best_columns(*shape, widest, symmetric)
+        return -(-slices // together) * cost(*shape, columns, symmetric)
 
     fewest = -(-slices // most)  # the smallest number of runs; with a few more, the last wave of tiles may be fuller
     sizes = (max(2, -(-slices // number)) for number in range(fewest, fewest + 4))

@@ -31,7 +31,7 @@ def launches(monkeypatch):
         return SimpleNamespace(address=len(maps) - 1)
 
     def launch_with(grid, parameters):
-        pointers = list((ctypes.c_int64 * 20).from_address(parameters))
+        pointers = list((ctypes.c_int64 * 21).from_address(parameters))
         values = tuple(ctypes.c_int64.from_address(pointer).value for pointer in pointers[6:])
         made.append((grid, tuple(maps[number] for number in pointers[:6]), values))
 
@@ -65,7 +65,7 @@ def test_each_launch_has_its_own_operands_sizes_and_results(launches):
             left, right = (base, "float16", 64), (base + 1, "float16", 64)
             added, result = (address, "float32", 32), (address + 10, "float32", 32)
             assert maps == (left, left, right, right, added, result)
-            assert values == (0, 0, 0, 0, m, n, k, 1, 0, 0, 0, high, wide, COUNTER)
+            assert values == (0, 0, 0, 0, m, n, k, 1, 0, 0, 0, high, wide, COUNTER, 0)
 
 
 def test_a_broadcast_operand_has_one_matrix_and_each_part_its_map(launches):
@@ -77,7 +77,17 @@ def test_a_broadcast_operand_has_one_matrix_and_each_part_its_map(launches):
     grid, maps, values = launches.pop()
     assert [each[0] for each in maps] == [1, 2, 3, 4, 5, 5]
     assert grid == (10, 1, 1)
-    assert values == (*scales, 200, 100, 90, 5, 1, 0, 0, 2, 1, COUNTER)
+    assert values == (*scales, 200, 100, 90, 5, 1, 0, 0, 2, 1, COUNTER, 0)
+
+
+def test_a_symmetric_product_has_a_grid_of_pairs_of_rows_of_tiles(launches):
+    tile = HopperTile("int8", "int8", 256, b_major="k", symmetric=True)
+    gemm = HopperGemm(tile, SimpleNamespace(multiprocessors=132))
+    a, b = stack(1, 640, 128, 3, 1), stack(2, 1664, 128, 3, 1)
+    gemm((a,), (b,), None, stack(3, 640, 1664, 3, 1), above=1024)
+    grid, _, values = launches.pop()
+    assert values[4:] == (640, 1664, 128, 3, 1, 1, 0, 3, 12, COUNTER, 1024)
+    assert grid == (108, 1, 1)
 
 
 @pytest.mark.parametrize("axis", ["m", "n", "k", "matrices"])
@@ -111,7 +121,7 @@ def extended(monkeypatch):
         return [maps[ctypes.c_int64.from_address(address + 128 * i).value][0] for i in range(count)]
 
     def launch_with(grid, parameters):
-        pointers = list((ctypes.c_int64 * 26).from_address(parameters))
+        pointers = list((ctypes.c_int64 * 27).from_address(parameters))
         values = [ctypes.c_int64.from_address(pointer).value for pointer in pointers[7:]]
         panels = values[-2]
         made.append((grid, [of(at, panels if i in (0, 2) else 1) for i, at in enumerate(pointers[:7])], values))
@@ -136,7 +146,7 @@ def test_panels_have_their_maps_one_behind_the_other_and_the_last_its_own_k(exte
     assert [each[0] for each in maps[2]] == [30 + i for i in range(count)]
     assert maps[4] == [(1, "int32", 128, 32)]
     assert maps[5] == [(2, "int32", 16, 32)]
-    assert values[4:14] == [300, 500, ks[0], 1, 0, 0, 0, 3, 2, COUNTER]
+    assert values[4:15] == [300, 500, ks[0], 1, 0, 0, 0, 3, 2, COUNTER, 0]
     assert values[-2:] == [count, 37]
 
 
@@ -149,8 +159,8 @@ def test_the_finish_has_its_factors_and_boxes_of_c0(extended, kind, columns, ite
         gemm((a,), (b,), None, d, finish=Finish.of(0.3, -2.0, stack(4, 300, 500, matrices, itemsize)))
         _, maps, values = extended.pop()
         assert maps[6] == [(4, kind, 128, columns)]
-        assert struct.unpack("2f", struct.pack("2I", *values[14:16])) == (np.float32(0.3), -2.0)
-        assert values[16:] == [int(matrices == 3), 1, 100]
+        assert struct.unpack("2f", struct.pack("2I", *values[15:17])) == (np.float32(0.3), -2.0)
+        assert values[17:] == [int(matrices == 3), 1, 100]
 
 
 def test_panels_whose_steps_together_exceed_32_bits_are_refused(extended):

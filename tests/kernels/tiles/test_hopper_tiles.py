@@ -23,8 +23,11 @@ from distmm_kernels.tiles.hopper_tiles import (
     HopperTile,
     best_columns,
     box_place,
+    mirrored_place,
     pairs_place,
     place,
+    place_below,
+    rows_in_pairs,
 )
 from tests.tables import for_each
 
@@ -136,6 +139,8 @@ def test_a_tile_of_c0_comes_in_few_stages(tile):
         ({"operand": "uint8", "output": "bool", "b_major": "k", "columns": 192}, "boxes of 128 columns"),
         ({"operand": "uint8", "output": "bool", "b_major": "k", "adds": True}, "without a C"),
         ({"operand": "int8", "output": "bool", "b_major": "k"}, "int8 to bool"),
+        ({"operand": "int8", "output": "uint8", "b_major": "k", "symmetric": True}, "a symmetric D has 16 or 32 bits"),
+        ({"output": "float16", "products": 3, "columns": 192, "symmetric": True}, "a symmetric D has 16 or 32 bits"),
     ],
 )
 def test_tiles_that_the_hardware_cannot_do_are_refused(arguments, message):
@@ -148,6 +153,31 @@ def test_every_tile_has_one_number(high, wide, group):
     sizes = [np.uint32(size) for size in (high, wide, group)]
     places = [tuple(map(int, place(np.uint32(tile), *sizes))) for tile in range(high * wide)]
     assert sorted(places) == list(itertools.product(range(high), range(wide)))
+
+
+@given(
+    rows=st.integers(1, 5000),
+    columns=st.sampled_from([64, 128, 192, 256]),
+    above=st.integers(0, 30),
+    whole=st.booleans(),
+)
+def test_every_tile_on_and_below_the_diagonal_of_a_symmetric_product_has_one_number(rows, columns, above, whole):
+    """A last part of the product has the columns of all parts before it, and begins at a row of tiles."""
+    above = 0 if whole else above * ROWS
+    high, across = -(-rows // ROWS), -(-(above + rows) // columns)
+    grid = rows_in_pairs(high, columns, above)
+    sizes = [np.uint32(size) for size in (*grid, GROUP)]
+    numbers = [np.uint32(number) for number in (high, columns, above)]
+    found = [
+        tuple(map(int, place_below(*place(np.uint32(tile), *sizes), *numbers))) for tile in range(grid[0] * grid[1])
+    ]
+    assert len(set(found)) == len(found)
+    needed = {
+        (i, j) for i in range(high) for j in range(across) if above + min(rows, (i + 1) * ROWS) - 1 >= j * columns
+    }
+    assert needed <= set(found)
+    assert len(found) <= len(needed) + grid[1] + 2 * high
+    assert all(0 <= i < high and j >= 0 for i, j in found)
 
 
 def test_tiles_run_down_a_group_of_rows_before_the_next_column():
@@ -179,6 +209,44 @@ def test_a_product_of_few_tiles_has_narrow_ones_and_a_large_one_wide_ones():
     assert best_columns(8192, 8192, 1, 3, 132) == 192
     assert best_columns(16384, 16384, 1, 1, 132) == 256
     assert best_columns(16384, 16384, 1, 1, 132, widest=192) == 192
+
+
+def test_a_symmetric_product_has_tiles_that_fill_its_rounds():
+    assert best_columns(4096, 4096, 1, 1, 132, symmetric=True) == 128, "528 tiles are four rounds"
+    assert best_columns(8192, 8192, 1, 1, 132, symmetric=True) == 256, "1056 tiles are eight"
+
+
+@pytest.mark.parametrize("output", ["float32", "int32", "float16", "bfloat16"])
+def test_the_mirror_image_of_a_warpgroups_boxes_is_four_boxes_of_rows(output):
+    itemsize = 4 if output.endswith("32") else 2
+    columns, find = 128 // itemsize, mirrored_place(output)
+    boxes = np.full((4, 2048), -1)  # of each warp, by byte
+
+    def element(row, column):
+        return 64 * column + row  # of the 64 rows and the columns of a box
+
+    def put(warp, at, row, column):
+        for byte in range(itemsize):
+            assert boxes[warp, at + byte] == -1
+            boxes[warp, at + byte] = element(row, column)
+
+    for warp, lane in itertools.product(range(4), range(32)):
+        first, at, permuted = (int(each) for each in find(np.uint32(warp), np.uint32(lane)))
+        if itemsize == 4:  # as the epilogue's _put_mirrored_words
+            for j, lower, second in itertools.product(range(4), (0, 1), (0, 1)):
+                to = at + (j % 2 * 8 + second) * 128 + (permuted ^ 16 * second + 32 * lower)
+                row, column = 16 * warp + lane // 4 + 8 * lower, 8 * j + 2 * (lane % 4) + second
+                put(first + j // 2 * 2, to, row, column)
+        else:  # as _put_mirrored_halves: the lane has the address of a row of one of four 8 x 8 matrices
+            for j, e in itertools.product(range(4), range(8)):
+                matrix, line = divmod(lane, 8)
+                row, column = 16 * warp + 8 * (matrix % 2) + e, 16 * j + 8 * (matrix // 2) + line
+                put(first + j, at + permuted + 2 * e, row, column)
+    for warp in range(4):
+        down, across = divmod(warp, 2) if itemsize == 4 else (warp, 0)
+        for row, column in itertools.product(range(16), range(columns)):
+            found = boxes[warp, swizzled(row, column * itemsize)]
+            assert found == element(columns * across + column, 16 * down + row)
 
 
 def swizzled(row: int, byte: int) -> int:

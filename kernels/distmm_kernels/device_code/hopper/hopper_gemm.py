@@ -21,11 +21,11 @@ from distmm_kernels.device_code.hopper.loads import load_tiles
 from distmm_kernels.device_code.hopper.multiplies import multiply_tiles
 from distmm_kernels.device_code.hopper.ring import Ring, TileGrid, barriers_of, initialise
 from distmm_kernels.launch.compiler import Source
-from distmm_kernels.tiles.hopper_tiles import MOST_PANELS, THREADS, HopperTile
+from distmm_kernels.tiles.hopper_tiles import MOST_PANELS, ROWS, THREADS, HopperTile
 
 __all__ = ["hopper_gemm"]
 
-int32, uint32 = types.int32, types.uint32
+int32, uint32, uint64 = types.int32, types.uint32, types.uint64
 
 shared_memory = dynamic_shared_memory(alignment=1024)  # as the 128-byte swizzle requires
 
@@ -48,6 +48,8 @@ def hopper_gemm(tile: HopperTile) -> Source:
         Rows and columns of tiles of one C.
     counter
         Address of two uint32 in global memory, which are 0 before and after the launch: for the blocks' pace.
+    above
+        Rows of a symmetric product above the first row of D, which has rows and columns from the product's first on.
 
     If the tile is ``extended``, a seventh map is that of C0 (that of D, if there is no C0), and there are more
     parameters. If it has panels, the maps of A and of B are arrays of `MOST_PANELS`, and k is that of each panel but
@@ -64,8 +66,9 @@ def hopper_gemm(tile: HopperTile) -> Source:
     addresses_of_seven = tensor_map_addresses(7)
     fewer, more = (barriers.set_registers(count, i == 1) for i, count in enumerate(tile.registers))
     load, multiply, panelled = load_tiles(tile), multiply_tiles(tile), tile.panels
+    rounding = uint64(ROWS - 1)
 
-    def run(maps, d, scales, finish, steps, n, k, batch, high_, wide_, counter):
+    def run(maps, d, scales, finish, steps, m, n, k, batch, high_, wide_, counter, above):
         shared = shared_memory()
         full, empty = ring_barriers(shared)
         thread = uint32(cuda.threadIdx.x)
@@ -77,7 +80,8 @@ def hopper_gemm(tile: HopperTile) -> Source:
         high, wide = uint32(high_), uint32(wide_)
         each = uint32(high * wide)
         total = uint32(each * uint32(batch))
-        grid, t = TileGrid(high, wide, each, total), uint32(cuda.blockIdx.x)
+        rows = uint32((m + rounding) // uint64(ROWS))
+        grid, t = TileGrid(high, wide, each, total, rows, uint32(above)), uint32(cuda.blockIdx.x)
         if warpgroup == uint32(0):
             fewer()
             if thread == uint32(0):
@@ -94,23 +98,24 @@ def hopper_gemm(tile: HopperTile) -> Source:
 
     def kernel(
         a, a_low, b, b_low, c, d, row_scales, row_step, column_scales, column_step,
-        m, n, k, batch, a_step, b_step, c_step, high, wide, counter,
+        m, n, k, batch, a_step, b_step, c_step, high, wide, counter, above,
     ):  # fmt: skip
         a, a_low, b, b_low, c, d = addresses_of(a, a_low, b, b_low, c, d)
         scales, steps = (row_scales, row_step, column_scales, column_step), (a_step, b_step, c_step)
-        run((a, a_low, b, b_low, c), d, scales, (), steps, n, uint32(k), batch, high, wide, counter)
+        run((a, a_low, b, b_low, c), d, scales, (), steps, m, n, uint32(k), batch, high, wide, counter, above)
 
     def extended(
         a, a_low, b, b_low, c, d, c0, row_scales, row_step, column_scales, column_step,
-        m, n, k, batch, a_step, b_step, c_step, high, wide, counter, alpha, beta, c0_step, panels, last_k,
+        m, n, k, batch, a_step, b_step, c_step, high, wide, counter, above, alpha, beta, c0_step, panels, last_k,
     ):  # fmt: skip
         a, a_low, b, b_low, c, d, c0 = addresses_of_seven(a, a_low, b, b_low, c, d, c0)
         scales, steps = (row_scales, row_step, column_scales, column_step), (a_step, b_step, c_step, c0_step)
         of_k = (uint32(k), uint32(panels), uint32(last_k)) if panelled else uint32(k)
-        run((a, a_low, b, b_low, c, c0), d, scales, (alpha, beta), steps, n, of_k, batch, high, wide, counter)
+        finish = alpha, beta
+        run((a, a_low, b, b_low, c, c0), d, scales, finish, steps, m, n, of_k, batch, high, wide, counter, above)
 
     function, operand = extended if tile.extended else kernel, tensor_maps(MOST_PANELS) if tile.panels else TENSOR_MAP
     maps = [operand, TENSOR_MAP, operand, *[TENSOR_MAP] * (4 if tile.extended else 3)]
-    signature = types.void(*maps, *[types.uint64] * (19 if tile.extended else 14))
+    signature = types.void(*maps, *[types.uint64] * (20 if tile.extended else 15))
     function.__name__ = f"hopper_{tile.operand}_{tile.output}_{tile.columns}x{tile.products}"  # what a profiler shows
     return Source(function, signature, THREADS, 1, tile.shared_bytes, specific=True)

@@ -29,6 +29,7 @@ def load_tiles(tile: HopperTile) -> Callable[..., None]:
     add_c, add_c0 = tile.adds and not tile.promotes, tile.c0 is not None
     rows, columns = uint32(ROWS), uint32(tile.columns)
     load_c, own = _load_boxes(tile, tile.c_boxes, tile.c_stage_boxes, C_BOX_COLUMNS), slice_of(tile)
+    find = locate(tile)
     load_one = _load_with_c(tile, load_c) if tile.adds and tile.promotes else _load_k(tile)
     load_k = _load_panels(tile, load_one) if tile.panels else load_one
     load_c0 = _load_boxes(tile, tile.c0_boxes, tile.c0_stage_boxes, tile.c0_columns)
@@ -39,7 +40,7 @@ def load_tiles(tile: HopperTile) -> Callable[..., None]:
         while t < grid.total:
             # the last wave may have fewer tiles than there are blocks, and is not paced
             paced = grid.total - t >= uint32(cuda.gridDim.x) - uint32(cuda.blockIdx.x)
-            z, i, j = locate(grid, t)
+            z, i, j = find(grid, t)
             m0, n0, c_matrix = int32(i * rows), int32(j * columns), int32(z * uint32(steps[2]))
             matrix, first, steps_of_k = own(z, last)
             at, box = (stage, parity, loaded, patience), (m0, n0, c_matrix)

@@ -22,6 +22,7 @@ from distmm_kernels.tiles.hopper_tiles import (
     WARP_ROWS,
     HopperTile,
     box_place,
+    mirrored_place,
     pairs_place,
 )
 
@@ -42,11 +43,11 @@ def multiply_tiles(tile: HopperTile) -> Callable[..., None]:
     rows, columns = uint32(ROWS), uint32(tile.columns)
     staging, warp_bytes = uint32(tile.stages * tile.stage_bytes), uint32(tile.slots * WARP_ROWS * SPAN)
     d_place, c_place = inlined(box_place(tile.output)), inlined(box_place("float32"))
-    clear = wgmma.clear(accumulators)
+    clear, image_place = wgmma.clear(accumulators), inlined(mirrored_place(tile.output))
     c0_place = inlined(pairs_place if tile.c0 in ("float16", "bfloat16") else box_place("float32"))
     finish, last_step, store, own = _finish(tile), _finish_d(tile), store_d(tile), slice_of(tile)
     deep = _stretches if tile.promotes else _panels_of_integers if tile.panels else _one_product
-    multiply = _three_products(tile) if three else deep(tile)
+    multiply, find = _three_products(tile) if three else deep(tile), locate(tile)
 
     def consume(ring, grid, t, last, n, thread, warpgroup, d, scales, factors):
         stage = uint32(0)
@@ -61,11 +62,13 @@ def multiply_tiles(tile: HopperTile) -> Callable[..., None]:
         c_at += warp_row * uint32(SPAN)
         c0_at, c0_permuted = c0_place(lane)
         c0_at += warp_row * uint32(SPAN)
+        first_box, image_at, image_permuted = image_place(warp, lane)
+        image = warp, half, uint32(first_box * warp_bytes + image_at), uint32(image_permuted)
         mine, other = uint32(1) + half, uint32(2) - half  # numbers of turns; warpgroup 1 begins
         if three and half == uint32(1):
             barriers.give_turn(other)
         while t < grid.total:
-            z, i, j = locate(grid, t)
+            z, i, j = find(grid, t)
             row, column = uint32(i * rows + warp_row), uint32(j * columns)
             clear(totals)
             _, _, steps = own(z, last)
@@ -74,7 +77,7 @@ def multiply_tiles(tile: HopperTile) -> Callable[..., None]:
             stage, parity = finish(totals, ring, stage, parity, scales, z, row, column, c_at, c_permuted, lane)
             stage, parity = last_step(totals, ring, stage, parity, c0_at, c0_permuted, lane, factors)
             left = int32(n) - int32(column)
-            store(totals, buffers, at, permuted, lane, d, int32(column), int32(row), int32(z), left)
+            store(totals, buffers, at, permuted, lane, d, int32(column), int32(row), int32(z), left, image)
             t += uint32(cuda.gridDim.x)
         tma.wait_stores()
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from distmm_kernels.device_code.emit import cuda, inlined, types
 from distmm_kernels.device_code.hopper import barriers
 from distmm_kernels.tiles import slices
-from distmm_kernels.tiles.hopper_tiles import CONSUMERS, GROUP, STRETCH, HopperTile, place
+from distmm_kernels.tiles.hopper_tiles import CONSUMERS, GROUP, STRETCH, HopperTile, place, place_below
 
 __all__ = ["Ring", "TileGrid", "barriers_of", "following", "initialise", "locate", "slice_of"]
 
@@ -29,12 +29,17 @@ class Ring(NamedTuple):
 
 
 class TileGrid(NamedTuple):
-    """Tiles of the product: rows and columns of tiles in one C, number of tiles in one C, and in all C."""
+    """Tiles of the product: rows and columns of tiles in one C, number of tiles in one C, and in all C.
+
+    Of a symmetric C: pairs of rows of tiles, tiles of a pair; and rows of tiles, and its place below the diagonal.
+    """
 
     high: Any
     wide: Any
     each: Any
     total: Any
+    rows: Any
+    above: Any
 
 
 def barriers_of(tile: HopperTile) -> Callable[[Any], tuple[Any, Any]]:
@@ -73,15 +78,23 @@ def following(tile: HopperTile) -> Callable[[Any, Any], tuple[Any, Any]]:
     )
 
 
-_place = inlined(place)
+def locate(tile: HopperTile) -> Callable[[Any, Any], tuple[Any, Any, Any]]:
+    """Make ``(grid, t)``: the matrix of tile ``t`` of all C, and its row and column, in tiles."""
+    group, columns = uint32(GROUP), uint32(tile.columns)
+    anywhere, below = inlined(place), inlined(place_below)
 
+    def in_triangle(grid, t):
+        z = uint32(t // grid.each)
+        pair, at = anywhere(uint32(t - z * grid.each), grid.high, grid.wide, group)
+        i, j = below(pair, at, grid.rows, columns, grid.above)
+        return z, i, j
 
-@inlined
-def locate(grid, t):
-    """Return the matrix of tile ``t`` of all C, and its row and column, in tiles."""
-    z = uint32(t // grid.each)
-    i, j = _place(uint32(t - z * grid.each), grid.high, grid.wide, uint32(GROUP))
-    return z, i, j
+    def in_all(grid, t):
+        z = uint32(t // grid.each)
+        i, j = anywhere(uint32(t - z * grid.each), grid.high, grid.wide, group)
+        return z, i, j
+
+    return inlined(in_triangle if tile.symmetric else in_all)
 
 
 def slice_of(tile: HopperTile) -> Callable[[Any, Any], tuple[Any, Any, Any]]:
