@@ -83,8 +83,15 @@ class Kernel(ABC):
         They share their memory if the kernel reads both in the same format.
         """
         a = self.prepare_a(block, wait=wait)
-        b = self._transposed(a) if symmetry == "symmetric" or self.accumulator.kind != "c" else None
+        b = self.turned(a, symmetry)
         return a, self.prepare_b(turned(block, symmetry), wait=wait) if b is None else b
+
+    def turned(self, a: Any, symmetry: Symmetry) -> Any | None:
+        """Return a prepared A, transposed or conjugated and transposed, as a prepared B in the same memory.
+
+        None: this kernel's formats differ, so the block must be prepared as B.
+        """
+        return self._transposed(a) if symmetry == "symmetric" or self.accumulator.kind != "c" else None
 
     def joined(self, operands: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """Join consecutive panels of k that the kernel can multiply in one pass over C.
@@ -312,7 +319,7 @@ class Kernel(ABC):
         mirror(d, symmetry)
 
     def _transposed(self, a: Any) -> Any | None:
-        """Return a prepared A, transposed, as a prepared B in the same memory; None if that is not possible."""
+        """Return a prepared A, transposed, as `turned` does."""
         return None
 
     def _factors(

@@ -102,13 +102,18 @@ def multiply(
         with gpu.multiplying():
             form = kernel.name, kernel.dtype, powers is not None
             a_form, b_form = ("A", *form), ("B", *form, symmetry)
-            operands = [
-                (
-                    gpu.prepared.get(a, a_form, partial(prepare_a, wait=False), prepared),
-                    gpu.prepared.get(b, b_form, partial(prepare_b, wait=False), prepared),
-                )
-                for a, b in _joined(a_blocks, b_blocks)
-            ]
+
+            def left(block: Block) -> Any:
+                return gpu.prepared.get(block, a_form, partial(prepare_a, wait=False), prepared)
+
+            def right(block: Block) -> Any:
+                if symmetry and powers is None:  # one copy of a block serves as A and as the transpose of B
+                    made = kernel.turned(left(block), symmetry)
+                    if made is not None:
+                        return made
+                return gpu.prepared.get(block, b_form, partial(prepare_b, wait=False), prepared)
+
+            operands = [(left(a), right(b)) for a, b in _joined(a_blocks, b_blocks)]
             return _step(kernel, c, operands, epilogue, c0, reduced, on_diagonal)
 
     height, width = a_blocks[0].shape[-2], b_blocks[0].shape[-2 if symmetry else -1]

@@ -16,7 +16,8 @@ from tests.kernels.device_code import builds
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("cuda_compiler")]
 
-# each operand type, each way an operand may lie, C given and not, each width, all kinds of boxes, the finish, panels
+# each operand type, each way an operand may lie, C given and not, each width, all kinds of boxes, the finish, panels,
+# triangles
 TILES = [
     HopperTile("bfloat16", "bfloat16"),
     HopperTile("bfloat16", "float32", a_major="m", b_major="k", adds=True),
@@ -49,6 +50,23 @@ TILES = [
     HopperTile("bfloat16", "float32", sliced=True),
     HopperTile("float16", "float32", 128, a_major="m", b_major="k", sliced=True),
     HopperTile("int8", "int32", b_major="k", sliced=True),
+    HopperTile("bfloat16", "bfloat16", b_major="k", symmetric=True),
+    HopperTile("bfloat16", "float32", 128, a_major="m", symmetric=True, sliced=True),
+    HopperTile("float16", "float32", 192, b_major="k", products=3, scaled=True, adds=True, symmetric=True),
+    HopperTile("int8", "int32", b_major="k", adds=True, symmetric=True),
+    HopperTile("int8", "int8", b_major="k", symmetric=True),
+    HopperTile(
+        "float16",
+        "float16",
+        192,
+        "m",
+        promotes=True,
+        adds=True,
+        panels=True,
+        finishes=True,
+        c0="float16",
+        symmetric=True,
+    ),
 ]
 
 INSTRUCTIONS = {
