@@ -67,15 +67,7 @@ class ResidueProducts:
         self._instruction = instruction
         self._gemms: Bounded[HopperGemm] = Bounded()
 
-    def add(
-        self,
-        left: Stack,
-        right: Stack,
-        c: Array | None,
-        d: Array,
-        factors: tuple[int, ...] = (),
-        symmetric: bool = False,
-    ) -> None:
+    def add(self, left: Stack, right: Stack, c: Array | None, d: Array, factors: tuple[int, ...] = ()) -> None:
         """Enqueue ``D = C + A B`` for one granule of one matrix; the device must be current.
 
         Parameters
@@ -86,8 +78,6 @@ class ResidueProducts:
             ``(m, n)``; C with any strides, D with rows on 16 bytes.
         factors
             Addresses of float64 factors of rows and of columns, if the operands are scaled.
-        symmetric
-            Whether elements of D above the diagonal need not be computed. They may have any value then.
         """
         import cupy
 
@@ -96,19 +86,13 @@ class ResidueProducts:
         memory = cupy.cuda.alloc(left.matrices * rows * row_pitch(columns, 1))
         to_c = (0, 0, 0) if c is None else (address(c), *c.strides)
         kernel = loaded(Recipe(self._reconstruction, (*self._parameters, c is not None)), self.device)
-        below = symmetric and self._instruction == "wgmma" and columns == n
         for down, across in parts(m, n, rows, columns):
-            across = slice(0, down.stop) if below else across
             high, wide = down.stop - down.start, across.stop - across.start
             pitch = row_pitch(wide, 1)
             to = Stack(memory.ptr, (left.matrices, high, wide), (high * pitch, pitch, 1), 1)
             of_a = left.part(-2, down.start, down.stop)
             of_b = right.part(-2, across.start, across.stop)
-            gemm, moduli = self._gemm(high, wide, below), Scales(self._table.data.ptr, 8, 0, 0)
-            if isinstance(gemm, HopperGemm):
-                gemm((of_a,), (of_b,), None, to, moduli, above=down.start if below else 0)
-            else:
-                gemm((of_a,), (of_b,), None, to, moduli)
+            self._gemm(high, wide)((of_a,), (of_b,), None, to, Scales(self._table.data.ptr, 8, 0, 0))
             values = (
                 *(to.address, to.step, pitch),
                 *(factor + 8 * first for factor, first in zip(factors, (down.start, across.start), strict=False)),
@@ -118,16 +102,14 @@ class ResidueProducts:
             )
             kernel.launch((-(-high * -(-wide // COLUMNS) // THREADS), 1, 1), (), values)
 
-    def _gemm(self, m: int, n: int, symmetric: bool) -> HopperGemm | FragmentGemm:
+    def _gemm(self, m: int, n: int) -> HopperGemm | FragmentGemm:
         if self._instruction == "mma.sync":
             return residues_gemm(self.device)
-        key = m, n, symmetric
-        if key not in self._gemms:
-            best = best_columns(m, n, len(self.moduli), 1, self.device.multiprocessors, symmetric=symmetric)
+        if (m, n) not in self._gemms:
+            best = best_columns(m, n, len(self.moduli), 1, self.device.multiprocessors)
             columns = 128 if best <= 128 else 256  # a multiple of a TMA box of bytes
-            tile = HopperTile("int8", "int8", columns, b_major="k", symmetric=symmetric)
-            self._gemms[key] = hopper_gemm(tile, self.device)
-        return self._gemms[key]
+            self._gemms[m, n] = hopper_gemm(HopperTile("int8", "int8", columns, b_major="k"), self.device)
+        return self._gemms[m, n]
 
     @functools.cached_property
     def _table(self) -> Array:

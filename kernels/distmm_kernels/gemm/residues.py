@@ -116,7 +116,6 @@ class ResidueKernel(GuardedKernel):
                         None if c is None else c[place],
                         d[place],
                         (a.residues.factors(index, mine), b.residues.factors(index, yours)),
-                        symmetric,
                     )
             c = d
 

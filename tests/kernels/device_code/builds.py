@@ -117,11 +117,13 @@ def fragment_instructions(operand, instruction, reads):
 
 
 def copies(copy, architecture):
-    from distmm_kernels.device_code.copies import realign, transpose, transpose_words
+    from distmm_kernels.device_code.copies import mirror, realign, transpose, transpose_words
     from distmm_kernels.launch import compiler
 
     if copy == "realigning":
         source = realign.source()
+    elif copy.startswith("mirroring"):
+        source = mirror.source(copy.split()[1], "conjugated" in copy)
     elif "words" in copy:
         source = transpose_words.source(int(copy[-1]))
     else:

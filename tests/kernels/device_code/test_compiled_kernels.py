@@ -176,7 +176,8 @@ def test_fragments_are_read_by_ldmatrix_and_multiplied_by_tensor_cores(operand, 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize(
     "copy",
-    ["transposing uint16", "transposing complex128", "transposing words of 2", "transposing words of 4", "realigning"],
+    ["transposing uint16", "transposing complex128", "transposing words of 2", "transposing words of 4", "realigning"]
+    + [f"mirroring {kind}" for kind in ("uint16", "uint32", "uint64", "complex128", "complex64 conjugated")],
 )
 def test_copies_stay_in_registers(copy, architecture):
     made = builds.copies(copy, architecture)

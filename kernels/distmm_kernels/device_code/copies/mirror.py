@@ -23,9 +23,10 @@ ROWS = TILE // 4  # rows of a tile that a thread block reads at a time
 def source(dtype: str, hermitian: bool) -> Source:
     """Return the kernel ``(d)`` on stacks ``(batch, n, n)``. Grid: tiles on and below the diagonal, matrices, 1."""
     number, tile = from_dtype(np.dtype(dtype)), uint32(TILE)
+    pitch = TILE + 1  # one more: otherwise a column of the tile would be in one bank
 
     def mirror(d):
-        held = cuda.shared.array((TILE, TILE + 1), number)
+        held = cuda.shared.array((TILE, pitch), number)
         thread, batch, n = uint32(cuda.threadIdx.x), cuda.blockIdx.y, d.shape[1]
         x, y = int64(thread % tile), int64(thread // tile)
         # row i has i + 1 tiles: a long row and a short one together have as many as any other two
