@@ -11,7 +11,7 @@ import time
 
 from distmm.errors import InputError
 
-__all__ = ["clock", "date", "duration", "natural", "prefix", "scaled", "seconds", "size", "span", "ticks"]
+__all__ = ["clock", "count", "date", "duration", "natural", "prefix", "scaled", "seconds", "size", "span", "ticks"]
 
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
@@ -41,6 +41,12 @@ def prefix(value: float) -> tuple[float, str]:
 def size(nbytes: float) -> str:
     """Return a number of bytes as text, as in ``4.29 GB``."""
     return scaled(nbytes, "B")
+
+
+def count(number: int, what: str) -> str:
+    """Return a number of things as text, as in ``1 block of C`` or ``4 blocks of C``."""
+    name, of, rest = what.partition(" of ")
+    return f"{number} {name}{'s' * (number != 1)}{of}{rest}"
 
 
 def duration(seconds: float) -> str:

@@ -63,7 +63,7 @@ def demo(
     _prepare(folder)
     a, b, c = (str(folder / f"{name}.zarr") for name in "ABC")
     with session.cluster(ctx, options.Where("local", workers, memory_limit), on) as client:
-        session.out(stderr=True).print(f"Making A ({m} x {k}) and B ({k} x {n}), {element}, in {folder}")
+        typer.echo(f"Making A ({m} x {k}) and B ({k} x {n}), {element}, in {folder}", err=True)
         _make(a, (m, k), element, 1, client)
         _make(b, (k, n), element, 2, client)
         stop = options.stop(None)
@@ -73,7 +73,7 @@ def demo(
     if not keep:
         shutil.rmtree(folder)
         rows = [*rows[:-2], ("C", f"removed with {folder} (--no-keep)")]
-    session.out().print(session.table(rows, "Done"))
+    typer.echo(session.table(rows, "Done"))
 
 
 def _element(name: str) -> np.dtype[Any]:

@@ -66,7 +66,7 @@ def info(
             (", ".join(names), reasons) for reasons, names in types.items()
         ],
     }
-    session.out().print("\n\n".join(session.table(rows, title) for title, rows in tables.items()))
+    typer.echo("\n\n".join(session.table(rows, title) for title, rows in tables.items()))
 
 
 def _described(device: object) -> str:

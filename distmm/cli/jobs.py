@@ -53,11 +53,12 @@ def run(
             spec().refuse(output, replaces)
         with session.cluster(ctx, given, arguments["device"]) as client:
             summary = shown(job, client=client, stop=stop, **arguments, **own)
-    session.out().print(session.table(summary.rows(), "Done"))
+    typer.echo(session.table(summary.rows(), "Done"))
 
 
 def shown(job: Callable[..., Summary], *arguments: Any, stop: Stop | None = None, **options: Any) -> Summary:
     """Run a job; show its plan when it starts, and then its progress."""
+    from distmm import units
     from distmm.cli import session
     from distmm.telemetry import progress
 
@@ -65,10 +66,12 @@ def shown(job: Callable[..., Summary], *arguments: Any, stop: Stop | None = None
         report: list[progress.Report] = []
 
         def announce(plan: Plan, flops: float) -> None:
-            session.out().print(session.table(plan.rows(), "Plan"))
+            typer.echo(session.table(plan.rows(), "Plan"))
             blocks = plan.blocking.whole.c_blocks
             if kept := blocks - round(blocks * flops / max(1, plan.problem.flops)):
-                session.out().print(f"{kept} of {blocks} blocks of C are finished and kept; the others are made now")
+                typer.echo(
+                    f"{kept} of {units.count(blocks, 'block of C')} are finished and kept; the others are made now"
+                )
             report.append(live.enter_context(progress.live(session.out(stderr=True))))
 
         def show(figures: Figures | None) -> None:

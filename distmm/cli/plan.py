@@ -90,7 +90,7 @@ def plan(
     if as_json:
         session.print_json(_facts(planned))
     else:
-        session.out().print(session.table(planned.rows(), "Plan"))
+        typer.echo(session.table(planned.rows(), "Plan"))
     planned.validate()
 
 

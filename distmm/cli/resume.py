@@ -38,4 +38,4 @@ def resume(
     stop, on = options.stop(deadline), options.device_name(device)
     with stop.on_signals(), session.cluster(ctx, where, on) as client:
         summary = shown(job, c, client=client, device=on, stop=stop)
-    session.out().print(session.table(summary.rows(), "Done"))
+    typer.echo(session.table(summary.rows(), "Done"))

@@ -13,10 +13,10 @@ from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 import typer
-from rich.console import Console
 
 if TYPE_CHECKING:
     from distributed import Client
+    from rich.console import Console
 
     from distmm.cli.options import Where
     from distmm.clusters.cluster import DeviceChoice
@@ -26,7 +26,9 @@ __all__ = ["cluster", "debugging", "out", "pair", "print_json", "table", "tell_d
 
 
 def out(stderr: bool = False) -> Console:
-    """Return a console on stdout, for results, or on stderr, for progress and notes. It prints all text as it is."""
+    """Return a console on stdout, for tables of rich, or on stderr, for progress. It prints all text as it is."""
+    from rich.console import Console  # here: its import takes 25 ms, and most commands print plain text
+
     return Console(stderr=stderr, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
@@ -67,7 +69,7 @@ def tell_missing(*matrices: Matrix) -> None:
     """Print a note on stderr about chunks that a Zarr array lacks: they may be empty or lost."""
     for matrix in matrices:
         if (what := matrix.missing()) is not None:
-            out(stderr=True).print(f"note: {matrix.path}: {what}")
+            typer.echo(f"note: {matrix.path}: {what}", err=True)
 
 
 def tell_device(where: str, device: DeviceChoice) -> None:
@@ -75,17 +77,16 @@ def tell_device(where: str, device: DeviceChoice) -> None:
     from distmm import clusters
 
     if where == "local" and device == "auto" and clusters.gpu_count() and (missing := clusters.missing_for_gpu()):
-        out(stderr=True).print(f"Working on the CPU: {missing}")
+        typer.echo(f"Working on the CPU: {missing}", err=True)
 
 
 @contextmanager
 def cluster(ctx: typer.Context, where: Where, device: DeviceChoice) -> Iterator[Client]:
     """Connect to a cluster or start one; print its number of workers and the address of its dashboard."""
-    from distmm import clusters, interrupts
+    from distmm import clusters, interrupts, units
     from distmm.all_workers import workers_of
     from distmm.telemetry.page_address import page_address
 
-    console = out(stderr=True)
     tell_device(where.cluster, device)
     # Without this, workers log a traceback for each failed task, and a local scheduler logs its error. The client
     # receives the error and prints it once. An interrupted wait of Dask leaves an asyncio task whose error is unread.
@@ -106,8 +107,7 @@ def cluster(ctx: typer.Context, where: Where, device: DeviceChoice) -> Iterator[
                     quiet=quiet,
                 )
             )
-        count = len(workers_of(client))
         page = page_address(client)
         dashboard = "without a dashboard" if page is None else f"dashboard {page}"
-        console.print(f"Cluster with {count} worker{'s' * (count != 1)}, {dashboard}")
+        typer.echo(f"Cluster with {units.count(len(workers_of(client)), 'worker')}, {dashboard}", err=True)
         yield client

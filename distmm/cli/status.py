@@ -31,6 +31,6 @@ def status(
     if as_json:
         session.print_json(asdict(found))
     else:
-        session.out().print(session.table(found.rows(), found.path))
+        typer.echo(session.table(found.rows(), found.path))
     if found.state == "failed":
         raise typer.Exit(1)

@@ -86,4 +86,4 @@ def verify(
         session.print_json(asdict(verdict))
     verdict.raise_if_wrong()
     if not as_json:
-        session.out().print(f"Right: {verdict.message}")
+        typer.echo(f"Right: {verdict.message}")

@@ -16,7 +16,7 @@ from distmm.planning.precision import Precision
 from distmm.planning.search import TILE
 from distmm.worker import tasks
 
-__all__ = ["describe", "install", "spec"]
+__all__ = ["describe", "spec"]
 
 DeviceChoice = Literal["auto", "cpu", "gpu"]
 
@@ -31,11 +31,6 @@ LINKS = {"cuda": 1e11, "cpu": 1e9}
 # Bytes/s of loads from the client's memory: a GPU that copies from pinned memory, a GPU with staging buffers that
 # threads fill, and a CPU thread that reads another process's memory. Measured on two H200 at once, and on two cores.
 LOADS = {"cuda": 5e10, "cuda, pageable": 1.5e10, "cpu": 3e9}
-
-
-def install(client: Client) -> None:
-    """Register the missing plugins on scheduler and workers, if anything may have changed since this was last done."""
-    view.ask(client)
 
 
 def describe(

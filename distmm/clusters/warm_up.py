@@ -6,7 +6,8 @@ import numpy as np
 from distributed import Client, wait
 
 from distmm.all_workers import workers_of
-from distmm.clusters.cluster import describe, install
+from distmm.clusters import view
+from distmm.clusters.cluster import describe
 from distmm.worker import tasks
 
 __all__ = ["warm_up"]
@@ -22,7 +23,7 @@ def warm_up(client: Client) -> None:
     memory pool). Later ones take milliseconds. Pairs of workers exchange a small block in ring order: worker r with
     r + 1, then with r + 2. So all workers transfer at the same time.
     """
-    install(client)
+    view.ask(client)
     threads = {address: info["nthreads"] for address, info in workers_of(client).items()}
     workers = list(threads)
     described = describe(client, np.dtype("f4"))

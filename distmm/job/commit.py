@@ -27,7 +27,7 @@ from distmm.job.folder import Folder, Json, write_json
 from distmm.job.lock import Lock, locked
 from distmm.job.records import complete_job, read_certificate
 from distmm.job.spec import Spec, differences
-from distmm.storage import file_of, fsync, is_there, is_url, output_of, reopen_output, stamp_of
+from distmm.storage import file_of, fsync, is_there, is_url, output_type, reopen_output, stamp_of
 
 __all__ = ["changed", "complete_result", "end_complete", "finish", "refuse_twice", "same_call"]
 
@@ -37,7 +37,7 @@ def finish(folder: Folder, content: Json, lock: Lock) -> None:
     Lock.check(folder.path, lock.token)
     write_json(folder.pending_certificate, content)
     Lock.check(folder.path, lock.token)
-    output_of(folder.target, folder.draft, content["output"]["overwrite"]).commit()
+    output_type(folder.target)(folder.target, folder.draft, content["output"]["overwrite"]).commit()
     _clean(folder, content, lock)
 
 
@@ -93,7 +93,7 @@ def _complete(folder: Folder, lock: Lock, overwrite: bool) -> Json | None:
             return None
         Lock.check(folder.path, lock.token)
         Contents.described(content).refuse(content["output"]["name"], content["output"]["overwrite"])
-        output_of(folder.target, folder.draft, content["output"]["overwrite"]).commit()
+        output_type(folder.target)(folder.target, folder.draft, content["output"]["overwrite"]).commit()
     fsync(os.path.dirname(folder.target))
     _clean(folder, content, lock)
     return content

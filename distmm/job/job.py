@@ -108,8 +108,8 @@ class Job:
         """Return the job of a call with these `keywords`."""
         return cls(
             os.fspath(out), spec, choices, bool(keywords.get("overwrite")), replaces, keywords.get("client"),
-            None if keywords.get("seed") is None else checked_seed(keywords["seed"]), keywords.get("stop") or Stop(),
-            keywords.get("announce"), keywords.get("progress"), most,
+            keywords.get("seed"), keywords.get("stop") or Stop(), keywords.get("announce"), keywords.get("progress"),
+            most,
         )  # fmt: skip
 
     @property

@@ -56,7 +56,7 @@ def new_manifest(job: str, spec: Spec, out: str, overwrite: bool, plan: Plan, se
         "blocks": list(plan.block_shape),
         "layers": plan.grid.layers,
         "plan": str(plan),
-        "seed": secrets.randbits(32) if seed is None else seed,
+        "seed": secrets.randbits(32) if seed is None else int(seed),
         "missing": {x.path: what for x in spec.inputs if (what := x.missing()) is not None},
         "rejected": 0,
         "stamps": stamps(spec),

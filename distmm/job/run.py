@@ -12,7 +12,7 @@ from distributed import Client
 
 from distmm.checking.tolerance import Tolerance
 from distmm.checking.verdict import Verdict
-from distmm.clusters import cluster
+from distmm.clusters import view
 from distmm.errors import DistmmError, InputError, Stopped, UndecidedError, WrongResultError
 from distmm.job import job_report
 from distmm.job.certificate import certificate
@@ -33,7 +33,7 @@ from distmm.job.target import Target
 from distmm.job.unfinished import explained, no_progress, without_progress
 from distmm.job.writer import Writer
 from distmm.planning.plan import Plan
-from distmm.storage import is_url, open_matrix, output_of, reserve_output
+from distmm.storage import is_url, open_matrix, output_type
 from distmm.telemetry import client as telemetry
 from distmm.transfer.counted_writes import CountedRun
 
@@ -71,7 +71,7 @@ class Run:
         self.plan.validate()
         self.plan.validate_run()
         if self.begun is None:
-            reserve_output(self.folder.target, self.contents.nbytes, self.job.replaces)
+            output_type(self.folder.target).reserve(self.folder.target, self.contents.nbytes, self.job.replaces)
         with ExitStack() as stack:
             lock: Lock | None = None
             try:
@@ -174,7 +174,7 @@ class Run:
     def _compute(self, target: Target) -> Made:
         """Compute the missing units."""
         client, folder, spec, plan, manifest = self.client, self.folder, self.spec, self.plan, self.manifest
-        cluster.install(client)
+        view.ask(client)
         done = self._finished.trusted(target)
         Lock.check(folder.path, self.lock.token)
         if is_url(folder.target) and folder.store.exists(folder.certificate):
@@ -259,7 +259,7 @@ class Run:
         if verdict or (spec.reduction is not None and verdict.outcome != "wrong"):
             return None if spec.reduction is None else verdict
         Lock.check(folder.path, self.lock.token)
-        kept = output_of(folder.target, folder.draft, self.job.replaces).set_aside()
+        kept = output_type(folder.target)(folder.target, folder.draft, self.job.replaces).set_aside()
         folder.clear()
         error = WrongResultError if verdict.outcome == "wrong" else UndecidedError
         raise error(f"{verdict.message}; the result is kept as {kept}")

@@ -15,9 +15,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import accumulate, islice, product
+from typing import TYPE_CHECKING
 
 from distmm.errors import InputError
-from distmm.planning.problem import Problem
+
+if TYPE_CHECKING:
+    from distmm.planning.problem import Problem
 
 __all__ = ["Blocking", "Wave", "are_even", "cut", "even_edges", "part_lengths", "ranges", "slices", "united"]
 

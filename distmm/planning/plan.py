@@ -22,7 +22,7 @@ from distmm.planning.problem import Problem
 from distmm.planning.schedule import Schedule
 from distmm.planning.table_layout import TableLayout
 from distmm.planning.time_model import Cost, TimeModel
-from distmm.units import size
+from distmm.units import count, size
 
 __all__ = ["Plan"]
 
@@ -249,7 +249,7 @@ class Plan:
                 remedy = f"{use}{kept} or more memory for each, or smaller blocks"
                 if self.fewest is None and peak > MANY_TIMES * have:
                     remedy = "a worker has almost none: end what fills its memory, or start the cluster without it"
-                held = f", with {blocks} blocks of C in memory at a time" if more else ""
+                held = f", with {count(blocks, 'block of C')} in memory at a time" if more else ""
                 raise DoesNotFitError(
                     f"this product needs {size(peak)}{where} on each of {workers} {what}{held}, "
                     f"{size(have)} is free there: short by {size(peak - have)}; "
@@ -275,12 +275,12 @@ class Plan:
             layers = f" x {grid.layers} (k is split)" if grid.layers > 1 else ""
             workers, bound = f"{grid.rows} x {grid.columns}{layers} {what}", "2-D bound"
         steps, panels = self.schedule.steps, min(b.panels, self.schedule.longest)
-        chained = f"{steps} step{'s' * (steps != 1)}"
+        chained = count(steps, "step")
         if panels > 1:
             chained += f" of {'up to ' * (len(b.k) % panels > 0)}{panels} panels{' each' * (steps > 1)}"
         waves = f", in {len(self.waves)} waves of" if len(self.waves) > 1 else ","
         what_by_what = f"{p.m} x {p.k} times {p.k} x {p.n}"
-        blocks = f"{b.c_blocks} blocks of C"
+        blocks = count(b.c_blocks, "block of C")
         if p.symmetry is not None:
             what_by_what = f"{p.m} x {p.k} times its {'conjugate ' * (p.symmetry == 'hermitian')}transpose"
             blocks = f"{b.whole.c_blocks} of {blocks} (its lower triangle)"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Literal
 
+from distmm import units
 from distmm.errors import DoesNotFitError
 from distmm.planning.problem import accumulator_dtype
 from distmm.product.choices import Choices
@@ -119,7 +120,7 @@ def _order(arrays: Sequence[Labelled], output: Labels, optimizer: str, choices: 
     if any(len(step) != 2 for step in path):
         raise DoesNotFitError(
             f"no order of the {len(arrays)} arrays was found in which each intermediate result fits into "
-            f"{memory / 1e9:.3g} GB, the memory of {spec.workers} workers: use more workers, or contract some of the "
+            f"{units.size(memory)}, the memory of {spec.workers} workers: use more workers, or contract some of the "
             "arrays first, with out="
         )
     return list(path)

@@ -19,6 +19,7 @@ import dask.array as da
 import numpy as np
 from distributed import Client
 
+from distmm import units
 from distmm.all_workers import everywhere
 from distmm.errors import DoesNotFitError, InputError
 from distmm.planning.cluster_spec import ClusterSpec
@@ -103,8 +104,8 @@ def check_unit(out: Any, cluster: ClusterSpec) -> None:
     memory = cluster.memory if cluster.device == "cpu" else cluster.host_memory
     if unit is not None and memory is not None and (nbytes := math.prod(unit) * out.dtype.itemsize) > memory:
         raise DoesNotFitError(
-            f"out is written in chunks of {' x '.join(map(str, unit))}, {nbytes / 1e9:.3g} GB each, and a worker has "
-            f"{memory / 1e9:.3g} GB free: make out with smaller chunks (or shards)"
+            f"out is written in chunks of {' x '.join(map(str, unit))}, {units.size(nbytes)} each, and a worker has "
+            f"{units.size(memory)} free: make out with smaller chunks (or shards)"
         )
 
 

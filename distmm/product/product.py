@@ -17,7 +17,7 @@ from dask.base import tokenize
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
 
-from distmm.clusters import cluster
+from distmm.clusters import view
 from distmm.errors import DeviceMemoryError, InputError
 from distmm.graph import product_graph
 from distmm.graph.chunk_layer import in_chunks
@@ -235,7 +235,7 @@ class Gemm:
             return
         if plan is not choices.plan:
             plan.check_memory()
-        cluster.install(choices.client)
+        view.ask(choices.client)
 
     def _lazy(self, plan: Plan, to: Any, client: Client | None) -> Callable[[Wave | None], da.Array]:
         """Return a function that makes C as a lazy array. Given a wave, the graph has only the blocks of that wave."""

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 
+from distmm import units
 from distmm.errors import DeviceMemoryError
 from distmm.planning.plan import Plan
 
@@ -59,7 +60,7 @@ def smaller_plan(
     DeviceMemoryError
         If there is no such plan, or all of `SHARES` have been tried.
     """
-    peak = f"{full.peak.worker / 1e9:.3g} GB a worker"
+    peak = f"{units.size(full.peak.worker)} a worker"
     made = plan_within(most=int(full.peak.worker * SHARES[before])) if before < len(SHARES) else None
     if made is None or made.peak.worker >= full.peak.worker:
         why = "no other plan has a lower peak"
@@ -73,7 +74,7 @@ def smaller_plan(
     made = replace(made, cluster=replace(made.cluster, memory=max(made.cluster.memory, made.peak.worker)))
     note = (
         f"the memory of a worker was full with plan {full} (peak {peak}): {what} with plan {made} (peak "
-        f"{made.peak.worker / 1e9:.3g} GB)"
+        f"{units.size(made.peak.worker)})"
     )
     logger.warning("%s. %s", error, note)
     return made, note

@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from distmm.errors import InputError
-from distmm.storage import flat, matrix, npy, splitting
+from distmm.storage import paths
 from distmm.storage.durability import fsync, fsync_tree
-from distmm.storage.matrix import Matrix, check_dtype, check_shape
-from distmm.storage.npy import NpyMatrix
-from distmm.storage.object_store import is_url, located
-from distmm.storage.output import Output, Target
+from distmm.storage.object_store import is_url
+from distmm.storage.paths import file_of, locate
+from distmm.storage.stamps import stamp_of
 
-# Modules that use Zarr or HDF5 are imported in functions: they take a third of a second; `distmm status` needs none.
+if TYPE_CHECKING:
+    from distmm.storage.matrix import Matrix
+    from distmm.storage.output import Output, Target
+
+# Modules that use NumPy, Zarr or HDF5 are imported in functions: they take half a second; `distmm status` needs none.
 
 __all__ = [
     "Matrix", "Target", "check_output", "create_output", "file_of", "fsync", "is_there", "is_url", "locate",
-    "open_draft", "open_matrix", "output_of", "reopen_output", "reserve_output", "stamp_of",
+    "open_draft", "open_matrix", "output_type", "reopen_output", "stamp_of",
 ]  # fmt: skip
 
 FORMATS = (
     "name.npy, name.zarr (or a Zarr folder, group/name, URL), name.h5, name.h5:/dataset, and raw binary as "
     "name.bin:1000x500:float32"
 )
+
+
+def __getattr__(name: str) -> Any:
+    """Import a class on first use (PEP 562)."""
+    if name in ("Matrix", "Target"):
+        return getattr(import_module(f"distmm.storage.{'matrix' if name == 'Matrix' else 'output'}"), name)
+    raise AttributeError(f"module 'distmm.storage' has no attribute {name!r}")
 
 
 def open_matrix(path: str | os.PathLike[str]) -> Matrix:
@@ -46,14 +57,16 @@ def open_matrix(path: str | os.PathLike[str]) -> Matrix:
     InputError
         If the path is missing or damaged, or the array is not two-dimensional or not of numbers.
     """
-    from distmm.storage import hdf5
+    from distmm.storage.flat import RawMatrix
+    from distmm.storage.hdf5 import Hdf5Matrix
+    from distmm.storage.npy import NpyMatrix
     from distmm.storage.zarr_folder import ZarrMatrix
 
     name = os.fspath(path)
     if is_url(name):
         return ZarrMatrix.open(name)
-    raw = flat.split(name)
-    of_hdf5 = splitting.hdf5(name) or splitting.existing_hdf5(name)
+    raw = paths.raw(name)
+    of_hdf5 = paths.hdf5(name) or paths.existing_hdf5(name)
     file, detail = raw or of_hdf5 or (name, None)
     file = os.path.abspath(os.path.expanduser(file))
     if not os.path.exists(file):
@@ -61,39 +74,12 @@ def open_matrix(path: str | os.PathLike[str]) -> Matrix:
     if os.path.isdir(file):
         return ZarrMatrix.open(file)
     if raw:
-        return flat.RawMatrix.open(file, raw[1])
+        return RawMatrix.open(file, raw[1])
     if of_hdf5:
-        return hdf5.Hdf5Matrix.open(file, detail)
+        return Hdf5Matrix.open(file, detail)
     if file.lower().endswith(".npy"):
         return NpyMatrix.open(file)
     raise InputError(f"{file}: a file of unknown format; distmm reads {FORMATS}")
-
-
-def file_of(path: str) -> str:
-    """Return the file or folder of a path of `open_matrix`, without the dataset or the description."""
-    return (flat.split(path) or splitting.hdf5(path) or splitting.existing_hdf5(path) or (path,))[0]
-
-
-def locate(path: str | os.PathLike[str]) -> tuple[str, str | None]:
-    """Return the absolute path or the URL of an output, and the name of the dataset in an HDF5 file.
-
-    Raises
-    ------
-    InputError
-        For a suffix that is not of a writable format, or the URL of a store that distmm does not write to.
-    """
-    name = os.fspath(path)
-    if is_url(name):
-        return located(name), None
-    file, dataset = splitting.hdf5(name) or (name, None)
-    file = os.path.abspath(os.path.expanduser(file))
-    if dataset is not None and os.fsencode(dataset) != dataset.encode(errors="replace"):
-        raise InputError(f"{name}: HDF5 files have names in UTF-8, and that of the dataset is not: choose another one")
-    suffix = os.path.splitext(file)[1].lower()
-    in_group = any(part.endswith(".zarr") for part in os.path.dirname(file).split(os.sep))
-    if suffix not in ("", ".npy", ".zarr", ".h5", ".hdf5") and not in_group:
-        raise InputError(f"{file}: distmm cannot write the format {suffix!r}; give name.npy, name.zarr or name.h5")
-    return file, dataset
 
 
 def check_output(path: str | os.PathLike[str], overwrite: bool) -> None:
@@ -167,18 +153,19 @@ def create_output(
     InputError
         If the output exists, cannot be written, does not fit on the disk, or has an unknown format.
     """
-    from distmm.storage import hdf5
+    from distmm.storage import hdf5, npy
+    from distmm.storage.matrix import check_dtype, check_shape
     from distmm.storage.zarr_folder import ZarrTarget
     from distmm.storage.zarr_objects import ObjectTarget
 
     file, dataset = locate(path)
     shape, dtype = check_shape(file, shape), check_dtype(file, dtype)
     check_output(path, overwrite)
-    output = reserve_output(file, shape[0] * shape[1] * dtype.itemsize, overwrite, draft)
+    output = output_type(file).reserve(file, shape[0] * shape[1] * dtype.itemsize, overwrite, draft)
     try:
         if is_url(file):
             return ObjectTarget.create(output, shape, dtype, chunks, job)
-        if splitting.hdf5(file):
+        if paths.hdf5(file):
             target: Target = hdf5.create(output, dataset or "/C", shape, dtype)
         elif file.lower().endswith(".npy"):
             target = npy.create(output, shape, dtype)
@@ -194,31 +181,25 @@ def create_output(
 
 def reopen_output(path: str | os.PathLike[str], draft: str, overwrite: bool = False) -> Target:
     """Open a draft that `create_output` has created, to continue writing. Shape and type are read from the draft."""
-    from distmm.storage import hdf5
+    from distmm.storage import hdf5, npy
     from distmm.storage.zarr_folder import ZarrTarget
     from distmm.storage.zarr_objects import ObjectTarget
 
     file, _ = locate(path)
-    output = output_of(file, draft, overwrite)
+    output = output_type(file)(file, draft, overwrite)
     if is_url(file):
         return ObjectTarget.reopen(output)
-    if splitting.hdf5(file):
+    if paths.hdf5(file):
         return hdf5.reopen(output)
     return npy.reopen(output) if file.lower().endswith(".npy") else ZarrTarget.reopen(output)
 
 
-def reserve_output(path: str, nbytes: int, overwrite: bool, draft: str | None = None) -> Output:
-    """Check that ``nbytes`` can be written to a path of `locate` (`Output.reserve`)."""
+def output_type(path: str) -> type[Output]:
+    """Return the class of the output at a path of `locate`: a file or folder, or an array in an object store."""
+    from distmm.storage.output import Output
     from distmm.storage.zarr_objects import ObjectOutput
 
-    return (ObjectOutput if is_url(path) else Output).reserve(path, nbytes, overwrite, draft)
-
-
-def output_of(path: str, draft: str, overwrite: bool) -> Output:
-    """Return the `Output` of a path of `locate`."""
-    from distmm.storage.zarr_objects import ObjectOutput
-
-    return (ObjectOutput if is_url(path) else Output)(path, draft, overwrite)
+    return ObjectOutput if is_url(path) else Output
 
 
 def open_draft(path: str, draft: str) -> Matrix:
@@ -235,11 +216,3 @@ def is_there(path: str) -> bool:
 
         return is_array(path)
     return os.path.lexists(path)
-
-
-def stamp_of(path: str) -> str:
-    """Return a hash of what the file system or store says of an output, which differs after any write to it."""
-    from distmm.storage.zarr_chunks import stamp_of_array
-
-    whole = is_url(path) or os.path.isdir(path)
-    return stamp_of_array(path) if whole else matrix.stamp_of([("", os.stat(path))])

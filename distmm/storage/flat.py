@@ -14,7 +14,6 @@ import errno
 import fcntl
 import hashlib
 import os
-import re
 import shutil
 import struct
 import time
@@ -28,13 +27,14 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
+from distmm import units
 from distmm.errors import InputError
 from distmm.storage.durability import fsync
 from distmm.storage.matrix import FileMatrix, check_dtype, stripes
 from distmm.storage.output import Target
 from distmm.storage.regular_files import check_regular
 
-__all__ = ["FlatMatrix", "FlatTarget", "RawMatrix", "read_into", "split", "write_rows"]
+__all__ = ["FlatMatrix", "FlatTarget", "RawMatrix", "read_into", "write_rows"]
 
 # Seconds to wait for a block that another process is writing.
 ENDING_SECONDS = 60.0
@@ -47,12 +47,6 @@ NO_LOCKS = {errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
 MOST_BUFFERS = 1024
 
 EXAMPLE = "A.bin:1000x500:float32, with :F at the end for Fortran order"
-
-
-def split(path: str) -> tuple[str, str] | None:
-    """Split ``file:ROWSxCOLUMNS:TYPE[:F]`` into file and description. None for any other path."""
-    found = re.fullmatch(r"(?s)(.+?):(\d+x\d+:[^:]*(?::[CF])?)", path)
-    return None if found is None else (found[1], found[2])
 
 
 @dataclass(frozen=True)
@@ -247,7 +241,7 @@ class FlatTarget(Target):
                 raise
             raise InputError(
                 f"{self.output.draft}: a process of an earlier run still has a block of this file locked, and there "
-                f"is no space for a copy to continue with: end that process, or free {self.nbytes / 1e9:.3g} GB"
+                f"is no space for a copy to continue with: end that process, or free {units.size(self.nbytes)}"
             ) from error
         fsync(os.path.dirname(self.output.draft))
 

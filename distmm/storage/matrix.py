@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import os
 import socket
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distmm.errors import InputError
+from distmm.storage import stamps
 
 __all__ = [
     "FileMatrix", "Matrix", "check_dtype", "check_shape", "explained", "modified", "normalise", "only_matrix",
-    "stamp_of", "stripes",
+    "stripes",
 ]  # fmt: skip
 
 
@@ -160,7 +160,7 @@ class FileMatrix(Matrix):
     def stamp(self) -> str:
         """Hash what the file system says of the file."""
         file = getattr(self, "file", self.path)
-        return stamp_of([(file, os.stat(file))])
+        return stamps.of_files([(file, os.stat(file))])
 
 
 @contextmanager
@@ -247,19 +247,6 @@ def modified(file: str) -> dict[str, Any]:
     """Return the size of a file in bytes, and the time of its last change in nanoseconds."""
     found = os.stat(file)
     return {"bytes": found.st_size, "modified_ns": found.st_mtime_ns}
-
-
-def stamp_of(files: Iterable[tuple[str, os.stat_result]]) -> str:
-    """Return a hash of inode, size and times of files.
-
-    A program can set the time of modification (mtime), but not the time of change (ctime). A file that replaces another
-    file has another inode.
-    """
-    found = hashlib.sha256()
-    for name, facts in files:
-        line = f"{name} {facts.st_ino} {facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns}\n"
-        found.update(os.fsencode(line))
-    return found.hexdigest()
 
 
 def check_dtype(path: str, dtype: Any) -> np.dtype[Any]:

@@ -15,6 +15,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from distmm import units
 from distmm.errors import InputError
 from distmm.storage.durability import exchange, fsync, remove
 from distmm.storage.matrix import normalise
@@ -60,8 +61,8 @@ class Output:
         free = shutil.disk_usage(folder).free
         if nbytes > free:
             raise InputError(
-                f"{path}: needs {nbytes / 1e9:.3g} GB, and {folder} has {free / 1e9:.3g} GB free: short by "
-                f"{(nbytes - free) / 1e9:.3g} GB; free some space, or choose another disk"
+                f"{path}: needs {units.size(nbytes)}, and {folder} has {units.size(free)} free: short by "
+                f"{units.size(nbytes - free)}; free some space, or choose another disk"
             )
         return cls(path, draft or cls._sibling(path, f"draft-{uuid.uuid4().hex[:8]}", hidden=True), overwrite)
 

@@ -8,7 +8,7 @@ import re
 import stat
 
 from distmm.errors import InputError
-from distmm.storage import hdf5, splitting
+from distmm.storage import hdf5, paths
 from distmm.storage.npy import NpyMatrix
 from distmm.storage.regular_files import kind
 from distmm.storage.zarr_folder import ZarrMatrix
@@ -66,7 +66,7 @@ def check_replaceable(path: str, dataset: str | None) -> None:
         raise InputError(
             f"{path}: is {kind(mode)}, not {'a file' if is_file else 'the folder'} of a matrix, and {REMEDY}"
         )
-    if splitting.hdf5(path):
+    if paths.hdf5(path):
         hdf5.check_replaceable(path, dataset)
         return
     try:

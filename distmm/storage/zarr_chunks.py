@@ -1,29 +1,26 @@
-"""The files of a Zarr array: which chunks exist, and whether any has changed."""
+"""The files of a Zarr array: which chunks exist."""
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 import math
-import os
 import re
 import zlib
-from collections.abc import Collection, Iterator
-from contextlib import suppress
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
-from distmm.storage.matrix import stamp_of
+from distmm.storage import stamps
 from distmm.storage.object_store import ObjectFolder
 
 if TYPE_CHECKING:
     import zarr
 
-__all__ = ["Present", "stamp_of_array"]
+__all__ = ["Present"]
 
 NUMBER = re.escape("{}")  # of a pattern of names
 
@@ -55,7 +52,7 @@ class Present:
     @classmethod
     def of(cls, path: str, stored: zarr.Array[Any]) -> Self:
         """List the existing files of a folder or URL."""
-        return cls.among(_objects(path) if "://" in path else {inside for inside, _ in _entries(path)}, stored)
+        return cls.among(_objects(path) if "://" in path else {inside for inside, _ in stamps.entries(path)}, stored)
 
     @classmethod
     def among(cls, found: Collection[str] | None, stored: zarr.Array[Any]) -> Self:
@@ -101,23 +98,6 @@ def _unpacked(bits: bytes) -> bytes:
     return zlib.decompress(bits)
 
 
-def _files(folder: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield all files of a folder and its subfolders, sorted by name."""
-    for inside, entry in _entries(folder):
-        with suppress(FileNotFoundError):  # removed in the meantime, or a dangling link
-            yield inside, entry.stat()
-
-
-def _entries(folder: str, inside: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Yield the same files without their sizes. Each size costs a round trip on a network file system."""
-    with os.scandir(folder) as found:
-        for entry in sorted(found, key=lambda entry: entry.name):
-            if entry.is_dir():
-                yield from _entries(entry.path, f"{inside}{entry.name}/")
-            else:
-                yield f"{inside}{entry.name}", entry
-
-
 def _objects(url: str) -> set[str] | None:
     """Return the names of the objects of an array. None if the store cannot list them."""
     if url.startswith(("http://", "https://")):
@@ -127,13 +107,3 @@ def _objects(url: str) -> set[str] | None:
     except OSError:
         return None
     return found if found & {"zarr.json", ".zarray"} else None
-
-
-def stamp_of_array(path: str) -> str:
-    """Return a hash of the inodes, sizes and times of files, or of the tags of objects, or their sizes and times."""
-    if "://" not in path:
-        return stamp_of(_files(path))
-    found = ObjectFolder(path).everything()
-    facts = ("size", "ETag", "etag", "LastModified", "last_modified", "mtime", "updated", "created")
-    described = [[name, *(str(found[name].get(fact)) for fact in facts)] for name in sorted(found)]
-    return hashlib.sha256(json.dumps(described).encode()).hexdigest()

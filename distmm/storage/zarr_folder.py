@@ -17,13 +17,14 @@ import zarr
 from numpy.typing import NDArray
 
 from distmm.errors import InputError
+from distmm.storage import stamps
 from distmm.storage.durability import fsync, published
 from distmm.storage.flat import read_into, write_rows
 from distmm.storage.matrix import Matrix, check_dtype, check_shape, only_matrix, stripes
 from distmm.storage.object_store import check_access, is_url
 from distmm.storage.output import Output, Target
 from distmm.storage.regular_files import check_regular
-from distmm.storage.zarr_chunks import Present, stamp_of_array
+from distmm.storage.zarr_chunks import Present
 from distmm.storage.zarr_internals import bounded, chunk_names, open_zarr, register_bfloat16
 
 __all__ = ["ZarrMatrix", "ZarrTarget", "check_codecs", "create_raw", "metadata_hash"]
@@ -104,7 +105,7 @@ class ZarrMatrix(Matrix):
 
     def stamp(self) -> str:
         """Return a hash of the inodes, sizes and times of the files, or of the tags of the objects."""
-        return stamp_of_array(self.path)
+        return stamps.of_array(self.path)
 
     def missing(self) -> str | None:
         """Say how many chunks (or shards) were missing when the array was opened. None if none was, or not known."""

@@ -21,6 +21,9 @@ __all__ = ["reasons"]
 # A product is slow if its time, or its workers' rate, misses the plan by this factor. So are links.
 MISSED = 1.2
 
+# Seconds by which a product has to be late. Small products take longer than planned, because tasks have to be sent.
+LATE_SECONDS = 1.0
+
 # A worker is slow below this fraction of the median worker's rate.
 SLOW_WORKER = 0.75
 
@@ -61,7 +64,8 @@ def reasons(record: Record, f: Figures, now: float) -> list[str]:
         found.append(f"{f.again} of {f.total} steps were lost and computed again")
     planned = record.plan.cost.seconds * _to_do(record)
     expected = f.seconds + (f.left if math.isfinite(f.left) else 0.0)
-    late, weak = expected > MISSED * planned, median * MISSED < record.plan.cluster.rate
+    late = expected > max(MISSED * planned, planned + LATE_SECONDS)
+    weak = f.seconds > LATE_SECONDS and median * MISSED < record.plan.cluster.rate
     if late or weak:
         found += _causes(record, f, lanes, now)
     if weak:

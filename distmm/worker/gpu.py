@@ -21,6 +21,7 @@ from typing import Any, Literal, TypeVar
 import numpy
 from distributed import get_worker
 
+from distmm import units
 from distmm.errors import DeviceMemoryError
 from distmm.worker.dask_internals import in_task
 from distmm.worker.gpu_room import Turns, empty_pools, figures, is_full
@@ -224,8 +225,8 @@ def retrying(work: Callable[[], Result], what: str, needs: int | None = None, pl
             return made
     known = [
         f"{what} found no room ({reason})",
-        "" if needs is None else f"it needs {needs / 1e9:.3g} GB",
-        "" if planned is None else f"the plan expects {planned / 1e9:.3g} GB on a worker at the peak",
+        "" if needs is None else f"it needs {units.size(needs)}",
+        "" if planned is None else f"the plan expects {units.size(planned)} on a worker at the peak",
         figures(),
     ]
     raise DeviceMemoryError(

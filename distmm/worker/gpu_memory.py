@@ -15,6 +15,7 @@ from typing import Any
 from distributed import Worker
 from distributed.diagnostics import nvml
 
+from distmm import units
 from distmm.worker.dask_internals import pending_plugins
 
 __all__ = ["dask_setup", "pool_bytes"]
@@ -38,7 +39,7 @@ async def dask_setup(worker: Worker) -> None:
     while (free := _free_bytes()) < wanted:
         if time.monotonic() > ends:
             error = MemoryError(
-                f"the pool of worker {worker.name} takes {wanted / 1e9:.1f} GB, and {free / 1e9:.1f} GB of the GPU is "
+                f"the pool of worker {worker.name} takes {units.size(wanted)}, and {units.size(free)} of the GPU is "
                 f"free: another process has the rest (nvidia-smi lists it); end it, or ask for a smaller pool, of a "
                 f"local cluster by DASK_DISTMM__GPU_POOL=8GB, of a worker that you start by --rmm-pool-size 8GB"
             )

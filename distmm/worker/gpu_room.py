@@ -12,6 +12,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from distmm import units
 from distmm.worker.gpu_memory import pool_bytes
 
 __all__ = ["Turns", "empty_pools", "figures", "is_full"]
@@ -40,8 +41,8 @@ def figures() -> str:
     with suppress(RuntimeError):  # a GPU that does not answer: the error at hand says why
         free, total = cupy.cuda.runtime.memGetInfo()
         pool = pool_bytes()
-        pooled = "" if pool is None else f", {pool / 1e9:.3g} GB of it in this worker's pool"
-        return f"the GPU has {total / 1e9:.3g} GB{pooled}; outside of pools {free / 1e9:.3g} GB are free"
+        pooled = "" if pool is None else f", {units.size(pool)} of it in this worker's pool"
+        return f"the GPU has {units.size(total)}{pooled}; outside of pools {units.size(free)} are free"
     return ""
 
 

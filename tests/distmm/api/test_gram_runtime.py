@@ -11,7 +11,7 @@ import zarr
 from distributed import Client, Scheduler, Worker, futures_of, wait
 
 import distmm
-from distmm.clusters import cluster
+from distmm.clusters import view
 from distmm.graph import serial
 from distmm.planning.grid import Grid
 from distmm.scheduler.plugin import PlacementPlugin
@@ -34,7 +34,7 @@ def lazy(seed: int = 1, rows: int = BLOCKS, columns: int = DEPTH, edge: int = ED
 
 @pytest.fixture
 def measured(client: Client) -> Any:
-    cluster.install(client)
+    view.ask(client)
     telemetry.install(client)
     with client.as_current():
         yield client

@@ -11,7 +11,7 @@ from distributed import Client, LocalCluster, Worker, core
 from distributed.comm import CommClosedError
 
 from distmm import matmul
-from distmm.clusters import cluster
+from distmm.clusters import view
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.telemetry.scheduler import Telemetry
 from distmm.telemetry.worker import WorkerTelemetry
@@ -69,7 +69,7 @@ def test_plugins_that_were_removed_are_there_again_with_the_next_product(two: Cl
 
 
 def test_a_worker_that_joins_later_gets_its_plugins_without_a_product(two: Client) -> None:
-    cluster.install(two)
+    view.ask(two)
     two.cluster.scale(3)
     two.wait_for_workers(3)
     assert complete(two, workers=3)
@@ -81,7 +81,7 @@ def test_plugins_are_installed_also_where_a_worker_dies_at_this_moment(two: Clie
 
     dying = min(two.cluster.workers.values(), key=lambda worker: worker.address)
     dying.handlers["plugin-add"] = lost
-    cluster.install(two)
+    view.ask(two)
     device = two.run(lambda dask_worker: DevicePlugin.name in dask_worker.plugins)
     assert device == {worker.address: worker is not dying for worker in two.cluster.workers.values()}
 
@@ -95,4 +95,4 @@ def test_a_plugin_that_a_worker_cannot_start_is_an_error(
 
     monkeypatch.setattr(DevicePlugin, "setup", broken)
     with pytest.raises(kind):
-        cluster.install(two)
+        view.ask(two)

@@ -101,7 +101,7 @@ def test_a_c_whose_job_died_before_its_certificate_came_is_not_called_wrong(
     assert job.recheck("C.zarr").outcome == "right"
 
     multiply(client, overwrite=True)
-    killed_at("output_of")
+    killed_at("output_type")
     np.testing.assert_allclose(values(), product)
     assert job.recheck("C.zarr").outcome == "right"  # the C before, by its own certificate
     killed_at("_clean")

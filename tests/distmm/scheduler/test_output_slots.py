@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distmm import gram, matmul, plan
-from distmm.clusters import cluster
+from distmm.clusters import view
 from distmm.graph import product_graph
 from distmm.planning.blocks import Wave
 from distmm.planning.cluster_spec import ClusterSpec
@@ -68,7 +68,7 @@ def test_there_is_room_for_as_many_finished_blocks_as_leave_late(load: float, mo
 def test_no_worker_holds_more_than_the_plan_says_though_nothing_is_written(client: Client) -> None:
     edge = 640
     a, b = np.ones((4 * edge, 2 * edge)), np.ones((2 * edge, 8 * edge))
-    cluster.install(client)
+    view.ask(client)
     p = plan(a, b, out=np.empty((4 * edge, 8 * edge)), client=client, plan=f"g2x2x1 b{edge}x{edge}x{edge} p1 w1x2 l2")
     assert (len(p.waves), p.peak.output_slots) == (2, 5)
     shelf = lockstep.Shelf((4 * edge, 8 * edge), a.dtype)
@@ -125,7 +125,7 @@ def test_who_keeps_the_same_product_stops_nobody_who_writes_it(client: Client) -
     edge, shape = 16, (64, 96)
     A, B = (da.random.default_rng(seed).random(size, chunks=edge) for seed, size in ((7, (64, 64)), (8, (64, 96))))
     text = f"g2x2x1 b{edge}x{edge}x{edge} p1 w1x3 l2"
-    cluster.install(client)
+    view.ask(client)
     with lockstep.gate(client), ThreadPoolExecutor(1) as pool:
         call = pool.submit(matmul, A, B, plan=text, out=lockstep.Shelf(shape, A.dtype), client=client)
         until(lambda: client.run_on_scheduler(some_taken), "the product that is written does not begin")
@@ -141,7 +141,7 @@ def test_who_writes_the_same_product_again_meanwhile_waits_for_nobody_who_waits_
     A, B = (da.random.default_rng(seed).random((256, 256), chunks=64) for seed in (9, 10))
     text = "g2x2x1 b64x64x64 p1 w1x2 l2"
     assert plan(A, B, plan=text, client=client, out=np.empty((256, 256))).peak.output_slots == 3  # a wave has two
-    cluster.install(client)
+    view.ask(client)
     with lockstep.gate(client), ThreadPoolExecutor(2) as pool:
         shelves = [lockstep.Shelf((256, 256), A.dtype) for _ in range(2)]
         first = pool.submit(matmul, A, B, plan=text, out=shelves[0], client=client)
@@ -159,7 +159,7 @@ def test_waves_that_are_products_of_their_own_share_the_places_of_their_run(clie
     shelf = lockstep.Shelf((size, size), np.dtype("f8"))
     p = plan(np.ones((size, size)), np.ones((size, size)), plan=text, client=client, out=np.empty((size, size)))
     assert (len(p.waves), p.peak.output_slots) == (2, 3)
-    cluster.install(client)
+    view.ask(client)
     choice, epilogue = product_graph.kernel_choice(p), Epilogue(shelf.dtype, "numpy")
 
     def stored(wave: Wave) -> Delayed:

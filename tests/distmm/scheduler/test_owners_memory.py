@@ -11,7 +11,7 @@ from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, wait
 
 import distmm
-from distmm.clusters import cluster
+from distmm.clusters import view
 from distmm.planning.owners import Owners
 from distmm.scheduler.plugin import PlacementPlugin
 from tests.distmm.scheduler import lockstep
@@ -22,7 +22,7 @@ EDGE = 640
 
 @pytest.fixture(autouse=True)
 def current(client: Client) -> Iterator[None]:
-    cluster.install(client)
+    view.ask(client)
     with client.as_current():
         yield
 

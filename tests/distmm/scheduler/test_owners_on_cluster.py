@@ -18,7 +18,7 @@ from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, Event, LocalCluster, Scheduler, wait
 
 import distmm
-from distmm.clusters import cluster, view
+from distmm.clusters import view
 from distmm.clusters.homes import chunk_homes, homes_of_blocks
 from distmm.errors import InputError
 from distmm.planning.owners import Owners
@@ -34,7 +34,7 @@ C_BYTES = WIDTH * WIDTH * 8
 
 @pytest.fixture(autouse=True)
 def current(client: Client) -> Iterator[None]:
-    cluster.install(client)
+    view.ask(client)
     with client.as_current():
         yield
 
@@ -341,7 +341,7 @@ def test_operands_that_are_spilled_to_disk_stay_where_they_are(tmp_path: Path) -
         ) as c2,
         Client(c2) as client,
     ):
-        cluster.install(client)
+        view.ask(client)
         X = tall(client, [0, 1] * 3, 35)
         on_disk = client.run(lambda dask_worker: len(dask_worker.data.disk))
         assert min(on_disk.values()) > 0
@@ -359,7 +359,7 @@ def test_a_product_whose_worker_has_died_after_planning_is_right() -> None:
         LocalCluster(n_workers=3, threads_per_worker=1, memory_limit="2GiB", dashboard_address=":0") as three,
         Client(three) as client,
     ):
-        cluster.install(client)
+        view.ask(client)
         X = client.persist(da.random.default_rng(0).integers(-9, 10, (ROWS * 6, WIDTH), chunks=(ROWS, WIDTH)))
         wait(X)
         plan = distmm.plan(X.T, X)

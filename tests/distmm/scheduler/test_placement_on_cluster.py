@@ -18,7 +18,7 @@ from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, LocalCluster, Scheduler, futures_of, wait
 
 from distmm import matmul, plan
-from distmm.clusters import cluster
+from distmm.clusters import view
 from distmm.errors import InputError
 from distmm.graph import serial
 from distmm.graph.chunk_layer import product_of
@@ -113,7 +113,7 @@ def at_home(client: Client, seed: int, rows: int, columns: int, edge: int, grid:
 def test_no_worker_holds_more_than_the_plan_says(client: Client, resident: bool) -> None:
     # Products that outlast the scheduler, as the planner makes them: a task of 640^3 takes 15 ms.
     edge, blocks, depth, grid = 640, 4, 4, Grid(2, 2)
-    cluster.install(client)
+    view.ask(client)
     if resident:
         A, B = at_home(client, 3, blocks, depth, edge, grid), at_home(client, 4, depth, blocks, edge, grid)
     else:
@@ -138,7 +138,7 @@ def test_no_worker_holds_more_than_the_plan_says(client: Client, resident: bool)
 @pytest.mark.minutes
 def test_what_one_wave_of_a_lazy_product_has_loaded_stays_for_the_next(client: Client) -> None:
     edge, blocks, depth = 640, 4, 4
-    cluster.install(client)
+    view.ask(client)
     shapes = ((blocks * edge, depth * edge), (depth * edge, blocks * edge))
     A, B = (da.random.default_rng(s).random(shape, chunks=edge) for s, shape in enumerate(shapes))
     p = plan(A, B, client=client, plan=f"g2x2x1 b{edge}x{edge}x{edge} p1 w2x2 l2")
@@ -184,7 +184,7 @@ def left(dask_scheduler: Scheduler) -> set[tuple[str, str]]:
 @pytest.fixture
 def nothing_is_left(client: Client) -> Callable[[], None]:
     """Wait until the plugin keeps nothing of the products of this test."""
-    cluster.install(client)
+    view.ask(client)
     before = client.run_on_scheduler(left)
     return lambda: until(
         lambda: client.run_on_scheduler(left) <= before, lambda: str(client.run_on_scheduler(left) - before)[:1000]
@@ -277,7 +277,7 @@ def test_ranks_of_workers_that_left_are_given_up_before_the_next_product() -> No
         Client(three, set_as_default=False) as client,
         client.as_current(),
     ):
-        cluster.install(client)
+        view.ask(client)
         first = client.run_on_scheduler(lambda dask_scheduler: dask_scheduler.plugins[PlacementPlugin.name].ranks[0])
         client.retire_workers([first])
         C = client.persist(matmul(lazy(19), lazy(20), client=client))

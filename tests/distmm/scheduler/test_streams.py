@@ -16,7 +16,7 @@ from distributed import Client
 
 import distmm
 from distmm import DoesNotFitError
-from distmm.clusters import cluster
+from distmm.clusters import view
 from distmm.planning.plan import Plan
 from distmm.transfer import client_array
 from tests.distmm.scheduler import lockstep
@@ -53,7 +53,7 @@ def test_what_reads_blocks_of_c_is_computed_though_c_does_not_fit(
 ) -> None:
     a, b = operands()
     memory(enough())
-    cluster.install(client)
+    view.ask(client)
     before = client.run_on_scheduler(left)  # of calls that failed in other tests, whose errors are garbage
     C = distmm.matmul(a, b, plan=TEXT)
     expected = USES[name](da.from_array(a @ b, chunks=(EDGE, EDGE)))
@@ -185,7 +185,7 @@ def test_no_worker_holds_more_than_the_plan_says_though_nothing_is_read(
     if files:
         a, b = in_file(a, tmp_path / "A.npy"), in_file(b, tmp_path / "B.npy")
     text = f"g2x2x1 b{edge}x{edge}x{edge} p1 w1x2 l1"
-    cluster.install(client)
+    view.ask(client)
     memory(distmm.plan(a, b, plan=text).peak.worker - 1)
     p = distmm.plan(a, b, plan=text)
     assert (p.streamed, p.peak.output_slots, p.operands[0]) == (True, 5, "streamed" if files else "kept")
@@ -207,7 +207,7 @@ def test_files_that_do_not_fit_either_are_read_again_for_each_wave(
     in_files: Plan = replace(distmm.plan(*stored, plan=TEXT), streamed=True)
     assert in_files.peak.worker <= enough(k=4 * EDGE) - a.nbytes // 4
     memory(in_files.peak.worker)
-    cluster.install(client)
+    view.ask(client)
     before = client.run_on_scheduler(left)
     C = distmm.matmul(*stored, plan=TEXT)
     np.testing.assert_array_equal(da.topk(C, 3, axis=1).compute(), np.sort(a @ b, axis=1)[:, :-4:-1])

@@ -16,7 +16,7 @@ import pytest
 from distributed import Client, LocalCluster, Worker
 
 import distmm
-from distmm.clusters import cluster
+from distmm.clusters import view
 from tests import forked
 from tests.distmm.scheduler.known import known
 from tests.distmm.scheduler.streamed import BLOCK, EDGE, TEXT, enough, left, operands
@@ -87,7 +87,7 @@ def test_a_streamed_product_that_is_cancelled_leaves_nothing(
     client: Client, memory: Callable[[int], None], tmp_path: Path
 ) -> None:
     a, b = operands()
-    cluster.install(client)
+    view.ask(client)
     with client.as_current():
         memory(enough() + BLOCK)
         tasks, products = known(client), client.run_on_scheduler(left)

@@ -11,7 +11,7 @@ from distributed import Client, Worker
 
 from distmm import clusters
 from distmm.all_workers import workers_of
-from distmm.clusters import cluster
+from distmm.clusters import view
 
 SHAPE = 300, 400
 
@@ -59,7 +59,7 @@ def arrived(dask_worker: Worker) -> int:
 
 def sent(client: Client, kind: Literal["numpy", "cupy"]) -> tuple[np.ndarray, int]:
     """Send a block from the first worker to the second one, which it reaches changed. Return it, and how often."""
-    cluster.install(client)
+    view.ask(client)
     first, second, *_ = workers_of(client)
     made = client.submit(block, kind, workers=[first], pure=False)
     client.submit(as_received, made, workers=[first], pure=False).result()  # it is there

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from distributed import Client
 
-from distmm.clusters import cluster
+from distmm.clusters import view
 from distmm.errors import DeviceMemoryError
 from distmm.worker import gpu, plugin
 
@@ -132,8 +132,8 @@ def test_a_gpu_that_stays_full_is_reported_with_the_remedy(monkeypatch: pytest.M
 
 
 def test_every_worker_gets_the_plugin_and_what_it_started_ends_with_it(client: Client) -> None:
-    cluster.install(client)
-    cluster.install(client)
+    view.ask(client)
+    view.ask(client)
 
     def started(dask_worker: Any) -> bool:
         return plugin.DevicePlugin.name in dask_worker.plugins and "distmm-free" in dask_worker.periodic_callbacks
@@ -141,7 +141,7 @@ def test_every_worker_gets_the_plugin_and_what_it_started_ends_with_it(client: C
     assert all(client.run(started).values())
     client.unregister_worker_plugin(plugin.DevicePlugin.name)
     assert not any(client.run(started).values())
-    cluster.install(client)
+    view.ask(client)
 
 
 @pytest.mark.gpu

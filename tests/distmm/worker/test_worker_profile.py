@@ -8,7 +8,7 @@ import sys
 import pytest
 from distributed import Client, Worker
 
-from distmm.clusters import cluster
+from distmm.clusters import view
 
 
 @pytest.mark.skipif(sys.version_info >= (3, 12), reason="allocations start no collection from Python 3.12 on")
@@ -22,6 +22,6 @@ def test_the_profiler_collects_no_garbage(client: Client) -> None:
             del dask_worker.trigger_profile
         return seen, gc.isenabled()
 
-    cluster.install(client)
+    view.ask(client)
     assert set(map(str, client.run(profiled).values())) == {"([False], True)"}
     assert client.submit(sum, range(10), pure=False).result() == 45
