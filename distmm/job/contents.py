@@ -23,8 +23,9 @@ from distmm.storage import is_url, locate, open_matrix
 from distmm.storage.durability import fsync_tree
 from distmm.storage.output import Output
 from distmm.storage.overwriting import check_place
-from distmm.storage.zarr_folder import ZarrMatrix, ZarrTarget
+from distmm.storage.zarr_folder import ZarrMatrix
 from distmm.storage.zarr_internals import open_zarr
+from distmm.storage.zarr_target import ZarrTarget
 
 __all__ = ["Contents", "is_reduced"]
 

@@ -10,6 +10,7 @@ workers.
 from __future__ import annotations
 
 import itertools
+import json
 import pickle
 import time
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,7 @@ from distmm.checking.checksum import checksum
 from distmm.errors import InputError
 from distmm.graph.placement import Placement
 from distmm.job import made_blocks
-from distmm.job.folder import Folder, Json, read_json, write_json
+from distmm.job.folder import Folder, Json, read_json
 from distmm.job.forms import Marker
 from distmm.job.inputs import folded
 from distmm.job.judge import Judge, Kept, change, here
@@ -135,7 +136,7 @@ class Writer:
                 return {**record, "bad": [record], "written": False}
             record |= {**self.target.evidence(unit), "time": time.time()}
             self._check()
-            write_json(path, record)
+            self.folder.store.write(path, json.dumps(record).encode())
         return {**record, "written": True}
 
     @contextmanager

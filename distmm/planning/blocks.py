@@ -61,8 +61,9 @@ def _length(count: int, parts: int, multiple: int) -> int:
     return math.ceil(math.ceil(count / parts) / multiple) * multiple
 
 
+@lru_cache(maxsize=256)
 def slices(edges: tuple[int, ...]) -> tuple[slice, ...]:
-    """Index range of every block."""
+    """Index range of every block. The task of each block asks for them."""
     ends = list(accumulate(edges))
     return tuple(slice(end - edge, end) for edge, end in zip(edges, ends, strict=True))
 

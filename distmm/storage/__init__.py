@@ -155,8 +155,8 @@ def create_output(
     """
     from distmm.storage import hdf5, npy
     from distmm.storage.matrix import check_dtype, check_shape
-    from distmm.storage.zarr_folder import ZarrTarget
     from distmm.storage.zarr_objects import ObjectTarget
+    from distmm.storage.zarr_target import ZarrTarget
 
     file, dataset = locate(path)
     shape, dtype = check_shape(file, shape), check_dtype(file, dtype)
@@ -182,8 +182,8 @@ def create_output(
 def reopen_output(path: str | os.PathLike[str], draft: str, overwrite: bool = False) -> Target:
     """Open a draft that `create_output` has created, to continue writing. Shape and type are read from the draft."""
     from distmm.storage import hdf5, npy
-    from distmm.storage.zarr_folder import ZarrTarget
     from distmm.storage.zarr_objects import ObjectTarget
+    from distmm.storage.zarr_target import ZarrTarget
 
     file, _ = locate(path)
     output = output_type(file)(file, draft, overwrite)

@@ -7,7 +7,7 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -18,16 +18,14 @@ from numpy.typing import NDArray
 
 from distmm.errors import InputError
 from distmm.storage import stamps
-from distmm.storage.durability import fsync, published
-from distmm.storage.flat import read_into, write_rows
+from distmm.storage.flat import read_into
 from distmm.storage.matrix import Matrix, check_dtype, check_shape, only_matrix, stripes
 from distmm.storage.object_store import check_access, is_url
-from distmm.storage.output import Output, Target
 from distmm.storage.regular_files import check_regular
 from distmm.storage.zarr_chunks import Present
 from distmm.storage.zarr_internals import bounded, chunk_names, open_zarr, register_bfloat16
 
-__all__ = ["ZarrMatrix", "ZarrTarget", "check_codecs", "create_raw", "metadata_hash"]
+__all__ = ["ZarrMatrix", "check_codecs", "metadata_hash"]
 
 register_bfloat16()
 
@@ -234,120 +232,3 @@ def _check_codec_type(what: str, name: Any) -> None:
         check_dtype(what, name)
     except TypeError as error:
         raise InputError(f"{what}, {name!r}, is not a type of elements; write the array again") from error
-
-
-def create_raw(
-    store: Any, shape: tuple[int, int], dtype: np.dtype[Any], chunks: tuple[int, int], attributes: dict[str, Any] | None
-) -> None:
-    """Write the metadata of an array for a product.
-
-    Its chunks are not compressed. The mantissas of a product are incompressible, and raw chunks are written at the
-    speed of the disk.
-    """
-    zarr.create_array(store, shape=shape, chunks=chunks, dtype=dtype, attributes=attributes, compressors=None)
-
-
-@dataclass(frozen=True)
-class ZarrTarget(Target):
-    """A Zarr array (version 3) whose chunks are C's blocks, so that each chunk has one writer.
-
-    Attributes
-    ----------
-    chunks : tuple of int
-    drafts : str or None
-        Folder for incomplete chunks, on the same file system. None: the parent folder of the array.
-    """
-
-    chunks: tuple[int, ...]
-    drafts: str | None = None
-
-    @classmethod
-    def create(
-        cls, output: Output, shape: tuple[int, int], dtype: np.dtype[Any], chunks: tuple[int, ...], job: str | None
-    ) -> Self:
-        """Write the metadata. `chunks` is in elements.
-
-        The id of a job becomes an attribute. Metadata and fingerprint then differ from those of any earlier C.
-        """
-        chunks = max(1, min(chunks[0], shape[0])), max(1, min(chunks[1], shape[1]))
-        create_raw(output.draft, shape, dtype, chunks, None if job is None else {"distmm_job": job})
-        target = cls(output, shape, dtype, chunks)
-        target._make_folders()
-        return target
-
-    @classmethod
-    def reopen(cls, output: Output) -> Self:
-        """Open a draft that `create` has made, to continue writing."""
-        stored = ZarrMatrix.open(output.draft)
-        assert stored.chunks is not None
-        return cls(output, stored.shape, stored.dtype, stored.chunks)
-
-    def _write(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
-        # An uncompressed chunk has its elements in C order. A chunk at the edge also has the full shape. Zarr itself
-        # would copy the block, and would not write a chunk of zeros, which would then look like a lost chunk.
-        height, width = self.chunks
-        whole = range(rows.start, rows.stop), range(cols.start, cols.stop)
-        if any(
-            at.start % edge or (len(at) < edge and at.stop != n) or len(at) > edge
-            for at, edge, n in zip(whole, self.chunks, self.shape, strict=True)
-        ):
-            raise IndexError(f"{self.output.path}: [{rows}, {cols}] is not one of its chunks, {height} x {width}")
-        folder = os.path.join(self.output.draft, "c", str(rows.start // height))
-        drafts = self.drafts or os.path.dirname(self.output.draft)
-        with published(os.path.join(folder, str(cols.start // width)), drafts) as file:
-            os.ftruncate(file.fileno(), height * width * self.dtype.itemsize)
-            write_rows(file, 0, width, 0, 0, block.astype(self.dtype.newbyteorder("<"), copy=False))
-
-    def sync(self, rows: slice, cols: slice) -> None:
-        """Return when the names of written chunks are on the disk. Their elements and folders already are."""
-        for i in range(rows.start // self.chunks[0], -(-rows.stop // self.chunks[0])):
-            fsync(os.path.join(self.output.draft, "c", str(i)))
-
-    def _make_folders(self) -> None:
-        """Create the folders of the chunks, and sync their names.
-
-        Workers create none: they would have to sync the folders above for each chunk.
-        """
-        chunks = os.path.join(self.output.draft, "c")
-        folders = (os.path.join(chunks, str(i)) for i in range(-(-self.shape[0] // self.chunks[0])))
-        for folder in (
-            chunks,
-            *folders,
-        ):  # not the draft: if its mount is lost, C must not be written to the disk below
-            with suppress(FileExistsError):
-                os.mkdir(folder)
-        fsync(chunks)
-        fsync(self.output.draft)
-
-    def discard(self, rows: slice, cols: slice) -> None:
-        """Remove the chunk of a block."""
-        row, column = rows.start // self.chunks[0], cols.start // self.chunks[1]
-        with suppress(FileNotFoundError):
-            os.unlink(os.path.join(self.output.draft, "c", str(row), str(column)))
-
-    def keep_only(self, done: Collection[tuple[int, int]]) -> None:
-        """Remove chunks that are not `done`, and create the folders that are missing."""
-        chunks = os.path.join(self.output.draft, "c")
-        self._make_folders()
-        kept = {os.path.join(chunks, str(i), str(j)) for i, j in done}
-        for folder, _, names in os.walk(chunks):
-            for path in {os.path.join(folder, name) for name in names} - kept:
-                os.unlink(path)
-
-    def description(self) -> dict[str, Any]:
-        """Describe the array by the hash of its metadata."""
-        with open(os.path.join(self.output.draft, "zarr.json"), "rb") as file:
-            metadata = hashlib.sha256(file.read()).hexdigest()
-        facts = {"shape": list(self.shape), "dtype": self.dtype.name, "chunks": list(self.chunks)}
-        return {**facts, "metadata": metadata}
-
-    def missing(self, markers: Mapping[tuple[int, int], Any] | None = None) -> list[tuple[int, int]]:
-        """Return the chunks whose file is missing or has a wrong size."""
-        need, missing = self.chunks[0] * self.chunks[1] * self.dtype.itemsize, []
-        rows, columns = (range(-(-side // edge)) for side, edge in zip(self.shape, self.chunks, strict=True))
-        for i in rows:
-            found = {}
-            with suppress(FileNotFoundError), os.scandir(os.path.join(self.output.draft, "c", str(i))) as entries:
-                found = {entry.name: entry.stat(follow_symlinks=False).st_size for entry in entries}
-            missing += [(i, j) for j in columns if found.get(str(j)) != need]
-        return missing

@@ -26,7 +26,8 @@ from distmm.errors import InputError
 from distmm.storage.matrix import Matrix
 from distmm.storage.object_store import ObjectFolder, tag_of
 from distmm.storage.output import Output, Target
-from distmm.storage.zarr_folder import ZarrMatrix, create_raw
+from distmm.storage.zarr_folder import ZarrMatrix
+from distmm.storage.zarr_target import create_raw
 
 __all__ = ["ObjectDraft", "ObjectOutput", "ObjectTarget", "check_url", "is_array"]
 

@@ -76,7 +76,7 @@ def run_worker(namespace: str, address: str, file: str, name: str) -> None:
 def _slow_down() -> None:
     """Let each block take some time to be written, so that faults meet a job at work."""
     from distmm.storage.flat import FlatTarget
-    from distmm.storage.zarr_folder import ZarrTarget
+    from distmm.storage.zarr_target import ZarrTarget
     from distmm.transfer.counted_writes import CountedTarget
 
     def slow(do: Callable[..., None]) -> Callable[..., None]:

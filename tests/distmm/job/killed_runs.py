@@ -23,7 +23,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from distmm import job
-from distmm.storage import flat, zarr_folder
+from distmm.storage import flat, zarr_target
 from tests.until import until
 
 Event = Literal["markers", "changes", "write", "held"]
@@ -73,7 +73,7 @@ def half_way_through_write(count: int, act: Callable[[], object]) -> Iterator[No
         write(file, offset, width, row, column, block)
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (flat, zarr_folder):
+        for module in (flat, zarr_target):
             patch.setattr(module, "write_rows", write_rows)
         yield
 

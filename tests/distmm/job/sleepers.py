@@ -50,11 +50,11 @@ class Moment:
 
     def install(self) -> None:
         """Have this process stop itself there."""
-        from distmm.storage import flat, output, zarr_folder
+        from distmm.storage import flat, output, zarr_target
 
         for name in CHANGES:
             setattr(os, name, self._watched(name, getattr(os, name)))
-        for module, name in ((flat, "write_rows"), (zarr_folder, "write_rows"), (output, "exchange")):
+        for module, name in ((flat, "write_rows"), (zarr_target, "write_rows"), (output, "exchange")):
             setattr(module, name, self._watched(name, getattr(module, name)))
 
     def _watched(self, name: str, change: Callable[..., Any]) -> Callable[..., Any]:

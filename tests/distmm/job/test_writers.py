@@ -15,7 +15,7 @@ from distmm import job
 from distmm.all_workers import workers_of
 from distmm.job import writer
 from distmm.storage import open_matrix
-from distmm.storage.zarr_folder import ZarrTarget
+from distmm.storage.zarr_target import ZarrTarget
 from distmm.worker.worker_slots import slot_released
 from tests.until import until
 
