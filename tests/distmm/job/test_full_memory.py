@@ -69,7 +69,7 @@ def test_a_job_for_which_memory_stays_full_ends_with_the_figures_and_keeps_what_
     a, b = operands()
     waves = room(0, DeviceMemoryError("the GPU's memory is full: a block of C found no room"))
     with pytest.raises(
-        DeviceMemoryError, match=r"(?s)found no room.*kept in .*C.npy.job.*peak of .* GB a worker.*--blocks"
+        DeviceMemoryError, match=r"(?s)found no room.*kept in .*C.npy.job.*peak of .* kB a worker.*--blocks"
     ):
         job.multiply(a, b, "C.npy", client=cluster(2), plan=PLAN)
     assert len(waves) <= 1 + len(smaller_plan.SHARES)
