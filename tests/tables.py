@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,6 +18,11 @@ def later(values: Iterable[Any], first: int = 1) -> list[Any]:
     """
     given = [value if isinstance(value, tuple) else (value,) for value in values]
     return [pytest.param(*value, marks=[pytest.mark.minutes] if n >= first else []) for n, value in enumerate(given)]
+
+
+def number_of(examples: int) -> int:
+    """Return how many drawn examples a test takes: all in `.ci/run`, and elsewhere the first quarter of them."""
+    return examples if os.environ.get("DISTMM_CI") else max(1, examples // 4)
 
 
 def for_each(*tables: Iterable[Any]) -> Callable[[Callable[..., None]], Callable[[], None]]:

@@ -207,6 +207,7 @@ def test_a_child_sees_as_many_gpus_as_it_has_workers(monkeypatch: pytest.MonkeyP
     assert environment(task)["CUDA_VISIBLE_DEVICES"] == "3,5"
 
 
+@pytest.mark.minutes
 def test_a_child_and_its_workers_end_with_their_parent() -> None:
     with Child(Task(DISTMM.name, DISTMM.module, None, "cpu", 1, (), "highest", None, 1, 0)) as child:
         assert child.answer(120) == {"ready": True}

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import mutually_broadcastable_shapes
 
 from distmm import DoesNotFitError, InputError, gemm, matmul, plan
+from tests.tables import number_of
 
 pytestmark = pytest.mark.usefixtures("synchronous")
 
@@ -25,7 +26,7 @@ def random(shape: tuple[int, ...], dtype: str = "f8", seed: int = 0) -> np.ndarr
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=number_of(60))
 @given(
     mutually_broadcastable_shapes(signature="(m,k),(k,n)->(m,n)", max_side=5, min_side=0, max_dims=2), st.integers(1, 3)
 )

@@ -22,6 +22,7 @@ from distmm.product import contraction
 from distmm.product.product import Gemm
 from distmm.transfer import has_gaps
 from tests.exact_sums import whole_numbers
+from tests.tables import number_of
 
 pytestmark = pytest.mark.usefixtures("synchronous")
 
@@ -55,7 +56,7 @@ def contractions(draw: Any) -> tuple[str, list[np.ndarray]]:
     return text, arrays
 
 
-@settings(max_examples=120)
+@settings(max_examples=number_of(120))
 @given(contractions(), st.data())
 def test_it_is_numpys_for_any_subscripts(network: tuple[str, list[np.ndarray]], data: st.DataObject) -> None:
     text, arrays = network

@@ -26,13 +26,13 @@ from distmm.planning.schedule import Schedule
 from distmm.planning.search import make_plan
 from distmm_kernels.symmetric import DIAGONAL_TILE
 from tests.distmm.api.symmetric import mirrored, sample, truth
-from tests.tables import later
+from tests.tables import later, number_of
 
 F4 = np.dtype("f4")
 GPUS = ClusterSpec(workers=4, memory=10**11, device="cuda", rate=2e14, link=5e10, host_memory=10**11)
 
 
-@settings(max_examples=40)
+@settings(max_examples=number_of(40))
 @given(
     st.lists(st.integers(1, 3), max_size=2),
     st.tuples(st.integers(0, 9), st.integers(0, 9)),
@@ -152,7 +152,7 @@ def test_plans_make_every_block_of_one_triangle_and_their_text_gives_them_back(
     assert make_plan(problem, spec, text=str(plan), result=result) == plan
 
 
-@settings(max_examples=60)
+@settings(max_examples=number_of(60))
 @given(
     st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3)),
     st.integers(1, 3),

@@ -72,7 +72,7 @@ def test_tasks_and_bytes_are_the_plans_and_less_than_those_of_matmul(measured: C
 
 
 @pytest.mark.minutes
-@pytest.mark.parametrize(("dtype", "edge", "slack"), later([("f8", 640, 1.25), ("c16", 320, 1.6)]))
+@pytest.mark.parametrize(("dtype", "edge", "slack"), [("f8", 640, 1.25), ("c16", 320, 1.6)])
 def test_no_worker_holds_more_than_the_plan_says(measured: Client, dtype: str, edge: int, slack: float) -> None:
     A = da.random.default_rng(5).random((6 * edge, 3 * edge), chunks=edge)
     A = A if dtype == "f8" else A.map_blocks(lambda x: x + 1j, dtype=dtype)

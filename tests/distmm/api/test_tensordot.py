@@ -18,6 +18,7 @@ import distmm
 from distmm.errors import InputError
 from distmm.product.product import Gemm
 from tests.exact_sums import whole_numbers
+from tests.tables import number_of
 
 pytestmark = pytest.mark.usefixtures("synchronous")
 
@@ -27,7 +28,7 @@ def operands(products: list[Gemm]) -> list[Any]:
     return [operand.source for product in products for operand in (product.a, product.b)]
 
 
-@settings(max_examples=40)
+@settings(max_examples=number_of(40))
 @given(st.data())
 def test_it_is_numpys(data: st.DataObject) -> None:
     free_a, free_b, summed = (data.draw(st.lists(st.integers(1, 5), max_size=2)) for _ in range(3))

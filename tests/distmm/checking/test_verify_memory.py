@@ -22,6 +22,7 @@ from distmm.checking import thin_products
 from distmm.checking.scaling import SPOILT
 from distmm.errors import DeviceMemoryError
 from distmm.worker import gpu
+from tests.tables import number_of
 
 MIB = 1 << 20
 
@@ -62,7 +63,7 @@ def test_a_check_needs_no_copies_of_the_blocks() -> None:
 
 
 @given(m=st.integers(0, 9), k=st.integers(0, 9), height=st.integers(1, 4), scale=st.sampled_from([1.0, 1e-200, 1e300]))
-@settings(max_examples=40)
+@settings(max_examples=number_of(40))
 def test_pieces_and_parts_give_the_product_of_the_whole_block(m: int, k: int, height: int, scale: float) -> None:
     rng, work = np.random.default_rng(m + 10 * k), np.dtype("f8")
     block, panel = rng.standard_normal((m, k)), rng.standard_normal((k, 3))

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from tests import forked
-from tests.tables import later
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "distmm" / "examples"
 SMALL = {
@@ -36,7 +35,7 @@ def parameters(cell: dict[str, Any]) -> bool:
 
 
 @pytest.mark.minutes
-@pytest.mark.parametrize("name", later(sorted(SMALL), first=2))
+@pytest.mark.parametrize("name", sorted(SMALL))
 def test_examples_run_from_beginning_to_end(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     cells = [c for c in json.loads((EXAMPLES / f"{name}.ipynb").read_text())["cells"] if c["cell_type"] == "code"]

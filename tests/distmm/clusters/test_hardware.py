@@ -110,6 +110,7 @@ def test_float64_on_absent_gpus_is_planned_with_the_rate_of_one_that_was_scaled_
         )
 
 
+@pytest.mark.minutes
 def test_a_slow_network_makes_the_plan_slower() -> None:
     a = shaped(10**5, 10**5)
     fast, slow = (distmm.plan(a, a, cluster=distmm.gpus(16, "H100", link=link)) for link in (None, "1GB"))

@@ -155,7 +155,7 @@ def test_a_block_that_changes_in_the_memory_of_the_worker_that_multiplies_is_fou
 
 @pytest.mark.parametrize(
     ("operand", "dtype", "bit", "how"),
-    [("A", "float32", 30, {}), ("B", "int32", 31, {}), ("B", "float64", 52, {"transa": True, "transb": True})],
+    later([("A", "float32", 30, {}), ("B", "int32", 31, {}), ("B", "float64", 52, {"transa": True, "transb": True})]),
 )
 def test_a_block_that_changes_before_it_is_sketched_is_found(
     operand: str, dtype: str, bit: int, how: dict[str, Any], client: Client, flip: Callable[[int], Flip],
@@ -212,6 +212,7 @@ def test_a_block_of_c_that_changes_after_it_was_judged_gets_no_marker(
     assert summary.recomputed == certificate["rejected"] == 1
 
 
+@pytest.mark.minutes
 def test_rows_of_a_reduced_product_are_made_again_too(
     client: Client, flip: Callable[[int], Flip], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -229,6 +230,7 @@ def test_rows_of_a_reduced_product_are_made_again_too(
     np.testing.assert_allclose(found, -np.sort(-expected, axis=1)[:, :3])
 
 
+@pytest.mark.minutes
 def test_memory_that_changes_again_and_again_names_its_worker(
     client: Client, flip: Callable[[int], Flip], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -257,6 +257,7 @@ def test_a_block_that_stays_wrong_is_not_written(client: Client, spoilt: Any) ->
     np.testing.assert_allclose(np.load("C.npy"), matrices("float32")[2], rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.minutes
 def test_blocks_with_inf_and_nan_are_confirmed_by_another_worker(client: Client, spoilt: Any) -> None:
     a = np.load("A.npy")
     a[25, 7] = np.nan
@@ -268,7 +269,7 @@ def test_blocks_with_inf_and_nan_are_confirmed_by_another_worker(client: Client,
     assert np.isnan(np.load("C.npy")[25]).all()
 
 
-@pytest.mark.parametrize("out", ["C.npy", "C.zarr"])
+@pytest.mark.parametrize("out", later(["C.npy", "C.zarr"]))
 def test_a_flipped_bit_on_the_disk_is_found_later(out: str, client: Client, spoilt: Any) -> None:
     job.multiply("A.npy", "B.npy", out, client=client, blocks=(20, 100, 20))
     assert job.recheck(out).ok

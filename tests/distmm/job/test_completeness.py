@@ -191,6 +191,7 @@ def test_a_job_of_an_earlier_format_is_refused_and_can_be_replaced(client: Clien
     assert not os.path.exists("C.zarr.job")
 
 
+@pytest.mark.minutes
 def test_a_job_of_the_format_before_goes_on_although_not_all_folders_of_chunks_are_there(
     client: Client, product: np.ndarray
 ) -> None:

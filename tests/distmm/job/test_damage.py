@@ -22,6 +22,7 @@ def product(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> np.ndarray:
     return operands(tmp_path / "in")
 
 
+@pytest.mark.minutes
 def test_blocks_with_damaged_markers_are_made_again(client: Client, product: np.ndarray) -> None:
     with pytest.raises(Stopped):
         multiply(client, stop=HalfWay())

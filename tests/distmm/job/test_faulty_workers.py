@@ -93,9 +93,10 @@ def test_a_worker_that_is_wrong_again_and_again_is_taken_out_and_named(
     assert f"worker 1 of {retired['host']}, {MOST} of whose blocks were wrong" in Path(summary.report or "").read_text()
 
 
+@pytest.mark.minutes
 @pytest.mark.parametrize(
     ("run", "blocks"),
-    later([(whole, BLOCKS[: MOST - 1]), (whole, [(1, j) for j in range(4)]), (reduced, [(1, 0), (4, 0)])]),
+    [(whole, BLOCKS[: MOST - 1]), (whole, [(1, j) for j in range(4)]), (reduced, [(1, 0), (4, 0)])],
 )
 def test_a_worker_stays_that_is_wrong_less_often_or_in_one_row_or_column(
     run: Run, blocks: list[tuple[int, int]], cluster: Cluster, faulty: Callable[[list[tuple[int, int]]], None]
@@ -109,7 +110,8 @@ def test_a_worker_stays_that_is_wrong_less_often_or_in_one_row_or_column(
     assert len(names(client)) == 3
 
 
-@pytest.mark.parametrize("run", later(["whole", "reduced"]))
+@pytest.mark.minutes
+@pytest.mark.parametrize("run", ["whole", "reduced"])
 def test_blocks_that_cannot_be_compared_are_nobodys_fault(
     run: str, cluster: Cluster, faulty: Callable[[list[tuple[int, int]]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,7 @@ def test_a_job_whose_k_is_split_keeps_its_plan(cluster: Cluster, room: Callable[
     assert len(waves) == 1
 
 
+@pytest.mark.minutes
 def test_a_task_that_was_made_when_it_was_tried_again_is_an_incident_of_the_report(
     cluster: Cluster,
     tmp_path: Path,

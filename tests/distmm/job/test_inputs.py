@@ -137,7 +137,8 @@ def as_if_misread(name: str) -> str:
     return path.name
 
 
-@pytest.mark.parametrize(("first", "name"), later([("B-packed.zarr", "A"), ("A.npy", "B"), ("A.npy", "A")]))
+@pytest.mark.minutes
+@pytest.mark.parametrize(("first", "name"), [("B-packed.zarr", "A"), ("A.npy", "B"), ("A.npy", "A")])
 def test_a_block_whose_input_was_read_wrong_once_is_made_again(
     first: str, name: str, client: Client, product: np.ndarray
 ) -> None:
@@ -186,7 +187,8 @@ def test_a_dask_array_that_is_another_one_each_time_ends_the_run(client: Client,
     np.testing.assert_allclose(values(), a @ b.compute(scheduler=client))
 
 
-@pytest.mark.parametrize("name", later(["A-plain.zarr", "B-packed.zarr", "A-packed.zarr", "B-plain.zarr"]))
+@pytest.mark.minutes
+@pytest.mark.parametrize("name", ["A-plain.zarr", "B-packed.zarr", "A-packed.zarr", "B-plain.zarr"])
 def test_a_chunk_that_disappears_is_an_error_until_it_is_back(name: str, client: Client, product: np.ndarray) -> None:
     chunk = f"in/{name}/c/5/3"
     with pytest.raises(
@@ -224,7 +226,8 @@ def test_a_shard_that_disappears_is_an_error(tmp_path: Path) -> None:
         matrix[50:, 30:]
 
 
-@pytest.mark.parametrize("name", later(["A.npy", "B-plain.zarr", "B.npy", "A-packed.zarr"]))
+@pytest.mark.minutes
+@pytest.mark.parametrize("name", ["A.npy", "B-plain.zarr", "B.npy", "A-packed.zarr"])
 def test_inputs_that_only_look_changed_are_read_again(name: str, client: Client, product: np.ndarray) -> None:
     def copied() -> None:  # as a file system does that moves files from tape to disk
         path = Path("in") / name
@@ -242,7 +245,8 @@ def test_inputs_that_only_look_changed_are_read_again(name: str, client: Client,
     np.testing.assert_allclose(values(), product)
 
 
-@pytest.mark.parametrize(("order", "transposed"), later([("C", True), ("F", False), ("F", True), ("C", False)]))
+@pytest.mark.minutes
+@pytest.mark.parametrize(("order", "transposed"), [("C", True), ("F", False), ("F", True), ("C", False)])
 def test_checksums_follow_the_order_of_the_elements_on_the_disk(
     order: Any, transposed: bool, client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,7 +267,8 @@ def test_checksums_follow_the_order_of_the_elements_on_the_disk(
     np.testing.assert_allclose(values(), a @ b)
 
 
-@pytest.mark.parametrize("out", later(["C.npy", "C.zarr"]))
+@pytest.mark.minutes
+@pytest.mark.parametrize("out", ["C.npy", "C.zarr"])
 def test_a_c_that_is_changed_before_it_has_been_added_ends_the_run(
     out: str, client: Client, product: np.ndarray
 ) -> None:

@@ -195,6 +195,7 @@ def test_uneven_chunks_of_an_operand_do_not_make_uneven_chunks_of_c(client: Clie
     np.testing.assert_array_equal(open_matrix(tmp_path / "C.zarr")[...], a @ b)
 
 
+@pytest.mark.minutes
 def test_a_member_of_a_zarr_group_is_made_beside_the_group(client: Client, tmp_path: Path) -> None:
     a, b, expected = pair(tmp_path)
     zarr.open_group(tmp_path / "all.zarr", mode="w").create_group("sub").create_array("A", data=np.load(a))

@@ -63,7 +63,7 @@ def test_a_product_belongs_to_those_who_share_its_folder(client: Client, shared:
     assert _wrong(shared, umask) == {}
 
 
-@pytest.mark.parametrize(("umask", "kind"), [(0o002, "product"), (0o027, "best of rows")], indirect=["umask"])
+@pytest.mark.parametrize(("umask", "kind"), later([(0o002, "product"), (0o027, "best of rows")]), indirect=["umask"])
 def test_what_a_stopped_job_keeps_belongs_to_those_who_may_resume_it(
     client: Client, shared: Path, umask: int, kind: str
 ) -> None:

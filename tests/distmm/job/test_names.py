@@ -191,7 +191,8 @@ def test_a_folder_that_is_renamed_has_its_complete_job(
     assert job.recheck(f"D{file[1:]}", client).outcome == "right"
 
 
-@pytest.mark.parametrize("out", later(["C.npy", "C.zarr"]))
+@pytest.mark.minutes
+@pytest.mark.parametrize("out", ["C.npy", "C.zarr"])
 def test_a_folder_that_is_renamed_has_its_unfinished_job(
     out: str, client: Client, product: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,7 +25,6 @@ from distmm.storage.records import records
 from distmm.storage.zarr_objects import ObjectDraft, ObjectTarget
 from tests.distmm.job.disturbed import Meanwhile, operands, values
 from tests.distmm.job.object_server import BUCKET, HalfWay, marked, multiply, objects, store, tags, url, whole
-from tests.tables import later
 from tests.until import until
 
 
@@ -220,7 +219,8 @@ def test_a_bucket_may_be_called_like_an_array() -> None:
     assert Folder("s3://all.zarr/G.zarr/C").path == "s3://all.zarr/G.zarr.C.job"
 
 
-@pytest.mark.parametrize("shape", later([((23, 10),), ((7, 10),), ((20, 3),)]))
+@pytest.mark.minutes
+@pytest.mark.parametrize("shape", [(23, 10), (7, 10), (20, 3)])
 def test_large_blocks_are_cut_into_stripes(
     shape: tuple[int, int], stored: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

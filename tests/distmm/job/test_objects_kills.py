@@ -24,7 +24,6 @@ from tests.distmm.job.disturbed import operands, values
 from tests.distmm.job.object_server import SERVER, marked, objects, tags, url
 from tests.distmm.job.object_server import multiply as multiply_in
 from tests.distmm.job.object_server import whole as whole_of
-from tests.tables import later
 from tests.until import until
 
 REFUSED = 3
@@ -146,7 +145,7 @@ MOMENTS = {"chunk": "/c/", "marker": "/done/", "certificate": "/certificate.json
 
 @pytest.mark.minutes
 @pytest.mark.usefixtures("_others_are_gone")
-@pytest.mark.parametrize("moment", later(MOMENTS))
+@pytest.mark.parametrize("moment", MOMENTS)
 def test_a_process_that_sleeps_while_another_one_takes_over_changes_nothing_when_it_wakes(
     client: Client, c: np.ndarray, stored: str, moment: str
 ) -> None:

@@ -70,7 +70,8 @@ def test_neighbours_on_disk_are_those_in_memory(metric: Any, client: Client, c: 
     np.testing.assert_allclose(found["values"], values, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("metric", "t"), later([("euclidean", 4.5), ("cosine", 0.5), ("inner", 9.0)]))
+@pytest.mark.minutes
+@pytest.mark.parametrize(("metric", "t"), [("euclidean", 4.5), ("cosine", 0.5), ("inner", 9.0)])
 def test_near_pairs_on_disk_are_those_in_memory(metric: Any, t: float, client: Client, c: np.ndarray) -> None:
     rng = np.random.default_rng(1)
     x, y = rng.standard_normal((40, 20)).astype("f4"), rng.standard_normal((50, 20)).astype("f4")
@@ -90,6 +91,7 @@ def test_near_pairs_on_disk_are_those_in_memory(metric: Any, t: float, client: C
         job.threshold("X.npy", "Y.npy", t, "near.zarr", transb=True, client=client)
 
 
+@pytest.mark.minutes
 def test_metrics_on_disk_are_not_rounded_to_float16_and_float32_that_overflows_is_refused(
     client: Client, c: np.ndarray
 ) -> None:
@@ -108,7 +110,7 @@ def test_metrics_on_disk_are_not_rounded_to_float16_and_float32_that_overflows_i
 
 
 @pytest.mark.minutes
-@pytest.mark.parametrize("transa", later([True, False]))
+@pytest.mark.parametrize("transa", [True, False])
 def test_a_product_with_itself_needs_no_second_matrix(transa: bool, client: Client, c: np.ndarray) -> None:
     a = np.load("A.npy")
     squared = a.T @ a if transa else a @ a.T
@@ -122,7 +124,8 @@ def test_a_product_with_itself_needs_no_second_matrix(transa: bool, client: Clie
     assert job.recheck("best.zarr", client).outcome == "right"
 
 
-@pytest.mark.parametrize("name", later(["bfloat16", "int32", "float64"], first=2))
+@pytest.mark.minutes
+@pytest.mark.parametrize("name", ["bfloat16", "int32", "float64"])
 def test_other_types_are_reduced_and_checked_too(name: str, client: Client, c: np.ndarray) -> None:
     dtype = np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
     a, b = np.load("A.npy").astype(dtype), np.asarray(zarr.open_array("B.zarr")).astype(dtype)
@@ -205,7 +208,7 @@ def test_a_kill_while_block_rows_become_the_result_leaves_a_job_that_ends(
 
 
 @pytest.mark.minutes
-@pytest.mark.parametrize("damage", later(["a bit", "the file", "the marker"]))
+@pytest.mark.parametrize("damage", ["a bit", "the file", "the marker"])
 def test_a_finished_block_row_that_was_damaged_meanwhile_is_made_again(
     damage: str, client: Client, c: np.ndarray
 ) -> None:

@@ -255,6 +255,7 @@ def _mend() -> None:
     tasks.multiply = products.multiply = tasks.real_multiply  # type: ignore[attr-defined]
 
 
+@pytest.mark.minutes
 def test_a_block_row_with_a_wrong_block_is_made_again(client: Client, made: Path, copied: Path, tmp_path: Path) -> None:
     c = operands(Path())
     client.run(_flip, str(tmp_path / "flipped"))

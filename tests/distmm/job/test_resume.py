@@ -75,7 +75,7 @@ def test_a_stopped_job_goes_on_with_the_missing_blocks_only(client: Client, here
 
 
 @pytest.mark.minutes
-@pytest.mark.parametrize("out", later(["C.h5", "C.npy"]))
+@pytest.mark.parametrize("out", ["C.h5", "C.npy"])
 def test_the_same_call_goes_on_too_and_is_idempotent(out: str, client: Client, here: np.ndarray) -> None:
     before = stopped(client, out)
     assert multiply(client, out).kept == len(before)
@@ -130,6 +130,7 @@ def test_what_has_changed_is_named(client: Client, here: np.ndarray) -> None:
     np.testing.assert_array_equal(values(), 0 * here)
 
 
+@pytest.mark.minutes
 def test_a_job_keeps_the_plan_that_it_is_given_and_its_blocks_for_good(client: Client, here: np.ndarray) -> None:
     with pytest.raises(InputError, match="does not fit a product"):
         job.multiply("in/A.npy", "in/B.zarr", "C.zarr", client=client, plan="g2x2x1 b30x20")
@@ -160,6 +161,7 @@ def test_a_plan_that_splits_k_is_kept_whole(client: Client, here: np.ndarray) ->
     np.testing.assert_allclose(values(), here)
 
 
+@pytest.mark.minutes
 def test_a_job_of_arrays_is_gone_on_with_where_they_are(client: Client, here: np.ndarray) -> None:
     a, b = np.load("in/A.npy"), values("in/B.zarr")
     with pytest.raises(Stopped):
@@ -182,9 +184,7 @@ def test_a_finished_block_that_was_damaged_meanwhile_is_made_again(client: Clien
 
 
 @pytest.mark.minutes
-@pytest.mark.parametrize(
-    "moment", later(["before the certificate has", "before C has its name", "before the folder goes"])
-)
+@pytest.mark.parametrize("moment", ["before the certificate has", "before C has its name", "before the folder goes"])
 def test_a_kill_while_c_gets_its_name_leaves_a_job_that_ends(
     moment: str, client: Client, here: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -260,6 +260,7 @@ def test_a_manifest_of_another_format_is_refused(client: Client, here: np.ndarra
         job.resume("D.zarr", client=client)
 
 
+@pytest.mark.minutes
 def test_the_plan_is_made_anew_for_the_cluster_that_is_there(client: Client, here: np.ndarray) -> None:
     stopped(client)
     plans: list[Plan] = []

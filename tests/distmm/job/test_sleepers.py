@@ -62,6 +62,7 @@ MOMENTS = {
 NORMAL = ("a chunk has no name", "a block of .npy is not written")
 
 
+@pytest.mark.minutes
 @pytest.mark.parametrize(
     "moment", [pytest.param(name, marks=() if name in NORMAL else LATER, id=name) for name in MOMENTS]
 )

@@ -17,6 +17,7 @@ from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import Schedule
 from tests.distmm.planning.brute_force import BruteForce
+from tests.tables import number_of
 
 F4, F2 = np.dtype("f4"), np.dtype("f2")
 BATCHES = [((), ()), ((3,), (3,)), ((5,), ()), ((2, 1), (1, 3))]
@@ -65,7 +66,7 @@ def plans(draw: st.DrawFn, even: bool = False) -> Plan:
     )
 
 
-@settings(max_examples=300)
+@settings(max_examples=number_of(300))
 @given(plans())
 def test_bytes_and_tasks_are_those_of_every_block_and_step_and_no_worker_ever_holds_more_than_the_peak(
     plan: Plan,
@@ -77,7 +78,7 @@ def test_bytes_and_tasks_are_those_of_every_block_and_step_and_no_worker_ever_ho
 
 
 @pytest.mark.minutes
-@settings(max_examples=200)
+@settings(max_examples=number_of(200))
 @given(plans(even=True))
 def test_the_peak_is_reached_where_all_workers_do_the_same(plan: Plan) -> None:
     if len(plan.waves) == 1:

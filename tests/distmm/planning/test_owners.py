@@ -22,6 +22,7 @@ from distmm.planning.schedule import Schedule, parse
 from distmm.planning.search import make_plan
 from distmm.worker.tasks import Epilogue, KernelChoice
 from tests.distmm.planning.brute_force import BruteForce
+from tests.tables import number_of
 
 F8 = np.dtype("f8")
 RESIDENCES: list[tuple[Residence, Residence]] = [("resident", "resident"), ("streamed", "resident"), ("whole", "kept")]
@@ -55,7 +56,7 @@ def plan_of(problem: Problem, blocking: Blocking, owners: Owners, **how: object)
     return Plan(problem, Schedule(blocking, owners, lookahead=lookahead), cluster, **how)  # type: ignore[arg-type]
 
 
-@settings(max_examples=150)
+@settings(max_examples=number_of(150))
 @given(placed(), st.integers(1, 3), st.sampled_from(RESIDENCES), st.data())
 def test_bytes_tasks_and_memory_are_those_of_every_block(product, lookahead, operands, data) -> None:  # type: ignore[no-untyped-def]
     problem, blocking, homes, workers = product
@@ -80,7 +81,7 @@ def unions(draw: st.DrawFn) -> tuple[Problem, Blocking, Places, int, Owners]:
     return problem, blocking, homes, workers, owners
 
 
-@settings(max_examples=150)
+@settings(max_examples=number_of(150))
 @given(unions(), st.integers(1, 3), st.sampled_from(RESIDENCES))
 def test_chunks_of_blocks_move_from_where_each_of_them_is(product, lookahead, operands) -> None:  # type: ignore[no-untyped-def]
     problem, blocking, _, _, owners = product
@@ -105,7 +106,7 @@ def test_many_small_chunks_become_few_blocks_for_each_worker() -> None:
         assert apart.schedule.chunks is None
 
 
-@settings(max_examples=60)
+@settings(max_examples=number_of(60))
 @given(placed())
 def test_every_family_computes_the_product(product) -> None:  # type: ignore[no-untyped-def]
     problem, blocking, homes, workers = product
@@ -118,7 +119,7 @@ def test_every_family_computes_the_product(product) -> None:  # type: ignore[no-
         np.testing.assert_array_equal(c, a @ b)
 
 
-@settings(max_examples=100)
+@settings(max_examples=number_of(100))
 @given(placed(), st.sampled_from(FAMILIES))
 def test_no_rank_has_much_more_than_its_share_if_work_can_be_passed_on(product, family: Family) -> None:  # type: ignore[no-untyped-def]
     _, blocking, homes, workers = product
@@ -132,7 +133,7 @@ def test_no_rank_has_much_more_than_its_share_if_work_can_be_passed_on(product, 
     assert loads.max() <= max(BALANCE * loads.mean(), loads.min() + max(work[family]))
 
 
-@settings(max_examples=60)
+@settings(max_examples=number_of(60))
 @given(st.lists(st.integers(0, 1), min_size=8, max_size=8))
 def test_families_are_near_the_best_of_all_assignments(ranks: list[int]) -> None:
     blocking = Blocking((3, 3), (3, 3), (3, 3))
@@ -158,7 +159,7 @@ def test_families_are_near_the_best_of_all_assignments(ranks: list[int]) -> None
 
 
 @given(placed(), st.integers(1, 9))
-@settings(max_examples=60)
+@settings(max_examples=number_of(60))
 def test_the_text_of_a_plan_gives_the_plan_back(product, size: int) -> None:  # type: ignore[no-untyped-def]
     _, drawn, homes, workers = product
     m, k, n = (len(edges) * size for edges in (drawn.m, drawn.k, drawn.n))

@@ -21,7 +21,7 @@ from distmm.planning.problem import Problem, operand_batch
 from distmm.planning.schedule import LOOKAHEAD, Schedule
 from distmm.planning.search import TILE, make_plan
 from distmm.planning.time_model import TimeModel
-from tests.tables import later
+from tests.tables import number_of
 
 F4 = np.dtype("f4")
 CPU = ClusterSpec(workers=4, memory=4 * 10**9, device="cpu", rate=3e10, link=1e9)
@@ -76,7 +76,7 @@ BATCHES = [
 ]  # fmt: skip
 
 
-@settings(max_examples=80)
+@settings(max_examples=number_of(80))
 @given(
     st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3)),
     st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(1, 3)),
@@ -152,15 +152,12 @@ def test_bytes_are_those_of_the_blocks_that_leave_home(
 @pytest.mark.minutes
 @pytest.mark.parametrize(
     ("problem", "workers", "memory"),
-    later(
-        [
-            (Problem(300, 2**18, 300, F4), 12, 10**10),
-            (Problem(100, 4096, 100, F4), 4, 30_000),
-            (Problem(3000, 1000, 40_000, F4, (7,), ()), 32, 10**8),
-            (Problem(20_000, 500, 20_000, F4, (), (), "symmetric"), 4, 10**8),
-        ],
-        first=2,
-    ),
+    [
+        (Problem(300, 2**18, 300, F4), 12, 10**10),
+        (Problem(100, 4096, 100, F4), 4, 30_000),
+        (Problem(3000, 1000, 40_000, F4, (7,), ()), 32, 10**8),
+        (Problem(20_000, 500, 20_000, F4, (), (), "symmetric"), 4, 10**8),
+    ],
 )
 def test_the_plan_chosen_is_the_best_of_all_though_few_are_costed(problem: Problem, workers: int, memory: int) -> None:
     def score(plan: Plan) -> tuple[float, float]:
@@ -235,7 +232,7 @@ sizes = st.integers(0, 12).map(lambda doublings: 10 << doublings)
 
 
 @pytest.mark.minutes
-@settings(max_examples=40)
+@settings(max_examples=number_of(40))
 @given(
     st.tuples(sizes, st.integers(0, 26).map(lambda doublings: 10 << doublings), sizes),
     st.tuples(st.sampled_from([100, 1000, 5000]), st.sampled_from([100, 10**4, 10**6]), st.sampled_from([100, 3000])),

@@ -20,6 +20,7 @@ from distmm.planning.problem import Problem
 from distmm.planning.schedule import Schedule
 from distmm.planning.search import make_plan
 from distmm.planning.time_model import HOST_START_SECONDS, INSERT_SECONDS
+from tests.tables import number_of
 
 BF16, F4 = np.dtype(ml_dtypes.bfloat16), np.dtype("f4")
 H200 = ClusterSpec(1, 115 * 10**9, "cuda", rate=6.8e14, link=5e10, load=5e10, threads=3, granule=64)
@@ -129,7 +130,7 @@ def test_where_the_way_of_c_takes_next_to_nothing_one_number_of_waves_is_tried(m
     assert tried == [(1, 1), (1, 1), (1, 2)]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=number_of(150), deadline=None)
 @given(
     st.tuples(*[st.integers(1, 3000)] * 3),
     st.tuples(*[st.integers(1, 900)] * 3),

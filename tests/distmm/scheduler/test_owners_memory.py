@@ -15,7 +15,6 @@ from distmm.clusters import view
 from distmm.planning.owners import Owners
 from distmm.scheduler.plugin import PlacementPlugin
 from tests.distmm.scheduler import lockstep
-from tests.tables import later
 
 EDGE = 640
 
@@ -60,7 +59,7 @@ CASES = {
 
 
 @pytest.mark.minutes
-@pytest.mark.parametrize("case", later(CASES))
+@pytest.mark.parametrize("case", CASES)
 def test_no_worker_holds_more_than_a_plan_of_owners_says(client: Client, case: str) -> None:
     owners, of_a, of_b, most = CASES[case]
     text = f"{owners} b{EDGE}x{EDGE}x{EDGE} p1 w1 l2"

@@ -83,6 +83,7 @@ def spent(client: Client, make: Callable[[], da.Array]) -> tuple[np.ndarray, int
 HOMES = (0, 1, 2, 3, 3, 2, 1, 0, 2, 2, 0, 0, 1, 1, 3, 3)  # as Dask leaves them: in no order
 
 
+@pytest.mark.minutes
 def test_a_tall_array_times_its_transpose_moves_partial_sums_alone(client: Client) -> None:
     products: list[Callable[[da.Array], da.Array]] = [
         lambda X: distmm.matmul(X.T, X), lambda X: distmm.gram(X.T), lambda X: distmm.gram(X, trans=True)

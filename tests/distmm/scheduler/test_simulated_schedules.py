@@ -20,8 +20,9 @@ from tests.distmm.scheduler.disturbed_faults import Faults
 from tests.distmm.scheduler.drawn_products import BLOCK, draw, is_operand, planned
 from tests.distmm.scheduler.simulated import Model
 from tests.distmm.scheduler.simulated_play import Play
+from tests.tables import number_of
 
-FIRST, SEEDS = [0, *map(int, os.environ.get("DISTMM_SCHEDULES", "125").split(":"))][-2:]
+FIRST, SEEDS = [0, *map(int, os.environ.get("DISTMM_SCHEDULES", str(number_of(125))).split(":"))][-2:]
 
 
 @contextmanager

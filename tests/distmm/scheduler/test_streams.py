@@ -133,6 +133,7 @@ def test_a_task_that_reads_blocks_of_several_waves_gets_slots_if_they_fit(
     np.testing.assert_array_equal(first_and_last_row(distmm.matmul(a, b, plan=TEXT)).compute(), expected)
 
 
+@pytest.mark.minutes
 def test_another_product_that_reads_a_streamed_c_is_refused_unless_c_fits(
     client: Client, memory: Callable[[int], None]
 ) -> None:
@@ -176,7 +177,7 @@ def in_file(a: np.ndarray, path: Path) -> np.ndarray:
 
 
 @pytest.mark.minutes
-@pytest.mark.parametrize("files", later([False, True]))
+@pytest.mark.parametrize("files", [False, True])
 def test_no_worker_holds_more_than_the_plan_says_though_nothing_is_read(
     client: Client, memory: Callable[[int], None], tmp_path: Path, files: bool
 ) -> None:

@@ -30,7 +30,6 @@ from distmm.telemetry.activity import Sample
 from distmm.telemetry.record import Record
 from distmm.telemetry.scheduler import Telemetry
 from tests import forked
-from tests.tables import later
 from tests.until import until
 
 # JavaScript for a Bokeh model on the page, by its name, and for the data that it draws.
@@ -278,7 +277,7 @@ def show(cluster: Client, record: Record) -> None:
 
 
 @pytest.mark.minutes
-@pytest.mark.parametrize(("workers", "scheme"), later([(256, "dark"), (1, "light")]))
+@pytest.mark.parametrize(("workers", "scheme"), [(256, "dark"), (1, "light")])
 def test_the_page_is_readable_with_one_worker_and_with_many(
     cluster: Client, browser: Any, pictures: Path, workers: int, scheme: str
 ) -> None:
@@ -372,7 +371,7 @@ def test_nothing_is_cut(cluster: Client, browser: Any, pictures: Path, width: in
 
 
 @pytest.mark.minutes
-@pytest.mark.parametrize("pane", later(dashboard.PLOTS, first=2))
+@pytest.mark.parametrize("pane", dashboard.PLOTS)
 def test_each_pane_stands_alone_and_the_labextension_finds_it(
     cluster: Client, browser: Any, pictures: Path, pane: str
 ) -> None:

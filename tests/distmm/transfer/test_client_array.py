@@ -28,7 +28,7 @@ from distmm import transfer
 from distmm.errors import InputError
 from distmm.transfer import ClientArray, client_array, loans, process_memory, shared_memory
 from tests.distmm.scheduler.known import known
-from tests.tables import later
+from tests.tables import number_of
 from tests.until import until
 
 
@@ -103,7 +103,7 @@ def test_rows_longer_than_a_piece_are_cut(other: Any, monkeypatch: pytest.Monkey
 @given(
     rows=st.integers(1, 1100), width=st.integers(1, 20000), gap=st.integers(0, 3), piece=st.sampled_from([640, 4096])
 )
-@settings(max_examples=60)
+@settings(max_examples=number_of(60))
 def test_pieces_cover_every_byte_once(rows: int, width: int, gap: int, piece: int) -> None:
     old, process_memory.PIECE = process_memory.PIECE, piece
     try:
@@ -288,7 +288,8 @@ def test_operands_of_every_wave_are_released(client: Client) -> None:
     until(nothing_is_kept)
 
 
-@pytest.mark.parametrize("plan", later(["g2x2x1 b100x200x100 p1 w1 l2", "g1x2x2 b200x100x200 p1 w1 l2"]))
+@pytest.mark.minutes
+@pytest.mark.parametrize("plan", ["g2x2x1 b100x200x100 p1 w1 l2", "g1x2x2 b200x100x200 p1 w1 l2"])
 def test_an_added_c_is_lent_and_given_back(client: Client, plan: str) -> None:
     rng = np.random.default_rng(6)
     a, b, c = rng.integers(-9, 9, (3, 400, 400)).astype("f8")

@@ -205,7 +205,8 @@ def test_a_product_may_be_computed_by_another_client(current: Client) -> None:
     until(lambda: not live(array))
 
 
-@pytest.mark.parametrize("metric", later(["cosine", "euclidean"]))
+@pytest.mark.minutes
+@pytest.mark.parametrize("metric", ["cosine", "euclidean"])
 def test_metrics_keep_nothing(current: Client, metric: Any) -> None:
     a, b = operands()
     arrays = [weakref.ref(a), weakref.ref(b)]

@@ -19,6 +19,7 @@ from distmm_kernels.gemm.guarded import WORKSPACE
 from distmm_kernels.gemm.residue_products import matrices_of, strip
 from distmm_kernels.layout.vectors import row_pitch
 from tests.kernels.reference import integer_twin
+from tests.tables import number_of
 
 WIDTHS = pytest.mark.parametrize("bits", [32, 64])
 MODULI = SYSTEMS[64].moduli
@@ -65,7 +66,7 @@ def test_sums_of_shares_stay_in_32_bits_with_a_sign(bits):
 
 
 @given(st.integers(-(2**63), 2**63 - 1), st.sampled_from(MODULI))
-@settings(max_examples=300)
+@settings(max_examples=number_of(300))
 def test_the_device_finds_the_residue_of_any_integer_from_its_bytes(number, modulus):
     in_bytes = (number + 2**63).to_bytes(8, "little")
     value = start(modulus) + sum(map(math.prod, zip(in_bytes, byte_weights(modulus), strict=True)))
@@ -76,7 +77,7 @@ def test_the_device_finds_the_residue_of_any_integer_from_its_bytes(number, modu
 
 @WIDTHS
 @given(st.data())
-@settings(max_examples=100)
+@settings(max_examples=number_of(100))
 def test_integers_are_made_of_their_residues_modulo_two_to_the_bits(bits, data):
     most, system = largest(bits), SYSTEMS[bits]
     near = st.sampled_from([most, -most, 0, 1 << bits, -1 << bits - 1])

@@ -31,7 +31,7 @@ from distmm_kernels.gemm.residues import split_steps
 from distmm_kernels.layout.vectors import row_pitch
 from distmm_kernels.reference import products
 from tests.kernels.reference import accuracy, residue_twin
-from tests.tables import later
+from tests.tables import later, number_of
 
 # where residues would have a larger error than a chain of multiply-adds, and two sets where they hardly differ
 GUARDED = {
@@ -67,7 +67,7 @@ def test_sums_of_digits_are_exact_in_float64():
 
 
 @given(st.integers(-(2**62), 2**62), st.sampled_from(MODULI))
-@settings(max_examples=300)
+@settings(max_examples=number_of(300))
 def test_the_device_finds_the_residue_from_the_bytes(number, modulus):
     in_bytes = (number + 2**63).to_bytes(8, "little")
     value = start(modulus) + sum(map(math.prod, zip(in_bytes, byte_weights(modulus), strict=True)))
@@ -78,7 +78,7 @@ def test_the_device_finds_the_residue_from_the_bytes(number, modulus):
 
 
 @given(st.integers(-(2**27), 2**27), st.sampled_from(MODULI))
-@settings(max_examples=300)
+@settings(max_examples=number_of(300))
 def test_the_epilogue_finds_the_residue_of_a_sum(total, modulus):
     value = total + (modulus << 20) + OFFSET
     assert 0 <= value < 2**29
@@ -96,7 +96,7 @@ def test_quotients_by_multiplication_are_exact_up_to_their_bounds(modulus):
 
 
 @given(st.lists(st.integers(-int(LIMIT), int(LIMIT)), min_size=1, max_size=20), st.sampled_from([0, 43, 84]))
-@settings(max_examples=300)
+@settings(max_examples=number_of(300))
 def test_integers_are_made_of_their_residues_and_rounded_once(numbers, zeros):
     numbers = [x >> zeros << zeros for x in numbers]
     found = residue_twin.reconstruct(np.array([[(x + OFFSET) % p - OFFSET for x in numbers] for p in MODULI]))

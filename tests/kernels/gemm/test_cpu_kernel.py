@@ -17,6 +17,7 @@ from distmm_kernels.select import select
 from tests.kernels.reference import products as reference
 from tests.kernels.reference.matrices import RAGGED_SHAPES, error_bound
 from tests.kernels.reference.products import first_difference
+from tests.tables import number_of
 
 INTEGERS = [dtype for dtype in SUPPORTED if dtype.kind == "i"]
 
@@ -42,7 +43,7 @@ def test_every_ragged_shape_is_right(shape, dtype):
 sizes = st.integers(0, 40)
 
 
-@settings(max_examples=80)
+@settings(max_examples=number_of(80))
 @given(
     shape=st.tuples(sizes, sizes, sizes),
     dtype=st.sampled_from(["float32", "float64", "int32", "int64", "complex64", "complex128"]),
@@ -82,7 +83,7 @@ EXTREMES = [0, 1, -1, 2**31 - 1, 2**31, -(2**31), -(2**31) - 1, 2**32 - 1, 2**32
 shapes = st.tuples(st.integers(1, 9), st.integers(1, 2 * cpu_integers.TILE_K + 9), st.integers(1, 9))
 
 
-@settings(max_examples=60)
+@settings(max_examples=number_of(60))
 @given(shape=shapes, bits_a=st.integers(1, 63), bits_b=st.integers(1, 63), seed=st.integers(0, 1000))
 def test_int64_is_exact_at_every_magnitude(shape, bits_a, bits_b, seed):
     m, k, n = shape
@@ -91,7 +92,7 @@ def test_int64_is_exact_at_every_magnitude(shape, bits_a, bits_b, seed):
     np.testing.assert_array_equal(multiply(a, b), a @ b)
 
 
-@settings(max_examples=60)
+@settings(max_examples=number_of(60))
 @given(shape=shapes, dtype=st.sampled_from(INTEGERS), seed=st.integers(0, 1000))
 def test_extreme_integers_wrap_around(shape, dtype, seed):
     m, k, n = shape

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from distmm_kernels.emulation.formats import GRANULE, Guard
 from distmm_kernels.tiles.hopper_tiles import STRETCH
 from tests.kernels.reference import accuracy, twins
+from tests.tables import number_of
 
 ROUNDOFF = 2.0**-24
 HELD = (
@@ -138,7 +139,7 @@ def test_cuts_of_k_at_the_granule_leave_the_bits(kernel):
 
 
 @given(st.lists(st.floats(width=32, allow_nan=False, allow_infinity=False), min_size=1, max_size=40))
-@settings(max_examples=200)
+@settings(max_examples=number_of(200))
 def test_tf32_parts_add_up_to_the_number(numbers):
     x = np.array([numbers], np.float32)
     hi, lo, guard = twins.split_tf32(x)
@@ -150,7 +151,7 @@ def test_tf32_parts_add_up_to_the_number(numbers):
 
 
 @given(st.integers(-149, -51), st.integers(0, 8191), st.sampled_from([1, -1]))
-@settings(max_examples=100)
+@settings(max_examples=number_of(100))
 def test_one_number_that_tf32_parts_cannot_keep_raises_a_guard(exponent, place, sign):
     x = np.full((2, 8192), 2.0**-50, np.float32)
     x[1, place] = sign * 2.0**exponent
@@ -163,7 +164,7 @@ def test_one_number_that_tf32_parts_cannot_keep_raises_a_guard(exponent, place, 
     st.integers(-60, 60),
     st.randoms(use_true_random=False),
 )
-@settings(max_examples=200)
+@settings(max_examples=number_of(200))
 def test_fp16_parts_add_up_to_the_number(numbers, exponent, random):
     signs = np.array([random.choice((-1, 1)) for _ in numbers])
     x = np.ldexp(np.array([numbers], np.float32) * signs, exponent).astype(np.float32)

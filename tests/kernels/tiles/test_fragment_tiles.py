@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from distmm_kernels.tiles.fragment_tiles import EDGE, ITEMSIZE, FragmentTiling, tilings, tilings_of_halves
 from distmm_kernels.tiles.mma_tiles import lane_place
+from tests.tables import number_of
 
 GPUS = {(8, 0): 163, (8, 6): 99, (8, 9): 99, (9, 0): 227, (10, 0): 227, (12, 0): 99}  # KB of shared memory a block
 LAYOUTS = list(itertools.product((False, True), repeat=2))
@@ -47,7 +48,7 @@ def placed(tiling, operand):
 
 
 @given(any_tiling(), st.sampled_from((0, 1)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=number_of(60), deadline=None)
 def test_copies_fill_a_tile_once_and_those_of_8_lanes_go_to_different_banks(tiling, operand):
     memory = placed(tiling, operand)
     assert sorted(memory) == list(range(len(memory)))
@@ -58,7 +59,7 @@ def test_copies_fill_a_tile_once_and_those_of_8_lanes_go_to_different_banks(tili
 
 
 @given(any_tiling(), st.sampled_from((0, 1)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=number_of(60), deadline=None)
 def test_the_8_rows_of_each_matrix_of_an_ldmatrix_lie_in_different_banks(tiling, operand):
     begin = tiling.first_read(operand)
     for line, step in itertools.product(lines(tiling, operand), range(tiling.depth // tiling.step)):
