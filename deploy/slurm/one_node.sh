@@ -34,6 +34,7 @@ export DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES=100
 export DASK_LOGGING="{'distributed': 'warning', 'distributed.scheduler': 'error'}"
 export OMP_NUM_THREADS=8 OPENBLAS_NUM_THREADS=8 MKL_NUM_THREADS=8 NUMBA_NUM_THREADS=8
 export DASK_DISTRIBUTED__DASHBOARD__LINK=http://localhost:8787/status
+export UCX_MEMTYPE_CACHE=n
 
 # UCX for GPUs if its Python package is installed, else TCP; the InfiniBand interface if there is one.
 fabric=$("$python" -m distmm.submit.fabric gpu auto) || exit 2

@@ -239,6 +239,8 @@ def _cpu(workers: int | None, limit: int | None, threads: int | None) -> Cluster
 
 
 def _gpu(workers: int | None, limit: int | None) -> ClusterSetup:
+    for name, value in gpu_worker_setup.ENVIRONMENT.items():  # of this process and of its workers
+        os.environ.setdefault(name, value)
     from dask_cuda import LocalCUDACluster
 
     count = gpu_count()

@@ -161,7 +161,9 @@ def _rendered(job: Job, client_command: list[str]) -> list[Manifest]:
         user=USER,
         labels=labels,
         queue_labels=labels | ({QUEUE_LABEL: options.queue} if options.queue else {}),
-        variables=dashboard_access.environment(run.dashboard) | tls.environment(places if run.tls != "none" else None),
+        variables=dashboard_access.environment(run.dashboard)
+        | tls.environment(places if run.tls != "none" else None)
+        | (gpu_worker_setup.ENVIRONMENT if gpu else {}),
         threads=max(1, workers.cpus // workers.per_node),
         disk=int(parse_bytes(options.ephemeral_storage)) if options.ephemeral_storage else 0,
         tls_folder=TLS_FOLDER,

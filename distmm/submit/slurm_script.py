@@ -72,7 +72,11 @@ def render(job: Job, *, python: str = sys.executable) -> str:
         gpu=gpu,
         python=python,
         directives={name: _quoted(value) for name, value in directives.items()},
-        variables={**dashboard_access.environment(run.dashboard), **tls.environment(certificates)},
+        variables={
+            **dashboard_access.environment(run.dashboard),
+            **tls.environment(certificates),
+            **(gpu_worker_setup.ENVIRONMENT if gpu else {}),
+        },
         threads=max(1, workers.cpus // workers.per_node),
         fabric=[word for word in network if word],
         gigabytes=f"{workers.memory_each / 1e9:.3g}",

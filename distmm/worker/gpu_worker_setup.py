@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["POOL_FRACTION", "PRELOAD", "THREADS", "cluster_arguments", "worker_options"]
+__all__ = ["ENVIRONMENT", "POOL_FRACTION", "PRELOAD", "THREADS", "cluster_arguments", "worker_options"]
 
 # Slots: tasks that a worker runs at a time. One product runs, the next one is queued, and the third task loads or
 # stores blocks.
@@ -25,6 +25,10 @@ SPILL_LIMIT = 0
 
 # Module that has a worker wait until the memory of its pool is free.
 PRELOAD = "distmm.worker.gpu_memory"
+
+# Environment variables of processes that use UCX. ucxx (0.52) sets this one itself, to the same value, but after it has
+# loaded UCX, which has then not read it and warns at each start.
+ENVIRONMENT = {"UCX_MEMTYPE_CACHE": "n"}
 
 
 def cluster_arguments(pool: float | str = POOL_FRACTION) -> dict[str, Any]:

@@ -301,8 +301,11 @@ def test_arguments_of_local_cuda_cluster_with_the_class_replaced(monkeypatch: py
 
     def stand_in(**arguments: Any) -> LocalCluster:
         seen.update(arguments, stealing=dask.config.get("distributed.scheduler.work-stealing"))
+        assert os.environ["UCX_MEMTYPE_CACHE"] == "n"  # before UCX is loaded: it warns of what is set later
         return LocalCluster(n_workers=1, processes=False, dashboard_address=":0")
 
+    monkeypatch.setenv("UCX_MEMTYPE_CACHE", "to be restored")
+    monkeypatch.delenv("UCX_MEMTYPE_CACHE")
     monkeypatch.setattr(gpus, "_driver", lambda: Driver(13000))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setitem(sys.modules, "dask_cuda", types.SimpleNamespace(LocalCUDACluster=stand_in))
