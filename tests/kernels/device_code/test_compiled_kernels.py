@@ -173,11 +173,21 @@ def test_fragments_are_read_by_ldmatrix_and_multiplied_by_tensor_cores(operand, 
     assert "st.global.v2." in ptx
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
+COPIES = [
+    *("transposing uint16", "transposing complex128", "transposing words of 2", "transposing words of 4", "realigning"),
+    *(f"mirroring {kind}" for kind in ("uint16", "uint32", "uint64", "complex128", "complex64 conjugated")),
+]
+OTHERS = [architecture for architecture in ARCHITECTURES if architecture != (9, 0)]
+
+
+# each copy for Hopper and two more architectures, in turn: each architecture has copies of both kinds
 @pytest.mark.parametrize(
-    "copy",
-    ["transposing uint16", "transposing complex128", "transposing words of 2", "transposing words of 4", "realigning"]
-    + [f"mirroring {kind}" for kind in ("uint16", "uint32", "uint64", "complex128", "complex64 conjugated")],
+    ("copy", "architecture"),
+    [
+        (copy, architecture)
+        for n, copy in enumerate(COPIES)
+        for architecture in ((9, 0), OTHERS[2 * n % 6], OTHERS[(2 * n + 1) % 6])
+    ],
 )
 def test_copies_stay_in_registers(copy, architecture):
     made = builds.copies(copy, architecture)
