@@ -170,6 +170,7 @@ def spec(device: Literal["cpu", "cuda"], facts: list[dict[str, Any]], dtype: np.
         prepared=max(each["prepared"] for each in kernels),
         workspace=max(each["workspace"] for each in kernels),
         one_launch=all(each["one_launch"] for each in kernels),
+        triangles=all(each["triangles"] for each in kernels),
         granule=max(TILE, *(granule or 1 for granule in granules)),
         kernel=kernel,
         promises_bits=None not in granules,

@@ -137,6 +137,11 @@ class Blocking:
         area = (m * m + sum(edge * edge for edge in self.m)) // 2 if self.triangle else m * n
         return area * math.prod(map(sum, self.batch))
 
+    def multiplied(self, triangles: bool) -> float:
+        """Return the number of elements of C that are multiplied, if of blocks on the diagonal `triangles` only are."""
+        halves = sum(edge * edge for edge in self.m) / 2 if triangles and self.triangle else 0
+        return self.c_elements - halves * math.prod(map(sum, self.batch))
+
     @cached_property
     def largest(self) -> tuple[int, int, int]:
         """Edges (m, k, n) of the largest block."""

@@ -52,6 +52,8 @@ class ClusterSpec:
     one_launch : bool
         Whether the kernel multiplies all panels of a task in one launch, which stores C in its own type. Otherwise a
         task holds the sums of its panels beside its block of C.
+    triangles : bool
+        Whether the kernel computes one half only of the blocks on the diagonal of a symmetric product.
     granule : int
         If k is cut at multiples of it, the kernel's results keep their bits.
     kernel : str, optional
@@ -71,6 +73,7 @@ class ClusterSpec:
     prepared: float = 0.0
     workspace: int = 0
     one_launch: bool = False
+    triangles: bool = False
     granule: int = 32
     kernel: str | None = None
     promises_bits: bool = True

@@ -122,13 +122,16 @@ class Layout(OfSchedule[Grid]):
         if self.problem.symmetry == "hermitian":
             images[0] = self._areas(wave)
             if wave.triangle:
-                i = np.arange(wave.rows.start, wave.rows.stop)
-                np.subtract.at(images[0], (i % self.grid.rows, i % self.grid.columns), self._edges[0][i] ** 2)
+                images[0] -= self._on_diagonal(wave)
         return self._of_all_batches(images.ravel() * itemsize, wave, self.problem.batch)
 
-    def multiplied(self, wave: Wave) -> float:
-        """Multiply-adds of the busiest rank in a wave."""
-        return float(self.c_bytes(wave, 1, self.layers).max()) * self.depth
+    def multiplied(self, wave: Wave, triangles: bool) -> float:
+        """Multiply-adds of the busiest rank in a wave. Of blocks on the diagonal, a kernel may compute `triangles`."""
+        twice = np.zeros(self._shape, np.int64)
+        twice[: self.layers] = 2 * self._areas(wave)
+        if triangles and wave.triangle:
+            twice[: self.layers] -= self._on_diagonal(wave)
+        return float(self._of_all_batches(twice.ravel(), wave, self.problem.batch).max()) / 2 * self.depth
 
     def summed_bytes(self) -> int:
         """Bytes of the partial sums of C that are sent."""
@@ -302,6 +305,12 @@ class Layout(OfSchedule[Grid]):
             area: Ints = np.outer(*self._sums(wave))
             return area
         return self._triangle(wave, self._edges[0][wave.rows.start : wave.rows.stop])
+
+    def _on_diagonal(self, wave: Wave) -> Ints:
+        """Elements of a wave's blocks on the diagonal, for each cell of the grid."""
+        areas, i = np.zeros((self.grid.rows, self.grid.columns), np.int64), np.arange(wave.rows.start, wave.rows.stop)
+        np.add.at(areas, (i % self.grid.rows, i % self.grid.columns), self._edges[0][i] ** 2)
+        return areas
 
     def _triangle(self, wave: Wave, edges: Ints) -> Ints:
         """Sum of ``edges[i] * edges[j]`` over the blocks of a triangle, for each cell of the grid."""

@@ -77,10 +77,13 @@ class TableLayout(OfSchedule[Owners]):
         """Chains of the busiest rank."""
         return self.busiest
 
-    def multiplied(self, wave: Wave) -> float:
-        """Multiply-adds of the busiest rank."""
-        m, k, n = self._edges
-        return float(np.einsum("rikj,i,k,j->r", self.products.mine, m, k, n, dtype=np.float64, optimize=True).max())
+    def multiplied(self, wave: Wave, triangles: bool) -> float:
+        """Multiply-adds of the busiest rank. Of blocks on the diagonal, a kernel may compute `triangles`."""
+        (m, k, n), mine = self._edges, self.products.mine
+        count = np.einsum("rikj,i,k,j->r", mine, m, k, n, dtype=np.float64, optimize=True)
+        if triangles and self.blocking.triangle:
+            count -= np.einsum("riki,i,k->r", mine, m.astype(np.float64) ** 2, k, dtype=np.float64) / 2
+        return float(count.max())
 
     def first_products(self) -> float:
         """Share of the transfers of the first step that the first products wait for."""

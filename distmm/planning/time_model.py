@@ -102,7 +102,7 @@ class TimeModel:
         # On CPU clusters nothing overlaps with products: what counts is all that a worker receives, in whatever step.
         ahead = max(1, min(steps, schedule.lookahead - 1)) if on_gpu else max(1, steps)
         for wave, count in schedule.kinds_of_waves:
-            products = layout.multiplied(wave)
+            products = layout.multiplied(wave, cluster.triangles)
             if not on_gpu:  # each thread has its own cores, which are idle if there are fewer chains
                 chains = max(1, layout.chains_abreast(wave))
                 products *= math.ceil(chains / cluster.threads) * cluster.threads / chains
@@ -147,7 +147,7 @@ class TimeModel:
         item, load = problem.dtype.itemsize, grid.size * cluster.load
         copied = self.copied if cluster.device == "cuda" else 0
         busy: dict[Resource, float] = {
-            "arithmetic": problem.element_flops * blocking.c_elements / cluster.rate / workers,
+            "arithmetic": problem.element_flops * blocking.multiplied(cluster.triangles) / cluster.rate / workers,
             "transfers": 0.0,
             "loading": lines * problem.k * item / load,
             "storing": copied * blocking.c_elements * item / load,

@@ -64,6 +64,8 @@ class Candidate:
     one_launch
         Operand types for which one launch multiplies all panels of a task and stores C in its own type. Other kernels
         keep the sums of the panels, in the accumulator's type, beside C.
+    triangles
+        Operand types for which a symmetric product takes half of the operations. Other kernels compute all of it.
     passes
         Bytes read and written outside the mainloop: for each element of A and B, and for each element of C. The
         measured rates of cubes include them. Thin products have more of these bytes per operation.
@@ -85,6 +87,7 @@ class Candidate:
     prepared: float = 0.0
     workspace: int | Mapping[str, int] = 0
     one_launch: frozenset[str] = frozenset()
+    triangles: frozenset[str] = frozenset()
     passes: tuple[int, int] = (0, 0)
     side_by_side: bool = True
     sizes_below: int | None = None

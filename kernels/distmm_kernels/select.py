@@ -186,8 +186,8 @@ def facts(
     dict
         For each kernel ``"rate"``, the operations per second of this product; ``"cost"``, the seconds by which it is
         ranked; ``"relative"``, the factor that these have from `distmm_kernels.rates.relative`; ``"granule"``, None if
-        its bits are not reproducible; ``"prepared"``, ``"workspace"``, ``"one_launch"`` and ``"unit"`` as in
-        `Candidate`, for the operands' type.
+        its bits are not reproducible; ``"prepared"``, ``"workspace"``, ``"one_launch"``, ``"triangles"`` and
+        ``"unit"`` as in `Candidate`, for the operands' type.
 
     Raises
     ------
@@ -216,6 +216,7 @@ def facts(
             "prepared": candidate.prepared,
             "workspace": candidate.workspace_of(problem.dtype.name),
             "one_launch": problem.dtype.name in candidate.one_launch,
+            "triangles": problem.dtype.name in candidate.triangles,
             "unit": candidate.unit_of(problem.dtype.name),
         }
         for candidate, expected in listed

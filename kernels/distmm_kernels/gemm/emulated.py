@@ -289,7 +289,14 @@ def _matrices(piece: Piece, own: tuple[int, ...], batch: tuple[int, ...], index:
 # float16 halves take as much memory as the block, TF32 halves twice as much. The scales of float16 halves took 5 MB of
 # 40 GB. The workspace holds the TF32 halves or copies of parts of A and B, which a raised guard demands.
 Halves = partial(Candidate, dtypes=frozenset({"float32"}), precision="highest", workspace=WORKSPACE)
-_ON_HOPPER = partial(Halves, tile=(128, 128), capabilities=HOPPER, unit="tensor", sizes_below=COORDINATES)
+_ON_HOPPER = partial(
+    Halves,
+    tile=(128, 128),
+    capabilities=HOPPER,
+    unit="tensor",
+    triangles=frozenset({"float32"}),
+    sizes_below=COORDINATES,
+)
 FLOAT16_HALVES, TF32_HALVES = 1.001, 2.0
 
 TABLE = (

@@ -338,6 +338,7 @@ TABLE = (
         "medium",
         prepared=0.5,
         workspace=slices.WORKSPACE,
+        triangles=frozenset({"float32"}),
     ),
     _ON_HOPPER(
         HopperTf32Kernel,
@@ -346,6 +347,7 @@ TABLE = (
         "high",
         prepared=1.0,
         workspace=slices.WORKSPACE,
+        triangles=frozenset({"float32"}),
     ),
     _ON_HOPPER(
         HopperKernel,
@@ -355,5 +357,6 @@ TABLE = (
         # counts of bools; of other types the sums of slices
         workspace={dtype.name: WORKSPACE if dtype.kind == "b" else slices.WORKSPACE for dtype in NARROW},
         one_launch=frozenset({"float16", "bfloat16"}),
+        triangles=frozenset(dtype.name for dtype in NARROW if dtype.kind != "b"),
     ),
 )

@@ -147,6 +147,13 @@ def test_plans_make_every_block_of_one_triangle_and_their_text_gives_them_back(
     assert sum(map(blocking.mirrored, plan.waves)) == blocking.c_blocks - len(made)
     elements = sum(blocking.m[i] * blocking.n[j] for _, i, j in made if not batch)
     assert batch or elements == blocking.c_elements
+    below = sum(blocking.m[i] * blocking.n[j] / (1 + (i == j)) for _, i, j in made if not batch)
+    assert batch or below == blocking.multiplied(triangles=True)
+    assert blocking.multiplied(triangles=False) == blocking.c_elements
+    layout, whole = plan.layout, blocking.whole
+    if plan.grid.size == 1 and len(blocking.k) == 1 and not batch:
+        assert layout.multiplied(whole, triangles=True) == below * k
+    assert layout.multiplied(whole, triangles=True) <= layout.multiplied(whole, triangles=False)
     parts = blocking.parts(plan.grid.layers)
     assert plan.cost.tasks == len(made) * (sum(map(len, parts)) + len(parts) - 1)
     assert make_plan(problem, spec, text=str(plan), result=result) == plan

@@ -20,7 +20,14 @@ from distmm.worker.tasks.kernel_choice import kernel_for
 from distmm_kernels.device import Device
 
 F4 = np.dtype("f4")
-FACT: dict[str, Any] = {"granule": 8192, "prepared": 1.0, "workspace": 1 << 20, "one_launch": True, "unit": "tensor"}
+FACT: dict[str, Any] = {
+    "granule": 8192,
+    "prepared": 1.0,
+    "workspace": 1 << 20,
+    "one_launch": True,
+    "triangles": True,
+    "unit": "tensor",
+}
 
 
 def told(unmeasured: bool = False, **rates: float) -> dict[str, Any]:
@@ -46,11 +53,18 @@ def test_only_kernels_that_all_workers_have_are_chosen() -> None:
 
 def test_figures_that_differ_are_taken_at_their_worst() -> None:
     small, large = told(one=2e14), told(one=1e14)
-    large["kernels"]["one"] |= {"granule": 4096, "prepared": 2.0, "workspace": 1 << 29, "one_launch": False}
+    large["kernels"]["one"] |= {
+        "granule": 4096,
+        "prepared": 2.0,
+        "workspace": 1 << 29,
+        "one_launch": False,
+        "triangles": False,
+    }
     made = spec("cuda", [small, large], F4)
     assert (made.rate, made.granule, made.prepared, made.workspace) == (1e14 * SUSTAINED, 8192, 2.0, 1 << 29)
     assert made.promises_bits
     assert not made.one_launch
+    assert not made.triangles
     large["kernels"]["one"]["granule"] = None
     assert not spec("cuda", [small, large], F4).promises_bits
 
