@@ -59,6 +59,8 @@ class Figures(NamedTuple):
         What is done with C: "topk", "nearest", "threshold"; empty where it is C that is wanted.
     reasons : tuple of str
         Why it is slower than its plan (`distmm.telemetry.slowness`).
+    unwritten : int
+        Submitted tasks that check, reduce or write blocks of C and have not finished.
     """
 
     done: int
@@ -84,6 +86,7 @@ class Figures(NamedTuple):
     silent: float = math.inf
     verb: str = ""
     reasons: tuple[str, ...] = ()
+    unwritten: int = 0
 
     @classmethod
     def of(cls, record: Record, now: float) -> Figures:
@@ -122,5 +125,6 @@ class Figures(NamedTuple):
             idle=idle,
             silent=max((now - at for name, at in (seen or {}).items() if name in record.lanes), default=math.inf),
             verb=record.verb,
+            unwritten=record.unwritten,
         )
         return figures._replace(reasons=tuple(slowness.reasons(record, figures, now)))

@@ -125,14 +125,16 @@ def _pending(client: Client) -> list[Any]:
 
 
 def describe(f: Figures) -> str:
-    """Return one line with the rate so far, the time left, failures, and the first reason why it is slow."""
+    """Return one line: rate so far, time left or phase after the last step, failures, first reason if it is slow."""
     if f.state == "stalled":
         return ", ".join([f"stalled: no step for {units.duration(f.idle)}", *f.reasons[:1]])
     if not f.done and f.state in UNDER_WAY:
         parts = ["starting"]
     else:
         parts = [units.scaled(f.rate, "FLOP/s")]
-        if f.state == "running" and math.isfinite(f.left):
+        if f.state == "running" and f.done == f.total and f.unwritten:
+            parts.append(f"checking and writing, {f.unwritten} blocks left")
+        elif f.state == "running" and math.isfinite(f.left):
             parts.append(f"{units.duration(f.left)} left")
         elif f.state != "running":
             parts.append(f"{f.state} after {units.duration(f.seconds)}")

@@ -60,12 +60,19 @@ class Recipe:
 
 
 def binary(recipe: Recipe, compute_capability: tuple[int, int]) -> Binary:
-    """Return a kernel's machine code: read from disk, or compiled now and written to disk."""
+    """Return a kernel's machine code: read from disk, or compiled now and written to disk.
+
+    Of several processes that need it at the same time, as the workers of a host do, one compiles it.
+    """
     path = cache_folder() / f"{recipe.key(compute_capability)}.kernel"
     found = _read(path)
-    if found is None:
-        found = compiler.build(recipe.source(), compute_capability)
-        _write(path, found)
+    if found is not None:
+        return found
+    with cache.alone(path):
+        found = _read(path)
+        if found is None:
+            found = compiler.build(recipe.source(), compute_capability)
+            _write(path, found)
     return found
 
 

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import hashlib
 import os
+import time
 import uuid
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["bound", "cache_folder", "read", "sources", "write"]
+__all__ = ["alone", "bound", "cache_folder", "read", "sources", "write"]
+
+
+# Seconds to wait for another process that makes the same file. It may be stopped, and no kernel takes as long.
+PATIENCE = 30.0
 
 
 def cache_folder() -> Path:
@@ -55,6 +62,29 @@ def read(path: Path) -> bytes | None:
         os.utime(path)
     digest, _, rest = content.partition(b"\n")
     return rest if hashlib.sha256(rest).hexdigest().encode() == digest else None
+
+
+@contextlib.contextmanager
+def alone(path: Path) -> Iterator[None]:
+    """Let one process at a time make a file: the others wait, and then find it.
+
+    A process waits no longer than `PATIENCE`, and not at all in a folder without locks. Then it makes its own.
+    """
+    lock = path.with_suffix(".lock")
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            file = stack.enter_context(open(lock, "a"))
+            deadline = time.monotonic() + PATIENCE
+            while time.monotonic() < deadline:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    time.sleep(0.02)
+        yield
+        if path.exists():  # so whoever takes a lock of this name from now on finds the file
+            lock.unlink(missing_ok=True)
 
 
 def write(path: Path, content: bytes, what: str) -> None:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from distmm import matmul, units
 from distmm.telemetry.figures import Figures
-from distmm.telemetry.progress import live, watch
+from distmm.telemetry.progress import describe, live, watch
 
 
 def figures(done: int, seconds: float, state: str = "running", again: int = 0) -> Figures:
@@ -74,6 +74,12 @@ def test_a_log_gets_a_line_now_and_then_with_rate_and_time_left(monkeypatch: pyt
         "60 of 80 steps, 500 GFLOP/s, 4 s left, 3 computed again",
         "80 of 80 steps, 615 GFLOP/s, complete after 13 s",
     ]
+
+
+def test_after_the_last_step_the_line_says_what_is_left_to_write() -> None:
+    late = figures(80, 12, "running")._replace(unwritten=3)
+    assert describe(late).endswith("FLOP/s, checking and writing, 3 blocks left")
+    assert "writing" not in describe(late._replace(done=60))
 
 
 def test_a_terminal_gets_a_live_line() -> None:

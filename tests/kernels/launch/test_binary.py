@@ -145,11 +145,19 @@ def test_a_folder_that_cannot_be_written_costs_a_warning_and_no_result(builds, m
         assert binary(recipe(), HOPPER).threads == 128
 
 
-def test_many_writers_leave_one_whole_file(builds):
+def test_of_many_that_need_a_kernel_one_compiles_it(builds):
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         made = list(pool.map(lambda _: binary(recipe(), HOPPER), range(40)))
+    assert len(builds) == 1
     (path,) = cache_folder().iterdir()
-    assert module._read(path) in made
+    assert set(made) == {module._read(path)}
+
+
+def test_a_stopped_process_that_compiles_a_kernel_holds_up_others_for_a_while_only(builds, monkeypatch):
+    monkeypatch.setattr(cache, "PATIENCE", 0.1)
+    with cache.alone(cache_folder() / f"{recipe().key(HOPPER)}.kernel"):
+        assert binary(recipe(), HOPPER).threads == 128
+    assert len(builds) == 1
 
 
 def test_the_folder_follows_the_environment(monkeypatch, tmp_path):
