@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -122,13 +123,20 @@ def _say(line: str) -> None:
 
 def _attached(name: str) -> int:
     """Follow a job that was submitted before."""
-    if name.isdigit():
-        from distmm.submit import slurm
+    from distmm.submit import kubernetes, slurm
 
-        return slurm.attach(name, _say)
-    from distmm.submit import kubernetes
+    return (slurm if name.isdigit() else kubernetes).attach(name, _say)
 
-    return kubernetes.attach(name, _say)
+
+def _followed(facts: dict[str, Any], follow: Callable[[], int], detach: bool, interrupted: str) -> dict[str, Any]:
+    """Return the facts of a submitted job, with its exit code if it is followed; an interrupt only ends that."""
+    if detach:
+        return facts
+    try:
+        return facts | {"exit_code": follow()}
+    except KeyboardInterrupt:
+        _say(interrupted)
+        raise
 
 
 def _local_command(job: Job) -> list[str]:
@@ -166,15 +174,9 @@ def _slurm(job: Job, submitted_by: str, detach: bool, python: str | None) -> dic
     log = f"{job.run.folder}/{job.run.name}-{number}.log"
     facts: dict[str, Any] = {"cluster": "slurm", "id": number, "log": log, "exit_code": None}
     _say(f"job {number}: submitted; its log is {log}")
-    if detach:
-        return facts
-    try:
-        facts["exit_code"] = slurm.follow(job, number, _say)
-    except KeyboardInterrupt:
-        _say(
-            f"job {number} goes on: distmm submit --follow {number}. scancel {number} ends it; finished blocks are kept"
-        )
-        raise
+    interrupted = f"job {number} goes on: distmm submit --follow {number}. "
+    interrupted += f"scancel {number} ends it; finished blocks are kept"
+    facts = _followed(facts, lambda: slurm.follow(job, number, _say), detach, interrupted)
     if facts["exit_code"] == slurm_script.RESUMABLE:
         _say(f"job {number}: finished blocks are kept; to go on: {submitted_by}")
     return facts
@@ -198,11 +200,6 @@ def _kubernetes(job: Job, detach: bool) -> dict[str, Any]:
     kubernetes.submit(job)
     _say(f"daskjob {name}: submitted to namespace {where}")
     facts = {"cluster": "kubernetes", "id": f"{where}/{name}", "log": None, "exit_code": None}
-    if detach:
-        return facts
-    try:
-        return facts | {"exit_code": kubernetes.follow(job, _say)}
-    except KeyboardInterrupt:
-        _say(f"the job goes on: distmm submit --follow {where}/{name}")
-        _say(f"kubectl -n {where} delete daskjob {name} ends it; finished blocks are kept")
-        raise
+    interrupted = f"the job goes on: distmm submit --follow {where}/{name}\n"
+    interrupted += f"kubectl -n {where} delete daskjob {name} ends it; finished blocks are kept"
+    return _followed(facts, lambda: kubernetes.follow(job, _say), detach, interrupted)

@@ -229,7 +229,7 @@ class FlatTarget(Target):
         with open(self.output.draft, "r+b", buffering=0) as file:
             if _locks(file, 0, 0):
                 return
-        copy = f"{self.output.draft}.copy"
+        copy, need = f"{self.output.draft}.copy", units.size(os.path.getsize(self.output.draft))
         try:
             shutil.copyfile(self.output.draft, copy)
             fsync(copy)
@@ -241,14 +241,9 @@ class FlatTarget(Target):
                 raise
             raise InputError(
                 f"{self.output.draft}: a process of an earlier run still has a block of this file locked, and there "
-                f"is no space for a copy to continue with: end that process, or free {units.size(self.nbytes)}"
+                f"is no space for a copy to continue with: end that process, or free {need}"
             ) from error
         fsync(os.path.dirname(self.output.draft))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all elements."""
-        return self.shape[0] * self.shape[1] * self.dtype.itemsize
 
     def _write(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
         with open(self.output.draft, "r+b") as file:

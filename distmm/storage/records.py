@@ -229,17 +229,10 @@ class _Objects:
     def own(self, folder: str, token: str) -> str:
         return f"{folder}/{token}"
 
-    def take_over(self, folder: str, token: str) -> None:
-        return
+    def _nothing(self, *folders: str) -> None:
+        """Do nothing: folders are parts of names, and an object is durable when its put has returned."""
 
-    def sync(self, folder: str) -> None:
-        return
-
-    def make_folder(self, folder: str) -> None:
-        return
-
-    def remove_folder(self, folder: str) -> None:
-        return
+    take_over = sync = make_folder = remove_folder = _nothing
 
 
 def records(path: str) -> Records:

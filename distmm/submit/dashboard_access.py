@@ -13,26 +13,23 @@ INFO = "distributed.http.scheduler.info"
 PROBED = ["distributed.http.health", "distributed.http.scheduler.prometheus"]
 
 
-def settings(dashboard: str, port: str = "8787") -> dict[str, Any]:
+def settings(dashboard: str) -> dict[str, Any]:
     """Return Dask's configuration for a value of ``run.dashboard``.
 
     Parameters
     ----------
     dashboard : {"localhost", "all", "none"}
-    port : str
-        Port of localhost in links to the pages: the port of the ``ssh -L`` command in a job's log, or ``"{port}"`` for
-        the scheduler's port.
 
     Returns
     -------
     dict
         Keys and values of Dask's configuration. For ``"localhost"`` they replace the scheduler's host in links, since
-        the pages do not answer at its address.
+        the pages do not answer at its address. The port is that of the ``ssh -L`` command in a job's log.
     """
     if dashboard == "none":
         return {"distributed.scheduler.http.routes": PROBED, "distributed.dashboard.link": "off"}
     if dashboard == "localhost":
-        return {"distributed.dashboard.link": f"http://localhost:{port}/status"}
+        return {"distributed.dashboard.link": "http://localhost:8787/status"}
     return {}
 
 

@@ -238,14 +238,7 @@ class Kubernetes(Table):
 
 
 class Job(Table):
-    """A checked job file.
-
-    Attributes
-    ----------
-    product, run, workers, slurm, kubernetes
-        Its tables: instances of `Product`, `Run`, `Workers`, `Slurm` and `Kubernetes`. `product` is None if
-        the machines run another command of distmm instead (`instead`).
-    """
+    """A checked job file. Without a product, the machines run another command of distmm (`instead`)."""
 
     _words: tuple[str, ...] = PrivateAttr(default=())
     product: Product | None = None

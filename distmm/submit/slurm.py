@@ -147,7 +147,7 @@ def _follow(number: str, path: Path, say: Say, request: str) -> int:
         for line in next(log):
             say(line)
         if shown is None:
-            return _code_of_forgotten(number, path)
+            return _code_of_forgotten(path)
         state, reason = shown["JobState"], shown["Reason"]
         current = f"{state.lower()} ({reason})" if reason != "None" else state.lower()
         if current != before:
@@ -165,7 +165,7 @@ def _follow(number: str, path: Path, say: Say, request: str) -> int:
         time.sleep(POLL_SECONDS)
 
 
-def _code_of_forgotten(number: str, log: Path) -> int:
+def _code_of_forgotten(log: Path) -> int:
     """Return the exit code in the file next to a job's log; 75 without this file, since the job was then cancelled."""
     left = log.with_suffix(".exit")
     try:

@@ -9,7 +9,6 @@ from collections.abc import Collection, Hashable
 
 from distributed import Client, Scheduler
 
-from distmm.all_workers import everywhere
 from distmm.graph.chunk_layer import product_of
 from distmm.telemetry import worker
 from distmm.telemetry.activity import Activity
@@ -18,18 +17,13 @@ from distmm.telemetry.figures import Figures
 from distmm.telemetry.record import Record
 from distmm.telemetry.scheduler import Telemetry
 
-__all__ = ["arrived", "bytes_moved", "figures", "figures_on", "install", "read"]
+__all__ = ["arrived", "figures", "figures_on", "install", "read"]
 
 
 def install(client: Client) -> None:
     """Start telemetry on a cluster, unless it runs there already. A failure is logged and not raised."""
     with tolerated("telemetry"):
         client.register_plugin(Telemetry())
-
-
-def bytes_moved(client: Client) -> int:
-    """Return the bytes of blocks that workers received from one another since telemetry began; 0 without telemetry."""
-    return sum(everywhere(client, worker.received_bytes).values())
 
 
 def arrived(client: Client, keys: Collection[Hashable]) -> bool:

@@ -70,7 +70,7 @@ def head(record: Record | None, now: float) -> str:
         record=record,
         name=_short(record.title),
         share=share_done(record, f),
-        facts=[*facts(record, f, now), Fact("now", units.date(now))],
+        facts=[*facts(record, f), Fact("now", units.date(now))],
         reasons=f.reasons[:SHOWN_REASONS],
         incidents=[f"{units.clock(incident.time)} {incident}" for incident in record.incidents[-SHOWN_INCIDENTS:]],
     )

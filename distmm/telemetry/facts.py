@@ -20,8 +20,8 @@ class Fact(NamedTuple):
     bad: bool = False
 
 
-def facts(record: Record, f: Figures, now: float) -> list[Fact]:
-    """Return what there is to say of a product at a time, in the order of importance; `f`: its figures then."""
+def facts(record: Record, f: Figures) -> list[Fact]:
+    """Return what there is to say of a product, in the order of importance; `f`: its figures at that time."""
     lanes, cluster, cost = record.lanes.values(), record.plan.cluster, record.plan.cost
     under_way, over = f.state in UNDER_WAY, record.over
     peak, others = (max((getattr(lane, of) for lane in lanes), default=0) for of in ("peak_blocks", "others"))

@@ -76,7 +76,7 @@ def html(record: Record, *, title: str = "", certificate: Rows = (), runs: Seque
     seconds, plan, f = end - record.submitted, record.plan, record.figures(end)
     job = batch_job()
     summary = [
-        *((fact.label, fact.value) for fact in facts(record, f, end)),
+        *((fact.label, fact.value) for fact in facts(record, f)),
         ("host", platform.node()),
         *([("batch job", job)] if job else []),
     ]

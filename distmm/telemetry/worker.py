@@ -21,7 +21,7 @@ from distmm.telemetry import metrics
 from distmm.telemetry.activity import Device, Load
 from distmm.telemetry.faults import tolerated
 
-__all__ = ["METRIC", "WorkerTelemetry", "heartbeat", "own_gpu", "received_bytes", "statement"]
+__all__ = ["METRIC", "WorkerTelemetry", "heartbeat", "own_gpu", "statement"]
 
 # Key of distmm's entry in the metrics of a heartbeat.
 METRIC = "distmm"
@@ -61,7 +61,7 @@ class WorkerTelemetry(WorkerPlugin):
         self.gpu = gpu
         self.arrived: dict[Any, int] = {}  # block that no task has read yet -> bytes
         self.received: OrderedDict[str, int] = OrderedDict()  # product, or array that others read -> bytes
-        self.received_total = 0
+        self.received_total = 0  # Dask's log of transfers keeps only the last 1000
         self.receiving = self.received_until = 0.0
         self.sizes: dict[Any, int] = {}  # block in memory -> bytes
         self.held: Counter[str] = Counter()  # array -> bytes in memory
@@ -152,15 +152,6 @@ def heartbeat(worker: Worker) -> dict[str, Any]:
     """Return the figures of the worker's plugin; nothing without it."""
     plugin = worker.plugins.get(WorkerTelemetry.name)
     return {} if plugin is None else plugin.figures()
-
-
-def received_bytes(dask_worker: Worker) -> int:
-    """Return the bytes of blocks that this worker received from others; 0 without the plugin. Runs on workers.
-
-    The plugin counts them because Dask's log of transfers keeps only the last 1000.
-    """
-    plugin = dask_worker.plugins.get(WorkerTelemetry.name)
-    return 0 if plugin is None else int(plugin.received_total)
 
 
 def statement(dask_worker: Worker) -> dict[str, Any]:

@@ -28,8 +28,8 @@ from steps import Steps
 
 import distmm
 from distmm import clusters
-from distmm.telemetry import client as telemetry
 from distmm.transfer import shared_memory
+from tests.moved_bytes import moved_bytes
 
 ROWS: list[dict[str, Any]] = []
 
@@ -47,13 +47,13 @@ def measure(steps: Steps, case: str, size: int, work: Callable[[], dict[str, Any
 
 def product(client: Client, a: np.ndarray, b: np.ndarray, c: np.ndarray, **how: Any) -> dict[str, Any]:
     """Measure one product from host memory to host memory."""
-    before = telemetry.bytes_moved(client)
+    before = moved_bytes(client)
     client.run(start_counting)
     start = time.perf_counter()
     distmm.matmul(a, b, out=c, client=client, device="gpu", **how)
     seconds = time.perf_counter() - start
     peak = max(client.run(peak_bytes).values())
-    moved = telemetry.bytes_moved(client) - before
+    moved = moved_bytes(client) - before
     return {"seconds": seconds, "moved": moved, "peak": peak, **sampled(a, b, c, "highest", 9), **how}
 
 

@@ -28,6 +28,7 @@ from distmm.planning.search import make_plan
 from distmm.telemetry import client as telemetry
 from experiment import matrices
 from experiment.cases import KERNEL, Case, element
+from tests.moved_bytes import moved_bytes
 
 if TYPE_CHECKING:
     from experiment.measuring_process import Task
@@ -234,13 +235,13 @@ def _hosted(client: Client, task: Task, case: Case, seed: int, arena: matrices.A
 def _counted(client: Client, on_gpu: bool) -> Iterator[dict[str, Any]]:
     """Yield a dict. At the end of the block, it receives the bytes moved and the largest peak of any GPU."""
     found: dict[str, Any] = {}
-    before = telemetry.bytes_moved(client)
+    before = moved_bytes(client)
     if on_gpu:
         client.run(start_counting)
     yield found
     if on_gpu:
         found["peak"] = max(client.run(peak_bytes).values())
-    found["moved"] = telemetry.bytes_moved(client) - before
+    found["moved"] = moved_bytes(client) - before
 
 
 def _planned(plan: distmm.Plan) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from experiment import products
 
 import distmm
 from distmm import clusters
-from distmm.telemetry import client as telemetry
+from tests.moved_bytes import moved_bytes
 
 
 @pytest.fixture(scope="module")
@@ -182,10 +182,10 @@ def test_two_gpus_move_exactly_the_bound(gpus: Client) -> None:
         )
         p = distmm.plan(A, B, client=gpus)
         assert p.schedule.chunks is None  # 512 products of chunks overlap with transfers between GPUs
-        before = telemetry.bytes_moved(gpus)
+        before = moved_bytes(gpus)
         C = distmm.matmul(A, B, plan=p, client=gpus).persist()
         wait(C)
-        assert telemetry.bytes_moved(gpus) - before == p.bytes_moved == p.cost.bytes_bound > 0
+        assert moved_bytes(gpus) - before == p.bytes_moved == p.cost.bytes_bound > 0
         assert distmm.verify(A, B, C).ok
 
 

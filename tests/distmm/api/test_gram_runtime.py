@@ -22,6 +22,7 @@ from distmm.worker.tasks import Epilogue, KernelChoice
 from tests.distmm.api.symmetric import mirrored, sample, truth
 from tests.distmm.scheduler import lockstep
 from tests.exact_sums import in_panels, whole_numbers
+from tests.moved_bytes import moved_bytes
 from tests.tables import later
 from tests.until import until
 
@@ -58,11 +59,11 @@ def test_tasks_and_bytes_are_the_plans_and_less_than_those_of_matmul(measured: C
         (distmm.plan(lazy(2), lazy(2).T), lambda: distmm.matmul(lazy(2), lazy(2).T, client=measured)),
     ):
         assert (plan.grid, plan.blocking.panels) == (Grid(2, 2), 1)
-        before = telemetry.bytes_moved(measured)
+        before = moved_bytes(measured)
         C = product()
         kept = measured.persist(C)
         wait(kept)
-        moved.append(telemetry.bytes_moved(measured) - before)
+        moved.append(moved_bytes(measured) - before)
         products, blocks = finished(measured, C.name)
         assert blocks == BLOCKS**2
         tasks.append(products)

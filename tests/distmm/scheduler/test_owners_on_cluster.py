@@ -24,8 +24,8 @@ from distmm.errors import InputError
 from distmm.planning.owners import Owners
 from distmm.scheduler import dask_internals
 from distmm.scheduler.plugin import PlacementPlugin
-from distmm.telemetry import client as telemetry
 from tests import forked
+from tests.moved_bytes import moved_bytes
 from tests.until import until
 
 ROWS, WIDTH, CHUNKS = 4000, 48, 16
@@ -73,10 +73,10 @@ def tall(client: Client, homes: Sequence[int], seed: int = 0, width: int = WIDTH
 
 def spent(client: Client, make: Callable[[], da.Array]) -> tuple[np.ndarray, int]:
     """Return a result, and the bytes that workers sent one another until it was there."""
-    before = telemetry.bytes_moved(client)
+    before = moved_bytes(client)
     kept = client.persist(make())
     wait(kept)
-    moved = telemetry.bytes_moved(client) - before
+    moved = moved_bytes(client) - before
     return np.asarray(kept.compute()), moved
 
 
@@ -154,11 +154,11 @@ def test_many_small_chunks_are_multiplied_as_few_blocks_and_c_has_their_chunks(c
     assert plan.cost.tasks < 50
     C = distmm.matmul(A, B)
     assert C.chunks == ((12,) * 10, (10,) * 10)
-    before = telemetry.bytes_moved(client)
+    before = moved_bytes(client)
     kept = client.persist(C)
     wait(kept)
     if persisted:  # views are taken where their blocks are
-        assert telemetry.bytes_moved(client) - before == plan.bytes_moved
+        assert moved_bytes(client) - before == plan.bytes_moved
     np.testing.assert_array_equal(kept[5:77, 3:].compute(), (a @ b)[5:77, 3:])
     np.testing.assert_array_equal(C.compute(), a @ b)
     np.testing.assert_array_equal(distmm.gemm(2, A, B, -1, a @ b), a @ b)

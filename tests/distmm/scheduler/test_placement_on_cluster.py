@@ -24,12 +24,12 @@ from distmm.graph import serial
 from distmm.graph.chunk_layer import product_of
 from distmm.planning.grid import Grid
 from distmm.scheduler.plugin import PlacementPlugin
-from distmm.telemetry import client as telemetry
 from distmm.worker.tasks import Epilogue, KernelChoice
 from tests import forked
 from tests.distmm.scheduler import lockstep
 from tests.distmm.scheduler.steps import finished
 from tests.exact_sums import in_panels, whole_numbers
+from tests.moved_bytes import moved_bytes
 from tests.tables import later
 from tests.until import until
 
@@ -80,14 +80,14 @@ def test_lazy_products_move_exactly_the_2d_bound_whatever_uses_them(client: Clie
     C = matmul(A, B, client=client)
     p = plan(A, B, client=client)
     assert p.grid == Grid(2, 2)
-    before = telemetry.bytes_moved(client)
+    before = moved_bytes(client)
     result = USES[use](C, client)
     wait(result)
     bound = BLOCKS**2 * (2 + 2 - 2) * BLOCK_BYTES
     small_change = 3000 if use in ("sum", "store") else 0
     if use == "compute":  # gathers nothing between workers, but finalises C on one of them
         small_change = N * N * 4
-    assert bound <= telemetry.bytes_moved(client) - before <= bound + small_change
+    assert bound <= moved_bytes(client) - before <= bound + small_change
     assert p.bytes_moved == p.cost.bytes_bound == bound
     del result
 
@@ -123,7 +123,7 @@ def test_no_worker_holds_more_than_the_plan_says(client: Client, resident: bool)
     p = plan(A, B, client=client, plan=text if resident else None)
     assert p.operands == (("resident" if resident else "streamed"),) * 2
     assert str(p) == text
-    before = telemetry.bytes_moved(client)
+    before = moved_bytes(client)
     block, own, panel = edge * edge * 8, blocks**2 // 4, blocks // 2
     with lockstep.gate(client):
         C = client.persist(matmul(A, B, client=client, plan=p))
@@ -132,7 +132,7 @@ def test_no_worker_holds_more_than_the_plan_says(client: Client, resident: bool)
     # two that are not yet freed.
     assert p.cost.peak_bytes == (own + 2 * panel * (1 if resident else 2) + 3) * block
     assert p.cost.peak_bytes / 1.25 <= peak <= p.cost.peak_bytes
-    assert telemetry.bytes_moved(client) - before == p.bytes_moved == blocks * depth * 2 * block
+    assert moved_bytes(client) - before == p.bytes_moved == blocks * depth * 2 * block
 
 
 @pytest.mark.minutes
@@ -248,11 +248,11 @@ def test_tasks_are_made_on_the_scheduler_and_not_on_the_client(client: Client) -
 def test_products_of_products_stay_placed(client: Client) -> None:
     A, B = lazy(13), lazy(14)
     C = matmul(matmul(A, B, client=client), A, client=client)
-    before = telemetry.bytes_moved(client)
+    before = moved_bytes(client)
     kept = client.persist(C)
     wait(kept)
     # Two products, and A is needed at two places in the second one: at most three bounds.
-    assert telemetry.bytes_moved(client) - before <= 3 * BLOCKS**2 * 2 * BLOCK_BYTES
+    assert moved_bytes(client) - before <= 3 * BLOCKS**2 * 2 * BLOCK_BYTES
     a, b = client.compute([A, B], sync=True)
     np.testing.assert_allclose(client.compute(kept, sync=True), a @ b @ a, rtol=1e-3)
 

@@ -24,6 +24,7 @@ from distmm import matmul
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import dashboard_server, faults
 from tests import forked
+from tests.moved_bytes import moved_bytes
 
 
 def test_dask_and_bokeh_have_the_parts_that_are_used() -> None:
@@ -55,7 +56,7 @@ def test_a_product_runs_on_a_scheduler_whose_dashboard_has_changed(
         telemetry.install(client)
         values = np.arange(64.0).reshape(8, 8)
         product = client.compute(matmul(values, values, client=client)).result()
-        assert telemetry.bytes_moved(client) == 0
+        assert moved_bytes(client) == 0
     np.testing.assert_array_equal(product, values @ values)
     for part in ("the page of the dashboard", "the list of workers for Prometheus"):
         assert f"{part} failed, and products run without it" in caplog.text

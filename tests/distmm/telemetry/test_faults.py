@@ -79,6 +79,5 @@ def test_products_and_jobs_go_on_where_monitoring_fails(
             assert telemetry.figures(one, "unknown") is None
         job.multiply(tmp_path / "a.npy", tmp_path / "a.npy", tmp_path / "c.npy", client=one)
         np.testing.assert_allclose(open_matrix(tmp_path / "c.npy")[...], a @ a)
-        assert telemetry.bytes_moved(one) >= 0
     said = [record.getMessage() for record in caplog.records if record.name == faults.logger.name]
     assert len(said) == warnings, said

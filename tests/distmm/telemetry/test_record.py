@@ -25,6 +25,7 @@ from distmm.telemetry.record import Record
 from distmm.telemetry.scheduler import KEPT, Telemetry
 from distmm.telemetry.worker_totals import MOST_SAMPLES
 from tests.distmm.scheduler.known import known
+from tests.moved_bytes import moved_bytes
 from tests.until import until
 
 
@@ -207,11 +208,11 @@ def test_products_at_the_same_time_do_not_count_one_anothers_bytes(current: Clie
     A, *others = (rng.random((6 * 48, 6 * 48), chunks=48) for _ in range(3))
     products = [matmul(A, B, client=current) for B in others]
     planned = [plan(A, B, client=current).bytes_moved for B in others]
-    before = telemetry.bytes_moved(current)
+    before = moved_bytes(current)
     wait(current.persist(products))  # blocks of A travel once for both
     records = [telemetry.read(current, C.name) for C in products]
     moved = [record.figures(time.time()).moved for record in records if record is not None]
-    assert sum(moved) == telemetry.bytes_moved(current) - before
+    assert sum(moved) == moved_bytes(current) - before
     for bytes_, most in zip(moved, planned, strict=True):
         assert 0 < bytes_ <= most
     for C, bytes_ in zip(products, moved, strict=True):
