@@ -36,7 +36,7 @@ def run(
         The options that all jobs have.
     output : str
     spec : callable
-        Opens the inputs. It is called before a cluster starts.
+        Opens the inputs, and checks them. It is called before a cluster starts.
     job : callable
         A function of `distmm.job`, with its inputs and its output.
     replaces : bool
@@ -50,7 +50,9 @@ def run(
     arguments, stop = given.arguments(), options.stop(given.deadline)
     with stop.on_signals():
         with interrupts.while_started():
-            spec().refuse(output, replaces)
+            made = spec()
+            session.tell_missing(*made.inputs)
+            made.refuse(output, replaces)
         with session.cluster(ctx, given, arguments["device"]) as client:
             summary = shown(job, client=client, stop=stop, **arguments, **own)
     typer.echo(session.table(summary.rows(), "Done"))

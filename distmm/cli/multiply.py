@@ -52,7 +52,7 @@ def multiply(
     distmm multiply weights.h5:/layer1/W X.npy -o Y.npy --transa --cluster tcp://10.0.0.1:8786 --deadline 55m
     ```
     """
-    from distmm.cli import jobs, session
+    from distmm.cli import jobs
     from distmm.job import multiply as job
     from distmm.job.spec import Spec
 
@@ -63,8 +63,7 @@ def multiply(
     adds = beta != 0
 
     def spec() -> Spec:
-        left, right = session.pair(a, b, **transposed)
-        return Spec.of(left, right, output if adds else None, **transposed, **scalars)
+        return Spec.of(a, b, output if adds else None, **transposed, **scalars)
 
     whole = partial(job, a, b, output, reproducible=reproducible)
     jobs.run(ctx, given, output, spec, whole, given.overwrite or adds, **scalars)

@@ -65,11 +65,11 @@ def plan(
     hardware = _described(where.workers, gpus, model, gpu_memory, threads, memory, link)
     how, transposed = method.arguments(), asdict(transposes)
     on, chosen = how["device"], (how["blocks"], None, how["plan"])
-    left, right = session.pair(_matrix(a), _matrix(b), **transposed)
     spec = Spec.of(
-        left, right, None, **transposed, precision=config.chosen("precision", method.precision),
+        _matrix(a), _matrix(b), None, **transposed, precision=config.chosen("precision", method.precision),
         kernel=config.chosen("kernel", method.kernel), reproducible=config.chosen("reproducible", reproducible),
     )  # fmt: skip
+    session.tell_missing(*spec.inputs)
     if hardware is not None:
         excluded = {
             "--cluster": where.cluster != "local", "--device": method.device not in (None, "auto"),

@@ -118,12 +118,11 @@ def _run(
     job: Callable[..., Summary],
 ) -> None:
     """Run a job whose product is reduced."""
-    from distmm.cli import jobs, session
+    from distmm.cli import jobs
     from distmm.job.spec import Spec
 
     def spec() -> Spec:
         right, transb = (a, not given.transa) if b is None else (b, given.transb)
-        pair = session.pair(a, right, given.transa, transb)
-        return Spec.of(*pair, None, transa=given.transa, transb=transb, reduction=reduction)
+        return Spec.of(a, right, None, transa=given.transa, transb=transb, reduction=reduction)
 
     jobs.run(ctx, given, output, spec, partial(job, a, b, out=output), given.overwrite)

@@ -1,4 +1,4 @@
-"""Functions that several commands call: consoles, two-column tables, opening matrices, and a cluster."""
+"""Functions that several commands call: consoles, two-column tables, notes, and a cluster."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from distmm.clusters.cluster import DeviceChoice
     from distmm.storage import Matrix
 
-__all__ = ["cluster", "debugging", "out", "pair", "print_json", "table", "tell_device", "tell_missing"]
+__all__ = ["cluster", "debugging", "out", "print_json", "table", "tell_device", "tell_missing"]
 
 
 def out(stderr: bool = False) -> Console:
@@ -52,17 +52,6 @@ def print_json(facts: dict[str, Any]) -> None:
 def debugging(ctx: typer.Context) -> bool:
     """Whether ``--debug`` was given."""
     return bool(ctx.find_root().obj)
-
-
-def pair(a: Any, b: Any, transa: bool, transb: bool) -> tuple[Any, Any]:
-    """Open two matrices by their paths (arrays stay as they are), and check that they can be multiplied."""
-    from distmm.product.operand import check_pair, wrap
-    from distmm.storage import Matrix, open_matrix
-
-    left, right = (open_matrix(x) if isinstance(x, str) else x for x in (a, b))
-    tell_missing(*(x for x in (left, right) if isinstance(x, Matrix)))
-    check_pair(wrap(left, "A", transa), wrap(right, "B", transb))
-    return left, right
 
 
 def tell_missing(*matrices: Matrix) -> None:

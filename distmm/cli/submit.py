@@ -125,7 +125,7 @@ def _attached(name: str) -> int:
     """Follow a job that was submitted before."""
     from distmm.submit import kubernetes, slurm
 
-    return (slurm if name.isdigit() else kubernetes).attach(name, _say)
+    return slurm.attach(name, _say) if name.isdigit() else kubernetes.attach(name, _say)
 
 
 def _followed(facts: dict[str, Any], follow: Callable[[], int], detach: bool, interrupted: str) -> dict[str, Any]:

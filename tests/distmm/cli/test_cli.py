@@ -237,7 +237,7 @@ def test_unexpected_errors_are_one_line_and_exit_code_3(where: list[str], monkey
     def broken(path: str) -> None:
         raise ZeroDivisionError("by nothing")
 
-    monkeypatch.setattr("distmm.storage.open_matrix", broken)
+    monkeypatch.setattr("distmm.job.spec.open_matrix", broken)
     result = run("plan", "A.npy", "B.npy")
     assert result.exit_code == 3
     assert result.output.splitlines() == ["unexpected error: ZeroDivisionError: by nothing (--debug shows where)"]
