@@ -6,7 +6,7 @@ import numpy as np
 
 from distmm.checking.scaling import scaled
 from distmm.checking.thin_products import Sums
-from distmm.checking.tolerance import SIGMAS, Tolerance, in_type, mantissa
+from distmm_kernels.tolerance import SIGMAS, Tolerance, in_type, mantissa
 
 __all__ = ["compared", "elements", "stands_out"]
 

@@ -24,10 +24,10 @@ from distmm.checking import sampled_elements, sampled_sums, sketch, thin_product
 from distmm.checking.comparison import compared, elements, stands_out
 from distmm.checking.scaling import EMPTY, SPOILT, exponents, scaled, uneven, weights
 from distmm.checking.thin_products import Sums
-from distmm.checking.tolerance import SIGMAS, Tolerance, mantissa
 from distmm.checking.verdict import Outcome, Verdict, of_tolerance
 from distmm.worker.blas_threads import shared_by
 from distmm.worker.tasks import to_host
+from distmm_kernels.tolerance import SIGMAS, Tolerance, mantissa
 
 __all__ = ["ProductCheck"]
 

@@ -1,6 +1,6 @@
 r"""Compares sampled elements of C with float64 sums, to check that a block has the rounding of its precision.
 
-The bound of `distmm.checking.tolerance` holds for any data, so it is loose. At k = 65536 it allows a product of normal
+The bound of `distmm_kernels.tolerance` holds for any data, so it is loose. At k = 65536 it allows a product of normal
 numbers ten thousand times the error of float32, and misses TF32 operands, or one missing step of k. The bound of the
 sampled elements is sharper, because it follows from their own partial sums.
 
@@ -48,7 +48,7 @@ import numpy as np
 
 from distmm.checking.sampled_sums import EDGE, GROUP, Sample, lines
 from distmm.checking.scaling import Block
-from distmm.checking.tolerance import CUT_OFF, Tolerance
+from distmm_kernels.tolerance import CUT_OFF, Tolerance
 
 __all__ = ["FALSE_ALARM", "dependence", "level", "threshold"]
 

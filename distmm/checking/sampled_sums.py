@@ -14,7 +14,7 @@ import numpy as np
 
 from distmm.checking.scaling import Block
 from distmm.checking.thin_products import on_host
-from distmm.checking.tolerance import STRETCH
+from distmm_kernels.tolerance import STRETCH
 
 __all__ = ["EDGE", "GROUP", "Columns", "Sample", "columns_of", "lines", "positions", "sampled"]
 

@@ -38,8 +38,8 @@ from distmm.checking import sampled_elements, sampled_sums
 from distmm.checking.comparison import compared, stands_out
 from distmm.checking.scaling import SPOILT, Block, exponents, uneven, weights
 from distmm.checking.thin_products import Sums, largest, summed, times
-from distmm.checking.tolerance import Tolerance
 from distmm.worker import gpu, gpu_copies
+from distmm_kernels.tolerance import Tolerance
 
 __all__ = ["VECTORS", "Judgement", "Sketch", "judge", "of_a", "of_b", "vectors", "weigh"]
 

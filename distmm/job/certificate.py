@@ -14,7 +14,6 @@ import numpy as np
 from distributed import Client
 
 from distmm.checking.sketch import VECTORS, VECTORS_OF_INTEGERS
-from distmm.checking.tolerance import FORMULA, SIGMAS, Tolerance
 from distmm.checking.verdict import Verdict
 from distmm.errors import InputError
 from distmm.job.contents import Contents
@@ -26,6 +25,7 @@ from distmm.job.spec import Spec, differences
 from distmm.job.target import Unit, Units
 from distmm.product.scalars import checked_seed
 from distmm.storage import is_there, open_matrix, stamp_of
+from distmm_kernels.tolerance import FORMULA, SIGMAS, Tolerance
 
 __all__ = ["certificate", "damaged", "holds", "recheck"]
 

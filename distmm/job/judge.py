@@ -17,7 +17,6 @@ from distributed import get_worker
 
 from distmm.checking import sketch
 from distmm.checking.checksum import checksum, checksum_of_input
-from distmm.checking.tolerance import Tolerance
 from distmm.errors import InputError
 from distmm.graph.placement import Placement
 from distmm.job.contents import Contents
@@ -29,6 +28,7 @@ from distmm.transfer import loaded_blocks
 from distmm.worker import gpu, tasks
 from distmm.worker.tasks import to_host
 from distmm.worker.tasks.reductions import on_host
+from distmm_kernels.tolerance import Tolerance
 
 __all__ = ["Judge", "Kept", "RowOfA", "change", "changed", "here"]
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from distributed import Client
 
-from distmm.checking.tolerance import Tolerance
 from distmm.checking.verdict import Verdict
 from distmm.clusters import view
 from distmm.errors import DistmmError, InputError, Stopped, UndecidedError, WrongResultError
@@ -36,6 +35,7 @@ from distmm.planning.plan import Plan
 from distmm.storage import is_url, open_matrix, output_type
 from distmm.telemetry import client as telemetry
 from distmm.transfer.counted_writes import CountedRun
+from distmm_kernels.tolerance import Tolerance
 
 if TYPE_CHECKING:
     from distmm.job.job import Job

@@ -17,7 +17,6 @@ import dask
 import numpy as np
 from distributed import Client
 
-from distmm.checking.tolerance import SIGMAS, Tolerance
 from distmm.checking.verdict import Verdict, of_tolerance
 from distmm.errors import InputError
 from distmm.job.folder import Json
@@ -26,6 +25,7 @@ from distmm.job.spec import Spec
 from distmm.planning.blocks import even_edges, slices
 from distmm.product.operand import Operand
 from distmm.storage import Matrix
+from distmm_kernels.tolerance import SIGMAS, Tolerance
 
 __all__ = ["ROWS", "check_sample"]
 

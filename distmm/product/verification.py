@@ -12,7 +12,6 @@ from distributed import Client
 
 from distmm import config
 from distmm.checking.freivalds import ProductCheck
-from distmm.checking.tolerance import Tolerance
 from distmm.checking.verdict import Verdict
 from distmm.clusters import cluster
 from distmm.errors import InputError
@@ -23,6 +22,7 @@ from distmm.product.context import computing
 from distmm.product.operand import Operand, check_pair, checked
 from distmm.product.scalars import check_scalars, checked_seed, plain
 from distmm.worker.tasks import to_host
+from distmm_kernels.tolerance import Tolerance
 
 __all__ = ["CHECKS", "check_possible", "verdict"]
 

@@ -6,7 +6,7 @@ Checks, empty sizes and the epilogue are the same on every device, and are in th
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -38,6 +38,8 @@ class Kernel(ABC):
     ----------
     granule
         A chain of calls that cuts k at multiples of it gives the same bits as one call; None: no such guarantee.
+    capturable
+        Whether a CUDA graph can capture a product of operands that are prepared during the capture.
     takes_narrow
         Whether operands keep a type narrower than the accumulator's; otherwise they are converted to it.
     dtype, accumulator
@@ -47,6 +49,7 @@ class Kernel(ABC):
     name: ClassVar[str]
     device_kind: ClassVar[Literal["cpu", "cuda"]]
     granule: ClassVar[int | None] = 1
+    capturable: ClassVar[bool] = True
     takes_narrow: ClassVar[bool] = False
 
     def __init__(self, problem: Problem, device: Device) -> None:
@@ -119,9 +122,10 @@ class Kernel(ABC):
         c0: Array | None = None,
         dtype: DTypeLike | None = None,
         symmetry: Symmetry | None = None,
+        out: Array | None = None,
         wait: bool = True,
     ) -> Array:
-        """Return ``c + a @ b`` in a new buffer, adding in ascending k and starting from ``c``.
+        """Return ``c + a @ b`` in a new buffer, or in ``out``, adding in ascending k and starting from ``c``.
 
         Parameters
         ----------
@@ -137,6 +141,9 @@ class Kernel(ABC):
             the result on and below the diagonal have the bits of the full product, those above it are their mirror
             images, and the diagonal of a Hermitian result is real. As in BLAS's SYRK and HERK, the elements of ``c``
             and ``c0`` above the diagonal are not used. Kernels that can do so compute one triangle only.
+        out
+            Array of the result's shape and type on the kernel's device, which shares no memory with a, b and c. It may
+            be c0. By default the result is a new array.
         wait
             False: return when the work is enqueued on the calling thread's current stream. The caller must keep the
             operands alive until it is complete.
@@ -165,10 +172,14 @@ class Kernel(ABC):
             plain, mirrored = alpha == 1 and beta == 0, False
             if not plain and a.shape[-1] and 0 not in shape:
                 addend = None if beta == 0 else self._module.broadcast_to(self._to_device(c0), shape)
-                d = self._finished(a, b, c, alpha, beta, addend, out_dtype, symmetry is not None)
+                d = self._finished(a, b, c, alpha, beta, addend, out_dtype, symmetry is not None, out)
                 mirrored = d is not None
             if d is None:
-                d = self._empty(shape, out_dtype if plain and self._stores(out_dtype) else self.accumulator)
+                direct = plain and self._stores(out_dtype)
+                if direct and out is not None and self._writes(out):
+                    d = out
+                else:
+                    d = self._empty(shape, out_dtype if direct else self.accumulator)
                 if a.shape[-1] == 0:
                     d[...] = 0 if c is None else c
                 elif 0 not in shape and symmetry is None:
@@ -178,9 +189,27 @@ class Kernel(ABC):
                 d = self._in_passes(d, alpha, beta, c0, out_dtype)
             if symmetry is not None and not mirrored:
                 self._mirror(d, symmetry)
+            if out is not None and d is not out:
+                out[...], d = d, out
             if wait:
                 self._complete()
         return d
+
+    def direct(self, a: Array, b: Array, d: Array) -> Callable[[int, int, int, int], None] | None:
+        """Return a function that enqueues ``d = a @ b`` for arrays with these layouts, in a few microseconds.
+
+        Parameters
+        ----------
+        a, b, d
+            Arrays on this kernel's device: blocks as for `prepare_a` and `prepare_b`, and the result.
+
+        Returns
+        -------
+        callable or None
+            Takes the addresses of a, b and d, and that of a CUDA stream. The device must be current. None if this
+            kernel has to copy one of these arrays, or needs more than one launch.
+        """
+        return None
 
     def finish(
         self,
@@ -244,8 +273,11 @@ class Kernel(ABC):
         c0: Array | None,
         dtype: np.dtype[Any],
         symmetric: bool,
+        out: Array | None = None,
     ) -> Array | None:
         """Return ``alpha * (c + a @ b) + beta * c0`` in one launch, with the bits of `_in_passes`.
+
+        The result may be ``out``.
 
         Returns None if this kernel cannot do so. ``c0`` is None, or has the result's shape, and any type, strides and
         values. If ``symmetric``, the result has mirror images above the diagonal.
@@ -267,6 +299,10 @@ class Kernel(ABC):
     def _stores(self, dtype: np.dtype[Any]) -> bool:
         """Whether `_accumulate` can write results of this type."""
         return dtype == self.accumulator
+
+    def _writes(self, d: Array) -> bool:
+        """Whether `_accumulate` can write into an array with this layout."""
+        return bool(d.flags.c_contiguous)
 
     def _check(self, operand: Array, name: str) -> None:
         """Raise TypeError if an operand is not in this kernel's format."""

@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 
 from distmm.checking import sketch
-from distmm.checking.tolerance import Tolerance
+from distmm_kernels.tolerance import Tolerance
 from tests.distmm.checking import nasty
 from tests.distmm.checking.sketched import element, judged
 from tests.kernels.reference import twins

@@ -42,6 +42,9 @@ class AlignedKernel(CudaKernel):
     def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         return self._rows(shape, dtype)
 
+    def _writes(self, d: Array) -> bool:
+        return Stack.of(d).loadable()
+
     def _add_slices(self, sums: Array, c: Array | None, d: Array) -> None:
         """Write C and the sums of slices, in ascending k, into D.
 

@@ -44,6 +44,9 @@ class CpuKernel(Kernel):
             block = block.copy(order="K")
         return block if _blas_can_read(block) else np.ascontiguousarray(block)
 
+    def _writes(self, d: Array) -> bool:
+        return True
+
     def _accumulate(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
         if self.dtype.kind == "i":
             from distmm_kernels.device_code.cpu_integers import (

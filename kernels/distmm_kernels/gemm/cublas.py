@@ -6,7 +6,9 @@ ladder of kernels is measured against it, and `select` chooses it where it is fa
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -16,7 +18,7 @@ from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Array
 from distmm_kernels.launch.launches import CudaKernel, matrices
-from distmm_kernels.layout.stack import VECTOR_BYTES, distinct
+from distmm_kernels.layout.stack import VECTOR_BYTES, address, distinct
 from distmm_kernels.layout.vectors import has_vectors, in_vectors
 
 __all__ = ["CublasInt8Kernel", "CublasKernel", "CublasTf32Kernel"]
@@ -48,6 +50,7 @@ class CublasKernel(CudaKernel):
 
     name = "cublas"
     granule = None
+    capturable = False  # CuPy refuses calls of the library during a capture
     takes_narrow = True
     arithmetic: ClassVar[dict[str, int]] = {
         "float32": COMPUTE_32F,
@@ -95,15 +98,33 @@ class CublasKernel(CudaKernel):
         return k
 
     def _writes(self, d: Array) -> bool:
-        """Whether the library can write its result into this array."""
-        return True
+        found = _layout(d)
+        return found is not None and found[0] == AS_IT_IS
 
     def _total(self, d: Array, dtype: np.dtype[Any]) -> Array:
         """Allocate a result that the library can write."""
         return self._module.empty(d.shape, dtype)
 
+    def direct(self, a: Array, b: Array, d: Array) -> Callable[[int, int, int, int], None] | None:
+        """Return the library's call, if it can read and write these arrays."""
+        read = all(x is self._readable(x, name) and x.dtype == self.dtype for x, name in ((a, "A"), (b, "B")))
+        if not read or d.ndim > 3 or not (self._stores(d.dtype) and self._writes(d)):
+            return None
+        ((left, right, _, to),) = matrices(a, b, None, d)
+        call = self._call(left, right, to, self._zero)
+
+        def in_stream(of_a: int, of_b: int, of_d: int, stream: int) -> None:
+            with _stream(stream, self.device.index):
+                call(of_a, of_b, of_d)
+
+        return in_stream
+
     def _gemm(self, a: Array, b: Array, d: Array, beta: np.ndarray[Any, Any]) -> None:
-        """Enqueue ``d = a @ b + beta * d`` on CuPy's current stream.
+        """Enqueue ``d = a @ b + beta * d`` on CuPy's current stream."""
+        self._call(a, b, d, beta)(address(a), address(b), address(d))
+
+    def _call(self, a: Array, b: Array, d: Array, beta: np.ndarray[Any, Any]) -> Callable[[int, int, int], None]:
+        """Return the library's call for matrices with these layouts. It takes the addresses of a, b and d.
 
         The library is column-major and sees the transpose of each matrix, so the call computes D' = B' A'.
         """
@@ -113,22 +134,25 @@ class CublasKernel(CudaKernel):
         (turn_a, pitch_a), (turn_b, pitch_b) = self._layout(a, "A"), self._layout(b, "B")
         step_a, step_b, step_d = (x.strides[0] // x.itemsize if batch else 0 for x in (a, b, d))
         kind, to = TYPES[self.dtype.name], TYPES[d.dtype.name]
-        handle = get_cublas_handle()  # of this thread and device; each call sets the current stream
-        mode = cublas.getMathMode(handle)
-        # split-K adds its sums in float32, also if the result has 16 bits
-        cublas.setMathMode(handle, SUMS_IN_FLOAT32)
-        try:
-            cublas.gemmStridedBatchedEx(
-                handle, turn_b, turn_a, n, m, self._depth(a.shape[-1]),
-                self._one.ctypes.data,
-                b.data.ptr, kind, pitch_b, step_b,
-                a.data.ptr, kind, pitch_a, step_a,
-                beta.ctypes.data,
-                d.data.ptr, to, d.strides[-2] // d.itemsize, step_d,
-                math.prod(batch), self.arithmetic[self.accumulator.name], ANY_ALGORITHM,
-            )  # fmt: skip
-        finally:
-            cublas.setMathMode(handle, mode)
+        sizes = turn_b, turn_a, n, m, self._depth(a.shape[-1])
+        one, added, pitch_d = self._one.ctypes.data, beta.ctypes.data, d.strides[-2] // d.itemsize
+        count, arithmetic = math.prod(batch), self.arithmetic[self.accumulator.name]
+
+        def call(of_a: int, of_b: int, of_d: int) -> None:
+            handle = get_cublas_handle()  # of this thread and device; each call sets the current stream
+            mode = cublas.getMathMode(handle)
+            # split-K adds its sums in float32, also if the result has 16 bits
+            cublas.setMathMode(handle, SUMS_IN_FLOAT32)
+            try:
+                cublas.gemmStridedBatchedEx(
+                    handle, *sizes,
+                    one, of_b, kind, pitch_b, step_b, of_a, kind, pitch_a, step_a,
+                    added, of_d, to, pitch_d, step_d, count, arithmetic, ANY_ALGORITHM,
+                )  # fmt: skip
+            finally:
+                cublas.setMathMode(handle, mode)
+
+        return call
 
 
 class CublasTf32Kernel(CublasKernel):
@@ -163,12 +187,19 @@ class CublasInt8Kernel(CublasKernel):
         return k + -k % FOURS
 
     def _writes(self, d: Array) -> bool:
-        columns: int = d.shape[-1]
-        return columns % FOURS == 0
+        return d.shape[-1] % FOURS == 0 and super()._writes(d)
 
     def _total(self, d: Array, dtype: np.dtype[Any]) -> Array:
         *lines, n = d.shape
         return self._module.empty((*lines, n + -n % FOURS), dtype)[..., :n]
+
+
+def _stream(stream: int, device: int) -> Any:
+    """Return a context in which CuPy's current stream is the one at this address."""
+    import cupy
+
+    current = cupy.cuda.get_current_stream()
+    return contextlib.nullcontext() if current.ptr == stream else cupy.cuda.ExternalStream(stream, device)
 
 
 def _layout(x: Array) -> tuple[int, int] | None:

@@ -150,8 +150,12 @@ class Fp16x3Kernel(GuardedKernel):
         c0: Array | None,
         dtype: np.dtype[Any],
         symmetric: bool,
+        out: Array | None = None,
     ) -> Array | None:
-        """Multiply one granule of one matrix in one launch, before its guards arrive (see `_accumulate`)."""
+        """Multiply one granule of one matrix in one launch, before its guards arrive (see `_accumulate`).
+
+        The result is new: ``out`` may be C0, which is read again if a guard is raised.
+        """
         shape = product_shape(a.shape, b.shape)
         kind, known = None if c0 is None else c0.dtype.name, a.found.here and b.found.here
         if not self.finishes or len(shape) > 2 or dtype != self.accumulator or kind not in ADDENDS:

@@ -86,6 +86,7 @@ class GuardedKernel(AlignedKernel):
     """
 
     granule = GRANULE
+    capturable = False  # the host reads guards
     shortest: ClassVar[int]
     mirrors: ClassVar[bool] = False
 

@@ -8,7 +8,7 @@ bytes. Otherwise `prepare_a` and `prepare_b` copy them once. The kernel is in
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
@@ -27,7 +27,7 @@ from distmm_kernels.gemm.hopper_operands import HopperOperand, HopperPanels, Pre
 from distmm_kernels.kernel import Array, product_shape
 from distmm_kernels.launch.bounded import Bounded
 from distmm_kernels.launch.hopper_launch import NO_SCALES, Finish, HopperGemm, hopper_gemm
-from distmm_kernels.layout.stack import Stack, distinct
+from distmm_kernels.layout.stack import Stack, address, distinct
 from distmm_kernels.layout.vectors import in_vectors, row_pitch
 from distmm_kernels.tiles import hopper_tiles, slices
 from distmm_kernels.tiles.hopper_tiles import ROWS, STRETCH, WIDEST_OF_TWO, HopperTile, best_columns
@@ -145,15 +145,40 @@ class HopperKernel(AlignedKernel):
         c0: Array | None,
         dtype: np.dtype[Any],
         symmetric: bool,
+        out: Array | None = None,
     ) -> Array | None:
         types = (self.accumulator, *_STORED["f"])
         if self.accumulator != np.float32 or dtype not in types or (c0 is not None and c0.dtype not in types):
             return None
-        d = self._empty(product_shape(a.shape, b.shape), dtype)
+        d = out if out is not None and self._writes(out) else self._empty(product_shape(a.shape, b.shape), dtype)
         if isinstance(a, HopperOperand) and self._slices_at_once(d.shape, a.shape[-1], symmetric) > 1:
             return None
         self._add(a, b, self._loadable(c), d, _Last(float(alpha), float(beta), self._loadable(c0)), symmetric)
         return d
+
+    def direct(self, a: Array, b: Array, d: Array) -> Callable[[int, int, int, int], None] | None:
+        """Return the launch for one matrix, or for one axis of matrices, that the TMA reads in place."""
+        left, right, k = self._format(a, "A"), self._format(b, "B"), a.shape[-1]
+        in_place = all(address(x.array) == address(y) for x, y in ((left, a), (right, b)))
+        if not in_place or d.ndim > 3 or not self._stores(d.dtype) or not self._writes(d):
+            return None
+        if (self._counts and d.dtype == self.accumulator) or self._slices_at_once(d.shape, k) > 1:
+            return None
+        whole = (np.broadcast_to(x.array, (*d.shape[:-2], *x.array.shape[-2:])) for x in (left, right))
+        first, second, to = (Stack.for_tensor_map(x) for x in (*whole, d))
+        promotes = k > STRETCH and self.accumulator == np.float32
+        gemm = self._gemm((left.major, right.major), to, d.dtype, promotes, False, False)
+
+        kept: Bounded[Callable[[], None]] = Bounded()  # allocators soon return the same addresses again
+
+        def launch(*places: int) -> None:
+            again = kept.get(places)
+            if again is None:
+                of_a, of_b, of_d, stream = places
+                again = kept[places] = gemm.bound((first.at(of_a),), (second.at(of_b),), to.at(of_d), stream)
+            again()
+
+        return launch
 
     def _count(self, a: Prepared, b: Prepared, c: Array | None, d: Array) -> None:
         """Add counts to C, if there is one, for a part of C at a time. A D of bool says which sums are not zero."""

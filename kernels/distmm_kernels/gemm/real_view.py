@@ -42,6 +42,7 @@ class RealViewKernel(AlignedKernel):
     """A complex kernel that calls a real kernel, which a subclass names."""
 
     granule = GRANULE // 2
+    capturable = False  # the host reads guards
 
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)

@@ -19,6 +19,8 @@ from distmm_kernels.launch.binary import Recipe, binary
 
 __all__ = ["LoadedKernel", "ParameterBlock", "array_arguments", "check", "loaded", "stream_number"]
 
+PER_THREAD = 2  # CUDA's handle of the default stream that each thread has for itself
+
 
 def check(status: Any, *answer: Any) -> Any:
     """Return the results of a call of the driver.
@@ -139,6 +141,8 @@ def loaded(recipe: Recipe, device: Device) -> LoadedKernel:
 def stream_number(stream: int) -> int:
     """Return the number of a stream of the current device, which no other stream of this process ever has.
 
+    While a CUDA graph captures the stream, the number is -1.
+
     Parameters
     ----------
     stream
@@ -146,6 +150,9 @@ def stream_number(stream: int) -> int:
     """
     from cuda.bindings import driver
 
+    # the driver does not tell the number during a capture, and ends the capture if it is asked
+    if stream > PER_THREAD and int(check(*driver.cuStreamIsCapturing(stream))):
+        return -1
     return int(check(*driver.cuStreamGetId(stream)))
 
 

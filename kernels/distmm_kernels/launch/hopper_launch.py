@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import struct
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from distmm_kernels.device import Device
@@ -137,6 +138,17 @@ class HopperGemm:
         kept = self._kept(a, b, c, d, scales, finish, pace_counter(self._device), above)
         self._kernel.launch_with(kept.grid, kept.parameters)
 
+    def bound(self, a: tuple[Stack, ...], b: tuple[Stack, ...], d: Stack, stream: int) -> Callable[[], None]:
+        """Return a function that enqueues ``D = A B`` on a stream, which it knows by its handle.
+
+        If the stream ends and another one gets its handle, both may share a counter, and only the pace is lost.
+        """
+        kept = self._launch(a, b, None, d, NO_SCALES, NO_FINISH, pace_counter(self._device, stream))
+        return functools.partial(self._keeping, kept, stream)
+
+    def _keeping(self, kept: _Launch, stream: int) -> None:
+        self._kernel.launch_with(kept.grid, kept.parameters, stream)
+
     def _launch(
         self,
         a: tuple[Stack, ...],
@@ -184,8 +196,8 @@ class HopperGemm:
         return _Launch(grid, block.fill([each.address for each in maps], values), block, maps)
 
 
-def pace_counter(device: Device) -> int:
-    """Return the address of two numbers in the memory of the current device for launches on CuPy's current stream.
+def pace_counter(device: Device, stream: int | None = None) -> int:
+    """Return the address of two numbers in the current device's memory for launches on a stream, or CuPy's current one.
 
     Launches of one stream run one after the other, so they share them. A stream's number is never used again, its
     handle is: a new stream may have the handle of one whose last launch still runs. Streams whose numbers differ by a
@@ -195,10 +207,12 @@ def pace_counter(device: Device) -> int:
 
     numbers = _pace_counters.get(device.index)
     if numbers is None:
-        made = cupy.zeros(2 * COUNTERS, "u4")
+        with cupy.cuda.using_allocator(cupy.get_default_memory_pool().malloc):  # not that of a graph
+            made = cupy.zeros(2 * COUNTERS, "u4")
         cupy.cuda.get_current_stream().synchronize()  # launches on other streams read it too
         numbers = _pace_counters.setdefault(device.index, made)  # another thread may have set it meanwhile
-    return int(numbers.data.ptr) + 8 * (stream_number(cupy.cuda.get_current_stream().ptr) % COUNTERS)
+    handle = cupy.cuda.get_current_stream().ptr if stream is None else stream
+    return int(numbers.data.ptr) + 8 * (stream_number(handle) % COUNTERS)
 
 
 _pace_counters: dict[int, Any] = {}

@@ -8,8 +8,8 @@ import numpy as np
 
 from distmm.checking.comparison import elements
 from distmm.checking.thin_products import Sums
-from distmm.checking.tolerance import Tolerance
 from distmm.planning.precision import Precision
+from distmm_kernels.tolerance import Tolerance
 
 __all__ = ["sampled"]
 
@@ -23,7 +23,7 @@ def sampled(a: Any, b: Any, c: Any, precision: Precision, seed: int) -> dict[str
     Returns
     -------
     dict
-        ``ok``, and ``residual``, the largest error over the bound of `distmm.checking.tolerance`.
+        ``ok``, and ``residual``, the largest error over the bound of `distmm_kernels.tolerance`.
     """
     random = np.random.default_rng(seed)
     rows, columns = (random.integers(0, size, count) for size, count in zip(c.shape, SAMPLE, strict=True))

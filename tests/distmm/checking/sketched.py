@@ -8,8 +8,8 @@ import ml_dtypes
 import numpy as np
 
 from distmm.checking import sketch
-from distmm.checking.tolerance import Tolerance
 from distmm.planning.precision import Precision
+from distmm_kernels.tolerance import Tolerance
 
 M, K, N = 60, 300, 80
 

@@ -8,8 +8,8 @@ import pytest
 
 from distmm.checking import sketch
 from distmm.checking.scaling import widened
-from distmm.checking.tolerance import Tolerance
 from distmm.worker import gpu_copies
+from distmm_kernels.tolerance import Tolerance
 from tests.distmm.checking.sketched import K, M, N, element, judged, matrices
 from tests.kernels.reference import twins
 

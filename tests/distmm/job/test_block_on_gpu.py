@@ -19,7 +19,6 @@ import distmm
 from distmm import clusters, job
 from distmm.checking import sampled_sums, sketch
 from distmm.checking.checksum import checksum
-from distmm.checking.tolerance import Tolerance
 from distmm.graph.placement import Placement
 from distmm.job import judge as judges
 from distmm.job import wave_graph
@@ -35,6 +34,7 @@ from distmm.storage import open_matrix
 from distmm.transfer.counted_writes import CountedRun
 from distmm.worker import gpu, gpu_copies
 from distmm.worker.tasks import reductions_on_gpu, squared_norms
+from distmm_kernels.tolerance import Tolerance
 from tests.distmm.checking.sketched import K, M, N, matrices
 
 

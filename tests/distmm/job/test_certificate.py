@@ -22,7 +22,6 @@ from distributed import Client, LocalCluster
 import distmm
 from distmm import job, verify
 from distmm.checking.checksum import checksum
-from distmm.checking.tolerance import Tolerance
 from distmm.checking.verdict import Verdict
 from distmm.errors import UndecidedError, WrongResultError
 from distmm.job.computation import Computation
@@ -31,6 +30,7 @@ from distmm.job.judge import Judge
 from distmm.job.writer import Writer
 from distmm.storage import open_matrix
 from distmm.transfer.counted_writes import CountedRun
+from distmm_kernels.tolerance import Tolerance
 from tests.distmm.checking.sketched import K, M, N, matrices
 from tests.tables import later
 

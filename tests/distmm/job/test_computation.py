@@ -11,13 +11,13 @@ from distributed import Client, Scheduler
 
 import distmm
 from distmm import job
-from distmm.checking.tolerance import Tolerance
 from distmm.job import made_blocks
 from distmm.job.computation import Computation
 from distmm.job.judge import Judge
 from distmm.job.spec import Spec
 from distmm.job.writer import Writer
 from distmm.transfer.counted_writes import CountedRun
+from distmm_kernels.tolerance import Tolerance
 from tests.until import until
 
 

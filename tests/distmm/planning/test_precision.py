@@ -10,12 +10,12 @@ import pytest
 from typer.testing import CliRunner
 
 import distmm
-from distmm.checking.tolerance import ROUNDOFF
 from distmm.cli.app import app
 from distmm.errors import InputError
 from distmm.job.spec import Spec
 from distmm.planning.precision import PRECISIONS, Precision
 from distmm.submit.schema import Product
+from distmm_kernels.tolerance import ROUNDOFF
 
 A = np.ones((4, 4), "f4")
 

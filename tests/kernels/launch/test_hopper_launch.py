@@ -18,7 +18,7 @@ COUNTER = 77  # its address
 
 @pytest.fixture(autouse=True)
 def counter(monkeypatch):
-    monkeypatch.setattr(hopper_launch, "pace_counter", lambda device: COUNTER)
+    monkeypatch.setattr(hopper_launch, "pace_counter", lambda device, stream=None: COUNTER)
 
 
 @pytest.fixture

@@ -43,8 +43,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from distmm.planning.precision import Precision, check_precision
-from distmm.planning.problem import accumulator_dtype
+from distmm_kernels.config import compute_dtype
 
 __all__ = ["FORMULA", "SIGMAS", "Tolerance", "in_type", "mantissa"]
 
@@ -58,7 +57,7 @@ DOUBLE = 2.0**-53  # u_64: unit roundoff of float64, the type of the check's sum
 SIGMAS = 8.0  # standard deviations of the bound: lambda above, and the tail of ``(E X)_i`` over all rows and vectors
 
 # Unit roundoff to which float32 operands may be rounded: none, TF32's 11 bits, bfloat16's 8.
-ROUNDOFF: dict[Precision, float] = {"highest": 0.0, "ieee": 0.0, "high": 2.0**-11, "medium": 2.0**-8}
+ROUNDOFF = {"highest": 0.0, "ieee": 0.0, "high": 2.0**-11, "medium": 2.0**-8}
 
 # Figures of tensor cores, explained at distmm_kernels.tiles.hopper_tiles.STRETCH.
 STRETCH = 8192
@@ -80,12 +79,11 @@ class Tolerance:
     cuts: bool = False  # whether u_in is the truncation in tensor cores
 
     @classmethod
-    def of(cls, a: np.dtype, b: np.dtype, c: np.dtype, k: int, precision: Precision = "highest") -> Tolerance:
+    def of(cls, a: np.dtype, b: np.dtype, c: np.dtype, k: int, precision: str = "highest") -> Tolerance:
         """Return the tolerance of a C of type `c`, the product over `k` of A and B of types `a` and `b`."""
-        check_precision(precision)
         if c.kind in "iub":
             return cls(c, k, 0.0, 0.0, 0.0)
-        accumulator = np.finfo(accumulator_dtype(np.result_type(a, b, c)))
+        accumulator = np.finfo(compute_dtype(np.result_type(a, b, c)))
         # The check's float64 sums err like a float64 product, which matters if C is float64.
         u = float(accumulator.eps + np.finfo(np.float64).eps) / 2
         out = ml_dtypes.finfo(c)
@@ -134,14 +132,15 @@ class Tolerance:
 
     def limit(
         self, spread: np.ndarray | float, size: np.ndarray, underflow: np.ndarray | float, columns: int = 0,
-        dependence: float = 1.0,
+        dependence: float = 1.0, sums: float = DOUBLE,
     ) -> np.ndarray:  # fmt: skip
         """Return the largest error of a right value.
 
         `spread` is |A||B|, `size` is |C|, or both are their norms over a row of which the check has summed so many
-        `columns` (0 for single elements). At most sqrt(k) of the factor `dependence` for dependent roundings is used.
+        `columns` (0 for single elements), in a type of unit roundoff `sums`. At most sqrt(k) of the factor `dependence`
+        for dependent roundings is used.
         """
-        added = math.sqrt(columns) * DOUBLE
+        added = math.sqrt(columns) * sums
         steps = math.sqrt(self.k) * min(dependence, math.sqrt(self.k))
         with np.errstate(invalid="ignore", over="ignore"):
             by_products, by_rounding = math.hypot(steps * self.u, added), math.hypot(self.u_out, added)

@@ -1,0 +1,1 @@
+"""Products of arrays of this process at once: `matmul`, `gram` and `verify` for PyTorch, CuPy, JAX, Numba and NumPy."""

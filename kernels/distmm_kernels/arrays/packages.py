@@ -1,0 +1,221 @@
+"""The packages of arrays: which one has an array, and how NumPy's, CuPy's and those of DLPack are multiplied.
+
+`distmm_kernels.arrays.pytorch` has PyTorch's. Each module is imported when an array of its package comes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from distmm_kernels.arrays.products import Options, captured, direct, learn, product, result_of
+from distmm_kernels.device import Device, cpu, gpus, why_no_gpu
+
+__all__ = ["adjoint", "device_of", "gpu_view", "kind_of", "multiply_of", "view"]
+
+Multiply = Callable[[Any, Any, Any, Any, Options], Any]
+GPU = (2, 13)  # DLDeviceType of CUDA memory, and of managed memory
+
+_kinds: dict[type, str] = {}
+
+
+def kind_of(x: Any, name: str = "a") -> str:
+    """Return the package of an array: ``"numpy"``, ``"torch"``, ``"cupy"``, ``"numba"``, or ``"dlpack"`` for others.
+
+    Raises
+    ------
+    TypeError
+        If it is not an array, or one that only stands for an array, as inside of ``jax.jit``.
+    """
+    kind = _kinds.get(type(x))
+    if kind is None:
+        kind = _kinds[type(x)] = _kind(x, name)
+    return kind
+
+
+def _kind(x: Any, name: str) -> str:
+    packages = {each.__module__.partition(".")[0] for each in type(x).__mro__}
+    for package in ("torch", "cupy", "numpy"):
+        if package in packages and hasattr(x, "ndim"):
+            return package
+    if hasattr(x, "__cuda_array_interface__") and "numba" in packages:
+        return "numba"
+    if hasattr(x, "__dlpack__") and hasattr(x, "__array_namespace__") and hasattr(x, "__dlpack_device__"):
+        return "dlpack"
+    raise TypeError(
+        f"{name} is a {type(x).__module__}.{type(x).__name__}: give an array of PyTorch, CuPy, NumPy, JAX or Numba, or "
+        "one with DLPack"
+    )
+
+
+def multiply_of(a: Any, b: Any, c: Any, out: Any, device: Any) -> Multiply:
+    """Return the function that multiplies arrays of this package."""
+    kind = kind_of(a)
+    for name, x in (("b", b), ("c", c), ("out", out)):
+        if x is not None and (other := kind_of(x, name)) != kind:
+            raise TypeError(f"a is an array of {kind}, {name} one of {other}: convert one of them")
+    if kind == "numpy":
+        return functools.partial(_numpy, device=_device_named(device))
+    if device is not None:
+        raise ValueError(f"device is {device!r}, but arrays of {kind} are multiplied where they are: leave device out")
+    multiply = _MULTIPLY.get(kind)
+    if multiply is None:
+        from distmm_kernels.arrays import pytorch
+
+        multiply = _MULTIPLY["torch"] = pytorch.multiply
+    return multiply
+
+
+def adjoint(x: Any) -> Any:
+    """Return the conjugate transpose of matrices: a view, unless numbers are conjugated."""
+    kind = kind_of(x)
+    if kind == "torch":
+        return x.mH
+    if kind == "numba":
+        return gpu_view(x).conj().swapaxes(-1, -2) if x.dtype.kind == "c" else _as_numba(gpu_view(x).swapaxes(-1, -2))
+    flipped = x.swapaxes(-1, -2)
+    return flipped.conj() if np.dtype(x.dtype).kind == "c" else flipped
+
+
+def device_of(index: int) -> Device:
+    """Return the GPU with CUDA's number.
+
+    Raises
+    ------
+    RuntimeError
+        If it cannot be used, with the reason.
+    """
+    devices = gpus()
+    if index < len(devices):
+        return devices[index]
+    raise RuntimeError(why_no_gpu() or f"there is no GPU cuda:{index}: this machine has {len(devices)}")
+
+
+def _device_named(device: Any) -> Device:
+    if isinstance(device, Device):
+        return device
+    if device is None or device == "cpu":
+        return cpu_here()
+    kind, _, number = str(device).partition(":")
+    if kind not in ("cuda", "gpu") or not (number or "0").isdecimal():
+        raise ValueError(f'device is {device!r}: use "cpu", "cuda" or "cuda:1"')
+    return device_of(int(number or 0))
+
+
+@functools.cache
+def cpu_here() -> Device:
+    """Return this machine's CPU, which is described once."""
+    return cpu()
+
+
+def _numpy(a: Any, b: Any, out: Any, c: Any, options: Options, device: Device) -> Any:
+    if device.kind == "cpu":
+        made = product(a, b, c, out, device, options)
+        return made[()] if out is None and made.ndim == 0 else made
+    import cupy
+
+    shape, dtype = result_of(a, b, out)
+    with cupy.cuda.Device(device.index):
+        there = cupy.empty(shape, dtype)
+        left, right, added = (None if x is None else cupy.asarray(x) for x in (a, b, c))
+        product(left, right, added, there, device, options)
+        return there.get()[()] if out is None else there.get(out=out)
+
+
+def _cupy(a: Any, b: Any, out: Any, c: Any, options: Options) -> Any:
+    import cupy
+
+    index, apart = a.data.device_id, c is None
+    if apart and out is not None:
+        apart = out.data.mem.ptr not in (a.data.mem.ptr, b.data.mem.ptr)
+    of_a, of_b, current = a.data.ptr, b.data.ptr, cupy.cuda.runtime.getDevice()
+    key: Any = (
+        (a.shape, a.strides, a.dtype, of_a & 15, index),
+        (b.shape, b.strides, b.dtype, of_b & 15, b.data.device_id),
+        None if out is None else (out.shape, out.strides, out.dtype, out.data.ptr & 15, out.data.device_id),
+        options,
+    )
+    known = direct.get(key) if apart and current == index else None
+    if known is not None and (known.capturable or not captured()):
+        made = cupy.empty(known.shape, known.dtype) if out is None else out
+        known.launch(of_a, of_b, made.data.ptr, cupy.cuda.get_current_stream().ptr)
+        return made
+    _same_device({"a": a, "b": b, "c": c, "out": out})
+    device = device_of(index)
+    shape, dtype = result_of(a, b, out)
+    with cupy.cuda.Device(index):
+        made = cupy.empty(shape, dtype) if out is None else out
+        if captured():  # the graph then has the memory of intermediate results, which CuPy's pool would give away
+            with cupy.cuda.using_allocator(cupy.cuda.malloc_async):
+                return product(a, b, c, made, device, options)
+        product(a, b, c, made, device, options, new=out is None)
+        if apart and key not in direct:
+            learn(key, a, b, made, device, options)
+    return made
+
+
+def _same_device(arrays: dict[str, Any]) -> None:
+    """Refuse CuPy arrays on several devices."""
+    places = {name: x.data.device_id for name, x in arrays.items() if x is not None}
+    if len(set(places.values())) > 1:
+        listed = ", ".join(f"{name} on cuda:{index}" for name, index in places.items())
+        raise ValueError(f"arrays are on several GPUs ({listed}): copy them to one of them")
+
+
+def view(x: Any) -> Any:
+    """Return an array of another package as a NumPy or CuPy array of the same memory."""
+    kind = kind_of(x)
+    if kind in ("numpy", "cupy"):
+        return x
+    if kind == "numba":
+        return gpu_view(x)
+    on_gpu = x.__dlpack_device__()[0] in GPU
+    if not on_gpu:
+        return np.asarray(x) if hasattr(x, "__array__") else np.from_dlpack(x)
+    if x.dtype == ml_dtypes.bfloat16:  # DLPack of CuPy has no bfloat16
+        return _from_dlpack(x.view("int16")).view(ml_dtypes.bfloat16)
+    return _from_dlpack(x)
+
+
+def _from_dlpack(x: Any) -> Any:
+    import cupy
+
+    return cupy.from_dlpack(x)
+
+
+def gpu_view(x: Any) -> Any:
+    """Return an array with a CUDA array interface as a CuPy array."""
+    import cupy
+
+    return cupy.asarray(x)
+
+
+def _as_numba(x: Any) -> Any:
+    from distmm_kernels.gemm import block_kernel
+
+    return block_kernel.view(x)
+
+
+def _numba(a: Any, b: Any, out: Any, c: Any, options: Options) -> Any:
+    left, right, to, added = (None if x is None else gpu_view(x) for x in (a, b, out, c))
+    made = _cupy(left, right, to, added, options)
+    return _as_numba(made) if out is None else out
+
+
+def _dlpack(a: Any, b: Any, out: Any, c: Any, options: Options) -> Any:
+    if out is not None:
+        raise ValueError(f"out is a {type(out).__name__}, which cannot be written: leave out out")
+    left, right, added = (None if x is None else view(x) for x in (a, b, c))
+    if isinstance(left, np.ndarray):
+        return a.__array_namespace__().asarray(_numpy(left, right, None, added, options, cpu_here()))
+    made, import_from = _cupy(left, right, None, added, options), a.__array_namespace__().from_dlpack
+    if made.dtype == ml_dtypes.bfloat16:
+        return import_from(made.view("int16")).view("bfloat16")
+    return import_from(made)
+
+
+_MULTIPLY: dict[str, Multiply] = {"cupy": _cupy, "numba": _numba, "dlpack": _dlpack}

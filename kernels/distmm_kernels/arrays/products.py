@@ -1,0 +1,227 @@
+"""The product of NumPy or CuPy arrays: the choice of a kernel, and its launches on CuPy's current stream.
+
+Every package of arrays comes here with views of its memory. What a call finds out about shapes, types and layouts is
+kept, so that a further call of the same kind only looks it up.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from distmm_kernels.config import PRECISIONS, Problem, operand_dtype
+from distmm_kernels.device import Device
+from distmm_kernels.kernel import Array, Kernel, product_shape
+from distmm_kernels.launch.bounded import Bounded
+from distmm_kernels.symmetric import Symmetry
+
+__all__ = ["Direct", "Options", "captured", "direct", "learn", "of_matrices", "product", "result_of"]
+
+# Host time of a whole call, in seconds. A product that takes less time waits for the host. Measured on the host of an
+# H200 (2026-11-26). Others copy or split their operands first.
+HOST = {"hopper": 15e-6, "cublas": 15e-6, "cublas_tf32": 15e-6, "register_tiled": 50e-6, "dmma": 50e-6}
+HOST_OF_OTHERS = 120e-6
+
+
+class Options(NamedTuple):
+    """How a product is computed: the keywords of `distmm_kernels.matmul`."""
+
+    alpha: complex = 1
+    beta: complex = 0
+    precision: str = "highest"
+    reproducible: bool = False
+    symmetry: Symmetry | None = None
+
+
+class Direct(NamedTuple):
+    """A product that is one launch on the operands as they are. The launch takes three addresses and a stream."""
+
+    capturable: bool
+
+    launch: Callable[[int, int, int, int], None]
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+
+direct: Bounded[Direct | None] = Bounded()
+"""By the layout of the operands and the options: the launch, or None if the product needs more than one."""
+
+
+def result_of(a: Array, b: Array, out: Array | None) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Return shape and type of ``a @ b``, by the rules of `numpy.matmul`; the type of ``out``, if there is one.
+
+    Raises
+    ------
+    ValueError
+        If an operand has no dimension, or the shapes do not match.
+    TypeError
+        If ``out`` cannot hold numbers of the product's kind.
+    """
+    for name, x in (("a", a), ("b", b)):
+        if x.ndim == 0:
+            raise ValueError(f"{name} is a scalar: matmul multiplies matrices and vectors; use * for scalars")
+    rows, columns = (a.shape if a.ndim > 1 else (1, *a.shape)), (b.shape if b.ndim > 1 else (*b.shape, 1))
+    *batch, m, n = product_shape(rows, columns)
+    shape = (*batch, *([m] if a.ndim > 1 else []), *([n] if b.ndim > 1 else []))
+    dtype = np.result_type(a.dtype, b.dtype)
+    if out is None:
+        return shape, dtype
+    if out.shape != shape or not np.can_cast(dtype, out.dtype, "same_kind"):
+        raise (ValueError if out.shape != shape else TypeError)(
+            f"out is {out.shape} {out.dtype}, the product {shape} {dtype}: give an out of that shape, and of a type "
+            "that holds such numbers"
+        )
+    return shape, np.dtype(out.dtype)
+
+
+def product(
+    a: Array,
+    b: Array,
+    c: Array | None,
+    out: Array | None,
+    device: Device,
+    options: Options,
+    new: bool = False,
+) -> Array:
+    """Return ``alpha * a @ b + beta * c`` for NumPy or CuPy arrays, on the device; in ``out``, if there is one.
+
+    A ``new`` out shares no memory with the operands, and has the product's shape and type.
+    """
+    if new and out is not None and min(a.ndim, b.ndim) > 1:
+        return of_matrices(a, b, c, out, out.dtype, device, options)
+    shape, dtype = result_of(a, b, out)
+    left, right = (a if a.ndim > 1 else a[None, :]), (b if b.ndim > 1 else b[:, None])
+    if c is not None and 1 in (a.ndim, b.ndim):
+        c = np.broadcast_to(c, shape)
+        c = c[..., None, :] if a.ndim == 1 else c
+        c = c[..., None] if b.ndim == 1 else c
+    at_once = out is not None and min(a.ndim, b.ndim) > 1 and not any(_overlap(out, x) for x in (a, b))
+    if at_once and (c is None or _same(out, c) or not _overlap(out, c)):
+        return of_matrices(left, right, c, out, dtype, device, options)
+    made = of_matrices(left, right, c, None, dtype, device, options).reshape(shape)
+    if out is None:
+        return made
+    out[...] = made
+    return out
+
+
+def learn(key: Any, a: Array, b: Array, out: Array, device: Device, options: Options) -> None:
+    """Keep the launch of a product that has been computed, if it is one launch on the operands as they are."""
+    found = None
+    if (
+        options[:2] == (1, 0)
+        and options.symmetry is None
+        and a.dtype == b.dtype
+        and min(a.ndim, b.ndim) > 1
+        and out.size
+        and a.size
+    ):
+        batch = out.shape[:-2]
+        sizes = a.shape[-2], a.shape[-1], b.shape[-1], batch, operand_dtype(a.dtype)
+        kernel = chosen(*sizes, device, options.precision, options.reproducible, in_graph=False)
+        launch = kernel.direct(a, b, out)
+        found = None if launch is None else Direct(kernel.capturable, launch, out.shape, out.dtype)
+    direct[key] = found
+
+
+def of_matrices(
+    a: Array,
+    b: Array,
+    c: Array | None,
+    out: Array | None,
+    dtype: np.dtype[Any],
+    device: Device,
+    options: Options,
+) -> Array:
+    """Return the product of matrices ``(..., m, k)`` and ``(..., k, n)``, in ``out`` or as a new contiguous array."""
+    working = _working(a.dtype, b.dtype)
+    *batch, m, n = product_shape(a.shape, b.shape)
+    in_graph = device.kind == "cuda" and captured()
+    kernel = chosen(m, a.shape[-1], n, tuple(batch), working, device, options.precision, options.reproducible, in_graph)
+    if options.symmetry is None:
+        left, right = kernel.prepare_a(a, wait=False), kernel.prepare_b(b, wait=False)
+    else:
+        left, right = kernel.prepare_both(a, options.symmetry, wait=False)
+    return kernel.multiply(
+        left,
+        right,
+        None,
+        alpha=options.alpha,
+        beta=options.beta,
+        c0=c,
+        dtype=dtype,
+        symmetry=options.symmetry,
+        out=out,
+        wait=False,
+    )
+
+
+@functools.cache
+def _working(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
+    return operand_dtype(np.result_type(a, b))
+
+
+@functools.lru_cache(maxsize=4096)
+def chosen(
+    m: int, k: int, n: int, batch: tuple[int, ...], dtype: np.dtype[Any], device: Device, precision: str,
+    reproducible: bool, in_graph: bool,
+) -> Kernel:  # fmt: skip
+    """Return the kernel for a whole product: the least of expected and host time. Some cannot be captured.
+
+    Raises
+    ------
+    ValueError
+        If the precision is unknown, or if no kernel promises the bits of such a product.
+    """
+    from distmm_kernels.select import choose, ranked
+
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision is {precision!r}: use one of {', '.join(PRECISIONS)}")
+    problem = Problem(m, k, n, dtype, batch)
+    found = ranked(problem, device, precision, reproducible=reproducible)
+    if in_graph:
+        found = [each for each in found if each[0].kernel.capturable]
+    if reproducible or device.kind == "cpu" or not found:
+        taken = found[0][0] if found else choose(problem, device, precision, reproducible=reproducible)
+    else:
+        taken, _ = min(found, key=lambda each: max(each[1], HOST.get(each[0].name, HOST_OF_OTHERS)))
+    return _kernel(taken.name, dtype, device)
+
+
+@functools.lru_cache(maxsize=256)
+def _kernel(name: str, dtype: np.dtype[Any], device: Device) -> Kernel:
+    """Return the kernel of a name for blocks of any size."""
+    from distmm_kernels.select import select
+
+    return select(Problem(1, 1, 1, dtype), device, name=name)
+
+
+def captured() -> bool:
+    """Whether a CUDA graph captures CuPy's current stream."""
+    import cupy
+
+    stream = cupy.cuda.get_current_stream()
+    return bool(stream.ptr) and bool(stream.is_capturing())
+
+
+def _ends(x: Array) -> tuple[int, int]:
+    """Return the first address of an array's memory, and the one after the last."""
+    reach = [(size - 1) * stride for size, stride in zip(x.shape, x.strides, strict=True)]
+    first = x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr
+    return first + sum(min(0, each) for each in reach), first + sum(max(0, each) for each in reach) + x.itemsize
+
+
+def _overlap(x: Array, y: Array) -> bool:
+    """Whether the memory from the first to the last element of two arrays has a part in common."""
+    if isinstance(x, np.ndarray) is not isinstance(y, np.ndarray) or not x.size or not y.size:
+        return False
+    (first, after), (start, end) = _ends(x), _ends(y)
+    return first < end and start < after
+
+
+def _same(x: Array, y: Array) -> bool:
+    """Whether two arrays have the same elements in memory."""
+    return _ends(x) == _ends(y) and (x.shape, x.strides, x.dtype) == (y.shape, y.strides, y.dtype)

@@ -1,0 +1,217 @@
+"""PyTorch's tensors: an operator with a backward that ``torch.compile`` traces, and a shorter way for plain calls.
+
+Memory of intermediate results comes from PyTorch's allocator, so a captured graph has its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+from distmm_kernels.arrays.packages import cpu_here, device_of
+from distmm_kernels.arrays.products import Options, captured, direct, learn, product, result_of
+
+__all__ = ["as_array", "multiply", "working"]
+
+SCHEMA = "(Tensor a, Tensor b, Tensor? c, Scalar alpha, Scalar beta, str precision, bool reproducible) -> Tensor"
+
+_PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+
+# a tenth of the microseconds of the public function, which replaces it if it is missing
+_RAW_STREAM = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+
+
+def multiply(a: Any, b: Any, out: Any, c: Any, options: Options) -> Any:
+    """Return ``alpha * a @ b + beta * c``. Gradients, compilers and modes of PyTorch see the operator."""
+    if _is_watched(a, b, c, out):
+        if out is not None and not torch.is_grad_enabled():
+            return out.copy_(multiply(a, b, None, c, options))
+        if out is not None:
+            raise ValueError("out= has no gradient: leave out out, or call this inside of torch.no_grad()")
+        left, right = (a.unsqueeze(0) if a.ndim == 1 else a), (b.unsqueeze(1) if b.ndim == 1 else b)
+        if c is not None and (a.ndim == 1 or b.ndim == 1):
+            c = c.unsqueeze(-1) if b.ndim == 1 else c
+            c = c.unsqueeze(-2) if a.ndim == 1 else c
+        made = operator(left, right, c, *options[:4])
+        made = made.squeeze(-2) if a.ndim == 1 else made
+        return made.squeeze(-1) if b.ndim == 1 else made
+    return _at_once(a, b, out, c, options)
+
+
+def _at_once(a: Any, b: Any, out: Any, c: Any, options: Options) -> Any:
+    """Return the product of tensors that nothing of PyTorch watches."""
+    if a.is_conj() or a.is_neg() or b.is_conj() or b.is_neg():
+        a, b = (x.resolve_conj().resolve_neg() for x in (a, b))
+    if a.device.type != "cuda":
+        return _on_host(a, b, out, c, options)
+    of_a, of_b, place, apart = a.data_ptr(), b.data_ptr(), a.device, c is None
+    if out is not None and apart:
+        apart = out.untyped_storage().data_ptr() not in (
+            a.untyped_storage().data_ptr(), b.untyped_storage().data_ptr()
+        )  # fmt: skip
+    key = (
+        (a.shape, a.stride(), a.dtype, of_a & 15, place),
+        (b.shape, b.stride(), b.dtype, of_b & 15, b.device),
+        None if out is None else (out.shape, out.stride(), out.dtype, out.data_ptr() & 15, out.device),
+        options,
+    )
+    known = direct.get(key) if apart and torch.cuda.current_device() == place.index else None
+    if known is not None and (known.capturable or not torch.cuda.is_current_stream_capturing()):
+        made = torch.empty(known.shape, dtype=_promoted(a.dtype, b.dtype), device=place) if out is None else out
+        known.launch(of_a, of_b, made.data_ptr(), _stream(place.index))
+        return made
+    for name, x in (("b", b), ("c", c), ("out", out)):
+        if x is not None and x.device != place:
+            raise ValueError(f"a is on {place}, {name} on {x.device}: copy them to one device")
+    device = device_of(place.index)
+    with working(place.index):
+        views = [None if x is None else as_array(x) for x in (a, b, c)]
+        if out is None:
+            shape, _ = result_of(views[0], views[1], None)
+            made = torch.empty(shape, dtype=_promoted(a.dtype, b.dtype), device=place)
+        else:
+            made = out
+        target = as_array(made)
+        product(views[0], views[1], views[2], target, device, options, new=out is None)
+        if apart and key not in direct and not captured():
+            learn(key, views[0], views[1], target, device, options)
+    return made
+
+
+def _on_host(a: Any, b: Any, out: Any, c: Any, options: Options) -> Any:
+    if any(x is not None and x.device.type != "cpu" for x in (a, b, c, out)):
+        listed = ", ".join(str(x.device) for x in (a, b, c, out) if x is not None)
+        raise ValueError(f"tensors are on {listed}: all must be on the CPU, or on one NVIDIA GPU")
+    left, right, added = (None if x is None else as_array(x) for x in (a, b, c))
+    if out is None:
+        shape, _ = result_of(left, right, None)
+        out = torch.empty(shape, dtype=_promoted(a.dtype, b.dtype))
+    product(left, right, added, as_array(out), cpu_here(), options)
+    return out
+
+
+@functools.cache
+def _promoted(a: Any, b: Any) -> Any:
+    return torch.promote_types(a, b)
+
+
+@functools.cache
+def _numpy_type(dtype: Any) -> np.dtype[Any]:
+    """Return NumPy's type, or that of ml_dtypes, of the same name."""
+    name = str(dtype).removeprefix("torch.")
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+def as_array(x: Any) -> Any:
+    """Return a tensor as a NumPy or CuPy array of the same memory."""
+    kind = _numpy_type(x.dtype)
+    if x.is_conj() or x.is_neg():
+        x = x.resolve_conj().resolve_neg()
+    strides = tuple(step * kind.itemsize for step in x.stride())
+    if x.device.type == "cpu":
+        words = x.view(torch.uint8 if kind.itemsize == 1 else torch.int16) if kind.type.__module__ != "numpy" else x
+        return words.detach().numpy().view(kind)
+    import cupy
+
+    memory = cupy.cuda.UnownedMemory(x.data_ptr(), 1 + x.nbytes, x, x.device.index)
+    return cupy.ndarray(tuple(x.shape), kind, cupy.cuda.MemoryPointer(memory, 0), strides)
+
+
+@contextlib.contextmanager
+def working(index: int) -> Any:
+    """Make a device, and its current stream and memory of PyTorch, those of CuPy."""
+    import cupy
+
+    if torch.cuda.current_device() != index:
+        with torch.cuda.device(index), cupy.cuda.Device(index), working(index):
+            yield
+        return
+    handle = _stream(index)
+    with cupy.cuda.using_allocator(_memory().malloc):
+        if cupy.cuda.get_current_stream().ptr == handle:
+            yield
+        else:
+            with cupy.cuda.ExternalStream(handle, index):
+                yield
+
+
+@functools.cache
+def _memory() -> Any:
+    """Return CuPy's way to PyTorch's allocator."""
+    import cupy
+
+    take, give_back = torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete
+    return cupy.cuda.PythonFunctionAllocator(
+        lambda size, device: int(take(size, device, _stream(device))), lambda pointer, _: give_back(pointer)
+    )
+
+
+def _stream(index: int) -> int:
+    """Return the handle of PyTorch's current stream of a device."""
+    return int(torch.cuda.current_stream(index).cuda_stream if _RAW_STREAM is None else _RAW_STREAM(index))
+
+
+def _is_watched(*tensors: Any) -> bool:
+    """Whether anything but the numbers of these tensors matters: gradients, subclasses, transforms or modes."""
+    learns = torch.is_grad_enabled()
+    for x in tensors:
+        if x is not None and (type(x) not in _PLAIN or (learns and x.requires_grad)):
+            return True
+    return torch.compiler.is_compiling() or _modes()
+
+
+def _modes() -> bool:
+    """Whether a transform of `torch.func`, a forward derivative or a mode is active.
+
+    PyTorch has no public name for these (seen on 2.11 and 2.13). Where one is missing, all calls take the operator.
+    """
+    core = torch._C
+    try:
+        return bool(
+            core._len_torch_dispatch_stack()
+            or core._len_torch_function_stack()
+            or core._functorch.peek_interpreter_stack() is not None
+            or torch.autograd.forward_ad._current_level >= 0
+        )
+    except AttributeError:
+        return True
+
+
+def _product(a: Any, b: Any, c: Any, alpha: Any, beta: Any, precision: str, reproducible: bool) -> Any:
+    """Return the product of matrices ``(..., m, k)`` and ``(..., k, n)``."""
+    return _at_once(a, b, None, c, Options(alpha, beta, precision, reproducible))
+
+
+def _shape(a: Any, b: Any, c: Any, alpha: Any, beta: Any, precision: str, reproducible: bool) -> Any:
+    shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+    return a.new_empty(shape, dtype=torch.promote_types(a.dtype, b.dtype))
+
+
+def _keep(ctx: Any, inputs: Any, output: Any) -> None:
+    a, b, c, *ctx.options = inputs
+    ctx.save_for_backward(a, b)
+    ctx.added = None if c is None else (c.shape, c.dtype)
+
+
+def _backward(ctx: Any, gradient: Any) -> Any:
+    """Return ``alpha* g b^H``, ``a^H alpha* g`` and ``beta* g``, summed over broadcast dimensions."""
+    (a, b), (alpha, beta, *how) = ctx.saved_tensors, ctx.options
+    of_a = of_b = of_c = None
+    if ctx.needs_input_grad[0]:
+        of_a = operator(gradient, b.mH, None, alpha.conjugate(), 0, *how).sum_to_size(a.shape).to(a.dtype)
+    if ctx.needs_input_grad[1]:
+        of_b = operator(a.mH, gradient, None, alpha.conjugate(), 0, *how).sum_to_size(b.shape).to(b.dtype)
+    if ctx.added is not None and ctx.needs_input_grad[2]:
+        shape, dtype = ctx.added
+        of_c = (gradient * beta.conjugate()).sum_to_size(shape).to(dtype)
+    return of_a, of_b, of_c, None, None, None, None
+
+
+operator = torch.library.custom_op("distmm::matmul", _product, mutates_args=(), schema=SCHEMA)
+operator.register_fake(_shape)
+operator.register_autograd(_backward, setup_context=_keep)

@@ -1,0 +1,244 @@
+"""Freivalds' test of a product of arrays of this process.
+
+Freivalds (1977): for random vectors X, ``A (B X)`` and ``C X`` agree. Each matrix is read once. On a GPU this runs in
+the current stream, and nothing waits until the verdict is asked for. `distmm_kernels.tolerance` has the bound of the
+error of a right C, and the reasons for it.
+
+A wrong C of floating-point numbers is found unless its errors are as small as rounding. The elements of the vectors are
++-U(1, 2), so no single error is lost. A wrong C of integers is missed with a probability of at most 2**-16.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import secrets
+from typing import Any
+
+import numpy as np
+
+from distmm_kernels.arrays import packages
+from distmm_kernels.kernel import product_shape
+from distmm_kernels.reductions import thin_products
+from distmm_kernels.tolerance import Tolerance
+
+__all__ = ["Check", "verify"]
+
+VECTORS, VECTORS_OF_INTEGERS = 2, 16
+RMS = math.sqrt(7 / 3)  # root mean square of +-U(1, 2)
+SUSPECTS = 4  # rows that are computed again, element by element, if they exceed the bound or stand out
+OUTLIER = 12.0  # times the median: Gaussian errors of 10**6 rows reach 8
+SINGLE = 2.0**-24  # unit roundoff of float32
+
+_seed = secrets.randbits(64)  # a new one in each process; the vectors of a size are drawn once
+
+
+def verify(a: Any, b: Any, c: Any, *, alpha: Any = 1, precision: str = "highest") -> Check:
+    """Test whether ``c`` is ``alpha * a @ b``, whoever computed it, in the current stream.
+
+    Parameters
+    ----------
+    a : array of shape (..., m, k)
+        As in `distmm_kernels.matmul`.
+    b : array of shape (..., k, n)
+    c : array of shape (..., m, n)
+        It may have a wider type than `a` and `b`.
+    alpha : scalar
+    precision : {"highest", "high", "medium", "ieee"}
+        Of the product: "high" and "medium" allow for rounded float32 operands.
+
+    Returns
+    -------
+    Check
+        True as a bool if `c` is right. The first use of it waits for the device.
+
+    Raises
+    ------
+    TypeError
+        If the arrays are of different packages, or `c` is of bool.
+    ValueError
+        If their shapes do not match, or the precision is unknown.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from distmm_kernels import matmul, verify
+    >>> a, b = np.ones((3, 4)), np.ones((4, 5))
+    >>> bool(verify(a, b, matmul(a, b)))
+    True
+    >>> verify(a, b, matmul(a, b) + 1).message
+    'row 0 of c is wrong: element (0, 0) is 5.0, and a @ b has 4.0'
+    """
+    for name, x in (("b", b), ("c", c)):
+        if packages.kind_of(x, name) != packages.kind_of(a):
+            raise TypeError(f"a is a {type(a).__name__}, {name} a {type(x).__name__}: convert one of them")
+    if packages.kind_of(a) == "torch":
+        from distmm_kernels.arrays import pytorch
+
+        left, right, made = (pytorch.as_array(x) for x in (a, b, c))
+        if a.device.type == "cuda":
+            with pytorch.working(a.device.index):
+                return Check(left, right, made, alpha, precision)
+    else:
+        left, right, made = (packages.view(x) for x in (a, b, c))
+    return Check(left, right, made, alpha, precision)
+
+
+class Check:
+    """A test that has been enqueued. As a bool it is True only if C is right.
+
+    Attributes
+    ----------
+    residual : float
+        Largest error of a row, as a ratio to the largest error that rounding may cause in a right C; infinite if
+        integers differ, or if inf or NaN are in A, B or C.
+    message : str
+        One sentence, with the first wrong element that was found.
+    """
+
+    def __init__(self, a: Any, b: Any, c: Any, alpha: Any, precision: str) -> None:
+        if min(a.ndim, b.ndim) < 2 or product_shape(a.shape, b.shape) != c.shape:
+            raise ValueError(f"c has shape {c.shape}, a @ b is {a.shape} @ {b.shape}: give the c of these matrices")
+        if c.dtype.kind == "b":
+            raise TypeError("c is of bool, whose sums cannot be tested: compare it with matmul(a, b)")
+        if precision not in ("highest", "high", "medium", "ieee"):
+            raise ValueError(f"precision is {precision!r}: use highest, high, medium or ieee")
+        self._operands, self._alpha = (a, b, c), alpha
+        self._tolerance = _tolerance(a.dtype, b.dtype, c.dtype, a.shape[-1], precision)
+        alike = all(thin_products.reads(x.dtype) for x in (a, b, c)) and len({x.dtype.itemsize == 8 for x in (a, b, c)})
+        self._fused = alike == 1 and not isinstance(a, np.ndarray)
+        exact = self._tolerance.exact
+        work = self._tolerance.work if not self._fused or c.dtype.itemsize == 8 else np.dtype(np.float32)
+        x = _vectors(c.shape[-1], exact, work, None if isinstance(a, np.ndarray) else a.data.device_id)
+        product, columns = self._times(b, x)
+        self._left, self._rows = self._times(a, product)
+        self._right, self._norms = self._times(c, x)
+        self._columns = columns
+        self._known: tuple[float, str] | None = None
+
+    def __bool__(self) -> bool:
+        return self.residual <= 1
+
+    def __repr__(self) -> str:
+        return f"<{'right' if self else 'not right'}: {self.message}>"
+
+    @property
+    def residual(self) -> float:
+        """The largest ratio of an error to its bound."""
+        return self._verdict()[0]
+
+    @property
+    def message(self) -> str:
+        """One sentence that says what was found."""
+        return self._verdict()[1]
+
+    def _times(self, matrices: Any, vectors: Any) -> tuple[Any, Any]:
+        """Return matrices times vectors, and the squared norms of rows. Batches broadcast."""
+        if self._fused:
+            device = packages.device_of(matrices.data.device_id)
+            if max(matrices.ndim, vectors.ndim) == 2:
+                return thin_products.times_vectors(matrices, vectors, device)
+            batch = np.broadcast_shapes(matrices.shape[:-2], vectors.shape[:-2])
+            stacks: Any = (np.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (matrices, vectors))
+            stack, of_stack = (x.reshape(-1, *x.shape[-2:]) for x in stacks)
+            products, squares = thin_products.times_vectors(stack, of_stack, device)
+            return products.reshape(*batch, *products.shape[-2:]), squares.reshape(*batch, squares.shape[-1])
+        wide = matrices.astype(vectors.dtype) if vectors.dtype.kind != "c" or matrices.dtype.kind == "c" else matrices
+        with np.errstate(over="ignore", invalid="ignore"):
+            return wide @ vectors, (abs(wide) ** 2).sum(-1)
+
+    def _verdict(self) -> tuple[float, str]:
+        if self._known is None:
+            self._known = self._judged()
+        return self._known
+
+    def _judged(self) -> tuple[float, str]:
+        left, rows, right, norms, columns = map(
+            _on_host, (self._left, self._rows, self._right, self._norms, self._columns)
+        )
+        tolerance, n = self._tolerance, right.shape[-2] and self._operands[2].shape[-1]
+        if not right.size:
+            return 0.0, "c has no elements"
+        if tolerance.exact:
+            factor = np.array(int(self._alpha) % 2**64, np.uint64).astype(left.dtype)
+            ratio = np.where(tolerance.differ(left * factor, right), np.inf, 0.0).max(axis=-1)
+        else:
+            spread = abs(self._alpha) * np.sqrt(rows) * np.sqrt(columns.sum(axis=-1))[..., None]
+            underflow = tolerance.underflow(self._alpha, np.zeros(n, np.int32))
+            sums = SINGLE if right.dtype == np.float32 else 2.0**-53
+            with np.errstate(over="ignore", invalid="ignore"):
+                limit = tolerance.limit(spread, np.sqrt(norms), underflow, n, sums=sums)
+                error = abs(left.astype(np.result_type(left, np.float64)) * self._alpha - right).max(axis=-1)
+                ratio = np.where(error == 0, 0.0, error / limit)
+            ratio[~(np.isfinite(error) & np.isfinite(limit))] = np.inf
+        usual = float(np.median(ratio))
+        order = np.argsort(-ratio, axis=None)[:SUSPECTS]
+        for flat in order:
+            row = tuple(int(i) for i in np.unravel_index(flat, ratio.shape))
+            stands_out = ratio[row] > 1 or ratio[row] > OUTLIER * usual > 0
+            if stands_out and (message := self._again(row)):
+                return max(float(ratio[row]), np.nextafter(1, 2)), message
+            if stands_out:
+                ratio[row] = min(ratio[row], 1.0)  # its elements are right: roundings had one direction
+        worst = float(ratio.max())
+        if worst > 1:
+            return worst, f"rows of c differ from a @ b by up to {worst:.3g} of the tolerance for rounding"
+        return worst, f"c is a @ b: the largest error is {worst:.2g} of the tolerance for rounding"
+
+    def _again(self, row: tuple[int, ...]) -> str | None:
+        """Compute a row again, element by element, with the bound for roundings that all have one direction.
+
+        Returns what is wrong, or None.
+        """
+        a, b, c = self._operands
+        batch, work = row[:-1], self._tolerance.work
+        of_a, of_b = (np.broadcast_to(x, (*c.shape[:-2], *x.shape[-2:]))[batch] for x in (a, b))
+        of_a = of_a[row[-1]].astype(work)
+        of_b, given = of_b.astype(work), _on_host(c[row])
+        if self._tolerance.exact:
+            truth = _on_host(of_a @ of_b) * np.array(int(self._alpha) % 2**64, np.uint64).astype(work)
+            wrong = self._tolerance.differ(truth, given.astype(work))
+            truth = truth.astype(given.dtype)
+        else:
+            truth, sizes = _on_host(of_a @ of_b) * self._alpha, _on_host(abs(of_a) @ abs(of_b)) * abs(self._alpha)
+            arguments = sizes, abs(truth), self._tolerance.underflow(self._alpha), 0
+            with np.errstate(invalid="ignore"):
+                error = abs(truth - given.astype(work))
+                wrong = ~(error <= self._tolerance.limit(*arguments, math.inf))
+                # errors of one direction are in the whole row, so that none stands out
+                wrong |= (error > self._tolerance.limit(*arguments)) & (error > OUTLIER * np.median(error))
+        if not wrong.any():
+            return None
+        column = int(np.argmax(wrong))
+        if not np.isfinite(truth[column]):
+            return f"row {row[-1]} cannot be tested: element {(*row, column)} of a @ b is {truth[column]}"
+        value = given[column].item()
+        return f"row {row[-1]} of c is wrong: element {(*row, column)} is {value}, and a @ b has {truth[column].item()}"
+
+
+def _on_host(x: Any) -> np.ndarray[Any, Any]:
+    return x if isinstance(x, np.ndarray) else np.asarray(x.get())
+
+
+_tolerance = functools.lru_cache(maxsize=256)(Tolerance.of)
+
+
+@functools.lru_cache(maxsize=64)
+def _vectors(n: int, exact: bool, work: np.dtype[Any], device: int | None) -> Any:
+    """Return the random vectors ``(n, v)``, in the memory of a GPU, or of the host for None."""
+    rng = np.random.default_rng([_seed, n])
+    if exact:
+        x = rng.integers(0, 2**64, (n, VECTORS_OF_INTEGERS), dtype=np.uint64)
+        x[:, 0] |= np.uint64(1)
+    else:
+        x = rng.uniform(1, 2, (n, VECTORS)) * rng.choice([-1.0, 1.0], (n, VECTORS)) / RMS
+    x = x.astype(work)
+    if device is None:
+        return x
+    import cupy
+
+    pool = cupy.get_default_memory_pool()  # not the memory of a graph
+    with cupy.cuda.Device(device), cupy.cuda.using_allocator(pool.malloc):
+        there = cupy.asarray(x)
+        cupy.cuda.get_current_stream().synchronize()  # other streams read it, too
+    return there
