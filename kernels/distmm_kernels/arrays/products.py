@@ -99,7 +99,7 @@ def product(
         c = c[..., None, :] if a.ndim == 1 else c
         c = c[..., None] if b.ndim == 1 else c
     at_once = out is not None and min(a.ndim, b.ndim) > 1 and not any(_overlap(out, x) for x in (a, b))
-    if at_once and (c is None or _same(out, c) or not _overlap(out, c)):
+    if at_once and (c is None or not _overlap(out, c) or (_same(out, c) and options.symmetry is None)):
         return of_matrices(left, right, c, out, dtype, device, options)
     made = of_matrices(left, right, c, None, dtype, device, options).reshape(shape)
     if out is None:

@@ -143,7 +143,7 @@ class HopperGemm:
 
         If the stream ends and another one gets its handle, both may share a counter, and only the pace is lost.
         """
-        kept = self._launch(a, b, None, d, NO_SCALES, NO_FINISH, pace_counter(self._device, stream))
+        kept = self._launch(a, b, None, d, NO_SCALES, NO_FINISH, pace_counter(self._device, stream), 0)
         return functools.partial(self._keeping, kept, stream)
 
     def _keeping(self, kept: _Launch, stream: int) -> None:

@@ -1,0 +1,111 @@
+"""`matmul`, `gram` and `verify` on a GPU: layouts, streams, captured graphs, and each package that is installed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from distmm_kernels import gram, matmul, verify
+
+pytestmark = pytest.mark.gpu
+
+SHAPES = [(300, 200, 100), (77, 513, 31), (1024, 1024, 1024)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64"])
+def test_any_layout_and_batch_is_multiplied_in_place_or_copied(dtype):
+    import cupy
+
+    for m, k, n in SHAPES:
+        a, b = cupy.random.standard_normal((m, k)).astype(dtype), cupy.random.standard_normal((k, n)).astype(dtype)
+        expected = a.astype("complex128") @ b.astype("complex128")
+        for x in (a, cupy.asfortranarray(a), cupy.repeat(a, 2, 1)[:, ::2]):
+            for _ in range(2):  # the second call looks up what the first has learnt
+                made = matmul(x, b)
+                assert made.flags.c_contiguous
+                assert float(abs(made - expected).max()) < 1e-2
+    stack = cupy.random.standard_normal((3, 1, 20, 30)).astype(dtype)
+    other = cupy.random.standard_normal((4, 30, 10)).astype(dtype)
+    for _ in range(2):
+        assert float(abs(matmul(stack, other) - stack @ other).max()) < 1e-3
+    assert float(abs(matmul(stack[0, 0, 0], other) - stack[0, 0, 0] @ other).max()) < 1e-3
+
+
+def test_numpy_and_numba_arrays_come_back_as_such():
+    from numba import cuda
+
+    a = np.ones((50, 40), "f4")
+    made = matmul(cuda.to_device(a), cuda.to_device(a.T.copy()))
+    assert type(made).__module__.startswith("numba")
+    assert (made.copy_to_host() == 40).all()
+    assert (matmul(a, a.T, device="cuda") == 40).all()
+
+
+def test_a_gram_is_hermitian_bit_for_bit():
+    import cupy
+
+    for dtype in ("float32", "float64", "complex64"):
+        a = cupy.random.standard_normal((300, 200)).astype(dtype)
+        made = gram(a)
+        assert bool((made == made.conj().T).all())
+        assert float(abs(made - a @ a.conj().T).max()) < 1e-2
+
+
+def test_a_captured_graph_reads_new_numbers_and_has_its_own_memory():
+    import cupy
+
+    stream = cupy.cuda.Stream(non_blocking=True)
+    a, out = cupy.random.standard_normal((1000, 1003)).astype("f4"), cupy.empty((1000, 1000), "f4")
+    cupy.cuda.Device().synchronize()
+    with stream:
+        for _ in range(2):
+            matmul(a, a.T, out)
+        stream.synchronize()
+        stream.begin_capture()
+        matmul(a, a.T, out)
+        graph = stream.end_capture()
+        a *= 2
+        out[...] = 0
+        graph.launch()
+        stream.synchronize()
+        assert float(abs(out - a @ a.T).max()) < 1e-2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_wrong_element_is_found_and_a_right_product_passes(dtype):
+    import cupy
+
+    for m, k, n in SHAPES:
+        a, b = cupy.random.standard_normal((m, k)).astype(dtype), cupy.random.standard_normal((k, n)).astype(dtype)
+        c = matmul(a, b)
+        assert verify(a, b, c)
+        c[5, 7] += 40
+        assert "element (5, 7)" in verify(a, b, c).message
+    stack, other = cupy.ones((3, 20, 30), dtype), cupy.ones((30, 10), dtype)
+    assert verify(stack, other, stack @ other)
+
+
+def test_pytorch_tensors_keep_their_gradients_stream_and_graph():
+    torch = pytest.importorskip("torch")
+    a = torch.randn(40, 30, device="cuda", dtype=torch.float64, requires_grad=True)
+    b = torch.randn(2, 30, 20, device="cuda", dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda a, b: matmul(a, b, alpha=2), (a, b), fast_mode=True)
+    for dtype, n in ((torch.bfloat16, 256), (torch.bfloat16, 1023), (torch.float32, 512)):
+        x, y = (torch.randn(n, n, device="cuda").to(dtype) for _ in range(2))
+        stream, out = torch.cuda.Stream(), torch.empty_like(x)
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                matmul(x, y, out)
+                made = matmul(x, y)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=stream):
+            matmul(x, y, out)
+            made = matmul(x, y)
+        x.normal_()
+        graph.replay()
+        torch.cuda.synchronize()
+        expected = x.double() @ y.double()
+        for each in (out, made):
+            assert (each - expected).norm() < 1e-2 * expected.norm()
