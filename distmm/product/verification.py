@@ -15,7 +15,7 @@ from distmm.checking.freivalds import ProductCheck
 from distmm.checking.verdict import Verdict
 from distmm.clusters import cluster
 from distmm.errors import InputError
-from distmm.planning.precision import Precision
+from distmm.planning.precision import Precision, check_precision
 from distmm.planning.problem import Problem
 from distmm.product.array_types import check_sendable
 from distmm.product.context import computing
@@ -61,7 +61,8 @@ def verdict(
     check_scalars(alpha=alpha)
     alpha, seed = plain(alpha), secrets.randbits(32) if seed is None else checked_seed(seed)
     check_possible(check, Problem(a.shape[0], a.shape[1], b.shape[1], c.dtype))
-    tolerance = Tolerance.of(a.dtype, b.dtype, c.dtype, a.shape[1], config.chosen("precision", precision))
+    accuracy = check_precision(config.chosen("precision", precision))
+    tolerance = Tolerance.of(a.dtype, b.dtype, c.dtype, a.shape[1], accuracy)
     if check == "full":
         left, right, product = _blocks((a, b, c), False, client)
         return ProductCheck(left, right, product, tolerance, alpha).full()

@@ -35,7 +35,10 @@ def names(requirements: list[str]) -> set[str]:
 
 
 def imported() -> set[str]:
-    """Distributions that distmm and its kernels import; benchmarks import other programs to compare with."""
+    """Distributions that distmm and its kernels import; benchmarks import other programs to compare with.
+
+    PyTorch is imported only for a caller's tensors, and by examples.
+    """
     found = set()
     for path in [*(ROOT / "distmm").rglob("*.py"), *(ROOT / "kernels").rglob("*.py")]:
         if "bench" in path.parts:
@@ -45,7 +48,7 @@ def imported() -> set[str]:
                 found |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 found.add(str(node.module).partition(".")[0])
-    found -= sys.stdlib_module_names | {"distmm", "distmm_kernels"}
+    found -= sys.stdlib_module_names | {"distmm", "distmm_kernels", "torch"}
     return {plain(DISTRIBUTIONS.get(plain(name), name)) for name in found}
 
 

@@ -3,6 +3,7 @@
 import ctypes
 import struct
 import sys
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import numpy as np
@@ -183,8 +184,10 @@ def test_launches_share_a_counter_only_if_they_share_a_stream(monkeypatch):
 
     numbers = iter(range(1, 100))
     known: dict[int, int] = {}
-    current = SimpleNamespace(get_current_stream=lambda: stream)
-    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=current, zeros=zeros))
+    current = SimpleNamespace(get_current_stream=lambda: stream, using_allocator=lambda _: nullcontext())
+    pool = SimpleNamespace(malloc=None)
+    cupy = SimpleNamespace(cuda=current, zeros=zeros, get_default_memory_pool=lambda: pool)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
     monkeypatch.setattr(hopper_launch, "_pace_counters", {})
     monkeypatch.setattr(hopper_launch, "stream_number", lambda ptr: known.setdefault(ptr, next(numbers)))
     assert pace_counter(gpu) == pace_counter(gpu) == 200_008
