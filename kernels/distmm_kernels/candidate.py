@@ -71,6 +71,15 @@ class Candidate:
         measured rates of cubes include them. Thin products have more of these bytes per operation.
     side_by_side
         Whether it multiplies all matrices of a batch at the same time; otherwise one after the other.
+    in_place
+        ``"A"``, ``"B"`` or both: the operands in C order that it reads in place if their rows begin at multiples of 16
+        bytes; a mapping if that depends on the operands' type.
+    slow_if_odd
+        Factor of its rate, by type, if k or n is odd; None: it is as fast.
+    slice
+        Steps of k of the shortest slice that it multiplies beside others, if C has few tiles; None: it has no slices.
+    products
+        Products of C's size that it computes at the same time for one product.
     sizes_below
         Each size must be less than this, since the kernel's coordinates are limited; None: no limit.
     """
@@ -90,6 +99,10 @@ class Candidate:
     triangles: frozenset[str] = frozenset()
     passes: tuple[int, int] = (0, 0)
     side_by_side: bool = True
+    in_place: str | Mapping[str, str] = ""
+    slow_if_odd: Mapping[str, float] | None = None
+    slice: int | None = None
+    products: int = 1
     sizes_below: int | None = None
 
     def __post_init__(self) -> None:
@@ -114,6 +127,10 @@ class Candidate:
     def unit_of(self, dtype: str) -> Unit:
         """Return the hardware unit whose peak rate scales the kernel's rate for operands of this type."""
         return self.unit if isinstance(self.unit, str) else self.unit.get(dtype, "plain")
+
+    def in_place_of(self, dtype: str) -> str:
+        """Return `in_place` for operands of this type."""
+        return self.in_place if isinstance(self.in_place, str) else self.in_place.get(dtype, "")
 
     def workspace_of(self, dtype: str) -> int:
         """Return the most bytes that a running product of operands of this type takes beside operands and results."""

@@ -19,10 +19,12 @@ from typing import TypeAlias
 from distmm_kernels.candidate import Candidate
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
+from distmm_kernels.tiles.tiling import VECTOR_BYTES
 
 __all__ = ["FLOORS", "SIZES", "ModelRates", "edge_of", "rate", "rates_of", "relative", "seconds", "shipped"]
 
 CPU = "CPU"  # the name of any CPU in the file
+MANY_WAVES = 4  # from so many tiles for each multiprocessor on, the last wave hardly counts
 SCALED = frozenset({"float64", "complex128", "int32", "int64"})  # types to whose rates `relative` of the file applies
 
 Floors: TypeAlias = Mapping[str, Mapping[str, float]]  # the least ratio to cuBLAS, by kernel and type of operands
@@ -42,6 +44,8 @@ class ModelRates:
         Day of the measurement.
     copy
         Bytes per second that a copy within its memory reads and writes.
+    host_copy
+        Seconds in which the host copies an operand: its part of the work.
     kernels
         Operations per second by kernel and type, for each of `SIZES`.
     """
@@ -50,6 +54,7 @@ class ModelRates:
     capability: tuple[int, int] | None
     measured: date
     copy: float
+    host_copy: float
     kernels: Mapping[str, Mapping[str, tuple[float, ...]]]
 
 
@@ -69,7 +74,9 @@ def _read() -> tuple[tuple[int, ...], dict[str, Mapping[str, float]], dict[str, 
         }
         capability = tuple(facts["capability"]) if "capability" in facts else None
         copy = 1e12 * facts.get("copy", math.inf)
-        models[model] = ModelRates(model, capability, facts["date"], copy, MappingProxyType(kernels))
+        models[model] = ModelRates(
+            model, capability, facts["date"], copy, 1e-6 * facts.get("host_copy", 0), MappingProxyType(kernels)
+        )
     return sizes, factors, models, floors
 
 
@@ -90,20 +97,44 @@ def rates_of(device: Device) -> ModelRates:
 
 
 def seconds(candidate: Candidate, problem: Problem, device: Device) -> float:
-    """Return the expected seconds of a product.
+    """Return the expected seconds of a product of matrices in C order, the preparation of both included.
 
-    The first term is the number of operations, with whole tiles at the edges of C, over the measured rate. The second
-    is the time of passes over operands and C. It counts only bytes beyond those of a cube with as many multiply-adds,
-    which the measured rate includes.
+    The host and the device work at the same time, so the longer of their times counts. The host's is that of the
+    smallest measured cube, and `ModelRates.host_copy` for each operand that must be copied since its rows do not begin
+    at multiples of 16 bytes. The device's is the sum of two terms:
+
+    - the number of operations over the fastest measured rate. Whole tiles at the edges of C count, and multiprocessors
+      without a tile, if no slices of k give them one. Or the time to read and write each matrix once, if that is
+      longer: tiles reach 0.7 of a copy's bytes per second;
+    - the time of passes over operands and C, which the measured rate includes for a cube.
     """
     m, k, n, batch = (max(1, size) for size in (problem.m, problem.k, problem.n, math.prod(problem.batch)))
-    rows, columns = (-(-size // tile) * tile for size, tile in zip((m, n), candidate.tile, strict=True))
-    together, turns = (batch, 1) if candidate.side_by_side else (1, batch)
-    operations = (8 if problem.accumulator.kind == "c" else 2) * together * rows * columns * k
-    edge: float = (together * m * k * n) ** (1 / 3)
+    model, dtype = rates_of(device), problem.dtype
+    measured, per_step = _measured(candidate, problem, device), 8 if problem.accumulator.kind == "c" else 2
+    best = max(measured)
+    host = per_step * SIZES[0] ** 3 / measured[0] * relative(candidate, problem, device)
+    size = SIZES[measured.index(best)]
+    odd = {"A": k * dtype.itemsize % VECTOR_BYTES != 0, "B": n * dtype.itemsize % VECTOR_BYTES != 0}
+    copied = [each for each in candidate.in_place_of(dtype.name) if odd[each]]
+    if candidate.slow_if_odd and (k % 2 or n % 2):
+        best *= candidate.slow_if_odd.get(dtype.name, 1.0)
+    rows, columns = candidate.tile
+    processors = device.multiprocessors or 1  # 0 if the GPU is not here: no multiprocessor counts as idle
+    tiles = -(-m // rows) * -(-n // columns) * candidate.products * (batch if candidate.side_by_side else 1)
+    slices = max(1, min(k // (candidate.slice or k + 1), 2 * processors // tiles))
+    waves = tiles * slices / processors
+    whole = math.ceil(waves) if waves < MANY_WAVES else waves
+    steps = whole * processors * -(-k // slices) * rows * columns / candidate.products
     of_operands, of_c = candidate.passes
-    passes = together * (of_operands * (m * k + k * n) + of_c * m * n) - (2 * of_operands + of_c) * edge**2
-    return turns * (operations / rate(candidate, problem, device, edge) + max(0.0, passes) / rates_of(device).copy)
+    in_cube = (2 * of_operands + of_c) * size**2 / model.copy
+    of_cube = per_step * size**3 / best
+    compute = per_step * steps / best * max(0.5, 1 - in_cube / of_cube)
+    read = sum(2 * dtype.itemsize * (m * k if each == "A" else k * n) for each in copied)
+    passes = of_operands * (m * k + k * n) + of_c * m * n + read
+    own = dtype.itemsize * (m * k + k * n) + problem.accumulator.itemsize * m * n
+    turns = 1 if candidate.side_by_side else batch
+    on_device = max(turns * compute, batch * own / (0.7 * model.copy)) + batch * passes / model.copy
+    return max(host + model.host_copy * len(copied), on_device)
 
 
 def rate(candidate: Candidate, problem: Problem, device: Device, edge: float) -> float:
@@ -115,10 +146,7 @@ def rate(candidate: Candidate, problem: Problem, device: Device, edge: float) ->
         Edge of a cube with as many multiply-adds. Between measured sizes the logarithm of the rate is interpolated.
         Below the smallest size the time is constant, and above the largest size the rate is constant.
     """
-    of_kernel = rates_of(device).kernels[candidate.name]
-    kept = next(of_kernel[x] for x in (problem.dtype.name, problem.accumulator.name, "any") if x in of_kernel)
-    factor = relative(candidate, problem, device)
-    measured = [factor * each for each in kept]
+    measured = _measured(candidate, problem, device)
     if edge <= SIZES[0]:
         return measured[0] * (edge / SIZES[0]) ** 3
     for (low, below), (high, above) in itertools.pairwise(zip(SIZES, measured, strict=True)):
@@ -126,6 +154,14 @@ def rate(candidate: Candidate, problem: Problem, device: Device, edge: float) ->
             share = math.log(edge / low) / math.log(high / low)
             return below * math.exp(share * math.log(above / below))
     return measured[-1]
+
+
+def _measured(candidate: Candidate, problem: Problem, device: Device) -> list[float]:
+    """Return the measured rates for `SIZES`, in operations per second."""
+    of_kernel = rates_of(device).kernels[candidate.name]
+    kept = next(of_kernel[x] for x in (problem.dtype.name, problem.accumulator.name, "any") if x in of_kernel)
+    factor = relative(candidate, problem, device)
+    return [factor * each for each in kept]
 
 
 def edge_of(problem: Problem) -> float:

@@ -227,6 +227,8 @@ TABLE = (
             **dict.fromkeys(("float64", "complex128"), "fp64_tensor"),
         },
         workspace=WORKSPACE,
+        slow_if_odd={"float16": 0.18, "bfloat16": 0.18},
+        slice=256,
         sizes_below=COUNTS_BELOW,
     ),
     Candidate(

@@ -49,6 +49,7 @@ TABLE = (
         capabilities=AMPERE,
         worth_it=FAST_FLOAT64,
         unit="fp64_tensor",
+        in_place="AB",
         prepared=1.0,  # copies of operands whose rows do not begin at multiples of 16 bytes
     ),
 )

@@ -157,7 +157,7 @@ class Fp16x3Kernel(GuardedKernel):
         The result is new: ``out`` may be C0, which is read again if a guard is raised.
         """
         shape = product_shape(a.shape, b.shape)
-        kind, known = None if c0 is None else c0.dtype.name, a.found.here and b.found.here
+        kind, known = None if c0 is None else c0.dtype.name, self._raised or (a.found.here and b.found.here)
         if not self.finishes or len(shape) > 2 or dtype != self.accumulator or kind not in ADDENDS:
             return None
         if self._expected(a.shape[-1]) != (self.first,) or (known and not self._allowed(a, b)):
@@ -292,7 +292,7 @@ def _matrices(piece: Piece, own: tuple[int, ...], batch: tuple[int, ...], index:
 
 # float16 halves take as much memory as the block, TF32 halves twice as much. The scales of float16 halves took 5 MB of
 # 40 GB. The workspace holds the TF32 halves or copies of parts of A and B, which a raised guard demands.
-Halves = partial(Candidate, dtypes=frozenset({"float32"}), precision="highest", workspace=WORKSPACE)
+Halves = partial(Candidate, dtypes=frozenset({"float32"}), precision="highest", workspace=WORKSPACE, slice=GRANULE)
 _ON_HOPPER = partial(
     Halves,
     tile=(128, 128),

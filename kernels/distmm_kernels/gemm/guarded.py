@@ -96,6 +96,7 @@ class GuardedKernel(AlignedKernel):
         super().__init__(problem, device)
         # one kernel for blocks of any size: the bits of all these kernels agree, except for the sign of a zero
         self._ieee = select(problem, device, "ieee", reproducible=True)
+        self._raised = False  # whether the last product whose guards were late had a raised guard: the next one waits
 
     @abstractmethod
     def _expected(self, k: int) -> tuple[Way, ...]:
@@ -131,13 +132,16 @@ class GuardedKernel(AlignedKernel):
         """Write ``c + a @ b`` into ``d``, and return the algorithm of each granule."""
         expected = self._expected(a.shape[-1])
         # The guards may not have arrived yet. Do not wait: begin the product that they nearly always allow. If one is
-        # raised after all, compute D again from C, which is unchanged.
-        begun = not (a.found.here and b.found.here)
+        # raised after all, compute D again from C, which is unchanged, and wait for the guards of the next product.
+        late = not (a.found.here and b.found.here)
+        begun = late and not self._raised
         if begun:
             self._chain(expected, a, b, c, d, symmetric)
         ways = expected
         if a.found.raised or b.found.raised:
             ways = tuple(way if way is Way.IEEE else self._way(a, b, i) for i, way in enumerate(expected))
+        if late:
+            self._raised = ways != expected
         if not begun or ways != expected:
             self._chain(ways, a, b, c, d, symmetric)
         return ways

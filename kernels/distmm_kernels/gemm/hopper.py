@@ -381,6 +381,8 @@ TABLE = (
         "highest",
         # counts of bools; of other types the sums of slices
         workspace={dtype.name: WORKSPACE if dtype.kind == "b" else slices.WORKSPACE for dtype in NARROW},
+        in_place={"float16": "AB", "bfloat16": "AB", "int8": "A", "uint8": "A", "bool": "A"},
+        slice=STRETCH,
         one_launch=frozenset({"float16", "bfloat16"}),
         triangles=frozenset(dtype.name for dtype in NARROW if dtype.kind != "b"),
     ),

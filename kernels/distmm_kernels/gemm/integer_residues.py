@@ -106,6 +106,7 @@ Integers = partial(
     prepared=2.5,  # 10 bytes for each of 4, or 18 for each of 8
     workspace=WORKSPACE,  # residues of a part of C
     passes=(26, 44),  # of int64: 8 in, 18 out; 18 out, 18 in, 8 out
+    products=10,  # or 18
     side_by_side=False,
     sizes_below=COORDINATES,
 )

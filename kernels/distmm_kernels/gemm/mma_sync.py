@@ -160,6 +160,7 @@ def _on_fragments(kernel: type[MmaSyncKernel], idea: str, precision: str, prepar
         loads=lambda problem: fragment_loads(tilings(kinds[problem.dtype.name], (9, 0), (True, True))[0], problem),
         capabilities=AMPERE,
         unit="mma_sync",
+        in_place={"float16": "AB", "bfloat16": "AB", "int8": "A"},
         prepared=prepared,
     )
 

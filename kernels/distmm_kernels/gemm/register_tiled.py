@@ -94,6 +94,7 @@ TABLE = (
         tile=(64, 64),
         loads=lambda problem: tile_loads(TILINGS[problem.accumulator.name][0], problem),
         capabilities=AMPERE,
+        in_place="B",
         prepared=1.0,  # A in C order is copied
     ),
 )

@@ -139,6 +139,7 @@ _BY_RESIDUES = partial(Candidate, precision="highest", tile=(128, 128), workspac
 Float64 = partial(
     _BY_RESIDUES,
     dtypes=frozenset({"float64"}),
+    products=len(MODULI),
     # 16 bytes for each of 8, 12 for each granule of a row, and while they are made 8 for 128 elements; a granule has
     # 512 elements or more
     prepared=2.011,
@@ -148,6 +149,7 @@ Float64 = partial(
 Complex128 = partial(
     _BY_RESIDUES,
     dtypes=frozenset({"complex128"}),
+    products=3 * len(MODULI),
     prepared=3.011,  # 48 bytes for each of 16, 12 for each granule, 8 for 64 elements
     passes=(80, 112),  # two times 16 in, 48 out; 48 out, 48 in, 16 out
     sizes_below=COORDINATES // 2,

@@ -145,3 +145,36 @@ def test_what_is_made_of_distinct_matrices_broadcasts_to_all_of_them(axes):
     kept = distinct(array)
     assert kept.shape == held.shape
     np.testing.assert_array_equal(np.broadcast_to(kept, array.shape), array)
+
+
+def test_late_guards_that_were_raised_make_the_next_product_wait_for_its_own():
+    class Chosen(guarded.GuardedKernel):
+        name, shortest = "chosen", 1
+
+        def __init__(self):
+            self._raised, self.computed = False, []
+
+        def _expected(self, k):
+            return (guarded.Way.FP16X3,)
+
+        def _way(self, a, b, index):
+            return guarded.Way.IEEE
+
+        def _chain(self, ways, a, b, c, d, symmetric):
+            self.computed.append(ways[0].name)
+
+    def operand(raised):
+        return SimpleNamespace(shape=(8, 8), found=SimpleNamespace(here=False, raised=raised))
+
+    kernel, sparse, full = Chosen(), operand(True), operand(False)
+    for a, expected in (
+        (full, ["FP16X3"]),
+        (sparse, ["FP16X3", "IEEE"]),  # begun before its guards arrive, and thrown away
+        (sparse, ["IEEE"]),
+        (full, ["FP16X3"]),  # once, after its guards
+        (full, ["FP16X3"]),
+    ):
+        kernel.computed.clear()
+        kernel._accumulate(a, full, None, None)
+        assert kernel.computed == expected
+    assert not kernel._raised
