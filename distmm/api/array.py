@@ -29,12 +29,14 @@ def matmul(A: Any, B: Any, *, out: Any = None, **choices: Unpack[BlockKeywords])
         One of these. Operands are read when the product is computed: do not change them before.
 
         - A Dask array with NumPy or CuPy chunks. The chunks become blocks of the product.
-        - A NumPy or CuPy array. A NumPy array with gaps between the elements of its rows and of its columns is copied
-          at the call.
+        - A NumPy or CuPy array, which workers on this machine read in its own memory. An array with gaps between the
+          elements of its rows and of its columns is copied at the call. Work of the current stream on a CuPy array is
+          waited for.
         - An object with ``shape``, ``dtype`` and ``__getitem__``, such as a Zarr array. Workers read it block by block.
           Zarr arrays and HDF5 datasets are opened again by their absolute path.
         - A memory map. Workers read its file. It is refused if another file has replaced that file.
-        - An array of another package with DLPack (PyTorch, JAX), on the host or on a GPU. It is used without a copy.
+        - An array of another package with DLPack (PyTorch, JAX), on the host or on a GPU. It is used like NumPy's
+          and CuPy's.
         - An xarray object, of which ``data`` is used. Names of dimensions and coordinates are ignored. A lazily opened
           variable would be read as a whole: open it with ``chunks={}``.
     B : array-like of shape (..., k, n) or (k,)
@@ -44,8 +46,8 @@ def matmul(A: Any, B: Any, *, out: Any = None, **choices: Unpack[BlockKeywords])
         memory of the workers is computed in waves. No task writes to `out` after the call, nor after an error or
         Ctrl-C.
 
-        - NumPy array: workers on this machine write directly into its memory. `distmm.empty` makes arrays that GPUs
-          write at full speed.
+        - NumPy or CuPy array: workers on this machine write directly into its memory. `distmm.empty` makes arrays that
+          GPUs write at full speed.
         - Zarr-like object: workers write whole ``chunks`` (or ``shards``) in parallel. For an object without chunks,
           for an HDF5 dataset, and for elements that workers do not reach (in memory, in a folder that they do not see),
           this process writes one block after the other.
@@ -82,8 +84,9 @@ def matmul(A: Any, B: Any, *, out: Any = None, **choices: Unpack[BlockKeywords])
     Returns
     -------
     dask.array.Array of shape (..., m, n)
-        Lazy. Its chunks are of the operands' kind (NumPy or CuPy). ``compute()`` returns a NumPy array; workers on this
-        machine write directly into its memory. With `out`: that array.
+        Lazy. Its chunks are of the operands' kind (NumPy or CuPy). ``compute()`` returns a NumPy array, or for
+        CuPy arrays and tensors on a GPU an array of their kind on that GPU; workers on this machine write directly into
+        its memory. With `out`: that array.
 
     Raises
     ------

@@ -23,7 +23,7 @@ Part = tuple[Hashable, float, float]  # a file (its path or URL) or store, and t
 def overlap(first: Any, second: Any) -> bool:
     """Whether two arrays may share elements. A Dask array shares the elements of all arrays that its graph reads."""
     return any(
-        (isinstance(x, np.ndarray) and isinstance(y, np.ndarray) and np.may_share_memory(x, y))
+        _may_share_memory(x, y)
         or any(
             _identity(p) == _identity(q) and low < other_high and other_low < high
             for p, low, high in _parts(x)
@@ -32,6 +32,22 @@ def overlap(first: Any, second: Any) -> bool:
         for x in _sources(first)
         for y in _sources(second)
     )
+
+
+def _may_share_memory(x: Any, y: Any) -> bool:
+    if package_of(x) == package_of(y) == "cupy":  # one address is one place on all GPUs
+        (low, high), (other_low, other_high) = _range(x), _range(y)
+        return low < other_high and other_low < high
+    return isinstance(x, np.ndarray) and isinstance(y, np.ndarray) and np.may_share_memory(x, y)
+
+
+def _range(array: Any) -> tuple[int, int]:
+    """Return the first address of a CuPy array, and the address after the last one."""
+    if not array.size:
+        return 0, 0
+    reach = [(n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)]
+    first = array.data.ptr
+    return first + sum(r for r in reach if r < 0), first + sum(r for r in reach if r > 0) + array.itemsize
 
 
 def lies_in(array: Any, path: str) -> bool:
@@ -51,9 +67,10 @@ def lies_in(array: Any, path: str) -> bool:
 
 
 def coincide(first: Any, second: Any) -> bool:
-    """Whether two NumPy arrays have the same memory, shape, strides and type. False for memory maps."""
-    arrays = isinstance(first, np.ndarray) and isinstance(second, np.ndarray)
-    return arrays and not next(_mapped(first), None) and same(first, second)
+    """Whether two NumPy or CuPy arrays have the same memory, shape, strides and type. False for memory maps."""
+    if isinstance(first, np.ndarray) and next(_mapped(first), None) is not None:
+        return False
+    return _view(first) is not None and _view(first) == _view(second)
 
 
 def same(first: Any, second: Any) -> bool:

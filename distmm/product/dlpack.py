@@ -1,4 +1,4 @@
-"""Arrays of other packages, such as PyTorch's and JAX's, as NumPy or CuPy arrays of the same memory.
+"""Arrays of other packages, such as PyTorch's and JAX's, as NumPy or CuPy arrays of the same memory, and back.
 
 The protocol is DLPack (https://dmlc.github.io/dlpack/latest/python_spec.html). ``__dlpack_device__`` names the device
 of an array, and ``__dlpack__`` exports its memory.
@@ -14,9 +14,10 @@ import ml_dtypes
 import numpy as np
 
 from distmm.errors import InputError
+from distmm.transfer.gpu_allocations import is_on_gpu
 from distmm.worker import gpu
 
-__all__ = ["as_native", "as_writable", "is_foreign"]
+__all__ = ["as_given", "as_native", "as_writable", "is_foreign"]
 
 # DLDeviceType of memory that NumPy can read (kDLCPU, kDLCUDAHost), and CuPy (kDLCUDA, kDLCUDAManaged).
 HOST, GPU = (1, 3), (2, 13)
@@ -80,3 +81,14 @@ def _view(source: Any, from_dlpack: Callable[[Any], Any]) -> Any:
     if from_dlpack is np.from_dlpack and source.dtype == ml_dtypes.bfloat16:
         return np.asarray(source)
     return from_dlpack(source)
+
+
+def as_given(result: Any, package: str) -> Any:
+    """Return a CuPy array as a tensor in the same memory if `package` is "torch"; else unchanged."""
+    if package != "torch" or not is_on_gpu(result):
+        return result
+    import torch
+
+    if result.dtype == ml_dtypes.bfloat16:
+        return torch.from_dlpack(result.view(np.int16)).view(torch.bfloat16)
+    return torch.from_dlpack(result)

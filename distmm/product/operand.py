@@ -18,6 +18,7 @@ from distmm.product.array_types import as_array, package_of
 from distmm.product.inline_array import inline_array
 from distmm.product.scalars import check_flags
 from distmm.transfer import has_gaps, share, shared_memory
+from distmm.transfer.gpu_allocations import is_on_gpu
 from distmm.transfer.memory_map import MappedFile, is_mapped
 from distmm.worker import tasks
 
@@ -41,6 +42,8 @@ class Operand:
         without a copy.
     file : MappedFile, optional
         The file, if `source` is a memory map.
+    package : str
+        Name of the package whose array the user gave, such as "torch"; `source` may be a view of that array.
     """
 
     source: Any
@@ -48,6 +51,7 @@ class Operand:
     kind: Literal["numpy", "cupy"]
     transposed: bool = False
     file: MappedFile | None = None
+    package: str = ""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -115,19 +119,21 @@ class Operand:
     ) -> da.Array:
         """Return it as a Dask array with exactly these chunks. Tasks load its blocks to `device`.
 
-        Workers of `client` on this machine read a NumPy array from the client's memory. An array with gaps between the
-        elements of its rows and of its columns is copied first. With `noted`, load tasks record checksums
-        (`distmm.transfer.loaded_blocks`).
+        Workers of `client` on this machine read a NumPy array from the client's memory, and load blocks of a CuPy array
+        to their GPUs from there. An array with gaps between the elements of its rows and of its columns is copied
+        first. With `noted`, load tasks record checksums (`distmm.transfer.loaded_blocks`).
         """
-        if isinstance(self.source, np.ndarray) and self.file is None:
+        on_gpu = is_on_gpu(self.source) and device == "cuda" and client is not None
+        if on_gpu or (isinstance(self.source, np.ndarray) and self.file is None):
             # For any size and any cluster: an array in memory is always read when the product is computed.
             source = self.for_later().source
             name = f"distmm-client-{uuid.uuid4().hex}"
             source = source.swapaxes(-1, -2) if self.transposed else source
             shared = share(source, client, name) if client is not None else None
             if shared is not None:
-                return _loaded(shared, chunks, device, name, noted)
-            return inline_array(source, chunks, device, name)
+                return _loaded(shared, chunks, device, name, noted, meta_from_array(source))
+            if not on_gpu:
+                return inline_array(source, chunks, device, name)
         source, own = self.source, _swapped(chunks, self.transposed)
         # A new name for each call: Dask's token would read all of the data.
         name = f"distmm-load-{uuid.uuid4().hex}"
@@ -137,7 +143,8 @@ class Operand:
         elif self.kind == "cupy":
             array = da.from_array(source, chunks=own, name=name, asarray=False)
         else:
-            array = _loaded(source if self.file is None else self.file, own, device, name, noted)
+            meta = np.empty((0,) * len(source.shape), source.dtype)
+            array = _loaded(source if self.file is None else self.file, own, device, name, noted, meta)
         return array.swapaxes(-1, -2) if self.transposed else array
 
     def region(self, rows: slice, columns: slice) -> Any:
@@ -150,7 +157,12 @@ def _swapped(values: tuple[Any, ...], transposed: bool) -> tuple[Any, ...]:
 
 
 def _loaded(
-    source: Any, chunks: tuple[tuple[int, ...], ...], device: Literal["cpu", "cuda"], name: str, noted: bool
+    source: Any,
+    chunks: tuple[tuple[int, ...], ...],
+    device: Literal["cpu", "cuda"],
+    name: str,
+    noted: bool,
+    meta: Any,
 ) -> da.Array:
     """Return an array-like as a Dask array. A task reads each block when it is needed."""
     return da.from_array(
@@ -159,7 +171,7 @@ def _loaded(
         name=name,
         getitem=partial(tasks.load, device=device, noted=noted),
         inline_array=True,
-        meta=np.empty((0,) * len(source.shape), source.dtype),
+        meta=meta,
     )
 
 
@@ -184,13 +196,14 @@ def wrap(source: Any, name: str, transposed: bool = False) -> Operand:
         numbers, and a `transposed` that is neither True nor False.
     """
     check_flags(**{f"trans{name.lower()}": transposed})
+    package = package_of(source)
     source = multipliable(source, name)
     if len(source.shape) == 0:
         raise InputError(f"{name} is a scalar: matrix products need at least one dimension; multiply with * instead")
     if transposed and len(source.shape) < 2:
         raise InputError(f"{name} has shape {source.shape}: give a matrix, as vectors have no transpose")
     file = MappedFile.behind(source) if is_mapped(source) else None
-    return Operand(source, name, kind_of(source, name), transposed, file)
+    return Operand(source, name, kind_of(source, name), transposed, file, package)
 
 
 def multipliable(source: Any, name: str) -> Any:
@@ -217,7 +230,8 @@ def as_matrix(operand: Operand, axis: int) -> Operand:
     source = operand.source
     if not isinstance(source, (da.Array, np.ndarray)) and operand.kind == "numpy":
         source = da.from_array(source, chunks=operand.storage_chunk or "auto")
-    return Operand(source[None, :] if axis == 0 else source[:, None], operand.name, operand.kind)
+    source = source[None, :] if axis == 0 else source[:, None]
+    return Operand(source, operand.name, operand.kind, package=operand.package)
 
 
 def kind_of(source: Any, name: str) -> Literal["numpy", "cupy"]:

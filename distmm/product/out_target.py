@@ -1,6 +1,6 @@
 """The user's `out`: which arrays may receive a product, and who writes its blocks.
 
-- Workers write into a NumPy array of this process if they can access its memory.
+- Workers write into a NumPy or CuPy array of this process if they can access its memory.
 - Workers write into a Zarr array in a folder that all of them see, or in an object store, and into other objects with
   ``chunks`` or ``shards`` whose elements are not in memory.
 - This process writes one block after the other in all other cases: HDF5 datasets, arrays without chunks, and memory
@@ -62,7 +62,7 @@ def check_out(
         raise InputError(f"elements of out share memory (shape {out.shape}, strides {out.strides}): give a copy of it")
     for name, operand in operands.items():
         if overlap(out, operand):
-            what = "memory" if isinstance(out, np.ndarray) else "storage"
+            what = "memory" if package_of(out) in ("numpy", "cupy") else "storage"
             raise InputError(f"out shares {what} with {name}, which is read while out is written: use another array")
 
 
@@ -119,7 +119,7 @@ def target(out: Any, client: Client | None) -> Any:
     """
     if client is None and tasks_share_memory():
         return out
-    if isinstance(out, np.ndarray):
+    if package_of(out) in ("numpy", "cupy"):
         to = None if client is None else share(out, client, writable=True)
     else:
         to = _for_copies(out, client)

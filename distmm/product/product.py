@@ -36,6 +36,7 @@ from distmm.product.request import PlanRequest, plan_for
 from distmm.product.scalars import check_represents, common_type
 from distmm.product.smaller_plan import smaller_plan
 from distmm.product.users_blocks import Chunks, batch_chunks
+from distmm.transfer.gpu_allocations import is_on_gpu
 from distmm.worker.tasks import Epilogue
 
 __all__ = ["Gemm"]
@@ -175,12 +176,18 @@ class Gemm:
         return replace(self, a=self.a.for_later(), b=b, c=None if self.c is None else self.c.for_later())
 
     def _computable(self, array: da.Array, choices: Choices, plan: Plan) -> da.Array:
-        """Return the lazy product. If workers can write to this process's memory, its `compute` works like ``out=``."""
-        if choices.client is None or self.a.kind == "cupy" or any(self.vectors):
-            return array
+        """Return the lazy product. If workers can write to this process's memory, its `compute` works like ``out=``.
+
+        If operands are tensors on a GPU, its `compute` returns a tensor there.
+        """
+        package = "torch" if any(x.package == "torch" for x in self.operands) else ""
+        here = [x.source.device.id for x in self.operands if is_on_gpu(x.source)]
+        device = here[0] if here else None
+        if choices.client is None or any(self.vectors):
+            return ProductArray.of(array, None, package, device) if package else array
         annotations = dask.get_annotations()  # those of the call hold for the graph that `compute` makes
 
-        def fill(out: np.ndarray, client: Client) -> bool:
+        def fill(out: Any, client: Client) -> bool:
             # If workers cannot write to `out`, Dask's `compute` fetches C as one array, provided that C fits.
             if out_target.target(out, client) is None and not plan.streamed:
                 return False
@@ -188,7 +195,7 @@ class Gemm:
                 self.array(replace(choices, client=client), out)
             return True
 
-        return ProductArray.of(array, fill)
+        return ProductArray.of(array, fill, package, device)
 
     def plan_reduced(self, choices: Choices, kept: Callable[[Plan], int], shared: bool = False) -> Plan:
         """Plan a product whose finished blocks are reduced at once, and prepare the cluster for it.

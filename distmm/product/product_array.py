@@ -20,25 +20,43 @@ from dask.core import flatten
 from distributed import Client, futures_of
 
 from distmm.product import sinks
+from distmm.product.array_types import package_of
 from distmm.product.context import computing
+from distmm.product.dlpack import as_given
 from distmm.product.out_target import target
+from distmm.transfer.gpu_allocations import empty_on
 
 __all__ = ["ProductArray"]
 
-Fill = Callable[[np.ndarray, Client], bool]  # computes a product into an array; returns False if Dask has to do it
+Fill = Callable[[Any, Client], bool]  # computes a product into an array; returns False if Dask has to do it
 
 
 class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untyped
-    """A product, lazy or persisted, with blocks in host memory. Arrays that are made from it are plain Dask arrays."""
+    """A product, lazy or persisted. Arrays that are made from it are plain Dask arrays."""
 
     _fill: Fill | None
     _made_as: str
+    _package: str
+    _device: int | None
 
     @classmethod
-    def of(cls, array: da.Array, fill: Fill | None = None) -> ProductArray:
-        """Make one from a Dask array. `fill` computes a lazy array; a persisted array needs no `fill`."""
+    def of(
+        cls, array: da.Array, fill: Fill | None = None, package: str = "", device: int | None = None
+    ) -> ProductArray:
+        """Make one from a Dask array.
+
+        Parameters
+        ----------
+        array : dask.array.Array
+        fill : callable, optional
+            Computes a lazy array; a persisted array needs none.
+        package : str
+            "torch" if `compute` returns a tensor for blocks of CuPy.
+        device : int, optional
+            This process's GPU that receives blocks of CuPy. None: blocks of CuPy are computed by Dask.
+        """
         self = cls(array.dask, array.name, array.chunks, meta=array)
-        self._fill, self._made_as = fill, array.name
+        self._fill, self._made_as, self._package, self._device = fill, array.name, package, device
         return self
 
     def compute(self, **kwargs: Any) -> Any:
@@ -51,18 +69,24 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
 
         Returns
         -------
-        numpy.ndarray
-            Writable, in this process's memory.
+        array
+            NumPy array, or for operands on a GPU a CuPy array or PyTorch tensor there. Writable, in this process's
+            memory.
         """
         changed = self.name != self._made_as  # for example by C[0] = 1, or as `out` of a NumPy function
-        client = None if kwargs or changed or self.nbytes > psutil.virtual_memory().available else computing()
-        if client is not None:
-            out = np.empty(self.shape, self.dtype)
-            if self._filled(out, client):
-                return out
-        return super().compute(**kwargs)
+        client = None if kwargs or changed else computing()
+        out = None if client is None else self._empty()
+        if client is None or out is None or not self._filled(out, client):
+            out = super().compute(**kwargs)
+        return as_given(out, self._package)
 
-    def _filled(self, out: np.ndarray, client: Client) -> bool:
+    def _empty(self) -> Any:
+        """Return an array to compute into; None if it would be larger than the free memory."""
+        if package_of(self._meta) != "cupy":
+            return None if self.nbytes > psutil.virtual_memory().available else np.empty(self.shape, self.dtype)
+        return None if self._device is None else empty_on(self._device, self.shape, self.dtype)
+
+    def _filled(self, out: Any, client: Client) -> bool:
         """Compute into `out`. Return False if Dask has to compute the array."""
         if self._fill is not None and next(flatten(self.__dask_keys__())) not in client.futures:
             return self._fill(out, client)
@@ -74,8 +98,10 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
         return to is not None
 
     def __dask_postpersist__(self) -> tuple[Callable[..., ProductArray], tuple[Any, ...]]:
-        return _rebuilt, super().__dask_postpersist__()
+        return _rebuilt, (*super().__dask_postpersist__(), self._package, self._device)
 
 
-def _rebuilt(graph: Any, rebuild: Callable[..., da.Array], more: tuple[Any, ...], **how: Any) -> ProductArray:
-    return ProductArray.of(rebuild(graph, *more, **how))
+def _rebuilt(
+    graph: Any, rebuild: Callable[..., da.Array], more: tuple[Any, ...], package: str, device: int | None, **how: Any
+) -> ProductArray:
+    return ProductArray.of(rebuild(graph, *more, **how), None, package, device)

@@ -33,6 +33,7 @@ from distmm.product.waves import SendWave, Waves
 from distmm.transfer import ClientArray
 from distmm.transfer.counted_writes import CountedTarget
 from distmm.transfer.write_lease import Lease
+from distmm.worker import gpu
 from distmm.worker.client_output import ClientOutput
 from distmm.worker.copied_output import InMemoryError
 
@@ -92,6 +93,9 @@ def store(waves: Callable[[], Iterable[WaveRegions]], out: Any, to: Any, client:
             Waves(client, _raise_error).run(_written_by_workers(waves(), out, ClientOutput(leased), client))
         finally:
             _end_lease(leased, out)
+        assert to.loan is not None
+        if to.loan.array is not out:  # workers do not reach the memory of `out`, and have written to other memory
+            out[...] = to.loan.array
     elif client is None:
         _write_by_threads(waves(), out, to)
     elif to is None:
@@ -102,6 +106,7 @@ def store(waves: Callable[[], Iterable[WaveRegions]], out: Any, to: Any, client:
             Waves(client, _raise_error, run=counted.run).run(_written_by_workers(waves(), out, counted, client))
         except InMemoryError:  # tasks wrote to copies
             _write_here(waves(), out, client)
+    gpu.wait_for_current_stream(out)  # this process has written there, and the caller may use another stream
 
 
 def _end_lease(leased: ClientArray, out: np.ndarray) -> None:

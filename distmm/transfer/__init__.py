@@ -1,7 +1,7 @@
 """Memory that several processes share: arrays of the client, shared segments, memory-mapped files, write leases.
 
-On a local cluster, a NumPy operand of `distmm.matmul` is not sent through the scheduler: workers read its blocks from
-the client's memory. README.md describes the modules.
+On a local cluster, an operand of `distmm.matmul` in memory is not sent through the scheduler: workers read its blocks
+from the client's memory, on the host or on a GPU. README.md describes the modules.
 """
 
 from distmm.transfer.client_array import ClientArray, has_gaps, share

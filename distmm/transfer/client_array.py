@@ -1,11 +1,12 @@
-"""An array in the memory of the client's process, as workers on the same machine read and write it.
+"""An array of the client's process, in host or GPU memory, as workers on the same machine read and write it.
 
-Indexing reads a block, and assignment writes one. Blocks are in host memory: `distmm.worker.gpu_copies` copies them to
-and from GPUs.
+Indexing reads a block of host memory, and assignment writes one. `distmm.worker.gpu_copies` copies blocks between GPUs
+and both kinds of memory.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import socket
@@ -20,13 +21,17 @@ from distributed import Client
 
 from distmm.all_workers import everywhere
 from distmm.errors import InputError
-from distmm.transfer import loans, process_memory, shared_memory
+from distmm.transfer import gpu_allocations, loans, process_memory, shared_memory
 from distmm.transfer.write_lease import Lease
 
 __all__ = ["ClientArray", "has_gaps", "share"]
 
+logger = logging.getLogger(__name__)
+
 # Arrays of fewer bytes are sent with the graph: to ask the workers whether they reach the array would take longer.
 SMALLEST = 1 << 20
+
+MOST_PITCH = 2**31 - 1  # bytes from row to row that cudaMemcpy2D accepts
 
 
 @dataclass(frozen=True)
@@ -41,8 +46,8 @@ class ClientArray:
         Process that owns the memory, and address of the first element there.
     shape, strides, dtype
         As for a NumPy array.
-    segment : Segment or None
-        Shared memory segment that contains the array.
+    segment : Segment, Allocation or None
+        Shared memory segment, or allocation in GPU memory, that contains the array.
     proof : tuple of int and bytes
         An address in that process, and the random bytes there. Process numbers repeat on other machines: a worker that
         reads these bytes reads that process's memory and no other's.
@@ -61,19 +66,24 @@ class ClientArray:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: np.dtype[Any]
-    segment: shared_memory.Segment | None
+    segment: shared_memory.Segment | gpu_allocations.Allocation | None
     proof: tuple[int, bytes]
     loan: loans.Loan | None = field(default=None, compare=False, repr=False)
     lease: Lease | None = None
     mark: tuple[int, int] = (0, 0)
 
     @classmethod
-    def of(cls, array: np.ndarray, name: str = "") -> ClientArray:
-        """Describe a whole array of this process."""
-        address, secret = array.__array_interface__["data"][0], process_memory.secret()
+    def of(cls, array: Any, name: str = "") -> ClientArray:
+        """Describe a whole NumPy or CuPy array of this process."""
+        secret = process_memory.secret()
+        segment: shared_memory.Segment | gpu_allocations.Allocation | None
+        if gpu_allocations.is_on_gpu(array):
+            address, segment = array.data.ptr, gpu_allocations.behind(array)
+        else:
+            address, segment = array.__array_interface__["data"][0], shared_memory.behind(array)
         where = name, os.getpid(), address, array.shape, array.strides, array.dtype
         loan, proof = loans.Loan(name, array), (secret.ctypes.data, secret.tobytes())
-        return cls(*where, shared_memory.behind(array), proof, loan, mark=loan.mark)
+        return cls(*where, segment, proof, loan, mark=loan.mark)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.loan is not None:
@@ -95,6 +105,11 @@ class ClientArray:
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether it is in GPU memory."""
+        return isinstance(self.segment, gpu_allocations.Allocation)
+
+    @property
     def is_local(self) -> bool:
         """Whether its memory is this process's own."""
         return self.pid == os.getpid() and self.proof[1] == process_memory.secret().tobytes()
@@ -102,7 +117,7 @@ class ClientArray:
     def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
         """Read a block: a view in the process that owns it, else a copy."""
         part = self.part(index)
-        view = part.local_view()
+        view: np.ndarray | None = part.local_view()
         if view is not None:
             return view
         part, swapped = part.with_contiguous_rows()
@@ -153,9 +168,9 @@ class ClientArray:
         offset = sum(r.start * s for r, s in zip(ranges, self.strides, strict=True))
         return replace(self, address=self.address + offset, shape=tuple(map(len, ranges)))
 
-    def local_view(self) -> np.ndarray | None:
-        """Return a NumPy array of it if this process owns it or it is empty; None otherwise."""
-        if self.nbytes == 0:
+    def local_view(self) -> Any:
+        """Return a NumPy or CuPy array of it if this process owns it or it is empty; None otherwise."""
+        if self.nbytes == 0 and not self.on_gpu:
             return np.empty(self.shape, self.dtype)
         if not self.is_local:
             return None
@@ -163,11 +178,22 @@ class ClientArray:
         loan = self.loan if self.loan is not None else loans.lent(self.name)
         if loan is None and self.name:
             raise InputError(self._freed())
+        if self.on_gpu:
+            import cupy
+
+            memory = cupy.cuda.UnownedMemory(self.address, self.nbytes, loan)
+            return cupy.ndarray(self.shape, self.dtype, cupy.cuda.MemoryPointer(memory, 0), self.strides)
         view = np.asarray(_Memory(loan, {**layout, "typestr": f"|V{self.dtype.itemsize}"}))
         return view.view(self.dtype)  # in two steps, because the array interface has no name for bfloat16
 
-    def _check_mark(self) -> None:
-        """Raise `InputError` if the array was freed before its elements had been read in this process."""
+    def check_mark(self) -> None:
+        """Raise `InputError` if the array was freed before its elements had been read in this process.
+
+        Raises
+        ------
+        OSError
+            If its process has ended.
+        """
         address, number = self.mark
         if number:
             found = np.zeros(1, np.uint64)
@@ -181,7 +207,7 @@ class ClientArray:
 
     def _freed(self) -> str:
         return (
-            f"a NumPy operand of shape {self.shape} has been freed: it lives as long as the lazy product and what is "
+            f"an operand of shape {self.shape} has been freed: it lives as long as the lazy product and what is "
             "computed from it, but not as long as a pickled copy. Make the product again, or keep the operand"
         )
 
@@ -207,7 +233,7 @@ class ClientArray:
             process_memory.copy(target, view)
         else:
             process_memory.read(self.pid, self.rows(), target.ctypes.data)
-            self._check_mark()
+            self.check_mark()
 
     def write_from(self, source: np.ndarray) -> None:
         """Copy a C-contiguous array of the same shape into it; its own rows must be contiguous."""
@@ -237,13 +263,14 @@ def _received(*fields: Any) -> ClientArray:
     return replace(array, loan=loan)
 
 
-def share(array: np.ndarray, client: Client, name: str | None = None, writable: bool = False) -> ClientArray | None:
+def share(array: Any, client: Client, name: str | None = None, writable: bool = False) -> ClientArray | None:
     """Describe an array of this process so that the workers of a cluster on this machine can use it.
 
     Parameters
     ----------
-    array : numpy.ndarray of at least two dimensions
-        Copied only if neither of its last two dimensions is contiguous.
+    array : numpy.ndarray or cupy.ndarray of at least two dimensions
+        Copied only if neither of its last two dimensions is contiguous, or if its GPU memory cannot be lent. Work that
+        the current stream has for it is waited for.
     client : distributed.Client
         Client of the cluster.
     name : str, optional
@@ -257,12 +284,15 @@ def share(array: np.ndarray, client: Client, name: str | None = None, writable: 
     ClientArray or None
         None for an array that is small or of foreign byte order, and if a worker cannot reach this process's memory:
         on another machine, as another user, or because the system forbids it. With `writable`, also None for an array
-        with gaps between elements, and on a system without ``memfd_create``, which a `Lease` needs.
+        with gaps between elements in host memory, and on a system without ``memfd_create``, which a `Lease` needs.
+        In GPU memory, such an array is not written to itself: `loan` has another array, to copy from afterwards.
     """
     if array.nbytes < SMALLEST or array.ndim < 2 or not array.dtype.isnative or not _within_reach(client):
         return None
     if writable and not hasattr(os, "memfd_create"):
         return None
+    if gpu_allocations.is_on_gpu(array):
+        return ClientArray.of(_lendable(array, writable), name or "") if _gpu_within_reach(client, array) else None
     if has_gaps(array):
         if writable:
             return None
@@ -287,13 +317,30 @@ def _check_reach(pid: int, proof: tuple[int, bytes]) -> None:
         )
 
 
-# Whether all workers reach this process's memory, until `forget_reach`.
-_tried: weakref.WeakKeyDictionary[Client, bool] = weakref.WeakKeyDictionary()
+def _lendable(array: Any, writable: bool) -> Any:
+    """Return a CuPy array when the work on it is done. Memory that workers cannot copy by rows is replaced by other."""
+    import cupy
+
+    with array.device:
+        cupy.cuda.get_current_stream().synchronize()
+        pitch = array.strides[-1] if array.strides[-2] == array.itemsize else array.strides[-2]
+        by_rows = not has_gaps(array) and 0 < pitch <= MOST_PITCH
+        if by_rows and gpu_allocations.behind(array) is not None:
+            return array
+        other = gpu_allocations.plain(array.shape, array.dtype)
+        if not writable:
+            other[...] = array
+        cupy.cuda.get_current_stream().synchronize()
+        return other
+
+
+# Whether all workers reach this process's memory, and that of each of its GPUs, until `forget_reach`.
+_tried: weakref.WeakKeyDictionary[Client, dict[int | None, bool]] = weakref.WeakKeyDictionary()
 
 
 def note_reach(client: Client, reached: bool) -> None:
     """Note whether all workers reach this process's memory, until `forget_reach`."""
-    _tried[client] = reached
+    _tried.setdefault(client, {})[None] = reached
 
 
 def forget_reach(client: Client) -> None:
@@ -303,9 +350,26 @@ def forget_reach(client: Client) -> None:
 
 def _within_reach(client: Client) -> bool:
     """Whether every worker reaches this process's memory. The workers are asked if it has not been noted."""
-    reached = _tried.get(client)
+    reached = _tried.get(client, {}).get(None)
     if reached is None and process_memory.allow():
         secret = process_memory.secret()
         answers = everywhere(client, process_memory.can_read, os.getpid(), secret.ctypes.data, secret.tobytes())
         reached = bool(answers) and all(answers.values())
     return bool(reached)
+
+
+def _gpu_within_reach(client: Client, array: Any) -> bool:
+    """Whether the GPU of every worker reaches the memory of a CuPy array's GPU. The first answer is kept and logged."""
+    known, device = _tried.setdefault(client, {}), array.device.id
+    if device not in known:
+        allocation, *proof = gpu_allocations.secret(device)
+        answers = {} if allocation is None else everywhere(client, gpu_allocations.can_map, allocation, *proof)
+        known[device] = bool(answers) and all(answers.values())
+        if not known[device]:
+            logger.warning(
+                "workers do not reach this process's memory on GPU %d: its arrays go through the scheduler, which is "
+                "slower. Reasons may be MIG, a worker without a GPU, GPUs without peer access, another user or host, "
+                "or a container with an IPC namespace of its own",
+                device,
+            )
+    return known[device]

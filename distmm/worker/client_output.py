@@ -8,6 +8,7 @@ from typing import Any
 
 from distmm.transfer import ClientArray
 from distmm.worker import gpu_copies
+from distmm.worker.tasks.loads import to_device
 from distmm.worker.worker_slots import slot_released
 
 __all__ = ["ClientOutput"]
@@ -27,6 +28,8 @@ class ClientOutput:
 
     def __setitem__(self, index: tuple[slice, ...], block: Any) -> None:
         on_gpu = hasattr(block, "__cuda_array_interface__")
+        if self.array.on_gpu and not on_gpu:
+            block, on_gpu = to_device(block), True
         if not on_gpu or not self.array.dtype.isnative:  # a GPU has no other byte order
             self.array[index] = gpu_copies.to_host(block) if on_gpu else block
             return

@@ -28,7 +28,7 @@ from distmm.worker.gpu_room import Turns, empty_pools, figures, is_full
 
 __all__ = [
     "HEALED_TOPIC", "Prepared", "device_name", "from_dlpack", "merge_lock", "multiplying", "namespace", "prepared",
-    "product_lock", "retrying", "working",
+    "product_lock", "retrying", "wait_for_current_stream", "working",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
@@ -266,6 +266,15 @@ def from_dlpack(source: Any) -> Any:
     with view.device:  # the view waits for that work on this stream only, and tasks run on other streams
         cupy.cuda.get_current_stream().synchronize()
     return view
+
+
+def wait_for_current_stream(array: Any) -> None:
+    """Wait for the work of this thread's current stream on the GPU of an array; nothing for arrays in host memory."""
+    if hasattr(array, "__cuda_array_interface__"):
+        import cupy
+
+        with array.device:
+            cupy.cuda.get_current_stream().synchronize()
 
 
 def device_name() -> str:

@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from distmm.transfer import shared_memory
-from distmm.transfer.client_array import ClientArray
+from distmm.transfer import gpu_allocations, shared_memory
+from distmm.transfer.client_array import MOST_PITCH, ClientArray
 from distmm.worker import gpu
 
 __all__ = ["download", "fetch", "pieces", "to_host", "upload"]
@@ -24,25 +24,33 @@ __all__ = ["download", "fetch", "pieces", "to_host", "upload"]
 # Bytes of a staging buffer: the device copies it in 1.2 ms, a hundred times as long as the start of a copy takes.
 STAGE = 64 << 20
 
-MOST_PITCH = 2**31 - 1  # bytes from row to row that cudaMemcpy2D accepts
-
 
 def upload(part: ClientArray) -> Any:
-    """Return a CuPy copy of a part of the client's array, in its order."""
+    """Return a CuPy copy of a part of the client's array, in its order; a view of GPU memory of this process.
+
+    Raises
+    ------
+    OSError, InputError
+        If the process that owns the array has ended, or has freed it.
+    """
     import cupy
 
+    if part.on_gpu and (view := part.local_view()) is not None:
+        return view
     flat, swapped = part.with_contiguous_rows()
-    with _buffers(flat) as buffers, gpu.working("upload") as stream:
+    with _reached(flat) as shift, _buffers(shift) as buffers, gpu.working("upload") as stream:
         block = cupy.empty(flat.shape, flat.dtype)
         for host, device in _matrices(flat, block):
-            if not buffers:
-                _to_device(device, _pinned(host), host.strides[0], stream)
+            if shift is not None:
+                _to_device(device, host.address + shift, host.strides[0], stream)
                 continue
             for rows, region, staged, idle in _staged(host, buffers):
                 idle.synchronize()  # the device has copied the earlier contents of the buffer
                 rows.read_into(staged)
                 _to_device(device[region], staged.ctypes.data, staged.strides[0], stream)
                 idle.record(stream)
+    if part.on_gpu:
+        part.check_mark()  # memory that its owner has freed may have other contents by now
     return block.swapaxes(-1, -2) if swapped else block
 
 
@@ -57,11 +65,11 @@ def _download(part: ClientArray, block: Any) -> None:
     import cupy
 
     flat, swapped = part.with_contiguous_rows()
-    with _buffers(flat) as buffers, gpu.working("download") as stream:
+    with _reached(flat) as shift, _buffers(shift) as buffers, gpu.working("download") as stream:
         block = cupy.ascontiguousarray(block.swapaxes(-1, -2) if swapped else block).astype(flat.dtype, copy=False)
         for host, device in _matrices(flat, block):
-            if not buffers:
-                _to_host(_pinned(host), host.strides[0], device, stream)
+            if shift is not None:
+                _to_host(host.address + shift, host.strides[0], device, stream)
                 continue
             last = None
             for rows, region, staged, full in _staged(host, buffers):
@@ -106,34 +114,39 @@ def _matrices(host: ClientArray, device: Any) -> Iterator[tuple[ClientArray, Any
         yield matrix, device[index]
 
 
-def _is_pinned(host: ClientArray) -> bool:
-    """Whether the GPU can copy it by itself: rows of a segment, in ascending order, with a pitch that CUDA accepts."""
+@contextmanager
+def _reached(host: ClientArray) -> Iterator[int | None]:
+    """Yield the distance from addresses in the owner to addresses by which this GPU reaches the array by itself.
+
+    None if it does not: it reaches memory of GPUs, and rows of a segment in ascending order, with a pitch that CUDA
+    accepts.
+    """
     width = host.shape[-1] * host.dtype.itemsize
-    return host.segment is not None and (host.shape[-2] == 1 or width <= host.strides[-2] <= MOST_PITCH)
-
-
-def _pinned(host: ClientArray) -> int:
-    """Return the address in this process of memory in a segment."""
-    assert host.segment is not None
-    return shared_memory.pinned(host.segment) + host.address - host.segment.address
+    if isinstance(host.segment, gpu_allocations.Allocation):
+        with gpu_allocations.mapped(host.segment) as address:
+            yield address - host.segment.address
+    elif host.segment is not None and (host.shape[-2] == 1 or width <= host.strides[-2] <= MOST_PITCH):
+        yield shared_memory.pinned(host.segment) - host.segment.address
+    else:
+        yield None
 
 
 def _to_device(device: Any, source: int, pitch: int, stream: Any) -> None:
-    """Start the copy of a matrix whose rows lie `pitch` bytes apart in pinned memory."""
+    """Start the copy of a matrix whose rows lie `pitch` bytes apart in pinned memory or GPU memory."""
     from cupy.cuda import runtime
 
     rows, width = device.shape[0], device.shape[1] * device.itemsize
     pitch = pitch if rows > 1 else width  # the stride of a single row is not used
-    runtime.memcpy2DAsync(device.data.ptr, width, source, pitch, width, rows, runtime.memcpyHostToDevice, stream.ptr)
+    runtime.memcpy2DAsync(device.data.ptr, width, source, pitch, width, rows, runtime.memcpyDefault, stream.ptr)
 
 
 def _to_host(target: int, pitch: int, device: Any, stream: Any) -> None:
-    """Start the copy of a matrix to rows that lie `pitch` bytes apart in pinned memory."""
+    """Start the copy of a matrix to rows that lie `pitch` bytes apart in pinned memory or GPU memory."""
     from cupy.cuda import runtime
 
     rows, width = device.shape[0], device.shape[1] * device.itemsize
     pitch = pitch if rows > 1 else width
-    runtime.memcpy2DAsync(target, pitch, device.data.ptr, width, width, rows, runtime.memcpyDeviceToHost, stream.ptr)
+    runtime.memcpy2DAsync(target, pitch, device.data.ptr, width, width, rows, runtime.memcpyDefault, stream.ptr)
 
 
 Buffers = list[tuple[Any, Any]]  # two pinned buffers, and for each the event of its last copy
@@ -142,14 +155,14 @@ _idle: list[Buffers] = []
 
 
 @contextmanager
-def _buffers(host: ClientArray) -> Iterator[Buffers]:
-    """Reserve two pinned staging buffers; none for pinned memory.
+def _buffers(shift: int | None) -> Iterator[Buffers]:
+    """Reserve two pinned staging buffers; none for memory that the GPU reaches (`_reached`).
 
     Enter this context before that of the stream: the stream's end waits for the copies from and to the buffers.
 
     The buffers are kept for the next block, but not per thread: tasks that release their slots run in new threads.
     """
-    if _is_pinned(host):
+    if shift is not None:
         yield []
         return
     import cupy

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import logging
 import os
-import threading
-from contextlib import suppress
 from typing import Any
 
 from distributed import Worker
 from distributed.comm import get_address_host
 
 from distmm.pid import machine, start_time
+from distmm.transfer import gpu_allocations
 from distmm.worker.dask_internals import run_on_workers
 
 __all__ = ["Peers", "pool_handle"]
@@ -26,8 +25,6 @@ logger = logging.getLogger(__name__)
 
 # A process must be missing in this many checks before its pool is closed: its transfers have failed by then.
 LOOKS = 3
-
-LAZY_PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess, as UCX opens pools
 
 
 class Peers:
@@ -67,21 +64,17 @@ class Peers:
         if machine != self.identity["machine"] or pid == self.identity["pid"] or pid in self.addresses:
             return
         try:
-            self.addresses[pid] = runtime.ipcOpenMemHandle(pool, LAZY_PEER_ACCESS)
+            self.addresses[pid] = runtime.ipcOpenMemHandle(pool, gpu_allocations.LAZY_PEER_ACCESS)
         except runtime.CUDARuntimeError as error:  # without peer access UCX does not map it either
             logger.info("the GPU memory of process %d cannot be mapped: %s", pid, error)
 
     def close_dead(self) -> None:
         """Unmap the pools of processes that are gone. Called every second on the worker's event loop."""
-        from cupy.cuda import runtime
-
         for pid in [pid for pid in self.addresses if start_time(pid) is None]:
             self.missing[pid] = self.missing.get(pid, 0) + 1
             if self.missing[pid] == LOOKS:
                 del self.missing[pid]
-                # In a thread: closing waits for all work of the GPU, and the event loop must answer others meanwhile.
-                about = self.addresses.pop(pid), runtime.getDevice()
-                threading.Thread(target=_close, args=about, name="distmm-close-pool", daemon=True).start()
+                gpu_allocations.close([self.addresses.pop(pid)] * 2)  # once for UCX, if it has mapped it
 
 
 def pool_handle() -> bytes | None:
@@ -106,13 +99,3 @@ def _exchange(plugin: str, identity: dict[str, Any], dask_worker: Worker) -> dic
         return None
     peers.open(**identity)
     return peers.identity
-
-
-def _close(address: int, device: int) -> None:
-    from cupy.cuda import runtime
-
-    runtime.setDevice(device)  # of this thread
-    runtime.deviceSynchronize()  # copies from there may still run
-    runtime.ipcCloseMemHandle(address)
-    with suppress(runtime.CUDARuntimeError):  # UCX has not mapped it
-        runtime.ipcCloseMemHandle(address)

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from distributed import Worker, WorkerPlugin
 from tornado.ioloop import PeriodicCallback
 
-from distmm.transfer import drop_freed, serialization
+from distmm.transfer import drop_freed, gpu_allocations, serialization
 from distmm.worker import gpu
 from distmm.worker.dask_internals import profile_without_collecting
 from distmm.worker.gpu_memory import pool_bytes
@@ -47,7 +47,7 @@ class DevicePlugin(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         """Prepare a worker that has just started, or that distmm meets for the first time."""
         serialization.register(self.gpu_checksums)
-        frees: list[Callable[[], None]] = [drop_freed, gpu.prepared.drop_idle]
+        frees: list[Callable[[], None]] = [drop_freed, gpu_allocations.drop_idle, gpu.prepared.drop_idle]
         if worker.address.startswith(("ucx://", "ucxx://")):
             with _optional("transfers may wait for products"):
                 self.undo = wait_for_default_stream_only()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ import zarr
 import distmm
 from distmm import storage
 from distmm.errors import InputError
-from distmm.product.aliasing import overlap, repeats
+from distmm.product.aliasing import coincide, overlap, repeats
 
 SHAPE = (20, 20)
 
@@ -118,3 +119,29 @@ def test_a_read_only_zarr_array_is_refused(tmp_path: Path) -> None:
     zarr_array(tmp_path / "c")
     with pytest.raises(InputError, match="out is read-only"):
         distmm.matmul(np.ones(SHAPE), np.ones(SHAPE), out=zarr.open_array(tmp_path / "c", mode="r"))
+
+
+class OnGpu:
+    """A CuPy array, as far as its place in memory goes."""
+
+    __module__ = "cupy"
+
+    def __init__(self, address: int, array: np.ndarray) -> None:
+        self.data = types.SimpleNamespace(ptr=address)
+        self.shape, self.strides, self.dtype = array.shape, array.strides, array.dtype
+        self.size, self.itemsize = array.size, array.itemsize
+        self.__cuda_array_interface__ = {"data": (address, False)}
+
+
+def test_arrays_on_gpus_are_compared_by_their_addresses() -> None:
+    whole = np.zeros((4, 8), "f4")
+    first = OnGpu(1024, whole)
+    assert overlap(first, OnGpu(1024 + 127, whole))
+    assert not overlap(first, OnGpu(1024 + 128, whole))
+    assert not overlap(first, OnGpu(1024, whole[:0]))
+    assert overlap(OnGpu(1024 + 96, whole[::-1]), OnGpu(1024, whole[:1]))
+    assert not overlap(OnGpu(1024 + 96, whole[::-1]), OnGpu(1024 + 128, whole[:1]))
+    assert not overlap(first, whole)
+    assert coincide(first, OnGpu(1024, whole))
+    assert not coincide(first, OnGpu(1024, whole.T))
+    assert not coincide(first, whole)

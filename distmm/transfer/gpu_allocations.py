@@ -1,0 +1,211 @@
+"""Allocations in the memory of GPUs, which processes of one host lend each other by CUDA IPC.
+
+The owner names an allocation: process, address and CUDA's handle. Another process maps it, and its GPU then copies from
+and to it directly, also between two GPUs. CUDA finds the GPU by the handle, whatever ``CUDA_VISIBLE_DEVICES`` is.
+
+A process keeps a map for some seconds after the last copy, because to open one takes 0.1 ms on the same GPU, and 10 ms
+on its neighbour (H200). Then it closes the map: until then the memory stays allocated, even if its owner has ended.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import numpy as np
+from distributed import Worker
+
+from distmm.all_workers import owns_gpu
+from distmm.pid import start_time
+
+__all__ = [
+    "LAZY_PEER_ACCESS", "Allocation", "behind", "can_map", "close", "drop_idle", "empty_on", "is_on_gpu", "mapped",
+    "plain", "secret",
+]  # fmt: skip
+
+LAZY_PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess
+
+IDLE_SECONDS = 2.0  # from the last copy to the end of a map
+
+SECRET = 32  # bytes by which a worker proves that it reads this process's GPU memory
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Memory of a GPU that process `pid` has allocated.
+
+    Attributes
+    ----------
+    pid : int
+        Owner.
+    started : str or None
+        When it was started (`distmm.pid.start_time`), since process numbers are used again.
+    handle : bytes
+        Handle by which other processes map it.
+    address, nbytes : int
+        Address in the owner, and size.
+    """
+
+    pid: int
+    started: str | None
+    handle: bytes = field(repr=False)
+    address: int
+    nbytes: int
+
+    @property
+    def is_local(self) -> bool:
+        """Whether it is this process's own."""
+        return (self.pid, self.started) == (os.getpid(), start_time(os.getpid()))
+
+
+def is_on_gpu(array: Any) -> bool:
+    """Whether an array is CuPy's."""
+    return type(array).__module__.partition(".")[0] == "cupy"
+
+
+def behind(array: Any) -> Allocation | None:
+    """Return the allocation that contains a CuPy array of this process; None for memory that has no handle.
+
+    JAX, ``cudaMallocAsync`` and PyTorch's expandable segments allocate memory without handles, and MIG has none.
+    """
+    from cupy.cuda import runtime
+
+    address, nbytes = ctypes.c_uint64(), ctypes.c_size_t()
+    about = ctypes.byref(address), ctypes.byref(nbytes), ctypes.c_uint64(array.data.ptr)
+    with array.device:
+        if ctypes.CDLL("libcuda.so.1").cuMemGetAddressRange_v2(*about):
+            return None
+        try:
+            handle = bytes(runtime.ipcGetMemHandle(address.value))
+        except runtime.CUDARuntimeError:
+            return None
+    return Allocation(os.getpid(), start_time(os.getpid()), handle, address.value, nbytes.value)
+
+
+def plain(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    """Return an uninitialised CuPy array in memory that has a handle, on the current GPU."""
+    import cupy
+
+    nbytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(cupy.cuda.Memory(max(1, nbytes)), 0))
+
+
+def empty_on(device: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    """Return an uninitialised CuPy array on a GPU of this process; None if there is no memory for it."""
+    import cupy
+
+    with cupy.cuda.Device(device), suppress(cupy.cuda.memory.OutOfMemoryError):
+        return cupy.empty(shape, dtype)
+    return None
+
+
+class _Map:
+    """An allocation of another process, mapped into this one."""
+
+    def __init__(self, allocation: Allocation) -> None:
+        from cupy.cuda import runtime
+
+        try:
+            self.address = int(runtime.ipcOpenMemHandle(allocation.handle, LAZY_PEER_ACCESS))
+        except runtime.CUDARuntimeError as error:
+            raise OSError(
+                f"the GPU memory of process {allocation.pid} is out of reach ({error}): has it ended, or freed the "
+                "array?"
+            ) from error
+        self.users, self.used = 0, 0.0
+
+
+_maps: dict[Allocation, _Map] = {}
+_mapping = threading.Lock()
+
+
+@contextmanager
+def mapped(allocation: Allocation) -> Iterator[int]:
+    """Yield the address of an allocation in this process. It is mapped during the ``with`` block.
+
+    Raises
+    ------
+    OSError
+        If its owner has ended or has freed it, or if this process's GPU cannot reach it.
+    """
+    if allocation.is_local:
+        yield allocation.address
+        return
+    with _mapping:
+        if allocation not in _maps:
+            _maps[allocation] = _Map(allocation)
+        found = _maps[allocation]
+        found.users += 1
+    try:
+        yield found.address
+    finally:
+        with _mapping:
+            found.users -= 1
+            found.used = time.monotonic()
+
+
+def drop_idle(seconds: float = IDLE_SECONDS) -> None:
+    """Close the maps that no copy has used for some seconds. Workers call it every second."""
+    with _mapping:
+        idle = [each for each, at in _maps.items() if not at.users and time.monotonic() - at.used > seconds]
+        addresses = [_maps.pop(each).address for each in idle]
+    if addresses:
+        close(addresses)
+
+
+def close(addresses: list[int]) -> None:
+    """Close maps in a thread: that waits for all work of the GPU, and the caller's event loop answers meanwhile."""
+    from cupy.cuda import runtime
+
+    threading.Thread(target=_close, args=(addresses, runtime.getDevice()), name="distmm-close", daemon=True).start()
+
+
+def _close(addresses: list[int], device: int) -> None:
+    from cupy.cuda import runtime
+
+    runtime.setDevice(device)  # of this thread
+    runtime.deviceSynchronize()  # copies from there may still run
+    for address in addresses:
+        with suppress(runtime.CUDARuntimeError):  # it is closed already
+            runtime.ipcCloseMemHandle(address)
+
+
+@cache
+def secret(device: int) -> tuple[Allocation | None, int, bytes]:
+    """Return random bytes in the memory of one of this process's GPUs, with their allocation and address."""
+    import cupy
+
+    with cupy.cuda.Device(device):
+        array = plain((SECRET,), np.dtype("u1"))
+        expected = secrets.token_bytes(SECRET)
+        array.set(np.frombuffer(expected, "u1"))
+        cupy.cuda.get_current_stream().synchronize()
+    _secrets.append(array)
+    return behind(array), array.data.ptr, expected
+
+
+_secrets: list[Any] = []
+
+
+def can_map(allocation: Allocation, address: int, expected: bytes, dask_worker: Worker) -> bool:
+    """Whether a worker's GPU reads memory of another process of the same machine. Runs on workers."""
+    if not (allocation.is_local or owns_gpu(dask_worker)):  # others shall make no context on a GPU
+        return False
+    from cupy.cuda import runtime
+
+    found = np.zeros(len(expected), np.uint8)
+    try:
+        with mapped(allocation) as base:
+            source = base + address - allocation.address
+            runtime.memcpy(found.ctypes.data, source, found.nbytes, runtime.memcpyDefault)
+    except (OSError, runtime.CUDARuntimeError):
+        return False
+    return found.tobytes() == expected

@@ -1,0 +1,168 @@
+"""Arrays of the client on a GPU are operands and `out` of a cluster's products, in their own memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from distributed import Client
+
+import distmm
+from distmm import clusters
+from distmm.errors import InputError
+from distmm.transfer import client_array
+
+pytestmark = pytest.mark.gpu
+
+N = 1100
+
+
+@pytest.fixture(scope="module")
+def gpus() -> Iterator[Client]:
+    pytest.importorskip("dask_cuda")
+    with clusters.local(device="gpu", dashboard=None) as client:
+        yield client
+
+
+def whole(*shape: int, seed: int = 0) -> np.ndarray:
+    """Small whole numbers, whose products float32 holds exactly."""
+    return np.random.default_rng(seed).integers(-4, 5, shape).astype("f4")
+
+
+def slow(stream: Any, cupy: Any) -> None:
+    """Have a stream work for some tenths of a second."""
+    x = cupy.ones((8192, 8192), "f4")
+    for _ in range(10):
+        x = x @ x
+        x /= 8192
+
+
+def test_cupy_arrays_give_a_cupy_array_and_nothing_goes_through_the_scheduler(gpus: Client) -> None:
+    import cupy
+
+    a, b, c = whole(N, N), whole(N, N, seed=1), whole(N, N, seed=2)
+    A, B, C = map(cupy.asarray, (a, b, c))
+    product = distmm.gemm(2, A, B, -1, C, transb=True)
+    assert any(isinstance(x, client_array.ClientArray) for x in _constants(product))
+    value = product.compute()
+    assert isinstance(value, cupy.ndarray)
+    np.testing.assert_array_equal(value.get(), 2 * a @ b.T - c)
+    np.testing.assert_array_equal(product.persist().compute().get(), 2 * a @ b.T - c)
+
+
+def test_symmetric_products_and_checks_read_cupy_arrays(gpus: Client) -> None:
+    import cupy
+
+    a, b = whole(N, N), whole(N, N, seed=1)
+    A, B = cupy.asarray(a), cupy.asarray(b)
+    np.testing.assert_array_equal(distmm.gram(A).compute().get(), a @ a.T)
+    assert distmm.verify(A, B, distmm.matmul(A, B), check="full").ok
+
+
+def _constants(array: Any) -> list[Any]:
+    from distmm.transfer.loan_readers import _lent_to
+
+    return [found for layer in array.dask.layers.values() for task in dict(layer).values() for found in _lent_to(task)]
+
+
+@pytest.mark.parametrize("view", ["as it is", "transposed", "slice", "rows from the last", "every second"])
+def test_views_are_read_and_filled(gpus: Client, view: str) -> None:
+    import cupy
+
+    views = {
+        "as it is": lambda x: x[:N, :N],
+        "transposed": lambda x: x[:N, :N].T,
+        "slice": lambda x: x[7 : 7 + N, 33 : 33 + N],
+        "rows from the last": lambda x: x[:N, :N][::-1],
+        "every second": lambda x: x[::2, ::2],
+    }
+    large = whole(2 * N, 2 * N)
+    A, OUT = cupy.asarray(large), cupy.zeros((2 * N, 2 * N), "f4")
+    expected = np.zeros((2 * N, 2 * N), "f4")
+    take = views[view]
+    take(expected)[...] = take(large) @ take(large)
+    out = take(OUT)
+    assert distmm.matmul(take(A), take(A), out=out) is out
+    np.testing.assert_array_equal(OUT.get(), expected)
+
+
+def test_work_of_the_caller_is_waited_for_and_sees_the_product(gpus: Client) -> None:
+    import cupy
+
+    a = whole(N, N)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    A, out = cupy.zeros((N, N), "f4"), cupy.zeros((N, N), "f4")
+    cupy.cuda.Device().synchronize()
+    host = cupy.cuda.alloc_pinned_memory(a.nbytes)
+    staged = np.ndarray(a.shape, a.dtype, host)
+    staged[:] = a
+    with stream:
+        slow(stream, cupy)
+        A.set(staged, stream=stream)
+        out.fill(7)
+        distmm.matmul(A, A, out=out)
+        after = out + 1
+    stream.synchronize()
+    np.testing.assert_array_equal(after.get(), a @ a + 1)
+
+
+def test_work_of_pytorch_is_waited_for_and_sees_the_product(gpus: Client) -> None:
+    torch = pytest.importorskip("torch")
+    a = torch.from_numpy(whole(N, N)).cuda()
+    x = torch.ones((8192, 8192), device="cuda")
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        A, out = torch.zeros_like(a), torch.zeros_like(a)
+        for _ in range(10):
+            x = (x @ x) / 8192
+        A.copy_(a)
+        out.fill_(7)
+        distmm.matmul(A, A, out=out)
+        after = out + 1
+        torch.cuda.current_stream().synchronize()
+    assert torch.equal(after.cpu(), torch.from_numpy(whole(N, N) @ whole(N, N)) + 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+def test_tensors_give_tensors_on_their_gpu(gpus: Client, dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    a = torch.from_numpy(np.sign(whole(1500, 1500))).cuda().to(getattr(torch, dtype))
+    identity = torch.eye(1500, dtype=a.dtype, device="cuda")
+    for value in (distmm.matmul(a, identity).compute(), distmm.matmul(a, identity).persist().compute()):
+        assert isinstance(value, torch.Tensor)
+        assert (value.dtype, value.device) == (a.dtype, a.device)
+        assert torch.equal(value, a)
+    out = torch.empty_like(a)
+    assert distmm.matmul(a, identity, out=out) is out
+    assert torch.equal(out, a)
+
+
+def test_tensors_without_a_cluster_give_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    a = torch.from_numpy(whole(300, 300)).cuda()
+    value = distmm.matmul(a, a).compute(scheduler="threads")
+    assert value.device == a.device
+    assert torch.equal(value.cpu(), torch.from_numpy(whole(300, 300) @ whole(300, 300)))
+
+
+def test_memory_without_a_handle_is_read_and_filled(gpus: Client) -> None:
+    import cupy
+
+    with cupy.cuda.using_allocator(cupy.cuda.MemoryAsyncPool().malloc):
+        A, out = cupy.asarray(whole(N, N)), cupy.zeros((N, N), "f4")
+    distmm.matmul(A, A, out=out)
+    np.testing.assert_array_equal(out.get(), whole(N, N) @ whole(N, N))
+
+
+def test_an_out_that_shares_gpu_memory_with_an_operand_is_refused(gpus: Client) -> None:
+    import cupy
+
+    x = cupy.zeros((2 * N, N), "f4")
+    with pytest.raises(InputError, match="out shares memory with A"):
+        distmm.matmul(x[:N], x[N:], out=x[1 : N + 1])
+    out = x[N:]
+    out[...] = cupy.asarray(whole(N, N))
+    distmm.gemm(1, cupy.eye(N, dtype="f4"), cupy.eye(N, dtype="f4"), 2, out, out=out)
+    np.testing.assert_array_equal(out.get(), np.eye(N) + 2 * whole(N, N))

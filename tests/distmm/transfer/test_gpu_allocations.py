@@ -1,0 +1,159 @@
+"""GPU memory of other processes: mapped once, kept while copies use it, closed afterwards."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import sys
+import types
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from distmm.errors import InputError
+from distmm.pid import start_time
+from distmm.transfer import ClientArray, gpu_allocations
+from distmm.transfer.gpu_allocations import Allocation
+
+THEIRS = Allocation(1, "5", b"handle", 4096, 100)
+
+
+class CUDARuntimeError(Exception):
+    pass
+
+
+class Runtime(types.ModuleType):
+    """Simulates CUDA's functions for handles: maps have addresses, and a handle may be refused."""
+
+    def __init__(self) -> None:
+        super().__init__("cupy.cuda.runtime")
+        self.opened: list[bytes] = []
+        self.closed: list[int] = []
+        self.refused: set[bytes] = set()
+        self.CUDARuntimeError = CUDARuntimeError
+
+    def ipcOpenMemHandle(self, handle: bytes, flags: int) -> int:  # noqa: N802
+        """Map an allocation."""
+        if handle in self.refused:
+            raise CUDARuntimeError("invalid device context")
+        self.opened.append(handle)
+        return 1000 * len(self.opened)
+
+    def ipcCloseMemHandle(self, address: int) -> None:  # noqa: N802
+        """Unmap it."""
+        self.closed.append(address)
+
+    def getDevice(self) -> int:  # noqa: N802
+        """Return the current GPU."""
+        return 0
+
+    def setDevice(self, device: int) -> None:  # noqa: N802
+        """Select a GPU."""
+
+    def deviceSynchronize(self) -> None:  # noqa: N802
+        """Wait for nothing."""
+
+
+@pytest.fixture
+def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
+    made = Runtime()
+    cuda = types.ModuleType("cupy.cuda")
+    cuda.runtime = made  # type: ignore[attr-defined]
+    for name, module in {"cupy": types.ModuleType("cupy"), "cupy.cuda": cuda}.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(gpu_allocations, "_maps", {})
+    monkeypatch.setattr(gpu_allocations, "close", lambda addresses: gpu_allocations._close(addresses, 0))
+    return made
+
+
+def test_an_allocation_is_mapped_once_and_closed_when_no_copy_uses_it(runtime: Runtime) -> None:
+    with gpu_allocations.mapped(THEIRS) as first, gpu_allocations.mapped(replace(THEIRS)) as second:
+        assert first == second == 1000
+        gpu_allocations.drop_idle(seconds=-1)
+        assert not runtime.closed
+    gpu_allocations.drop_idle(seconds=60)
+    assert not runtime.closed
+    gpu_allocations.drop_idle(seconds=-1)
+    assert runtime.closed == [1000]
+    with gpu_allocations.mapped(THEIRS) as again:
+        assert again == 2000
+
+
+def test_memory_that_a_process_got_at_the_same_address_is_another_allocation(runtime: Runtime) -> None:
+    for other in (replace(THEIRS, handle=b"later"), replace(THEIRS, started="6")):
+        with gpu_allocations.mapped(THEIRS) as first, gpu_allocations.mapped(other) as second:
+            assert first != second
+
+
+def test_an_owner_that_has_ended_is_named(runtime: Runtime) -> None:
+    runtime.refused.add(THEIRS.handle)
+    with pytest.raises(OSError, match=r"process 1 is out of reach.*has it ended"), gpu_allocations.mapped(THEIRS):
+        pass
+
+
+def test_a_process_uses_its_own_memory_without_a_map(runtime: Runtime) -> None:
+    ours = Allocation(os.getpid(), start_time(os.getpid()), b"handle", 4096, 100)
+    with gpu_allocations.mapped(pickle.loads(pickle.dumps(ours))) as address:
+        assert address == 4096
+    assert not runtime.opened
+
+
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "slice": lambda a: a[5:600, 17:500],
+    "transpose": lambda a: a.T,
+    "rows from the last": lambda a: a[::-1],
+    "every second row and column": lambda a: a[::2, ::2],
+    "stack": lambda a: a[:, :512].reshape(4, 200, 512)[::-1].swapaxes(1, 2),
+}
+
+
+def lend(kind: str, ready: Any, done: Any) -> None:
+    """Lend arrays of this process to another one."""
+    import cupy
+
+    if kind == "async":
+        cupy.cuda.set_allocator(cupy.cuda.MemoryAsyncPool().malloc)
+    from distmm.transfer import client_array
+
+    array = cupy.arange(800 * 700, dtype="f4").reshape(800, 700)
+    lent = {name: client_array._lendable(view(array), False) for name, view in VIEWS.items()}
+    ready.put({name: pickle.dumps(ClientArray.of(x, name)) for name, x in lent.items()})
+    done.get(timeout=100)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["pool", "async"])
+def test_a_gpu_reads_arrays_of_another_process_until_that_ends(kind: str) -> None:
+    from distmm.worker import gpu_copies
+
+    context = multiprocessing.get_context("spawn")
+    ready, done = context.Queue(), context.Queue()
+    lender = context.Process(target=lend, args=(kind, ready, done))
+    lender.start()
+    array = np.arange(800 * 700, dtype="f4").reshape(800, 700)
+    lent = {name: pickle.loads(one) for name, one in ready.get(timeout=100).items()}
+    for name, one in lent.items():
+        part = tuple(slice(n // 3, n - 1) for n in one.shape)
+        np.testing.assert_array_equal(gpu_copies.upload(one.part(part)).get(), VIEWS[name](array)[part])
+    done.put(None)
+    lender.join()
+    with pytest.raises((OSError, InputError), match=f"process {lender.pid} is out of reach"):
+        gpu_copies.upload(one.part(part))
+
+
+@pytest.mark.gpu
+def test_a_gpu_writes_only_the_part_that_it_was_given() -> None:
+    import cupy
+
+    from distmm.worker.client_output import ClientOutput
+
+    out = cupy.zeros((300, 400), "f4").T
+    ClientOutput(ClientArray.of(out))[slice(3, 100), slice(5, 250)] = cupy.ones((97, 245), "f4")
+    ClientOutput(ClientArray.of(out))[slice(200, 210), slice(0, 300)] = np.full((10, 300), 2, "f4")
+    expected = np.zeros((400, 300), "f4")
+    expected[3:100, 5:250], expected[200:210] = 1, 2
+    np.testing.assert_array_equal(out.get(), expected)
