@@ -131,7 +131,8 @@ class Operand:
             source = source.swapaxes(-1, -2) if self.transposed else source
             shared = share(source, client, name) if client is not None else None
             if shared is not None:
-                return _loaded(shared, chunks, device, name, noted, meta_from_array(source))
+                meta = meta_from_array(source if on_gpu else None, source.ndim, source.dtype)
+                return _loaded(shared, chunks, device, name, noted, meta)
             if not on_gpu:
                 return inline_array(source, chunks, device, name)
         source, own = self.source, _swapped(chunks, self.transposed)

@@ -44,7 +44,7 @@ Region = tuple[slice, ...]
 WaveRegions = tuple[da.Array, Sequence[Region | None]]
 
 # Arrays that workers may still write, because Ctrl-C interrupted the wait for the writes. They are never freed.
-_still_written: list[np.ndarray] = []
+_still_written: list[ClientArray] = []
 
 
 def become(out: da.Array, product: da.Array) -> da.Array:
@@ -92,7 +92,7 @@ def store(waves: Callable[[], Iterable[WaveRegions]], out: Any, to: Any, client:
         try:
             Waves(client, _raise_error).run(_written_by_workers(waves(), out, ClientOutput(leased), client))
         finally:
-            _end_lease(leased, out)
+            _end_lease(leased)
         assert to.loan is not None
         if to.loan.array is not out:  # workers do not reach the memory of `out`, and have written to other memory
             out[...] = to.loan.array
@@ -109,13 +109,13 @@ def store(waves: Callable[[], Iterable[WaveRegions]], out: Any, to: Any, client:
     gpu.wait_for_current_stream(out)  # this process has written there, and the caller may use another stream
 
 
-def _end_lease(leased: ClientArray, out: np.ndarray) -> None:
-    """Wait until no worker writes into the memory of `out` any more."""
+def _end_lease(leased: ClientArray) -> None:
+    """Wait until no worker writes into the memory any more."""
     assert leased.lease is not None
     try:
         leased.lease.end()
     except BaseException as error:
-        _still_written.append(out)
+        _still_written.append(leased)
         error.add_note("do not use out: workers may still write blocks to it")
         raise
 
