@@ -10,6 +10,7 @@ import typer
 from distmm.cli import options
 
 if TYPE_CHECKING:
+    from distmm_kernels.device import Device
     from distmm_kernels.measured import Measurement
 
 __all__ = ["info"]
@@ -69,10 +70,7 @@ def info(
     typer.echo("\n\n".join(session.table(rows, title) for title, rows in tables.items()))
 
 
-def _described(device: object) -> str:
-    from distmm_kernels.device import Device
-
-    assert isinstance(device, Device)
+def _described(device: Device) -> str:
     memory = f"{device.memory / 2**30:.3g} GiB"
     if device.compute_capability is None:
         return f"{device.name}, {device.multiprocessors} cores, {memory}"

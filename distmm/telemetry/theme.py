@@ -8,18 +8,8 @@ from functools import cache
 from distmm.telemetry.activity import Kind
 
 __all__ = [
-    "ACTIVITIES",
-    "AGAIN",
-    "DARK",
-    "DATA",
-    "LIGHT",
-    "LIMIT",
-    "MARK",
-    "NOBODY",
-    "REJECTED",
-    "WRONG",
-    "worker_color",
-]
+    "ACTIVITIES", "AGAIN", "DARK", "DATA", "LIGHT", "LIMIT", "MARK", "NOBODY", "REJECTED", "WRONG", "worker_color",
+]  # fmt: skip
 
 # Background, text, secondary text and lines. Text has a contrast of at least 4.5 to its background (WCAG AA).
 LIGHT = {"ground": "#ffffff", "ink": "#1d1d1f", "muted": "#5f6368", "line": "#dadce0", "bar": "#eeeeee"}
