@@ -40,6 +40,11 @@ def test_sizes_and_rates_have_three_digits_and_a_prefix(value: float, unit: str,
     assert units.scaled(value, unit) == text
 
 
+def test_one_thing_is_counted_in_the_singular() -> None:
+    found = [units.count(number, what) for number, what in ((0, "worker"), (1, "block of C"), (4, "block of C"))]
+    assert found == ["0 workers", "1 block of C", "4 blocks of C"]
+
+
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [(0.01234, "0.0123 s"), (99.94, "99.9 s"), (99.96, "1 min 40 s"), (3599, "59 min 59 s"), (7850, "2 h 10 min")],

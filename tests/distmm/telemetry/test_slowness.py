@@ -140,6 +140,13 @@ def test_a_product_that_runs_as_planned_has_no_reason_to_be_slow() -> None:
     assert "<li>Nothing.</li>" in report.html(r)
 
 
+def test_a_product_that_is_late_by_less_than_a_second_is_not_called_slow() -> None:
+    r = record()
+    seconds, planned = work(r, pause=0.05) - START, r.plan.cost.seconds
+    assert 1.2 * planned < seconds < planned + 1
+    assert r.figures(1e6).reasons == ()
+
+
 def test_the_work_of_a_restarted_worker_is_no_other_programs() -> None:
     r = record(workers=2)
     end = work(r, pause=0.5)
