@@ -35,7 +35,6 @@ from distmm.product.operand import Operand, wrap
 from distmm.product.product import Gemm
 from distmm.product.scalars import common_type
 from distmm.product.sinks import fill
-from distmm.transfer import process_memory
 
 __all__ = ["contract"]
 
@@ -155,7 +154,7 @@ class _Matrices:
         if not isinstance(source, da.Array):
             stack = [array.sizes.get(label, 1) for label in self.batch]
             shape = *stack, *(math.prod(array.sizes[label] for label in group) for group in (first, second))
-            return wrap(_merged_in_memory(source, tuple(shape)), array.name)
+            return wrap(source.reshape(shape), array.name)
         edges = dict(zip([*present, *first, *second], source.chunks, strict=True))
         chunks = *(edges.get(label, (1,)) for label in self.batch), _merged(edges, first), _merged(edges, second)
         return wrap(reshaped(source, chunks), array.name)
@@ -187,18 +186,6 @@ class _Matrices:
         turned = out.transpose([output.index(label) for label in labels])
         m, n = (math.prod(sizes[label] for label in group) for group in (self.rows, self.columns))
         return turned.reshape(*turned.shape[: len(self.batch)], m, n)
-
-
-def _merged_in_memory(source: Any, shape: tuple[int, ...]) -> Any:
-    """Return an array of another shape: a view, or a copy that several threads make, as one copies 2 GB/s."""
-    if not isinstance(source, np.ndarray) or source.flags.c_contiguous:
-        return source.reshape(shape)
-    try:
-        return source.reshape(shape, copy=False)
-    except ValueError:
-        copied = np.empty(source.shape, source.dtype)
-        process_memory.copy(copied, source)
-        return copied.reshape(shape)
 
 
 def _matrix_labels(array: Labelled, labels: Sequence[Label], inner: Sequence[Label]) -> Labels:
