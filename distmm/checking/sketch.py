@@ -7,15 +7,7 @@ the worker that has it in memory for the product::
     S_i  = sum_p A_ip [Y_p0 Y_p1 ..] on the homes of A_ip, once a wave       of_a
     C_ij X_j  ~  alpha S_ij          on the worker that writes C_ij          judge
 
-*Floating-point numbers.* The vectors are +-U(1, 2), divided by their root mean square. They are never near zero, so
-each single error is detected. They are continuous, so errors in one row cancel with probability zero. With +-1, two
-errors cancel with probability one half: 16 such vectors are equal for 64 pairs of 3000 columns, and for some pair of
-more than 65,536, which could be swapped unseen.
-
-*Integers.* Errors may be multiples of a power of two. The elements of the first vector are odd, so each single error is
-detected. The others are uniform modulo 2**w. A wrong element of A or B makes a whole row or column wrong. If all of
-these errors are multiples of 2**(w - t) in integers of w bits, one vector misses them with probability 2**-t, which is
-one half for the highest bit. All 16 vectors miss it with a probability below 2**-14.
+`distmm_kernels.freivalds` makes the vectors, and says why they are as they are.
 
 *Weights.* If columns of B differ much in size, weights give them a common size for the second vector (`weigh`). They
 follow from the first panel, B_0j, because a sum over panels needs the same weights for all of them. Any weights give a
@@ -28,7 +20,6 @@ Sampled elements with a much sharper bound (`distmm.checking.sampled_elements`) 
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,12 +30,11 @@ from distmm.checking.comparison import compared, stands_out
 from distmm.checking.scaling import SPOILT, Block, exponents, uneven, weights
 from distmm.checking.thin_products import Sums, largest, summed, times
 from distmm.worker import gpu, gpu_copies
+from distmm_kernels.freivalds import VECTORS, VECTORS_OF_INTEGERS, vectors
 from distmm_kernels.tolerance import Tolerance
 
-__all__ = ["VECTORS", "Judgement", "Sketch", "judge", "of_a", "of_b", "vectors", "weigh"]
+__all__ = ["VECTORS", "VECTORS_OF_INTEGERS", "Judgement", "Sketch", "judge", "of_a", "of_b", "vectors", "weigh"]
 
-VECTORS, VECTORS_OF_INTEGERS = 2, 16
-RMS = math.sqrt(7 / 3)  # root mean square of +-U(1, 2)
 FAINT = 2.0**-960  # least bound of the norm of a row of |A||B|; smaller ones have lost digits to underflow
 
 
@@ -65,16 +55,6 @@ class Judgement:
     settled: bool  # False if inf or NaN prevent that: only a second computation with the same bits confirms the block
     residual: float  # largest ratio of an error to its bound, over rows, vectors and the sampled elements
     row: int  # of that ratio, in the block
-
-
-def vectors(seed: int, column: int, width: int, exact: bool, number: int = VECTORS) -> np.ndarray:
-    """Return the random vectors ``(width, number)`` of one block column of C. Every worker and run gets the same."""
-    rng = np.random.default_rng([seed, column])
-    if not exact:
-        return np.asarray(rng.uniform(1, 2, (width, number)) * rng.choice([-1.0, 1.0], (width, number)) / RMS)
-    x = rng.integers(0, 2**64, (width, VECTORS_OF_INTEGERS), dtype=np.uint64)
-    x[:, 0] |= np.uint64(1)
-    return x
 
 
 Weights = np.ndarray | None  # exponents (VECTORS, width) of the columns' divisors; None: columns are not divided

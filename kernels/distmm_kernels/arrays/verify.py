@@ -18,14 +18,13 @@ from typing import Any
 import numpy as np
 
 from distmm_kernels.arrays import packages
+from distmm_kernels.freivalds import vectors
 from distmm_kernels.kernel import product_shape
 from distmm_kernels.reductions import thin_products
 from distmm_kernels.tolerance import Tolerance
 
 __all__ = ["Check", "verify"]
 
-VECTORS, VECTORS_OF_INTEGERS = 2, 16
-RMS = math.sqrt(7 / 3)  # root mean square of +-U(1, 2)
 SUSPECTS = 4  # rows that are computed again, element by element, if they exceed the bound or stand out
 OUTLIER = 12.0  # times the median: Gaussian errors of 10**6 rows reach 8
 SINGLE = 2.0**-24  # unit roundoff of float32
@@ -226,13 +225,7 @@ _tolerance = functools.lru_cache(maxsize=256)(Tolerance.of)
 @functools.lru_cache(maxsize=64)
 def _vectors(n: int, exact: bool, work: np.dtype[Any], device: int | None) -> Any:
     """Return the random vectors ``(n, v)``, in the memory of a GPU, or of the host for None."""
-    rng = np.random.default_rng([_seed, n])
-    if exact:
-        x = rng.integers(0, 2**64, (n, VECTORS_OF_INTEGERS), dtype=np.uint64)
-        x[:, 0] |= np.uint64(1)
-    else:
-        x = rng.uniform(1, 2, (n, VECTORS)) * rng.choice([-1.0, 1.0], (n, VECTORS)) / RMS
-    x = x.astype(work)
+    x = vectors(_seed, n, n, exact).astype(work)
     if device is None:
         return x
     import cupy
