@@ -137,6 +137,7 @@ def test_a_job_that_can_never_start_is_deleted_and_said_why(job: jobfile.Job, an
     assert "delete daskjob product --wait=false" in (answers / "asked").read_text()
 
 
+@pytest.mark.minutes
 def test_a_job_of_the_same_name_is_replaced_once_it_has_ended(job: jobfile.Job, answers: Path) -> None:
     _answer(answers, "daskjobs", {"items": [{}]})
     _answer(answers, "pods", {"items": [_runner("Running")]})

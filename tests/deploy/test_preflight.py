@@ -109,6 +109,7 @@ def test_a_folder_that_is_read_only_is_refused(here: Path, monkeypatch: pytest.M
     assert not (here / "asked").exists()
 
 
+@pytest.mark.minutes
 def test_a_product_that_is_complete_or_under_way_is_refused(client: Client, here: Path) -> None:
     jobs.multiply("A.npy", "B.zarr", "out/C.zarr", client=client)
     code, said = submit()

@@ -237,7 +237,7 @@ MULTIPLIED: dict[str, Callable[[da.Array, da.Array], da.Array]] = {
 }
 
 
-@pytest.mark.parametrize("product", MULTIPLIED)
+@pytest.mark.parametrize("product", later(MULTIPLIED))
 def test_a_product_that_does_not_fit_stays_dasks_and_can_be_kept(
     client: Client, memory: Callable[[int], None], caplog: pytest.LogCaptureFixture, product: str
 ) -> None:

@@ -46,6 +46,7 @@ def test_waves_of_batches_are_cut_along_the_first_batch_dimension(client: Client
     np.testing.assert_allclose(out, a @ b)
 
 
+@pytest.mark.minutes
 def test_few_waves_are_on_the_cluster_at_a_time(client: Client, tmp_path) -> None:
     a, b = operands()
     text = "g2x2x1 b16x32x16 p1 w3x2 l2"

@@ -96,8 +96,7 @@ def other_header(work: Path) -> None:
             ("C.zarr", empty_marker, "done/2.3.json"),
             ("C.zarr", missing_marker, "done/2.3.json"),
             ("C.zarr", no_chunks, "C.zarr/c/0/0"),
-        ],
-        first=1,
+        ]
     ),
 )
 def test_what_is_lost_at_the_last_moment_is_named_and_made_again(
@@ -115,18 +114,16 @@ def test_what_is_lost_at_the_last_moment_is_named_and_made_again(
     assert job.recheck(out).ok
 
 
+@pytest.mark.minutes
 @pytest.mark.parametrize(
     ("out", "damage", "named"),
-    later(
-        [
-            ("C.zarr", other_type, "C.zarr: has been changed since distmm created it: metadata was"),
-            ("C.npy", other_header, "C.npy: has been changed since distmm created it: head was"),
-            ("C.zarr", other_shape, "C.zarr: has been changed since distmm created it: metadata was"),
-            ("C.zarr", other_manifest, "manifest.json: has been changed since distmm wrote it"),
-            ("C.npy", long_file, "C.npy: has been changed since distmm created it: bytes was"),
-        ],
-        first=1,
-    ),
+    [
+        ("C.zarr", other_type, "C.zarr: has been changed since distmm created it: metadata was"),
+        ("C.npy", other_header, "C.npy: has been changed since distmm created it: head was"),
+        ("C.zarr", other_shape, "C.zarr: has been changed since distmm created it: metadata was"),
+        ("C.zarr", other_manifest, "manifest.json: has been changed since distmm wrote it"),
+        ("C.npy", long_file, "C.npy: has been changed since distmm created it: bytes was"),
+    ],
 )
 def test_what_has_become_another_matrix_is_refused_then_and_later(
     out: str, damage: Callable[[Path], None], named: str, client: Client, product: np.ndarray,

@@ -51,6 +51,7 @@ def test_a_damaged_manifest_is_refused_and_can_be_replaced(
             use()
 
 
+@pytest.mark.minutes
 def test_a_damaged_certificate_is_refused(client: Client, product: np.ndarray) -> None:
     multiply(client)
     certificate = Path("C.zarr.certificate.json")

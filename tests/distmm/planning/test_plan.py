@@ -181,6 +181,7 @@ def test_the_plan_chosen_is_the_best_of_all_though_few_are_costed(problem: Probl
     assert score(make_plan(problem, spec, result="out")) == best
 
 
+@pytest.mark.minutes
 def test_few_plans_of_a_small_c_with_a_deep_k_are_costed(monkeypatch: pytest.MonkeyPatch) -> None:
     costed = []
     predict = TimeModel.predict

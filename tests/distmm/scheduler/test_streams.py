@@ -89,7 +89,7 @@ KEPT: dict[str, Use] = {
 }
 
 
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("name", later(KEPT))
 def test_a_c_that_is_kept_is_refused_with_the_figure(client: Client, memory: Callable[[int], None], name: str) -> None:
     a, b = operands()
     memory(enough())

@@ -23,7 +23,6 @@ from distmm.telemetry.activity import Sample
 from distmm.telemetry.curves import Curve
 from distmm.telemetry.figures import Figures
 from distmm.telemetry.record import Record
-from tests.tables import later
 
 
 class Balance(HTMLParser):
@@ -173,7 +172,8 @@ def test_charts_take_the_colours_of_the_page() -> None:
     assert not any(color in text for color in theme.LIGHT.values())
 
 
-@pytest.mark.parametrize("scheme", later(["light", "dark"]))
+@pytest.mark.minutes
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_browser_shows_the_report(browser: Any, pictures: Path, tmp_path: Path, scheme: str) -> None:
     begun = {"host": "login-node-1.cluster", "batch_job": "Slurm job 4711 (4700_3), restart 2", "workers": 16}
     killed = {**begun, "started": 900.0, "last_block": 960.0, "kept": 0}

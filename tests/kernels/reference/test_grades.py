@@ -72,6 +72,7 @@ def test_numbers_with_fixed_digits_in_their_rows_and_columns_keep_the_bound_of_r
     assert found.worst[0] > 1 > found.worst[1]
 
 
+@pytest.mark.minutes
 def test_strassens_algorithm_keeps_the_bound_of_norms():
     found = grades.grade(strassen, "float64", **SIZES)
     assert found.letter == "C"
