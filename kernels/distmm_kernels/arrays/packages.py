@@ -38,6 +38,8 @@ def kind_of(x: Any, name: str = "a") -> str:
 
 
 def _kind(x: Any, name: str) -> str:
+    if isinstance(x, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array, whose mask would be lost: give {name}.filled(0)")
     packages = {each.__module__.partition(".")[0] for each in type(x).__mro__}
     for package in ("torch", "cupy", "numpy"):
         if package in packages and hasattr(x, "ndim"):

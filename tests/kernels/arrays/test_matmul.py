@@ -98,6 +98,7 @@ def test_a_gram_is_hermitian_and_adds_in_place():
         (lambda x: matmul(x, x, reproducible=True), ValueError, "leave out reproducible=True"),
         (lambda x: matmul(x, x, device="tpu"), ValueError, "device is 'tpu'"),
         (lambda x: matmul(x, np.float64(2)), ValueError, "b is a scalar"),
+        (lambda x: matmul(x, np.ma.array(x, mask=x > 0)), TypeError, "b is a masked array, whose mask would be lost"),
         (lambda x: gram(x[0]), ValueError, r"a has shape \(3,\)"),
     ],
 )
