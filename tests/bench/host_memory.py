@@ -19,6 +19,7 @@ import numpy as np
 from distributed import Client
 from experiment import matrices
 from experiment.cases import element
+from experiment.moved_bytes import moved_bytes
 from experiment.products import count_allocations, kernel_alone, peak_bytes, start_counting
 from peers.cublasxt import Xt
 from peers.samples import sampled
@@ -29,7 +30,6 @@ from steps import Steps
 import distmm
 from distmm import clusters
 from distmm.transfer import shared_memory
-from tests.moved_bytes import moved_bytes
 
 ROWS: list[dict[str, Any]] = []
 

@@ -28,7 +28,7 @@ from distmm.planning.search import make_plan
 from distmm.telemetry import client as telemetry
 from experiment import matrices
 from experiment.cases import KERNEL, Case, element
-from tests.moved_bytes import moved_bytes
+from experiment.moved_bytes import moved_bytes
 
 if TYPE_CHECKING:
     from experiment.measuring_process import Task

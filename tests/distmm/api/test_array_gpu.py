@@ -13,7 +13,7 @@ from experiment import products
 
 import distmm
 from distmm import clusters
-from tests.moved_bytes import moved_bytes
+from tests.bench.experiment.moved_bytes import moved_bytes
 
 
 @pytest.fixture(scope="module")

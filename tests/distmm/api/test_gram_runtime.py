@@ -19,10 +19,10 @@ from distmm.telemetry import client as telemetry
 from distmm.telemetry.scheduler import Telemetry
 from distmm.transfer import client_array, process_memory
 from distmm.worker.tasks import Epilogue, KernelChoice
+from tests.bench.experiment.moved_bytes import moved_bytes
 from tests.distmm.api.symmetric import mirrored, sample, truth
 from tests.distmm.scheduler import lockstep
 from tests.exact_sums import in_panels, whole_numbers
-from tests.moved_bytes import moved_bytes
 from tests.tables import later
 from tests.until import until
 

@@ -25,7 +25,7 @@ from distmm.planning.owners import Owners
 from distmm.scheduler import dask_internals
 from distmm.scheduler.plugin import PlacementPlugin
 from tests import forked
-from tests.moved_bytes import moved_bytes
+from tests.bench.experiment.moved_bytes import moved_bytes
 from tests.until import until
 
 ROWS, WIDTH, CHUNKS = 4000, 48, 16

@@ -26,10 +26,10 @@ from distmm.planning.grid import Grid
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.worker.tasks import Epilogue, KernelChoice
 from tests import forked
+from tests.bench.experiment.moved_bytes import moved_bytes
 from tests.distmm.scheduler import lockstep
 from tests.distmm.scheduler.steps import finished
 from tests.exact_sums import in_panels, whole_numbers
-from tests.moved_bytes import moved_bytes
 from tests.tables import later
 from tests.until import until
 

@@ -24,7 +24,7 @@ from distmm import matmul
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import dashboard_server, faults
 from tests import forked
-from tests.moved_bytes import moved_bytes
+from tests.bench.experiment.moved_bytes import moved_bytes
 
 
 def test_dask_and_bokeh_have_the_parts_that_are_used() -> None:

@@ -24,8 +24,8 @@ from distmm.telemetry.activity import JOB_TOPIC, Device, Sample
 from distmm.telemetry.record import Record
 from distmm.telemetry.scheduler import KEPT, Telemetry
 from distmm.telemetry.worker_totals import MOST_SAMPLES
+from tests.bench.experiment.moved_bytes import moved_bytes
 from tests.distmm.scheduler.known import known
-from tests.moved_bytes import moved_bytes
 from tests.until import until
 
 
