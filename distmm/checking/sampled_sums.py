@@ -14,6 +14,7 @@ import numpy as np
 
 from distmm.checking.scaling import Block
 from distmm.checking.thin_products import on_host
+from distmm.worker import gpu
 from distmm_kernels.tolerance import STRETCH
 
 __all__ = ["EDGE", "GROUP", "Columns", "Sample", "columns_of", "lines", "positions", "sampled"]
@@ -94,7 +95,8 @@ def lines(block: Block, at: np.ndarray, columns: np.ndarray | None = None) -> np
         return (found if columns is None else xp.stack([found[:, column] for column in columns.tolist()], axis=1),)
 
     (found,) = on_host(block, chosen)
-    return found.view(block.dtype)
+    values: np.ndarray = gpu.numbers(found.view(block.dtype))
+    return values
 
 
 def sampled(before: Sample | None, block: Block, right: list[Columns | None], *seed: int) -> Sample | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from distmm.worker.gpu import namespace
+from distmm.worker.gpu import namespace, numbers
 
 __all__ = ["EMPTY", "SPOILT", "Block", "exponents", "normalised", "scaled", "uneven", "weights", "widened"]
 
@@ -92,8 +92,10 @@ def widened(values: Block, flushes: bool | None = None) -> Block:
     """Convert float32 and complex64 values to double precision if a cast would flush subnormal numbers to zero.
 
     CuPy compiles its casts with -ftz=true, which flushes subnormal float32 numbers to zero. Here they are converted
-    from their bits. `flushes` says whether casts flush; by default only CuPy's do. Other values are returned unchanged.
+    from their bits. `flushes` says whether casts flush; by default only CuPy's do. 8-bit floats on a GPU become
+    float16. Other values are returned unchanged.
     """
+    values = numbers(values)
     xp = namespace(values)
     if values.dtype not in (np.float32, np.complex64) or not (xp is not np if flushes is None else flushes):
         return values

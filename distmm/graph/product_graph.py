@@ -245,7 +245,7 @@ def one_graph(name: str, waves: Sequence[HighLevelGraph]) -> HighLevelGraph:
 def kernel_choice(plan: Plan) -> tasks.KernelChoice:
     """Return what the tasks of a plan need to know of their kernel."""
     planned = None if plan.kernel is not None else plan.cluster.kernel
-    return tasks.KernelChoice(plan.cluster.device, plan.problem.dtype, plan.precision, plan.kernel, planned)
+    return tasks.KernelChoice(plan.cluster.device, plan.problem.multiplied, plan.precision, plan.kernel, planned)
 
 
 def build(

@@ -18,7 +18,7 @@ from distmm.job.contents import Contents
 from distmm.job.folder import Folder, Json
 from distmm.job.reduction import Reduction, element_type, from_json
 from distmm.planning.precision import Precision, check_precision
-from distmm.planning.problem import Problem
+from distmm.planning.problem import Problem, result_type
 from distmm.product.aliasing import lies_in
 from distmm.product.array_types import check_sendable
 from distmm.product.operand import Operand, check_pair, wrap
@@ -126,7 +126,7 @@ class Spec:
 
         Blocks that are reduced may be wider: those of a metric have the type of the accumulator.
         """
-        wide = np.result_type(self.a.dtype, self.b.dtype, *([self.dtype] if self.reduction is None else []))
+        wide = result_type(self.a.dtype, self.b.dtype, *([self.dtype] if self.reduction is None else []))
         return Problem(self.a.shape[0], self.a.shape[1], self.b.shape[1], wide)
 
     @property

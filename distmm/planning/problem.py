@@ -5,25 +5,28 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import ml_dtypes
 import numpy as np
 
 from distmm.errors import InputError
 
-__all__ = ["Problem", "Symmetry", "accumulator_dtype", "operand_batch"]
+__all__ = ["FLOAT8", "Problem", "Symmetry", "accumulator_dtype", "operand_batch", "result_type"]
 
 # What C is as the product of A with its own transpose (BLAS: SYRK), or with its conjugate transpose (HERK).
 Symmetry = Literal["symmetric", "hermitian"]
+
+# Operands of 8-bit floats, whose product is float32.
+FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
 
 
 def accumulator_dtype(dtype: np.dtype) -> np.dtype:
     """Type in which a product with result type `dtype` is accumulated over all of k.
 
-    float16 and bfloat16 accumulate in float32; integers of at most 32 bits in int32 and the other integers in int64,
-    whose two's complement arithmetic gives the same bits after the final cast; bool in int64, because a count of
-    2**32 must not look like zero.
+    float16, bfloat16 and 8-bit floats accumulate in float32; integers of at most 32 bits in int32 and the other
+    integers in int64, whose two's complement arithmetic gives the same bits after the final cast; bool in int64,
+    because a count of 2**32 must not look like zero.
 
     Raises
     ------
@@ -35,7 +38,7 @@ def accumulator_dtype(dtype: np.dtype) -> np.dtype:
         return np.dtype(np.int32 if dtype.itemsize <= 4 else np.int64)
     if dtype.kind == "b":
         return np.dtype(np.int64)
-    if dtype in (np.float16, ml_dtypes.bfloat16):
+    if dtype in (np.float16, ml_dtypes.bfloat16, *FLOAT8):
         return np.dtype(np.float32)
     if dtype.newbyteorder("=") in (np.float32, np.float64, np.complex64, np.complex128):
         return dtype.newbyteorder("=")
@@ -44,12 +47,18 @@ def accumulator_dtype(dtype: np.dtype) -> np.dtype:
     )
 
 
+def result_type(*types: Any) -> np.dtype:
+    """Return `numpy.result_type`, where 8-bit floats count as float32: that is what NumPy makes of their products."""
+    return np.result_type(*(np.dtype(np.float32) if x in FLOAT8 else x for x in types))
+
+
 @dataclass(frozen=True)
 class Problem:
     """One product: A ``(*batch, m, k)`` times B ``(*batch, k, n)`` in result type `dtype`.
 
     `a_batch` and `b_batch` are the operands' own batch dimensions, right-aligned and broadcast as in `numpy.matmul`.
-    If there is a `symmetry`, B is the (conjugate) transpose of A, and not a second operand.
+    If there is a `symmetry`, B is the (conjugate) transpose of A, and not a second operand. `narrow` is the
+    type of A if both operands are of `FLOAT8`.
     """
 
     m: int
@@ -59,6 +68,7 @@ class Problem:
     a_batch: tuple[int, ...] = ()
     b_batch: tuple[int, ...] = ()
     symmetry: Symmetry | None = None
+    narrow: np.dtype | None = None
 
     def __post_init__(self) -> None:
         accumulator_dtype(self.dtype)  # raises for a type that has no product
@@ -73,6 +83,11 @@ class Problem:
             return np.broadcast_shapes(self.a_batch, self.b_batch)
         except ValueError:
             raise InputError(f"batch dimensions {self.a_batch} of A and {self.b_batch} of B do not broadcast") from None
+
+    @property
+    def multiplied(self) -> np.dtype:
+        """Type that decides which kernels can multiply: that of the operands if it is `narrow`, else of the result."""
+        return self.dtype if self.narrow is None else self.narrow
 
     @property
     def accumulator_bytes(self) -> int:

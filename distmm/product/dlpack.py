@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 
 from distmm.errors import InputError
+from distmm.planning.problem import FLOAT8
 from distmm.transfer.gpu_allocations import is_on_gpu
 from distmm.worker import gpu
 
@@ -21,6 +22,8 @@ __all__ = ["as_given", "as_native", "as_writable", "is_foreign"]
 
 # DLDeviceType of memory that NumPy can read (kDLCPU, kDLCUDAHost), and CuPy (kDLCUDA, kDLCUDAManaged).
 HOST, GPU = (1, 3), (2, 13)
+
+_LACKING = {dtype.name: dtype for dtype in (np.dtype(ml_dtypes.bfloat16), *FLOAT8)}
 
 
 def is_foreign(x: Any) -> bool:
@@ -75,10 +78,14 @@ def as_writable(source: Any, name: str) -> Any:
 
 
 def _view(source: Any, from_dlpack: Callable[[Any], Any]) -> Any:
-    """Return the view. NumPy has no bfloat16: PyTorch's is viewed as 16-bit words, JAX's comes as a NumPy array."""
-    if str(source.dtype) == "torch.bfloat16":
-        return from_dlpack(source.view(sys.modules["torch"].int16)).view(ml_dtypes.bfloat16)
-    if from_dlpack is np.from_dlpack and source.dtype == ml_dtypes.bfloat16:
+    """Return the view. NumPy lacks some types: PyTorch's are viewed as integers, JAX's come as a NumPy array."""
+    package, _, name = str(source.dtype).rpartition(".")
+    dtype = _LACKING.get(name)
+    if package == "torch" and dtype is not None:
+        if dtype.itemsize == 1 and from_dlpack is not np.from_dlpack:
+            raise TypeError(f"{name} on a GPU: give a copy on the host, such as x.cpu()")
+        return from_dlpack(source.view(getattr(sys.modules["torch"], f"int{8 * dtype.itemsize}"))).view(dtype)
+    if from_dlpack is np.from_dlpack and any(source.dtype == each.type for each in _LACKING.values()):
         return np.asarray(source)
     return from_dlpack(source)
 

@@ -24,7 +24,7 @@ from distmm.graph.chunk_layer import in_chunks
 from distmm.graph.parametric_layer import with_copies
 from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
-from distmm.planning.problem import Problem, Symmetry
+from distmm.planning.problem import FLOAT8, Problem, Symmetry
 from distmm.planning.write_units import unit_of
 from distmm.product import out_target, sinks
 from distmm.product.aliasing import coincide
@@ -92,7 +92,8 @@ class Gemm:
     def problem(self) -> Problem:
         """Sizes and type, for the planner. Vectors count as matrices."""
         (*batch_a, m, k), (*batch_b, _, n) = self.a.shape, self.b.shape
-        return Problem(m, k, n, self.dtype, tuple(batch_a), tuple(batch_b), self.symmetry)
+        narrow = self.a.dtype if self.a.dtype in FLOAT8 and self.b.dtype in FLOAT8 else None
+        return Problem(m, k, n, self.dtype, tuple(batch_a), tuple(batch_b), self.symmetry, narrow)
 
     @property
     def shape(self) -> tuple[int, ...]:

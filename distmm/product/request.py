@@ -234,13 +234,15 @@ def _cluster(request: PlanRequest, client: Client | None) -> ClusterSpec:
             "device='cpu'"
         )
 
-    spec = choices.described(client, problem.dtype, on_gpu)
+    spec = choices.described(client, problem.multiplied, on_gpu)
     if job is not None:
         if client is not None:
             # Libraries take memory: they are loaded before the free memory is read.
-            everywhere(client, job.prepare, KernelChoice(spec.device, problem.dtype, choices.precision, choices.kernel))
+            everywhere(
+                client, job.prepare, KernelChoice(spec.device, problem.multiplied, choices.precision, choices.kernel)
+            )
             view.forget(client)
-            spec = choices.described(client, problem.dtype, on_gpu)
+            spec = choices.described(client, problem.multiplied, on_gpu)
         load = job.loads[spec.device] * (spec.threads if spec.device == "cpu" else 1)
         spec = replace(spec, memory=int(spec.memory * (1 - job.spare)), load=load)
     if request.most is not None:

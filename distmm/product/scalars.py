@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from distmm.errors import InputError
+from distmm.planning.problem import result_type
 
 __all__ = ["check_flags", "check_represents", "check_scalars", "checked_seed", "common_type", "plain"]
 
@@ -65,7 +66,8 @@ def common_type(operands: Mapping[str, np.dtype[Any]], **scalars: Any) -> np.dty
     """Return NumPy's result type of operands and scalars. Both have names, for messages.
 
     Python's scalars are weak, as in NumPy 2 (NEP 50). That also holds for bfloat16. NumPy itself returns float64 there,
-    because it does not recognise bfloat16 as a floating-point type. The scalars 0 and 1 do not change the type.
+    because it does not recognise bfloat16 as a floating-point type. The scalars 0 and 1 do not change the type. 8-bit
+    floats count as float32.
 
     Raises
     ------
@@ -76,7 +78,7 @@ def common_type(operands: Mapping[str, np.dtype[Any]], **scalars: Any) -> np.dty
     counted = [x for x in scalars.values() if x not in (0, 1)]
     weak = {type(x) for x in counted} & {int, float, complex}  # not subclasses: numpy.float64 is one of float
     try:
-        strong = np.result_type(*operands.values(), *(x for x in counted if type(x) not in weak))
+        strong = result_type(*operands.values(), *(x for x in counted if type(x) not in weak))
         if strong == ml_dtypes.bfloat16:
             return np.result_type(strong, np.complex64) if complex in weak else strong
         return np.result_type(strong, *(x for x in counted if type(x) in weak))

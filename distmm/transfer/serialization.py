@@ -100,11 +100,15 @@ def _with_types(send: Send, receive: Receive) -> tuple[Send, Receive]:
 
     def named(x: Any) -> tuple[dict[str, Any], list[Any]]:
         header, frames = send(x)
-        return (header | {KEY: x.dtype.name} if x.dtype.kind == "V" else header), frames
+        # the fields of a structured type, which 8-bit floats have on GPUs, or a name
+        return (
+            header | {KEY: x.dtype.descr if x.dtype.names else x.dtype.name} if x.dtype.kind == "V" else header
+        ), frames
 
     def typed(header: dict[str, Any], frames: list[Any]) -> Any:
         if KEY in header:
-            header = header | {"typestr": np.dtype(header[KEY])}
+            kind = header[KEY]
+            header = header | {"typestr": np.dtype(kind if isinstance(kind, str) else [tuple(field) for field in kind])}
         return receive(header, frames)
 
     return named, typed

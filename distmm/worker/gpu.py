@@ -27,8 +27,8 @@ from distmm.worker.dask_internals import in_task
 from distmm.worker.gpu_room import Turns, empty_pools, figures, is_full
 
 __all__ = [
-    "HEALED_TOPIC", "Prepared", "device_name", "from_dlpack", "merge_lock", "multiplying", "namespace", "prepared",
-    "product_lock", "retrying", "wait_for_current_stream", "working",
+    "HEALED_TOPIC", "Prepared", "carrier", "device_name", "from_dlpack", "merge_lock", "multiplying", "namespace",
+    "numbers", "prepared", "product_lock", "retrying", "wait_for_current_stream", "working",
 ]  # fmt: skip
 
 logger = logging.getLogger(__name__)
@@ -256,6 +256,20 @@ def namespace(block: Any) -> Any:
     import cupy
 
     return cupy
+
+
+def carrier(dtype: numpy.dtype[Any]) -> numpy.dtype[Any]:
+    """Return the type of CuPy arrays that hold elements of this type; it differs for 8-bit floats."""
+    from distmm_kernels.layout.float8 import carrier
+
+    return carrier(dtype)
+
+
+def numbers(block: Any) -> Any:
+    """Return a block of a type from `carrier` as float16, which has all 8-bit floats. Others are returned unchanged."""
+    from distmm_kernels.layout.float8 import widened
+
+    return widened(block) if block.dtype.names else block
 
 
 def from_dlpack(source: Any) -> Any:

@@ -39,7 +39,7 @@ def upload(part: ClientArray) -> Any:
         return view
     flat, swapped = part.with_contiguous_rows()
     with _reached(flat) as shift, _buffers(shift) as buffers, gpu.working("upload") as stream:
-        block = cupy.empty(flat.shape, flat.dtype)
+        block = cupy.empty(flat.shape, gpu.carrier(flat.dtype))
         for host, device in _matrices(flat, block):
             if shift is not None:
                 _to_device(device, host.address + shift, host.strides[0], stream)

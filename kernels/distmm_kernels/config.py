@@ -10,17 +10,21 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike
 
-__all__ = ["NARROW", "PRECISIONS", "SUPPORTED", "TILE", "Problem", "compute_dtype", "operand_dtype"]
+__all__ = ["FLOAT8", "NARROW", "PRECISIONS", "SUPPORTED", "TILE", "Problem", "compute_dtype", "operand_dtype"]
 
 # Types of accumulators.
 SUPPORTED: tuple[np.dtype[Any], ...] = tuple(
     np.dtype(name) for name in ("float32", "float64", "int32", "int64", "complex64", "complex128")
 )
 
+# Two 8-bit floats. A product may have one of each.
+FLOAT8: tuple[np.dtype[Any], ...] = (np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2))
+
 # Types of operands that are narrower than their accumulator. Tensor cores read them without conversion.
 NARROW: tuple[np.dtype[Any], ...] = (
     np.dtype("float16"),
     np.dtype(ml_dtypes.bfloat16),
+    *FLOAT8,
     *(np.dtype(name) for name in ("int8", "uint8", "bool")),
 )
 
@@ -38,8 +42,7 @@ _WIDER = {
     **dict.fromkeys(("int8", "int16", "uint8", "uint16", "uint32"), "int32"),
     "uint64": "int64",
     "bool": "int64",
-    "float16": "float32",
-    "bfloat16": "float32",
+    **dict.fromkeys(("float16", "bfloat16", *(dtype.name for dtype in FLOAT8)), "float32"),
 }
 
 
@@ -137,7 +140,7 @@ class Problem:
 
     @property
     def accumulator(self) -> np.dtype[Any]:
-        """Type of c and d: float32 for 16-bit floats, int32 for 8-bit integers, int64 for bool, else the operands'."""
+        """Type of c and d: float32 for narrow floats, int32 for 8-bit integers, int64 for bool, else the operands'."""
         return compute_dtype(self.dtype)
 
     @property

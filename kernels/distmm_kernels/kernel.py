@@ -12,8 +12,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import DTypeLike
 
-from distmm_kernels.config import Problem
+from distmm_kernels.config import FLOAT8, Problem
 from distmm_kernels.device import Device
+from distmm_kernels.layout.float8 import native, widened
 from distmm_kernels.symmetric import Symmetry, mirror, turned
 
 __all__ = ["Kernel", "product_shape"]
@@ -42,6 +43,8 @@ class Kernel(ABC):
         Whether a CUDA graph can capture a product of operands that are prepared during the capture.
     takes_narrow
         Whether operands keep a type narrower than the accumulator's; otherwise they are converted to it.
+    takes_float8
+        Whether 8-bit floats, of two types, are kept as well. Otherwise they become float16, which is exact.
     dtype, accumulator
         Type of prepared operands, and of c and d.
     """
@@ -51,10 +54,13 @@ class Kernel(ABC):
     granule: ClassVar[int | None] = 1
     capturable: ClassVar[bool] = True
     takes_narrow: ClassVar[bool] = False
+    takes_float8: ClassVar[bool] = False
 
     def __init__(self, problem: Problem, device: Device) -> None:
         self.accumulator = problem.accumulator
         self.dtype = problem.dtype if self.takes_narrow else self.accumulator
+        if self.dtype in FLOAT8 and not self.takes_float8:
+            self.dtype = np.dtype(np.float16)
         self.device = device
 
     def prepare_a(self, block: Array, *, wait: bool = True) -> Array:
@@ -171,7 +177,7 @@ class Kernel(ABC):
             c, d = None if c is None else self._to_device(c), None
             plain, mirrored = alpha == 1 and beta == 0, False
             if not plain and a.shape[-1] and 0 not in shape:
-                addend = None if beta == 0 else self._module.broadcast_to(self._to_device(c0), shape)
+                addend = None if beta == 0 else self._module.broadcast_to(widened(self._to_device(c0)), shape)
                 d = self._finished(a, b, c, alpha, beta, addend, out_dtype, symmetry is not None, out)
                 mirrored = d is not None
             if d is None:
@@ -288,7 +294,8 @@ class Kernel(ABC):
         out = d if alpha == 1 else d * alpha
         if beta != 0:
             # without the type check of `prepare`: c0 may have the result's type, for example bool or uint8
-            addend = self._module.broadcast_to(self._to_device(c0), d.shape).astype(self.accumulator, copy=False)
+            addend = self._module.broadcast_to(widened(self._to_device(c0)), d.shape)
+            addend = addend.astype(self.accumulator, copy=False)
             out = out + (addend if beta == 1 else addend * beta)
         return _cast(out, dtype)
 
@@ -329,19 +336,24 @@ class Kernel(ABC):
     def _prepare(self, block: Array, operand: str, wait: bool) -> Array:
         if block.ndim < 2:
             raise ValueError(f"{operand} has shape {block.shape}; a block has two dimensions or more: add an axis")
-        dtype = block.dtype
+        dtype = native(block.dtype)
         # integers wrap around: types with the same number of bits hold the same number modulo 2^bits
         wraps = dtype.kind in "iub" and self.dtype.kind in "iu"
+        exact = dtype in FLOAT8 and self.dtype.kind not in "iub"  # kept, or made float16
         if (
             dtype != self.dtype
             and not wraps
+            and not exact
             and (  # NumPy lets complex pass to bfloat16 of ml_dtypes
-                (dtype.kind == "c" and self.dtype.kind != "c") or not np.can_cast(dtype, self.dtype, "same_kind")
+                (dtype.kind == "c" and self.dtype.kind != "c")
+                or self.dtype in FLOAT8
+                or not np.can_cast(dtype, self.dtype, "same_kind")
             )
         ):
             raise TypeError(f"{operand} is {dtype}, the kernel computes in {self.dtype}: convert it with .astype")
         with self._on_device():
-            prepared = self._format(self._to_device(block), operand)
+            moved = self._to_device(block)
+            prepared = self._format(moved if self.dtype in FLOAT8 else widened(moved), operand)
             if wait:
                 self._complete()
         return prepared
@@ -365,6 +377,8 @@ class Kernel(ABC):
         for name, factor in (("alpha", alpha), ("beta", beta)):
             if symmetry == "hermitian" and factor.imag:
                 raise ValueError(f"{name} is {factor}, and a Hermitian product needs a real {name}: give a real number")
+        if dtype in FLOAT8:
+            raise TypeError(f"a result cannot be {dtype}: ask for float32, float16 or bfloat16, and convert it")
         alpha, beta = self._scalar("alpha", alpha, dtype), self._scalar("beta", beta, dtype)
         if beta != 0 and c0 is None:
             raise ValueError(f"beta is {beta}, so c0 is needed: give it, or beta=0")

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from distmm_kernels.candidate import Candidate
-from distmm_kernels.config import Problem
+from distmm_kernels.config import FLOAT8, Problem
 from distmm_kernels.device import Device
 from distmm_kernels.tiles.tiling import VECTOR_BYTES
 
@@ -159,7 +159,9 @@ def rate(candidate: Candidate, problem: Problem, device: Device, edge: float) ->
 def _measured(candidate: Candidate, problem: Problem, device: Device) -> list[float]:
     """Return the measured rates for `SIZES`, in operations per second."""
     of_kernel = rates_of(device).kernels[candidate.name]
-    kept = next(of_kernel[x] for x in (problem.dtype.name, problem.accumulator.name, "any") if x in of_kernel)
+    instead = ("float16",) if problem.dtype in FLOAT8 else ()  # most kernels convert 8-bit floats to that
+    names = (problem.dtype.name, *instead, problem.accumulator.name, "any")
+    kept = next(of_kernel[x] for x in names if x in of_kernel)
     factor = relative(candidate, problem, device)
     return [factor * each for each in kept]
 

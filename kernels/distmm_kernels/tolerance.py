@@ -43,7 +43,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from distmm_kernels.config import compute_dtype
+from distmm_kernels.config import FLOAT8, compute_dtype
 
 __all__ = ["FORMULA", "SIGMAS", "Tolerance", "in_type", "mantissa"]
 
@@ -62,6 +62,9 @@ ROUNDOFF = {"highest": 0.0, "ieee": 0.0, "high": 2.0**-11, "medium": 2.0**-8}
 # Figures of tensor cores, explained at distmm_kernels.tiles.hopper_tiles.STRETCH.
 STRETCH = 8192
 CUT_OFF = 17 * 2.0**-25 + 2.0**-23
+# The same of 8-bit floats, of which an instruction has 32 steps.
+STRETCH_OF_FLOAT8 = 128
+CUT_OFF_OF_FLOAT8 = 34 * 2.0**-13
 
 
 @dataclass(frozen=True)
@@ -76,21 +79,24 @@ class Tolerance:
     u_in: float = 0.0  # unit roundoff of operands that may be rounded first, or half of the truncation in tensor cores
     most: float = math.inf  # largest finite number of C's type
     most_sum: float = math.inf  # largest finite number of the accumulator
-    cuts: bool = False  # whether u_in is the truncation in tensor cores
+    cuts: bool = False  # whether u_in is the truncation in tensor cores of 16-bit products
 
     @classmethod
     def of(cls, a: np.dtype, b: np.dtype, c: np.dtype, k: int, precision: str = "highest") -> Tolerance:
         """Return the tolerance of a C of type `c`, the product over `k` of A and B of types `a` and `b`."""
         if c.kind in "iub":
             return cls(c, k, 0.0, 0.0, 0.0)
-        accumulator = np.finfo(compute_dtype(np.result_type(a, b, c)))
+        given = (np.dtype(np.float32) if x in FLOAT8 else x for x in (a, b, c))
+        accumulator = np.finfo(compute_dtype(np.result_type(*given)))
         # The check's float64 sums err like a float64 product, which matters if C is float64.
         u = float(accumulator.eps + np.finfo(np.float64).eps) / 2
         out = ml_dtypes.finfo(c)
         single = accumulator.dtype == np.float32 and max(a.itemsize, b.itemsize) > 2
         rounded = ROUNDOFF[precision] if single else 0.0
         cuts = accumulator.dtype == np.float32 and not single
-        if cuts:
+        if cuts and a in FLOAT8 and b in FLOAT8 and precision in ("high", "medium"):
+            rounded, cuts = CUT_OFF_OF_FLOAT8 * math.ceil(min(k, STRETCH_OF_FLOAT8) / 32) / 2, False
+        elif cuts:
             rounded = CUT_OFF * math.ceil(min(k, STRETCH) / 16) / 2
         eta = 2 * (k + 2) * float(accumulator.tiny) + float(out.smallest_subnormal) / 2
         limits = float(out.max), float(accumulator.max)

@@ -8,7 +8,7 @@ import pytest
 
 from distmm_kernels import device
 from distmm_kernels.candidates import CANDIDATES
-from distmm_kernels.config import NARROW, PRECISIONS, SUPPORTED, Problem, compute_dtype
+from distmm_kernels.config import FLOAT8, NARROW, PRECISIONS, SUPPORTED, Problem, compute_dtype
 from distmm_kernels.gemm.cpu import CpuKernel
 from distmm_kernels.rates import SIZES, rate, rates_of, relative, seconds
 from distmm_kernels.select import WORTH, choose, explain, names, promises_bits, ranked, select, why_not
@@ -227,7 +227,8 @@ def test_guarded_granules_are_multiplied_by_the_fastest_chain(name, dtype, fallb
 @pytest.mark.parametrize("dtype", NARROW)
 def test_narrow_operands_go_to_tensor_cores_unless_a_chain_of_float32_is_asked_for(dtype):
     large = problem(dtype, k=4096, n=4096)
-    assert chosen(large, H200) == chosen(large, H200, "medium") == "hopper"
+    assert chosen(large, H200) == "hopper"
+    assert chosen(large, H200, "medium") == ("hopper_float8" if dtype in FLOAT8 else "hopper")
     assert chosen(large, H200, "ieee") == ("hopper" if compute_dtype(dtype).kind == "i" else "register_tiled")
     elsewhere = "register_tiled" if dtype in ("uint8", "bool") else "mma_sync"
     for where in (A100, B200, *GEFORCE):
@@ -332,7 +333,7 @@ def test_a_name_forces_a_kernel(name):
 @pytest.mark.parametrize("candidate", CANDIDATES, ids=lambda candidate: candidate.name)
 def test_the_table_agrees_with_the_kernels(candidate):
     where = CPU if candidate.device_kind == "cpu" else H200
-    types = ("float32", "float16", "float64", "complex64", "complex128", "int64", "int8")
+    types = ("float32", "float16", "float64", "complex64", "complex128", "int64", "int8", "float8_e4m3fn")
     dtype = next(name for name in types if name in candidate.dtypes)
     kernel = select(problem(dtype), where, name=candidate.name)
     assert type(kernel) is candidate.kernel

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from distmm.errors import InputError
+from distmm.worker import gpu
 
 __all__ = ["Arrivals", "Union", "arrived", "arrived_at"]
 
@@ -41,7 +42,9 @@ class Union:
         if hasattr(first, "__cuda_array_interface__"):
             import cupy
 
-            return cupy.concatenate([cupy.concatenate(line, axis=1) for line in self.rows])
+            # as bytes if the type has a field: CuPy does not join such arrays
+            rows = [[x.view(np.uint8) if x.dtype.names else x for x in line] for line in self.rows]
+            return cupy.concatenate([cupy.concatenate(line, axis=1) for line in rows]).view(first.dtype)
         return np.block(self.rows)
 
 
@@ -75,7 +78,7 @@ def arrived(block: Any, what: str, shape: Shape | None = None, dtype: Any = None
             f"{what} is a {given} of shape {block.shape}, and its array says {shape}: state the true chunks, for "
             "example with chunks= of map_blocks or shape= of from_delayed"
         )
-    if dtype is None or block.dtype == (dtype := np.dtype(dtype).newbyteorder("=")):
+    if dtype is None or block.dtype in (dtype := np.dtype(dtype).newbyteorder("="), gpu.carrier(dtype)):
         return block
     if not np.can_cast(block.dtype, dtype, "safe"):
         raise InputError(

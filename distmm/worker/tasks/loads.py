@@ -46,4 +46,6 @@ def to_device(block: Any) -> Any:
     import cupy
 
     block = arrived(block, "a block of an operand")
-    return gpu.retrying(partial(cupy.asarray, block), "a block that is loaded", block.nbytes)
+    return gpu.retrying(
+        partial(cupy.asarray, block.view(gpu.carrier(block.dtype))), "a block that is loaded", block.nbytes
+    )

@@ -45,7 +45,7 @@ def squared_norms(block: Block, device: Literal["cpu", "cuda"] = "cpu") -> np.nd
     """Return the squared Euclidean norm of each row of a block ``(m, n)``, as float64 in host memory, ``(m, 1)``."""
 
     def squares(x: Block, at: tuple[Any, ...]) -> tuple[Block]:
-        wide = x.astype(np.float64)
+        wide = gpu.numbers(x).astype(np.float64)
         return ((wide * wide).sum(axis=1, keepdims=True),)
 
     if gpu.namespace(block) is np:

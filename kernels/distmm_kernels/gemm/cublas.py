@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from distmm_kernels.candidate import AMPERE, FLOATS, Candidate
-from distmm_kernels.config import Problem
+from distmm_kernels.config import FLOAT8, Problem
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Array
 from distmm_kernels.launch.launches import CudaKernel, matrices
@@ -223,7 +223,7 @@ TABLE = (
         "highest",
         tile=(64, 64),
         unit={
-            **dict.fromkeys(("float16", "bfloat16"), "tensor"),
+            **dict.fromkeys(("float16", "bfloat16", *(dtype.name for dtype in FLOAT8)), "tensor"),
             **dict.fromkeys(("float64", "complex128"), "fp64_tensor"),
         },
         workspace=WORKSPACE,

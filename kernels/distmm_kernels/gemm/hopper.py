@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import ml_dtypes
 import numpy as np
 
 from distmm_kernels.candidate import HOPPER, Candidate
-from distmm_kernels.config import NARROW, Problem
+from distmm_kernels.config import FLOAT8, NARROW, Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import TF32
 from distmm_kernels.emulation.splits import as_stack, splitter
@@ -26,13 +26,22 @@ from distmm_kernels.gemm.guarded import WORKSPACE
 from distmm_kernels.gemm.hopper_operands import HopperOperand, HopperPanels, Prepared, joined
 from distmm_kernels.kernel import Array, product_shape
 from distmm_kernels.launch.bounded import Bounded
-from distmm_kernels.launch.hopper_launch import NO_SCALES, Finish, HopperGemm, hopper_gemm
+from distmm_kernels.launch.hopper_launch import NO_SCALES, Finish, HopperGemm, Scales, hopper_gemm
+from distmm_kernels.layout.float8 import native
 from distmm_kernels.layout.stack import Stack, address, distinct
 from distmm_kernels.layout.vectors import in_vectors, row_pitch
 from distmm_kernels.tiles import hopper_tiles, slices
-from distmm_kernels.tiles.hopper_tiles import ROWS, STRETCH, WIDEST_OF_TWO, HopperTile, best_columns
+from distmm_kernels.tiles.hopper_tiles import (
+    ROWS,
+    STRETCH,
+    STRETCH_OF_FLOAT8,
+    WIDEST_OF_BLOCKS,
+    WIDEST_OF_TWO,
+    HopperTile,
+    best_columns,
+)
 
-__all__ = ["HopperBf16Kernel", "HopperKernel", "HopperTf32Kernel"]
+__all__ = ["HopperBf16Kernel", "HopperFloat8Kernel", "HopperKernel", "HopperTf32Kernel"]
 
 # by the accumulator's kind, the other types that the epilogue can store: floats are rounded, integers keep low bits
 _STORED = {"f": (np.dtype("float16"), np.dtype(ml_dtypes.bfloat16)), "i": (np.dtype("int8"), np.dtype("uint8"))}
@@ -77,6 +86,7 @@ class HopperKernel(AlignedKernel):
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
         self.operand = self.formats[self.dtype.name]
+        self._float8 = self.dtype in FLOAT8
         self._counts = self.dtype.kind == "b"
         self._gemms: Bounded[HopperGemm] = Bounded()
 
@@ -103,11 +113,15 @@ class HopperKernel(AlignedKernel):
         return dtype == self.accumulator or dtype in ((self.dtype,) if self._counts else _STORED[self.accumulator.kind])
 
     def _check(self, operand: Any, name: str) -> None:
-        if not isinstance(operand, HopperOperand | HopperPanels) or operand.operand != self.operand:
+        if not isinstance(operand, HopperOperand | HopperPanels) or operand.operand not in self._operands():
             kind = getattr(operand, "operand", type(operand).__name__)
             raise TypeError(
                 f"{name} is {kind}, this kernel multiplies {self.operand}: prepare it with this kernel first"
             )
+
+    def _operands(self) -> tuple[str, ...]:
+        """Return the types that prepared operands may have."""
+        return (self.operand,)
 
     def joined(self, operands: Sequence[tuple[HopperOperand, HopperOperand]]) -> list[tuple[Any, Any]]:
         """Join consecutive panels of the same k; the last one may have a smaller k. Panels in slices stay apart."""
@@ -230,11 +244,12 @@ class HopperKernel(AlignedKernel):
         if together > 1:
             self._in_slices(k, together, majors, (a_stacks[0], b_stacks[0]), c, d, symmetric)
             return
-        promotes = (panels or k > STRETCH) and self.accumulator == np.float32
+        promotes = (panels or k > STRETCH or self._float8) and self.accumulator == np.float32
         added = None if c is None else Stack.for_tensor_map(c)
         c0 = None if last is None else last.c0
         kinds = c is not None, panels, last is not None, None if c0 is None else c0.dtype.name
-        gemm = self._gemm(majors, to, d.dtype, promotes, False, *kinds, symmetric=symmetric)
+        types = a.operand, b.operand
+        gemm = self._gemm(majors, to, d.dtype, promotes, False, *kinds, symmetric=symmetric, types=types)
         if last is None:
             gemm(a_stacks, b_stacks, added, to)
         else:
@@ -243,7 +258,7 @@ class HopperKernel(AlignedKernel):
 
     def _slices_at_once(self, shape: tuple[int, ...], k: int, symmetric: bool = False) -> int:
         """Return how many slices of k to multiply at the same time for a result of this shape."""
-        if k <= STRETCH or self._counts:
+        if k <= STRETCH or self._counts or self._float8:
             return 1
         *batch, m, n = shape
         widest = WIDEST_OF_TWO if self.accumulator == np.float32 else 256
@@ -262,11 +277,14 @@ class HopperKernel(AlignedKernel):
         finishes: bool = False,
         c0: Any = None,
         symmetric: bool = False,
+        types: tuple[Any, Any] | None = None,
+        scales: Literal["scaled", "scaled_blocks"] | None = None,
     ) -> HopperGemm:
-        key = majors, to.shape, dtype, promotes, sliced, adds, panels, finishes, c0, symmetric
+        of_a, of_b = types or (self.operand, self.operand)
+        key = of_a, of_b, majors, to.shape, dtype, promotes, sliced, adds, panels, finishes, c0, symmetric, scales
         gemm = self._gemms.get(key)
         if gemm is None:
-            widest = WIDEST_OF_TWO if promotes else 256
+            widest = WIDEST_OF_BLOCKS if scales == "scaled_blocks" else WIDEST_OF_TWO if promotes else 256
             shape = to.rows, to.columns, to.matrices
             columns = best_columns(*shape, 1, self.device.multiprocessors, widest, symmetric)
             output: Any = dtype.name
@@ -274,20 +292,9 @@ class HopperKernel(AlignedKernel):
                 columns = 128 if columns <= 128 else 256  # a multiple of a TMA box of bytes
                 output = "bool" if dtype.kind == "b" else "uint8"
             tile = HopperTile(
-                self.operand,
-                output,
-                columns,
-                *majors,
-                1,
-                promotes,
-                sliced,
-                adds,
-                False,
-                panels,
-                finishes,
-                c0,
-                symmetric,
-            )
+                of_a, output, columns, *majors, 1, promotes, sliced, adds, scales == "scaled", panels, finishes, c0,
+                symmetric, None if of_b == of_a else of_b, scales == "scaled_blocks",
+            )  # fmt: skip
             gemm = self._gemms[key] = hopper_gemm(tile, self.device)
         return gemm
 
@@ -320,6 +327,64 @@ class HopperKernel(AlignedKernel):
             gemm((left,), (right,), None, to)
             self._add_slices(sums, c, d if after == last else total)
             c = total
+
+
+class HopperFloat8Kernel(HopperKernel):
+    """8-bit floats of either type, accumulated in float32.
+
+    The tensor cores' sums keep 13 bits. Each sum of `STRETCH_OF_FLOAT8` steps of k is added to C by a float32 addition.
+    """
+
+    name = "hopper_float8"
+    takes_float8 = True
+    granule = STRETCH_OF_FLOAT8
+    formats: ClassVar[dict[str, hopper_tiles.OperandFormat]] = {
+        "float8_e4m3fn": "float8_e4m3fn",
+        "float8_e5m2": "float8_e5m2",
+    }
+
+    def _operands(self) -> tuple[str, ...]:
+        return tuple(self.formats.values())
+
+    def _format(self, block: Array, operand: str) -> HopperOperand:
+        return replace(super()._format(block, operand), operand=self.formats[native(block.dtype).name])
+
+    def _converted(self, block: Array) -> Array:
+        return block.view(np.uint8)
+
+    def multiply_scaled(
+        self, a: HopperOperand, b: HopperOperand, rows: Array, columns: Array, dtype: np.dtype[Any]
+    ) -> Array:
+        """Return the product of one matrix each, with factors of rows and columns, once its launch is enqueued.
+
+        Parameters
+        ----------
+        a, b
+            Prepared ``(m, k)`` and ``(k, n)``; no size is 0.
+        rows, columns
+            ``(1, m)`` and ``(1, n)``, or as many rows as there are `STRETCH_OF_FLOAT8` steps in k: the product of these
+            steps has factors of its own.
+        dtype
+            float32, float16 or bfloat16.
+        """
+        self._check(a, "a")
+        self._check(b, "b")
+        with self._on_device():
+            d = self._empty(product_shape(a.shape, b.shape), dtype)
+            to, factors = Stack.for_tensor_map(d), [self._factors_in_memory(x) for x in (rows, columns)]
+            kind: Literal["scaled", "scaled_blocks"] = "scaled" if len(rows) == len(columns) == 1 else "scaled_blocks"
+            types, majors = (a.operand, b.operand), (a.major, b.major)
+            gemm = self._gemm(majors, to, dtype, True, False, False, types=types, scales=kind)
+            of_rows, of_columns = ((address(x), x.strides[0] if len(x) > 1 else 0) for x in factors)
+            gemm(a.stacks, b.stacks, None, to, Scales(*of_rows, *of_columns))
+        return d
+
+    def _factors_in_memory(self, factors: Array) -> Array:
+        """Return float32 factors with the words after each row that `Scales` asks for."""
+        stages, count = factors.shape
+        whole = self._module.empty((stages, -(-count // 4) * 4 + 256), np.float32)
+        whole[:, :count] = factors
+        return whole
 
 
 class HopperTf32Kernel(HopperKernel):
@@ -356,6 +421,16 @@ _ON_HOPPER = partial(
     Candidate, tile=(128, 128), capabilities=HOPPER, unit="tensor", sizes_below=hopper_tiles.COORDINATES
 )
 TABLE = (
+    _ON_HOPPER(
+        HopperFloat8Kernel,
+        "8-bit floats on tensor cores",
+        frozenset(dtype.name for dtype in FLOAT8),
+        "high",
+        prepared=1.0,  # A or B whose k is not contiguous
+        in_place=dict.fromkeys((dtype.name for dtype in FLOAT8), "A"),
+        one_launch=frozenset(dtype.name for dtype in FLOAT8),
+        triangles=frozenset(dtype.name for dtype in FLOAT8),
+    ),
     _ON_HOPPER(
         HopperBf16Kernel,
         "operands rounded to bfloat16, on tensor cores",

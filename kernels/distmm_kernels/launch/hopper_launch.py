@@ -169,7 +169,7 @@ class HopperGemm:
                 "multiply parts of them, or name another kernel"
             )
         a_maps = [tensor_map(part, tile.operand, *self._a_box) for part in a]
-        b_maps = [tensor_map(part, tile.operand, *self._b_box) for part in b]
+        b_maps = [tensor_map(part, tile.b_operand or tile.operand, *self._b_box) for part in b]
         d_map = tensor_map(d, tile.output, *self._d_box)
         c_map = d_map if c is None else tensor_map(c, tile.accumulator, ROWS, C_BOX_COLUMNS)
         maps: tuple[TensorMap | TensorMaps, ...] = a_maps[0], a_maps[-1], b_maps[0], b_maps[-1], c_map, d_map

@@ -26,6 +26,8 @@ _TYPES = {
     "int8": "UINT8",
     "uint8": "UINT8",
     "bool": "UINT8",
+    "float8_e4m3fn": "UINT8",
+    "float8_e5m2": "UINT8",
     "int32": "INT32",
 }
 # TFLOAT32: the TMA rounds float32 to TF32, to nearest even, when it loads. Without it, tensor cores truncate.

@@ -35,7 +35,9 @@ __all__ = [
 Multiplicand: TypeAlias = Literal["bfloat16", "float16", "int8", "tfloat32"]
 ITEMSIZE: dict[Multiplicand, int] = {"bfloat16": 2, "float16": 2, "int8": 1, "tfloat32": 4}
 # Types that tensor cores multiply without a conversion, by name.
-MULTIPLICANDS: dict[str, Multiplicand] = {"bfloat16": "bfloat16", "float16": "float16", "int8": "int8"}
+MULTIPLICANDS: dict[str, Multiplicand] = {
+    "bfloat16": "bfloat16", "float16": "float16", "int8": "int8", "float8_e4m3fn": "float16", "float8_e5m2": "float16"
+}  # fmt: skip
 
 SPAN = 8  # units of 16 bytes that cover all banks of shared memory
 EDGE = 16  # rows of A, and columns of B, that one ldmatrix of four matrices reads

@@ -27,7 +27,9 @@ __all__ = [
     "ROWS",
     "STAGES_OF_DEEP",
     "STRETCH",
+    "STRETCH_OF_FLOAT8",
     "UNPACED",
+    "WIDEST_OF_BLOCKS",
     "WIDEST_OF_TWO",
     "HopperTile",
     "OperandFormat",
@@ -42,7 +44,7 @@ __all__ = [
     "rows_in_pairs",
 ]
 
-OperandFormat: TypeAlias = Literal["bfloat16", "float16", "tfloat32", "int8", "uint8"]
+OperandFormat: TypeAlias = Literal["bfloat16", "float16", "tfloat32", "int8", "uint8", "float8_e4m3fn", "float8_e5m2"]
 Output: TypeAlias = Literal["float32", "int32", "float16", "bfloat16", "int8", "uint8", "bool"]
 
 ROWS = 128  # of a tile: two warpgroups, and wgmma multiplies 64 rows
@@ -59,6 +61,7 @@ MOST_STAGES = 8
 # it had 0.98 and 1.65.
 STAGES_OF_DEEP = 3
 WIDEST_OF_TWO = 192  # the most columns for which two sets of accumulators fit in registers
+WIDEST_OF_BLOCKS = 128  # ... and the factors of a block's columns
 
 # Steps of k that tensor cores sum before the sum is added to float32 totals (promotion), in float products.
 #
@@ -72,6 +75,11 @@ WIDEST_OF_TWO = 192  # the most columns for which two sets of accumulators fit i
 # more often. Rates with 8192, 4096 and 2048 steps on an H200, bfloat16, relative to cuBLAS: 0.97, 0.91 and 0.93 at n =
 # 16384; 0.99, 0.93 and 0.92 at 4096 x 8192 x 4096; 0.99, 0.94 and 0.81 at 512 x 65536 x 512, in 8, 16 and 32 slices.
 STRETCH = 8192
+
+# The same for 8-bit floats. An instruction has 32 steps of k, and truncates 13 bits below the largest product or sum.
+# With numbers from U(0, 1), the error is 5e-4 of AB in 128 steps, which are one stage, and 0.13 in 8192 steps
+# (`twins.py` of the tests).
+STRETCH_OF_FLOAT8 = 128
 
 COORDINATES = 2**31  # the TMA counts elements along each axis, and matrices of a batch, with signed 32-bit numbers
 
@@ -91,9 +99,11 @@ PACE = 16
 UNPACED = 256  # stages of a launch, about 0.15 ms, in which blocks do not drift far; a multiple of PACE
 
 _BITS = {
-    "bfloat16": 16, "float16": 16, "tfloat32": 32, "int8": 8, "uint8": 8, "bool": 8, "float32": 32, "int32": 32
+    "bfloat16": 16, "float16": 16, "tfloat32": 32, "int8": 8, "uint8": 8, "bool": 8, "float32": 32, "int32": 32,
+    "float8_e4m3fn": 8, "float8_e5m2": 8,
 }  # fmt: skip
 _INTEGERS = ("int8", "uint8")
+_FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
 
 
 @dataclass(frozen=True)
@@ -136,6 +146,11 @@ class HopperTile:
         Whether B is the transpose of A, so that D is symmetric. Only tiles that touch the diagonal or lie below it are
         computed. The epilogue stores each box of D below the diagonal a second time, as its mirror image. D of int8 is
         an exception: its elements above the diagonal have any value.
+    b_operand
+        Type of B, if A is an 8-bit float and B the other one.
+    scaled_blocks
+        Whether the sum of each stage, of 8-bit floats, is multiplied by a factor of each row and of each column before
+        it is added to the totals. Each stage has its own factors.
 
     Raises
     ------
@@ -157,9 +172,11 @@ class HopperTile:
     finishes: bool = False
     c0: Literal["float32", "float16", "bfloat16"] | None = None
     symmetric: bool = False
+    b_operand: OperandFormat | None = None
+    scaled_blocks: bool = False
 
     def __post_init__(self) -> None:
-        widest = WIDEST_OF_TWO if self.two_sets else 256
+        widest = WIDEST_OF_BLOCKS if self.scaled_blocks else WIDEST_OF_TWO if self.two_sets else 256
         if self.columns % 64 or not 64 <= self.columns <= widest:
             raise ValueError(f"{self.columns} columns: use a multiple of 64 up to {widest}")
         if self.sliced and (self.two_sets or self.adds or self.output != self.accumulator):
@@ -168,6 +185,10 @@ class HopperTile:
             raise ValueError(
                 f"{self}: three products are added to the totals each stage anyway, and sums of integers are exact"
             )
+        if self.float8 and not self.promotes:
+            raise ValueError(f"{self}: sums of 8-bit floats are added to the totals after each stage")
+        if (self.b_operand or self.scaled_blocks) and not self.float8:
+            raise ValueError(f"{self}: only 8-bit floats may be of two types, or have factors of blocks")
         outputs = {"int8": ("int32", "uint8", "int8"), "uint8": ("int32", "uint8", "bool")}.get(
             self.operand, ("float32", "float16", "bfloat16")
         )
@@ -194,6 +215,26 @@ class HopperTile:
     def accumulator(self) -> Output:
         """Type of the accumulators, and of C."""
         return "int32" if self.operand in _INTEGERS else "float32"
+
+    @property
+    def float8(self) -> bool:
+        """Whether the operands are 8-bit floats."""
+        return self.operand in _FLOAT8
+
+    @property
+    def stretch(self) -> int:
+        """Steps of k after which a tile that promotes adds the tensor cores' sum to the totals."""
+        return STRETCH_OF_FLOAT8 if self.float8 else STRETCH
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether the two warpgroups take turns: one multiplies a stage while the other adds its sum to the totals."""
+        return self.products == 3 or self.float8
+
+    @property
+    def adds_early(self) -> bool:
+        """Whether C is added to the sum of the first `stretch`; otherwise to the product, after its scales."""
+        return self.adds and self.promotes and not self.scaled
 
     @property
     def extended(self) -> bool:
@@ -289,7 +330,7 @@ class HopperTile:
     @property
     def stages(self) -> int:
         """Pipeline stages that fit in shared memory: one is multiplied while the others are loaded."""
-        most = STAGES_OF_DEEP if self.deep else MOST_STAGES
+        most = STAGES_OF_DEEP if self.deep and not self.float8 else MOST_STAGES
         return min(most, (SHARED_MEMORY - BARRIERS - self.staging_bytes) // self.stage_bytes)
 
     @property

@@ -67,6 +67,11 @@ TILES = [
         c0="float16",
         symmetric=True,
     ),
+    HopperTile("float8_e4m3fn", "float32", 192, b_major="k", promotes=True, adds=True, panels=True),
+    HopperTile("float8_e4m3fn", "bfloat16", 192, b_major="k", promotes=True, b_operand="float8_e5m2"),
+    HopperTile("float8_e5m2", "bfloat16", 192, b_major="k", promotes=True, scaled=True),
+    HopperTile("float8_e4m3fn", "float32", 192, b_major="k", promotes=True, adds=True, symmetric=True),
+    HopperTile("float8_e5m2", "float32", 128, b_major="k", promotes=True, scaled_blocks=True),
 ]
 
 INSTRUCTIONS = {
@@ -75,6 +80,8 @@ INSTRUCTIONS = {
     "tfloat32": r"HGMMA.*F32\.TF32",
     "int8": r"IGMMA.*S8",
     "uint8": r"IGMMA.*U8",
+    "float8_e4m3fn": r"QGMMA.*F32\.E4M3\.",
+    "float8_e5m2": r"QGMMA.*F32\.E5M2\.E5M2",
 }
 
 
@@ -108,7 +115,7 @@ def test_tiles_build_without_spills_and_keep_the_tensor_cores_busy(tile, tmp_pat
     for needed in ("UTMALDG.3D", "UTMASTG.3D", "SYNCS", "USETMAXREG"):
         assert needed in code
     assert ("STSM" in code) == (tile.output in ("float16", "bfloat16"))
-    reads = tile.scaled or tile.output == "int8"
+    reads = tile.scaled or tile.scaled_blocks or tile.output == "int8"
     read = {line for line in re.findall(r"\bLDG\b\S*", code) if "STRONG" not in line}  # strong: the counter of the pace
     assert bool(read) == reads, "factors, or a modulus; C comes by the TMA"
 

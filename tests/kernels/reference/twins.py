@@ -28,9 +28,10 @@ from distmm_kernels.emulation.formats import (
     tf32_bits,
 )
 from distmm_kernels.emulation.sparsity import FAR, FAR_BITS, SIXTEENTHS, Counts, counts
-from distmm_kernels.tiles.hopper_tiles import STRETCH
+from distmm_kernels.tiles.hopper_tiles import STRETCH, STRETCH_OF_FLOAT8
 
 __all__ = [
+    "float8",
     "fma_chain",
     "fp16_counts",
     "fp16x3",
@@ -49,7 +50,14 @@ __all__ = [
 Float32 = NDArray[np.float32]
 
 KEPT = 25  # the tensor core keeps this many bits below the largest exponent
-STEPS = {"float16": 16, "bfloat16": 16, "float32": 8}  # steps of k of one instruction; float32 is TF32 here
+KEPT_OF_FLOAT8 = 13  # the same of 8-bit floats, and the bits of its sums
+STEPS = {
+    "float16": 16,
+    "bfloat16": 16,
+    "float32": 8,
+    "float8_e4m3fn": 32,
+    "float8_e5m2": 32,
+}  # steps of k of one instruction; float32 is TF32 here
 
 
 def split_fp16(x: Float32) -> tuple[NDArray[np.float16], NDArray[np.float16], Float32, Guard]:
@@ -140,12 +148,14 @@ def nearest_tf32(x: Float32) -> Float32:
     return rounded
 
 
-def wgmma(acc: Float32, a: NDArray[Any], b: NDArray[Any], kept: int = KEPT) -> Float32:
+def wgmma(acc: Float32, a: NDArray[Any], b: NDArray[Any], kept: int | None = None) -> Float32:
     """Add one instruction's products: ``acc (m, n) + a (m, k) @ b (k, n)``.
 
-    The operands are float16, bfloat16 or float32. Of float32, the lower 13 bits are ignored, as for TF32. The
-    exponent of a product is the sum of its factors' exponents, before normalisation.
+    The operands are float16, bfloat16, 8-bit floats or float32. Of float32, the lower 13 bits are ignored, as for TF32.
+    The exponent of a product is the sum of its factors' exponents, before normalisation.
     """
+    float8 = a.dtype.itemsize == 1
+    kept = kept or (KEPT_OF_FLOAT8 if float8 else KEPT)
     a, b = _as_read(a), _as_read(b)
     products = a[:, :, None] * b[None, :, :]  # exact in float64
     exponents = _exponent(a)[:, :, None] + _exponent(b)[None, :, :]
@@ -155,7 +165,8 @@ def wgmma(acc: Float32, a: NDArray[Any], b: NDArray[Any], kept: int = KEPT) -> F
     terms = np.trunc(np.ldexp(products, -unit[:, None, :])).sum(axis=1) + np.trunc(
         np.ldexp(acc.astype(np.float64), -unit)
     )
-    return _towards_zero(np.ldexp(terms, unit))
+    total = _towards_zero(np.ldexp(terms, unit))
+    return (total.view(np.uint32) & np.uint32(0xFFFFFC00)).view(np.float32) if float8 else total
 
 
 def fp16x3(a: Float32, b: Float32, c: Float32 | None = None, promotion: int | None = 64) -> Float32:
@@ -223,6 +234,11 @@ def one_product(a: NDArray[Any], b: NDArray[Any], c: Float32 | None = None, prom
         a, b = nearest_tf32(a), nearest_tf32(b)
     total = np.zeros((a.shape[0], b.shape[1]), np.float32) if c is None else c
     return _promoted(total, (a, b), promotion=promotion)
+
+
+def float8(a: NDArray[Any], b: NDArray[Any], c: Float32 | None = None) -> Float32:
+    """Return ``c + a @ b`` of 8-bit floats as the kernel ``hopper_float8`` computes it."""
+    return one_product(a, b, c, STRETCH_OF_FLOAT8)
 
 
 def fma_chain(a: Float32, b: Float32, c: Float32 | None = None) -> Float32:

@@ -73,17 +73,23 @@ PANELS = [
         ("float16", "tfloat32", "bfloat16"), ("float32",), (64, 192), (False, True)
     )
 ] + [HopperTile("int8", "int32", columns, b_major="k", panels=True) for columns in (64, 256)]
+FLOAT8 = [
+    HopperTile("float8_e4m3fn", output, columns, b_major="k", promotes=True, b_operand=other, **more)
+    for output, columns, other, more in itertools.product(
+        ("float32", "bfloat16"), (64, 128, 192), (None, "float8_e5m2"), ({}, {"adds": True, "panels": True})
+    )
+] + [HopperTile("float8_e5m2", "float16", 128, b_major="k", promotes=True, scaled_blocks=True)]
 TRIANGLES = [
     replace(tile, symmetric=True)
-    for tile in FLOATS + OTHERS + BYTES + THREE + DEEP + FINISHED + PANELS
-    if tile.output not in ("uint8", "bool")
+    for tile in FLOATS + OTHERS + BYTES + THREE + DEEP + FINISHED + PANELS + FLOAT8
+    if tile.output not in ("uint8", "bool") and tile.b_operand is None
 ]
-ALL = FLOATS + OTHERS + BYTES + THREE + DEEP + FINISHED + PANELS + TRIANGLES
+ALL = FLOATS + OTHERS + BYTES + THREE + DEEP + FINISHED + PANELS + FLOAT8 + TRIANGLES
 
 
 @for_each(ALL)
 def test_tiles_fit_in_shared_memory_and_have_as_many_stages_as_they_may(tile):
-    most = STAGES_OF_DEEP if tile.promotes and tile.columns == 192 else MOST_STAGES
+    most = STAGES_OF_DEEP if tile.promotes and tile.columns == 192 and not tile.float8 else MOST_STAGES
     assert 2 <= tile.stages <= most
     assert tile.shared_bytes <= SHARED_MEMORY
     assert tile.stages == most or tile.shared_bytes + tile.stage_bytes > SHARED_MEMORY
@@ -147,6 +153,19 @@ def test_a_tile_of_c0_comes_in_few_stages(tile):
         ({"operand": "int8", "output": "bool", "b_major": "k"}, "int8 to bool"),
         ({"operand": "int8", "output": "uint8", "b_major": "k", "symmetric": True}, "a symmetric D has 16 or 32 bits"),
         ({"output": "float16", "products": 3, "columns": 192, "symmetric": True}, "a symmetric D has 16 or 32 bits"),
+        ({"operand": "float8_e4m3fn", "b_major": "k", "columns": 192}, "after each stage"),
+        ({"operand": "float8_e4m3fn", "promotes": True, "columns": 192}, "contiguous along k"),
+        ({"b_operand": "float8_e5m2"}, "only 8-bit floats"),
+        (
+            {
+                "operand": "float8_e5m2",
+                "b_major": "k",
+                "promotes": True,
+                "columns": 192,
+                "scaled_blocks": True,
+            },
+            "64 up to 128",
+        ),
     ],
 )
 def test_tiles_that_the_hardware_cannot_do_are_refused(arguments, message):

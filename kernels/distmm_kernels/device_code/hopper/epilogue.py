@@ -6,7 +6,7 @@ Each warp handles its own 16 rows, so no warp waits for another. The layout of r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from distmm_kernels.device_code.elements import Registers
@@ -14,7 +14,7 @@ from distmm_kernels.device_code.emit import ANY, F32, I32, I64, assembly, intrin
 from distmm_kernels.device_code.modulo import reduced
 from distmm_kernels.tiles.hopper_tiles import C_BOX_BYTES, SPAN, WARP_ROWS, HopperTile, Output
 
-__all__ = ["finish_d", "not_zero", "read_c", "residue", "scale", "store_d"]
+__all__ = ["add_scaled", "finish_d", "load_factors", "not_zero", "read_c", "residue", "scale", "store_d"]
 
 i32, u32, u64 = types.int32, types.uint32, types.uint64
 
@@ -113,21 +113,57 @@ def scale(columns: int) -> Callable[..., None]:
     ``rows`` and ``columns`` are the addresses of the factors of the thread's first element. Both lists are padded to
     whole tiles.
     """
+    read = _read_factors(columns)
+
+    def write(builder, array, row_factors, column_factors):
+        acc, factors = Registers(builder, array), read(builder, row_factors, column_factors)
+        acc.put(0, [(x,) for x in _scaled(builder, acc.get(0, columns // 2), factors)])
+
+    return intrinsic(write, (ANY, u64, u64))
+
+
+def load_factors(columns: int) -> Callable[..., None]:
+    """Make ``load_factors(factors, rows, columns)``: read the factors of `scale` to ``columns // 4 + 2`` registers."""
+    read = _read_factors(columns)
+
+    def write(builder, array, row_factors, column_factors):
+        Registers(builder, array).put(0, [(x,) for x in read(builder, row_factors, column_factors)])
+
+    return intrinsic(write, (ANY, u64, u64))
+
+
+def add_scaled(columns: int) -> Callable[..., None]:
+    """Make ``add_scaled(totals, acc, factors)``: add accumulators, scaled as by `scale`, to totals."""
+
+    def write(builder, *arrays):
+        totals, acc, factors = (Registers(builder, array) for array in arrays)
+        each = _scaled(builder, acc.get(0, columns // 2), [x for (x,) in factors.get(0, columns // 4 + 2)])
+        before = totals.get(0, columns // 2)
+        totals.put(0, [(builder.fadd(x, y),) for (x,), y in zip(before, each, strict=True)])
+
+    return intrinsic(write, (ANY, ANY, ANY))
+
+
+def _read_factors(columns: int) -> Callable[[Any, Any, Any], list[Any]]:
+    """Make ``(builder, rows, columns)``: read the factors of a thread's two rows, then those of its columns."""
     one = assembly("ld.global.nc.f32 $0, [$1];", [F32], [I64], ["=f", "l"], pure=True)
     two = assembly("ld.global.nc.v2.f32 {$0, $1}, [$2];", [F32, F32], [I64], ["=f", "=f", "l"], pure=True)
 
-    def write(builder, array, row_factors, column_factors):
-        acc = Registers(builder, array)
-        rows = [one(builder, [builder.add(row_factors, I64(4 * row))])[0] for row in (0, 8)]
-        for j in range(columns // 8):
-            by_column = two(builder, [builder.add(column_factors, I64(32 * j))])
-            quad = [element for (element,) in acc.get(4 * j, 4)]
-            acc.put(
-                4 * j,
-                [(builder.fmul(builder.fmul(x, rows[i // 2]), by_column[i % 2]),) for i, x in enumerate(quad)],
-            )
+    def read(builder: Any, rows: Any, by_column: Any) -> list[Any]:
+        pairs = [two(builder, [builder.add(by_column, I64(32 * j))]) for j in range(columns // 8)]
+        return [one(builder, [builder.add(rows, I64(4 * row))])[0] for row in (0, 8)] + [
+            x for pair in pairs for x in pair
+        ]
 
-    return intrinsic(write, (ANY, u64, u64))
+    return read
+
+
+def _scaled(builder: Any, elements: Sequence[tuple[Any, ...]], factors: Sequence[Any]) -> list[Any]:
+    """Return a thread's accumulators times the factors of their rows, then of their columns."""
+    return [
+        builder.fmul(builder.fmul(x, factors[i % 4 // 2]), factors[2 + i // 4 * 2 + i % 2])
+        for i, (x,) in enumerate(elements)
+    ]
 
 
 def residue(columns: int) -> Callable[..., None]:

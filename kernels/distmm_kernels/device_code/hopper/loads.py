@@ -11,7 +11,7 @@ from typing import Any
 from distmm_kernels.device_code.emit import cuda, inlined, types
 from distmm_kernels.device_code.hopper import barriers, pace, tma
 from distmm_kernels.device_code.hopper.ring import following, locate, slice_of
-from distmm_kernels.tiles.hopper_tiles import C_BOX_BYTES, C_BOX_COLUMNS, ROWS, SPAN, STRETCH, HopperTile
+from distmm_kernels.tiles.hopper_tiles import C_BOX_BYTES, C_BOX_COLUMNS, ROWS, SPAN, HopperTile
 
 __all__ = ["load_tiles"]
 
@@ -26,11 +26,11 @@ def load_tiles(tile: HopperTile) -> Callable[..., None]:
     the consumers. For panels it is a triple: the k of each panel but the last, the number of panels, the k of the last.
     """
     # plain names: Numba's closures take numbers and functions, not the fields of a dataclass
-    add_c, add_c0 = tile.adds and not tile.promotes, tile.c0 is not None
+    add_c, add_c0 = tile.adds and not tile.adds_early, tile.c0 is not None
     rows, columns = uint32(ROWS), uint32(tile.columns)
     load_c, own = _load_boxes(tile, tile.c_boxes, tile.c_stage_boxes, C_BOX_COLUMNS), slice_of(tile)
     find = locate(tile)
-    load_one = _load_with_c(tile, load_c) if tile.adds and tile.promotes else _load_k(tile)
+    load_one = _load_with_c(tile, load_c) if tile.adds_early else _load_k(tile)
     load_k = _load_panels(tile, load_one) if tile.panels else load_one
     load_c0 = _load_boxes(tile, tile.c0_boxes, tile.c0_stage_boxes, tile.c0_columns)
 
@@ -83,8 +83,8 @@ def _load_k(tile: HopperTile) -> Callable[..., Any]:
 
 
 def _load_with_c(tile: HopperTile, load_c: Callable[..., Any]) -> Callable[..., Any]:
-    """Make the same function as `_load_k`, which also loads the tile of C: after the first `STRETCH` steps of k."""
-    load_k, stretch = _load_k(tile), uint32(STRETCH)
+    """Make the same function as `_load_k`, which also loads the tile of C: after the first stretch of k."""
+    load_k, stretch = _load_k(tile), uint32(tile.stretch)
 
     def load(ring, at, maps, box, first, count, matrix, steps, counter, paced):
         head = uint32(min(stretch, count))

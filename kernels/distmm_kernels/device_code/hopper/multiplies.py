@@ -12,13 +12,21 @@ from typing import Any
 
 from distmm_kernels.device_code.emit import cuda, inlined, types
 from distmm_kernels.device_code.hopper import barriers, tma, wgmma
-from distmm_kernels.device_code.hopper.epilogue import finish_d, not_zero, read_c, residue, scale, store_d
+from distmm_kernels.device_code.hopper.epilogue import (
+    add_scaled,
+    finish_d,
+    load_factors,
+    not_zero,
+    read_c,
+    residue,
+    scale,
+    store_d,
+)
 from distmm_kernels.device_code.hopper.ring import following, locate, slice_of
 from distmm_kernels.tiles.hopper_tiles import (
     MOST_C_STAGES,
     ROWS,
     SPAN,
-    STRETCH,
     WARP_ROWS,
     HopperTile,
     box_place,
@@ -38,7 +46,7 @@ def multiply_tiles(tile: HopperTile) -> Callable[..., None]:
     alpha and beta, if the tile has them.
     """
     # plain names: Numba's closures take numbers and functions, not the fields of a dataclass
-    three, two_sets = tile.products == 3, tile.two_sets
+    turns, two_sets = tile.takes_turns, tile.two_sets
     accumulators, number = tile.columns // 2, int32 if tile.accumulator == "int32" else float32
     rows, columns = uint32(ROWS), uint32(tile.columns)
     staging, warp_bytes = uint32(tile.stages * tile.stage_bytes), uint32(tile.slots * WARP_ROWS * SPAN)
@@ -46,8 +54,10 @@ def multiply_tiles(tile: HopperTile) -> Callable[..., None]:
     clear, image_place = wgmma.clear(accumulators), inlined(mirrored_place(tile.output))
     c0_place = inlined(pairs_place if tile.c0 in ("float16", "bfloat16") else box_place("float32"))
     finish, last_step, store, own = _finish(tile), _finish_d(tile), store_d(tile), slice_of(tile)
+    scales_at = _scales_at(tile)
     deep = _stretches if tile.promotes else _panels_of_integers if tile.panels else _one_product
-    multiply, find = _three_products(tile) if three else deep(tile), locate(tile)
+    deep = _each_stage if tile.float8 else deep
+    multiply, find = _three_products(tile) if tile.products == 3 else deep(tile), locate(tile)
 
     def consume(ring, grid, t, last, n, thread, warpgroup, d, scales, factors):
         stage = uint32(0)
@@ -65,16 +75,17 @@ def multiply_tiles(tile: HopperTile) -> Callable[..., None]:
         first_box, image_at, image_permuted = image_place(warp, lane)
         image = warp, half, uint32(first_box * warp_bytes + image_at), uint32(image_permuted)
         mine, other = uint32(1) + half, uint32(2) - half  # numbers of turns; warpgroup 1 begins
-        if three and half == uint32(1):
+        if turns and half == uint32(1):
             barriers.give_turn(other)
         while t < grid.total:
             z, i, j = find(grid, t)
             row, column = uint32(i * rows + warp_row), uint32(j * columns)
             clear(totals)
             _, _, steps = own(z, last)
-            of_lane = lane, c_at, c_permuted
+            factors_at = scales_at(scales, z, row, column, lane)
+            of_lane = lane, c_at, c_permuted, factors_at
             stage, parity = multiply(acc, totals, ring, stage, parity, steps, half, of_lane, mine, other)
-            stage, parity = finish(totals, ring, stage, parity, scales, z, row, column, c_at, c_permuted, lane)
+            stage, parity = finish(totals, ring, stage, parity, scales, z, factors_at, c_at, c_permuted, lane)
             stage, parity = last_step(totals, ring, stage, parity, c0_at, c0_permuted, lane, factors)
             left = int32(n) - int32(column)
             store(totals, buffers, at, permuted, lane, d, int32(column), int32(row), int32(z), left, image)
@@ -102,8 +113,9 @@ def _descriptors(tile: HopperTile) -> Callable[..., Any]:
 def _one_product(tile: HopperTile) -> Callable[..., Any]:
     """Make ``(acc, totals, ring, stage, parity, k, half, of_lane, mine, other)``: add A B to ``acc``.
 
-    ``of_lane`` is the lane, and where it reads a box of C. ``mine`` and ``other`` are the numbers of the warpgroups'
-    turns, which `_three_products` needs. Returns the next stage and its parity.
+    ``of_lane`` is the lane, where it reads a box of C, and the address of its first factors (`_scales_at`). ``mine``
+    and ``other`` are the numbers of the warpgroups' turns, for tiles that take turns. Returns the next stage and its
+    parity.
 
     The next stage's products are issued before those of this stage are complete, so a stage is freed one step late.
     """
@@ -148,10 +160,10 @@ def _stretches(tile: HopperTile) -> Callable[..., Any]:
     while the tensor cores multiply. If ``totals`` started from C, the tensor cores would wait for C in each tile.
     """
     multiply, clear, add = _one_product(tile), wgmma.clear(tile.columns // 2), wgmma.add(tile.columns // 2)
-    stretch, adds, take_c, panelled = uint32(STRETCH), tile.adds, _take_c(tile, added=False), tile.panels
+    stretch, adds, take_c, panelled = uint32(tile.stretch), tile.adds, _take_c(tile, added=False), tile.panels
 
     def accumulate(acc, totals, ring, stage, parity, last, half, of_lane, mine, other):
-        lane, c_at, c_permuted = of_lane
+        lane, c_at, c_permuted, _ = of_lane
         k, panels, last_k = last if panelled else (last, uint32(1), last)
         panel, left, first = uint32(1), k, True
         while panel <= panels:
@@ -166,6 +178,61 @@ def _stretches(tile: HopperTile) -> Callable[..., Any]:
             if left == uint32(0):
                 panel += uint32(1)
                 left = last_k if panel == panels else k
+        return stage, parity
+
+    return inlined(accumulate)
+
+
+def _each_stage(tile: HopperTile) -> Callable[..., Any]:
+    """Make the same function as `_one_product`, for 8-bit floats: it adds the sum of each stage to ``totals``.
+
+    C is read after the first stage, as in `_stretches`. The warpgroups take turns, as in `_three_products`. A stage has
+    a few hundred cycles, so a warpgroup waits for its next stage while the tensor cores multiply the last one.
+    """
+    steps, stage_bytes, below = tile.depth // tile.instruction_depth, uint32(tile.stage_bytes), uint32(tile.depth - 1)
+    describe, multiply, after = _descriptors(tile), wgmma.multiply(tile), following(tile)
+    step, wait_all, add = wgmma.step(True, tile.instruction_depth), wgmma.wait_for(0), wgmma.add(tile.columns // 2)
+    adds, take_c, panelled = tile.adds_early, _take_c(tile, added=False), tile.panels
+    scaled, shift, count = tile.scaled_blocks, uint32(tile.depth.bit_length() - 1), tile.columns // 4 + 2
+    load, scale_and_add = load_factors(tile.columns), add_scaled(tile.columns)
+
+    def accumulate(acc, totals, ring, stage, parity, last, half, of_lane, mine, other):
+        lane, c_at, c_permuted, (rows, row_step, columns, column_step) = of_lane
+        k, panels, last_k = last if panelled else (last, uint32(1), last)
+        left = uint32((panels - uint32(1)) * ((k + below) >> shift) + ((last_k + below) >> shift))  # stages
+        here, first = stage, adds  # whether C comes next
+        factors = cuda.local.array(count, float32)
+        barriers.wait(ring.full + stage * uint32(8), parity)
+        a_tile, b_tile = describe(ring.stages + stage * stage_bytes, half)
+        while left != uint32(0):
+            barriers.take_turn(mine)
+            wgmma.fence()
+            for s in range(steps):
+                multiply(acc, a_tile + uint64(s * step), b_tile + uint64(s * step), s)
+            wgmma.commit()
+            barriers.give_turn(other)
+            left -= uint32(1)
+            here = stage
+            stage, parity = after(stage, parity)
+            if left != uint32(0) and not first:
+                barriers.wait(ring.full + stage * uint32(8), parity)
+                a_tile, b_tile = describe(ring.stages + stage * stage_bytes, half)
+            if scaled:  # read while the tensor cores multiply
+                load(factors, rows, columns)
+                rows, columns = rows + row_step, columns + column_step
+            wait_all()
+            if lane == uint32(0):
+                barriers.arrive(ring.empty + here * uint32(8))
+            if first:
+                stage, parity = take_c(totals, ring, stage, parity, c_at, c_permuted, lane)
+            if scaled:
+                scale_and_add(totals, acc, factors)
+            else:
+                add(totals, acc)
+            if first and left != uint32(0):
+                barriers.wait(ring.full + stage * uint32(8), parity)
+                a_tile, b_tile = describe(ring.stages + stage * stage_bytes, half)
+            first = False
         return stage, parity
 
     return inlined(accumulate)
@@ -226,31 +293,43 @@ def _three_products(tile: HopperTile) -> Callable[..., Any]:
     return inlined(accumulate)
 
 
-def _finish(tile: HopperTile) -> Callable[..., Any]:
-    """Make ``(totals, ring, stage, parity, scales, z, row, column, c_at, c_permuted, lane)``: scale, add C, convert.
+def _scales_at(tile: HopperTile) -> Callable[..., Any]:
+    """Make ``(scales, z, row, column, lane)``: addresses of a thread's first factors of rows and columns, and steps.
 
-    ``row`` and ``column`` are those of the warp's first element. C is read from the ring after A and B, so the function
+    ``row`` and ``column`` are those of the warp's first element of matrix ``z``. The steps lead to the factors of the
+    next stage, if stages have their own. Then a launch has one matrix.
+    """
+    scaled = tile.scaled or tile.scaled_blocks
+
+    def at(scales, z, row, column, lane):
+        rows, row_step, columns, column_step = scales
+        if scaled:
+            my_row, my_column = uint32(row + lane // uint32(4)), uint32(column + lane % uint32(4) * uint32(2))
+            rows += uint64(z) * row_step + uint64(my_row) * uint64(4)
+            columns += uint64(z) * column_step + uint64(my_column) * uint64(4)
+        return rows, row_step, columns, column_step
+
+    return inlined(at)
+
+
+def _finish(tile: HopperTile) -> Callable[..., Any]:
+    """Make ``(totals, ring, stage, parity, scales, z, at, c_at, c_permuted, lane)``: scale, add C, convert.
+
+    ``at`` is what `_scales_at` returns. C is read from the ring after A and B, so the function
     returns the next stage and parity.
     """
-    scaled, add_c = tile.scaled, tile.adds and not tile.promotes
+    scaled, add_c = tile.scaled, tile.adds and not tile.adds_early
     reduced, compared = tile.output == "int8", tile.output == "bool"
     rescale, reduce, compare = scale(tile.columns), residue(tile.columns), not_zero(tile.columns)
     take_c = _take_c(tile, added=True)
 
-    def finish(totals, ring, stage, parity, scales, z, row, column, c_at, c_permuted, lane):
-        row_scales, row_step, column_scales, column_step = scales
+    def finish(totals, ring, stage, parity, scales, z, at, c_at, c_permuted, lane):
         if scaled:
-            # row and column of the thread's first element
-            my_row, my_column = uint32(row + lane // uint32(4)), uint32(column + lane % uint32(4) * uint32(2))
-            rescale(
-                totals,
-                row_scales + uint64(z) * row_step + uint64(my_row) * uint64(4),
-                column_scales + uint64(z) * column_step + uint64(my_column) * uint64(4),
-            )
+            rescale(totals, at[0], at[2])
         if add_c:
             stage, parity = take_c(totals, ring, stage, parity, c_at, c_permuted, lane)
         if reduced:
-            reduce(totals, row_scales + uint64(z) * row_step)
+            reduce(totals, scales[0] + uint64(z) * scales[1])
         if compared:
             compare(totals)
         return stage, parity

@@ -26,6 +26,8 @@ _NAMES = {
     "tfloat32": ("tf32", "f32", False),
     "int8": ("s8", "s32", False),
     "uint8": ("u8", "s32", False),
+    "float8_e4m3fn": ("e4m3", "f32", False),
+    "float8_e5m2": ("e5m2", "f32", False),
 }
 
 fence = instruction("wgmma.fence.sync.aligned;")
@@ -61,6 +63,7 @@ def multiply(tile: HopperTile) -> Callable[..., None]:
     """Make ``multiply(acc, a, b, add)``: acc = A B, plus acc if ``add`` is not 0; a and b are descriptors."""
     operand: OperandFormat = tile.operand
     count, name, accumulator, transposes = tile.columns // 2, *_NAMES[operand]
+    of_b = _NAMES[tile.b_operand or operand][0]
     number, letter = (F32, "f") if accumulator == "f32" else (I32, "r")
     tail = ", 1, 1" if accumulator == "f32" else ""
     if transposes:
@@ -69,7 +72,7 @@ def multiply(tile: HopperTile) -> Callable[..., None]:
     shape = f"m64n{tile.columns}k{tile.instruction_depth}"
     emit = assembly(
         f"{{ .reg .pred p; setp.ne.b32 p, ${count + 2}, 0; "
-        f"wgmma.mma_async.sync.aligned.{shape}.{accumulator}.{name}.{name} "
+        f"wgmma.mma_async.sync.aligned.{shape}.{accumulator}.{name}.{of_b} "
         f"{{{registers}}}, ${count}, ${count + 1}, p{tail}; }}",
         [number] * count,
         [I64, I64, I32] + [number] * count,
