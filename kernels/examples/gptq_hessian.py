@@ -1,7 +1,7 @@
 """The Hessian of GPTQ, ``H = 2 / N sum X^T X`` over batches of a layer's inputs, accumulated in place.
 
 GPTQ (Frantar et al. 2022, https://arxiv.org/abs/2210.17323) quantises a layer by the inverse of this matrix. The inputs
-are bfloat16 and H is float32: no product is rounded to 16 bits, and no temporary matrix of the size of H is made.
+are bfloat16 and H is float32: no product is rounded to 16 bits.
 """
 
 from __future__ import annotations
