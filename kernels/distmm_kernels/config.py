@@ -10,7 +10,17 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike
 
-__all__ = ["FLOAT8", "NARROW", "PRECISIONS", "SUPPORTED", "TILE", "Problem", "compute_dtype", "operand_dtype"]
+__all__ = [
+    "FLOAT8",
+    "NARROW",
+    "PRECISIONS",
+    "SUPPORTED",
+    "TILE",
+    "Problem",
+    "compute_dtype",
+    "operand_dtype",
+    "result_type",
+]
 
 # Types of accumulators.
 SUPPORTED: tuple[np.dtype[Any], ...] = tuple(
@@ -95,6 +105,11 @@ def operand_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     """
     native = np.dtype(dtype).newbyteorder("=")
     return native if native in NARROW else compute_dtype(native)
+
+
+def result_type(*types: np.dtype[Any]) -> np.dtype[Any]:
+    """Return `numpy.result_type`, where 8-bit floats count as float32: that is what NumPy makes of their products."""
+    return np.result_type(*(np.dtype(np.float32) if x in FLOAT8 else x for x in types))
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from dataclasses import dataclass
 import ml_dtypes
 import numpy as np
 
-from distmm_kernels.config import FLOAT8, compute_dtype
+from distmm_kernels.config import FLOAT8, compute_dtype, result_type
 
 __all__ = ["FORMULA", "SIGMAS", "Tolerance", "in_type", "mantissa"]
 
@@ -86,8 +86,7 @@ class Tolerance:
         """Return the tolerance of a C of type `c`, the product over `k` of A and B of types `a` and `b`."""
         if c.kind in "iub":
             return cls(c, k, 0.0, 0.0, 0.0)
-        given = (np.dtype(np.float32) if x in FLOAT8 else x for x in (a, b, c))
-        accumulator = np.finfo(compute_dtype(np.result_type(*given)))
+        accumulator = np.finfo(compute_dtype(result_type(a, b, c)))
         # The check's float64 sums err like a float64 product, which matters if C is float64.
         u = float(accumulator.eps + np.finfo(np.float64).eps) / 2
         out = ml_dtypes.finfo(c)

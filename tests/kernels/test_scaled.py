@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
+import distmm_kernels
 from distmm_kernels import device, select
 from distmm_kernels.config import FLOAT8, Problem
 from distmm_kernels.layout.float8 import carried, native, widened
@@ -73,6 +74,14 @@ def test_every_8_bit_float_widens_to_itself(dtype):
     assert native(carried(every).dtype) == dtype
     for x in (every, carried(every)):
         np.testing.assert_array_equal(widened(x), every.astype("f4"))
+
+
+@pytest.mark.parametrize(("of_a", "of_b"), list(itertools.product(FLOAT8, FLOAT8)))
+def test_matmul_of_arrays_returns_float32(of_a, of_b):
+    a, b = operand((M, K), 1, of_a), operand((K, N), 2, of_b)
+    d = distmm_kernels.matmul(a, b)
+    assert d.dtype == np.float32
+    np.testing.assert_allclose(d, a.astype("f8") @ b.astype("f8"), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize(

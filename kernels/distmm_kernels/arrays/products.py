@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distmm_kernels.config import PRECISIONS, Problem, operand_dtype
+from distmm_kernels.config import FLOAT8, PRECISIONS, Problem, operand_dtype, result_type
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Array, Kernel, product_shape
 from distmm_kernels.launch.bounded import Bounded
@@ -66,7 +66,7 @@ def result_of(a: Array, b: Array, out: Array | None) -> tuple[tuple[int, ...], n
     rows, columns = (a.shape if a.ndim > 1 else (1, *a.shape)), (b.shape if b.ndim > 1 else (*b.shape, 1))
     *batch, m, n = product_shape(rows, columns)
     shape = (*batch, *([m] if a.ndim > 1 else []), *([n] if b.ndim > 1 else []))
-    dtype = np.result_type(a.dtype, b.dtype)
+    dtype = result_type(a.dtype, b.dtype)
     if out is None:
         return shape, dtype
     if out.shape != shape or not np.can_cast(dtype, out.dtype, "same_kind"):
@@ -161,7 +161,7 @@ def of_matrices(
 
 @functools.cache
 def _working(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
-    return operand_dtype(np.result_type(a, b))
+    return a if a in FLOAT8 and b in FLOAT8 else operand_dtype(result_type(a, b))
 
 
 @functools.lru_cache(maxsize=4096)
