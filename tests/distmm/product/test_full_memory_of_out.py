@@ -61,7 +61,7 @@ def test_the_product_starts_again_with_a_smaller_plan_and_says_so(
 def test_memory_that_stays_full_ends_the_product_with_the_figures_and_the_remedy(cluster: Cluster, room: Room) -> None:
     a, b = operands()
     waves = room(0, FULL)
-    remedy = r"found no room\. The plan was g2x1x1.*peak of .* GB a worker, and .*: use smaller blocks \(blocks=\)"
+    remedy = r"found no room\. The plan was g2x1x1.*peak of \S+ kB a worker, and .*: use smaller blocks \(blocks=\)"
     with pytest.raises(DeviceMemoryError, match=remedy):
         distmm.matmul(a, b, plan=PLAN, client=cluster(2), out=np.zeros((120, 120), "f4"))
     assert 1 < len(waves) <= 1 + len(smaller_plan.SHARES)

@@ -68,7 +68,7 @@ def test_a_worker_does_not_start_where_another_process_keeps_the_memory(
         async with Scheduler(dashboard_address=":0", port=0) as scheduler:
             await Worker(scheduler.address, name="gpu-1", plugins=[pool], preload=["distmm.worker.gpu_memory"])
 
-    message = r"the pool of worker gpu-1 takes .* GB, and .* GB of the GPU is free.*DASK_DISTMM__GPU_POOL=8GB"
+    message = r"the pool of worker gpu-1 takes \S+ B, and \S+ B of the GPU is free.*DASK_DISTMM__GPU_POOL=8GB"
     with pytest.raises(RuntimeError, match="Worker failed to start") as raised:
         asyncio.run(start())
     assert re.match(message, str(raised.value.__cause__))
