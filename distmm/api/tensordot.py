@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Unpack
 
-import numpy as np
 from numpy.lib.array_utils import normalize_axis_tuple
 
 from distmm.errors import InputError
@@ -74,8 +74,9 @@ def _axes(axes: Any, a: Labelled, b: Labelled) -> tuple[tuple[int, ...], tuple[i
     """Return the dimensions of A and B that are summed over, as numbers from 0."""
     given = f"axes is {axes!r}, A has shape {a.source.shape} and B {b.source.shape}"
     try:
-        number = isinstance(axes, (int, np.integer)) and axes >= 0
-        first, second = (range(-axes, 0), range(axes)) if number else axes
+        number = isinstance(axes, int) or getattr(axes, "ndim", 1) == 0  # NumPy's numbers and 0-d arrays, too
+        count = operator.index(axes) if number else -1
+        first, second = (range(-count, 0), range(count)) if count >= 0 else axes
         axes_a = normalize_axis_tuple(first, len(a.labels), "axes of A")
         axes_b = normalize_axis_tuple(second, len(b.labels), "axes of B")
     except (TypeError, ValueError, OverflowError) as error:

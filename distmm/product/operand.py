@@ -256,6 +256,13 @@ def kind_of(source: Any, name: str) -> Literal["numpy", "cupy"]:
     )
 
 
+def _inner(operand: Operand, plain: str) -> str:
+    """Say which dimension of an operand, as the user gave it, is summed over: `plain` if it is not transposed."""
+    if len(operand.shape) < 2:
+        return "only"
+    return {"last": "last but one", "last but one": "last"}[plain] if operand.transposed else plain
+
+
 def check_pair(a: Operand, b: Operand) -> None:
     """Check that two operands can be multiplied.
 
@@ -268,8 +275,8 @@ def check_pair(a: Operand, b: Operand) -> None:
     k_a, k_b = a.shape[-1], b.shape[-2] if len(b.shape) > 1 else b.shape[0]
     if k_a != k_b:
         raise InputError(
-            f"{a.name} has shape {a.shape} and {b.name} {b.shape}: the last dimension of {a.name} ({k_a}) must equal "
-            f"the {'last but one' if len(b.shape) > 1 else 'only'} dimension of {b.name} ({k_b})"
+            f"{a.name} has shape {a.source.shape} and {b.name} {b.source.shape}: the {_inner(a, 'last')} dimension of "
+            f"{a.name} ({k_a}) must equal the {_inner(b, 'last but one')} dimension of {b.name} ({k_b})"
         )
     try:
         np.broadcast_shapes(a.shape[:-2], b.shape[:-2])

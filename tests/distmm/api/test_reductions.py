@@ -301,8 +301,8 @@ WRONG: dict[str, tuple[Any, str]] = {
     "metric": (lambda: distmm.nearest(X, X, 1, "manhattan"), "not one of inner, cosine, euclidean"),
     "integers": (lambda: distmm.nearest(X.astype(int), X, 1), "a metric needs real floating-point numbers"),
     "rows of two lengths": (
-        lambda: distmm.nearest(X, X[:, :2], 1),
-        r"the last dimension of X \(.\) must equal",
+        lambda: distmm.nearest(X, X[:3, :2], 1),
+        r"X has shape \(4, 3\) and Y \(3, 2\): the last dimension of X \(3\) must equal the last dimension of Y \(2\)",
     ),
     "neighbours of a stack": (lambda: distmm.nearest(X[None], X, 1), "one row for each point"),
     "a row in place of Y": (lambda: distmm.nearest(X, X[0], 1), r"Y has shape \(.,\): give a matrix, as vectors"),

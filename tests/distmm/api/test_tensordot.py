@@ -46,7 +46,9 @@ def test_it_is_numpys(data: st.DataObject) -> None:
     np.testing.assert_array_equal(C.compute(), expected)
 
 
-@pytest.mark.parametrize("axes", [0, 1, 2, (0, 0), ([0, 1], (0, 1)), (-1, 1), np.array([[1], [0]])])
+@pytest.mark.parametrize(
+    "axes", [0, 1, 2, np.int64(1), np.array(2), (0, 0), ([0, 1], (0, 1)), (-1, 1), np.array([[1], [0]])]
+)
 def test_axes_are_a_number_or_a_pair(axes: Any) -> None:
     a = whole_numbers((3, 3, 3), "i4")
     for A in (a, da.from_array(a, chunks=2)):
@@ -66,6 +68,8 @@ def test_axes_are_a_number_or_a_pair(axes: Any) -> None:
         ((0, 10**30), "or a pair of"),
         ("ij", "or a pair of"),
         (1.5, "or a pair of"),
+        (np.array(1.5), "or a pair of"),
+        (np.array(-1), "give a number of dimensions that both have"),
         ((1.5, 0), "or a pair of"),
     ],
 )
