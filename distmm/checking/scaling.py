@@ -7,6 +7,7 @@ range. The check then multiplies rows and columns by powers of two, which is exa
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -73,44 +74,47 @@ def normalised(part: Block) -> tuple[Block, Block, Block]:
     """Divide rows by powers of two if the sum of their squares would leave float64's range.
 
     Returns the rows, their norms, and the exponents of the divisors: 0 for most rows, and `EMPTY` for a row of zeros.
+    Whether a row needs it is found out in host memory: CuPy compiles each operation at its first use on a machine, and
+    `any` takes 4 s.
     """
     xp = namespace(part)
     found = xp.zeros(part.shape[0], np.int32)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         squares = _squares(xp, part)
-        odd = ~((squares > LEAST_SQUARES) & (squares < MOST_SQUARES))
-        if part.size and bool(odd.any()):
+        on_host = squares if xp is np else squares.get()
+        odd = ~((on_host > LEAST_SQUARES) & (on_host < MOST_SQUARES))
+        if part.size and odd.any():
             largest = abs(part).max(axis=1)
-            own = xp.where(odd & xp.isfinite(largest), xp.frexp(largest)[1], 0)
+            own = xp.where(xp.asarray(odd) & xp.isfinite(largest), xp.frexp(largest)[1], 0)
             found = xp.where(largest == 0, EMPTY, own).astype(np.int32)
             part = scaled(part, -found[:, None])
             squares = _squares(xp, part)
         return part, xp.sqrt(squares), found
 
 
-def widened(values: Block, flushes: bool | None = None) -> Block:
-    """Convert float32 and complex64 values to double precision if a cast would flush subnormal numbers to zero.
+def widened(values: Block) -> Block:
+    """Convert float32 and complex64 values in GPU memory to double precision, with subnormal numbers.
 
-    CuPy compiles its casts with -ftz=true, which flushes subnormal float32 numbers to zero. Here they are converted
-    from their bits. `flushes` says whether casts flush; by default only CuPy's do. 8-bit floats on a GPU become
-    float16. Other values are returned unchanged.
+    CuPy compiles its casts with -ftz=true, which flushes subnormal float32 numbers to zero. An instruction that is
+    written out does not flush. 8-bit floats on a GPU become float16. Other values, and those in host memory, are
+    returned unchanged.
     """
     values = numbers(values)
-    xp = namespace(values)
-    if values.dtype not in (np.float32, np.complex64) or not (xp is not np if flushes is None else flushes):
+    if isinstance(values, np.ndarray) or values.dtype not in (np.float32, np.complex64):
         return values
     if values.dtype.kind == "c":
-        out = xp.empty(values.shape, np.complex128)
-        out.real, out.imag = widened(values.real, flushes), widened(values.imag, flushes)
+        out = namespace(values).empty(values.shape, np.complex128)
+        out.real, out.imag = widened(values.real), widened(values.imag)
         return out
-    bits = values.view(np.uint32)
-    size = bits & np.uint32(2**31 - 1)
-    subnormal = (size > 0) & (size < 2**23)
-    wide = values.astype(np.float64)
-    if bool(subnormal.any()):
-        exact = size.astype(np.float64) * 2.0**-149
-        wide = xp.where(subnormal, xp.where(bits > size, -exact, exact), wide)
-    return wide
+    return _exact_cast()(values.view(np.uint32))
+
+
+@cache
+def _exact_cast() -> Any:
+    import cupy
+
+    cast = 'asm("{ .reg .f32 t; mov.b32 t, %1; cvt.f64.f32 %0, t; }" : "=d"(wide) : "r"(bits))'
+    return cupy.ElementwiseKernel("uint32 bits", "float64 wide", cast, "distmm_exact_cast")
 
 
 def _squares(xp: Any, part: Block) -> Block:

@@ -70,11 +70,13 @@ def counts(words: Any, lengths: tuple[int, ...]) -> Iterator[Counts]:
     Parameters
     ----------
     words
-        ``(matrices, granules, rows)``, uint32, of NumPy or CuPy: how many small and far numbers each row has.
+        ``(matrices, granules, rows)``, uint32, of NumPy or CuPy: how many small and far numbers each row has. They are
+        copied to host memory: on a new machine CuPy would compile each operation, which takes 2 s.
     lengths
         Steps of k in each granule.
     """
+    on_host = words.get() if hasattr(words, "get") else words
     for index, length in enumerate(lengths):
-        own = words[:, index]
+        own = on_host[:, index]
         far = own & FAR
         yield Counts(int((own >> FAR_BITS).max()), int((far * (far != length)).max()), length)
