@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import random
 import re
@@ -266,13 +267,13 @@ class JobStates(RuleBasedStateMachine):
         """Damage a file with all blocks. Without its end, or if it is lost, it is refused until it is whole again."""
         draft = self.work / self.out
         target = reopen_output(os.path.abspath(self.out), os.path.abspath(draft), False)
-        first, width = target.offset, EDGE * ACROSS * 8
+        first, width, nbytes = target.offset, EDGE * ACROSS * 8, 8 * math.prod(target.shape)
         if how == "flip":
             row, byte = EDGE * i + rng.randrange(EDGE), rng.randrange(EDGE * 8)
             flip(draft, first + row * width + EDGE * j * 8 + byte, rng)
             self.spoil(f"{i}.{j}.json")
             return
-        content, cut = draft.read_bytes(), first + rng.randrange(target.nbytes)
+        content, cut = draft.read_bytes(), first + rng.randrange(nbytes)
         if how == "cut":
             os.truncate(draft, cut)
         else:
@@ -284,7 +285,7 @@ class JobStates(RuleBasedStateMachine):
         if how == "delete":
             os.rename("aside", draft)
             return
-        last = first + target.nbytes
+        last = first + nbytes
         with open(draft, "r+b") as file:  # the lost elements are zeros
             file.seek(cut)
             file.write(bytes(last - cut) + content[last:])
