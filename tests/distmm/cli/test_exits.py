@@ -68,7 +68,7 @@ main()
 """
 
 
-@pytest.mark.slow
+@pytest.mark.minutes
 def test_ctrl_c_while_the_cluster_starts_is_no_error(tmp_path: Path) -> None:
     with start(tmp_path, "-c", STARTING, "multiply", "A.npy", "A.npy", "-o", "C.npy", *ONE) as process:
         assert process.stdout is not None

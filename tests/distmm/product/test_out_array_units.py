@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import distmm
 from distmm.errors import DoesNotFitError, InputError
-from tests.tables import later
+from tests.tables import later, number_of
 
 
 def operands(m: int, k: int, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -99,7 +99,7 @@ def test_blocks_chunks_and_shards_of_any_shape(
         np.testing.assert_array_equal(out[:], a @ b)
 
 
-@settings(max_examples=8)
+@settings(max_examples=number_of(8))
 @given(sizes, st.tuples(edges, edges), edges, st.integers(1, 3))
 def test_symmetric_products_in_chunks_of_any_shape(
     client: Client, m: int, unit: tuple[int, int], block: int, waves: int

@@ -143,6 +143,7 @@ def settle(query: Callable[[str], list[dict[str, Any]]], shown: dict[str, int]) 
     until(lambda: not wrong(), lambda: str(wrong()))
 
 
+@pytest.mark.minutes
 def test_what_a_job_says_of_itself_is_counted(cluster: Client, query: Callable[[str], list[dict[str, Any]]]) -> None:
     cluster.log_event(JOB_TOPIC, {"event": "begin", "job": "a1", "path": "/data/C.zarr", "kept": [[0, 0], [0, 1]]})
     # Without the name of a job: a block that was found damaged on disk.
@@ -154,6 +155,7 @@ def test_what_a_job_says_of_itself_is_counted(cluster: Client, query: Callable[[
     )
 
 
+@pytest.mark.minutes
 def test_a_read_that_fails_is_counted_and_fires_an_alert(
     cluster: Client, query: Callable[[str], list[dict[str, Any]]]
 ) -> None:
