@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from distmm_kernels.arrays import packages
+from distmm_kernels.config import PRECISIONS
 from distmm_kernels.freivalds import vectors
 from distmm_kernels.kernel import product_shape
 from distmm_kernels.reductions import thin_products
@@ -100,19 +101,19 @@ class Check:
             raise ValueError(f"c has shape {c.shape}, a @ b is {a.shape} @ {b.shape}: give the c of these matrices")
         if c.dtype.kind == "b":
             raise TypeError("c is of bool, whose sums cannot be tested: compare it with matmul(a, b)")
-        if precision not in ("highest", "high", "medium", "ieee"):
+        if precision not in PRECISIONS:
             raise ValueError(f"precision is {precision!r}: use highest, high, medium or ieee")
         self._operands, self._alpha = (a, b, c), alpha
         self._tolerance = _tolerance(a.dtype, b.dtype, c.dtype, a.shape[-1], precision)
-        alike = all(thin_products.reads(x.dtype) for x in (a, b, c)) and len({x.dtype.itemsize == 8 for x in (a, b, c)})
-        self._fused = alike == 1 and not isinstance(a, np.ndarray)
+        types = [x.dtype for x in (a, b, c)]
+        of_one_width = len({dtype.itemsize == 8 for dtype in types}) == 1
+        self._fused = not isinstance(a, np.ndarray) and of_one_width and all(map(thin_products.reads, types))
         exact = self._tolerance.exact
         work = self._tolerance.work if not self._fused or c.dtype.itemsize == 8 else np.dtype(np.float32)
         x = _vectors(c.shape[-1], exact, work, None if isinstance(a, np.ndarray) else a.data.device_id)
-        product, columns = self._times(b, x)
+        product, self._columns = self._times(b, x)
         self._left, self._rows = self._times(a, product)
         self._right, self._norms = self._times(c, x)
-        self._columns = columns
         self._known: tuple[float, str] | None = None
 
     def __bool__(self) -> bool:
@@ -155,7 +156,7 @@ class Check:
         left, rows, right, norms, columns = map(
             _on_host, (self._left, self._rows, self._right, self._norms, self._columns)
         )
-        tolerance, n = self._tolerance, right.shape[-2] and self._operands[2].shape[-1]
+        tolerance, n = self._tolerance, self._operands[2].shape[-1]
         if not right.size:
             return 0.0, "c has no elements"
         if tolerance.exact:
