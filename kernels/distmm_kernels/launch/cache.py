@@ -83,8 +83,9 @@ def alone(path: Path) -> Iterator[None]:
                 except BlockingIOError:
                     time.sleep(0.02)
         yield
-        if path.exists():  # so whoever takes a lock of this name from now on finds the file
-            lock.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a read-only folder
+            if path.exists():  # so whoever takes a lock of this name from now on finds the file
+                lock.unlink()
 
 
 def write(path: Path, content: bytes, what: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
 import concurrent.futures
+import errno
 import itertools
 import os
 import shutil
@@ -104,6 +106,23 @@ print(cache.sources())
         env={**os.environ, "PYTHONPATH": str(tmp_path)}, check=False,
     )  # fmt: skip
     assert ran.stdout.strip() == cache.sources(), ran.stderr
+
+
+def test_a_damaged_file_in_a_read_only_folder_is_compiled_in_each_process(builds, monkeypatch):
+    """On a read-only file system even a file that is not there cannot be removed."""
+    binary(recipe(), HOPPER)
+    (path,) = cache_folder().iterdir()
+    path.write_bytes(b"short")
+
+    def refused(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for where, name in ((builtins, "open"), (os, "utime"), (os, "replace"), (Path, "unlink")):
+        monkeypatch.setattr(where, name, refused)
+    with pytest.warns(RuntimeWarning, match="compiled kernels cannot be kept"):
+        made = binary(recipe(), HOPPER)
+    assert made.threads == 128
+    assert len(builds) == 2
 
 
 def test_the_folder_keeps_the_kernels_that_were_used_last(builds, monkeypatch):
