@@ -30,8 +30,9 @@ rm -f "$ended"
 # Work stealing ignores placement. Dask counts a dead worker as a failure of each of its tasks, and by default allows 3.
 export DASK_DISTRIBUTED__SCHEDULER__WORK_STEALING=False
 export DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES=100
-# The scheduler's warnings about lost workers name all tasks that they had; its errors are logged.
-export DASK_LOGGING="{'distributed': 'warning', 'distributed.scheduler': 'error'}"
+# The scheduler's warnings about lost workers name all tasks that they had, and a worker that ends while it runs a task
+# warns of that task; errors are logged.
+export DASK_LOGGING="{'distributed': 'warning', 'distributed.scheduler': 'error', 'distributed.worker.state_machine': 'error'}"
 export OMP_NUM_THREADS=8 OPENBLAS_NUM_THREADS=8 MKL_NUM_THREADS=8 NUMBA_NUM_THREADS=8
 export DASK_DISTRIBUTED__DASHBOARD__LINK=http://localhost:8787/status
 export UCX_MEMTYPE_CACHE=n

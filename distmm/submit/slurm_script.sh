@@ -24,8 +24,9 @@ rm -f "$ended"
 # Work stealing ignores placement. Dask counts a dead worker as a failure of each of its tasks, and by default allows 3.
 export DASK_DISTRIBUTED__SCHEDULER__WORK_STEALING=False
 export DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES=100
-# The scheduler's warnings about lost workers name all tasks that they had; its errors are logged.
-export DASK_LOGGING="{'distributed': 'warning', 'distributed.scheduler': 'error'}"
+# The scheduler's warnings about lost workers name all tasks that they had, and a worker that ends while it runs a task
+# warns of that task; errors are logged.
+export DASK_LOGGING="{'distributed': 'warning', 'distributed.scheduler': 'error', 'distributed.worker.state_machine': 'error'}"
 export OMP_NUM_THREADS={{ threads }} OPENBLAS_NUM_THREADS={{ threads }} MKL_NUM_THREADS={{ threads }} NUMBA_NUM_THREADS={{ threads }}
 {% for name, value in variables.items() %}
 export {{ name }}={{ value | quote }}
