@@ -130,7 +130,7 @@ def gemm(
     Parameters
     ----------
     alpha : scalar
-        Factor of the product.
+        Factor of the product. With 0, `A` and `B` are not read.
     A : array-like of shape (..., m, k), or (..., k, m) with `transa`
         As in `matmul`.
     B : array-like of shape (..., k, n), or (..., n, k) with `transb`
@@ -204,7 +204,7 @@ def gram(
     A : array-like of shape (..., m, k)
         As in `matmul`.
     alpha : scalar
-        Factor of the product. It must be real if the product is Hermitian.
+        Factor of the product. It must be real if the product is Hermitian. With 0, `A` is not read.
     beta : scalar
         Factor of `C`. It must be real if the product is Hermitian. With 0, `C` is not read.
     C : array-like of shape (..., m, m), optional

@@ -98,6 +98,11 @@ class Operand:
             return None
         return _swapped(chunk, self.transposed)
 
+    def first(self, count: int, axis: Literal[-1, -2]) -> Operand:
+        """Return its first elements along an axis."""
+        index = (slice(count),) if (axis == -1) != self.transposed else (slice(count), slice(None))
+        return replace(self, source=self.source[(..., *index)], file=None)
+
     def for_later(self) -> Operand:
         """Return the operand of a lazy product. Elements of arrays in memory may still be read after the call.
 

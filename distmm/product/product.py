@@ -73,8 +73,11 @@ class Gemm:
 
     @classmethod
     def of(cls, a: Operand, b: Operand, **more: Any) -> Gemm:
-        """Make a product of the user's operands, which may be vectors."""
-        return cls(as_matrix(a, 0), as_matrix(b, 1), (len(a.shape) == 1, len(b.shape) == 1), **more)
+        """Make a product of the user's operands, which may be vectors. With an alpha of 0 they are not read."""
+        matrices = as_matrix(a, 0), as_matrix(b, 1)
+        if more.get("alpha", 1) == 0:
+            matrices = matrices[0].first(0, -1), matrices[1].first(0, -2)
+        return cls(*matrices, (len(a.shape) == 1, len(b.shape) == 1), **more)
 
     @property
     def operands(self) -> list[Operand]:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import mutually_broadcastable_shapes
 
-from distmm import DoesNotFitError, InputError, gemm, matmul, plan
+from distmm import DoesNotFitError, InputError, gemm, gram, matmul, plan
 from tests.tables import number_of
 
 pytestmark = pytest.mark.usefixtures("synchronous")
@@ -139,6 +139,15 @@ def test_gemm_refuses_a_c_that_does_not_broadcast_to_the_product(shape: tuple[in
         InputError, match=re.escape(f"C has shape {shape}, the product (4, 5): give a C that broadcasts")
     ):
         gemm(1, np.ones((4, 3)), np.ones((3, 5)), 1, np.ones(shape))
+
+
+@pytest.mark.parametrize("chunks", [None, 3])
+def test_gemm_and_gram_do_not_read_a_and_b_when_alpha_is_zero(chunks: int | None) -> None:
+    nans, c = np.full((6, 6), np.nan), np.arange(36.0).reshape(6, 6)
+    a = nans if chunks is None else da.from_array(nans, chunks)
+    assert np.array_equal(gemm(0, a, nans, 2, c, transa=True).compute(), 2 * c)
+    assert np.array_equal(gemm(0, a, nans[0], 1, c[0]).compute(), c[0])
+    assert np.array_equal(gram(a, alpha=0, beta=2, C=c + c.T).compute(), 2 * (c + c.T))
 
 
 def test_gemm_does_not_read_c_when_beta_is_zero() -> None:
