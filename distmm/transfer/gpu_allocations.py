@@ -37,6 +37,8 @@ IDLE_SECONDS = 2.0  # from the last copy to the end of a map
 
 SECRET = 32  # bytes by which a worker proves that it reads this process's GPU memory
 
+_library = cache(ctypes.CDLL)  # loads each library once
+
 
 @dataclass(frozen=True)
 class Allocation:
@@ -81,7 +83,7 @@ def behind(array: Any) -> Allocation | None:
     address, nbytes = ctypes.c_uint64(), ctypes.c_size_t()
     about = ctypes.byref(address), ctypes.byref(nbytes), ctypes.c_uint64(array.data.ptr)
     with array.device:
-        if ctypes.CDLL("libcuda.so.1").cuMemGetAddressRange_v2(*about):
+        if _library("libcuda.so.1").cuMemGetAddressRange_v2(*about):
             return None
         try:
             handle = bytes(runtime.ipcGetMemHandle(address.value))

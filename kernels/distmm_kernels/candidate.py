@@ -10,8 +10,6 @@ from distmm_kernels.config import NARROW, PRECISIONS, SUPPORTED, Problem
 from distmm_kernels.kernel import Kernel
 from distmm_kernels.tiles.tiling import Tiling
 
-__all__ = ["ALL", "AMPERE", "FAST_FLOAT64", "FAST_TENSOR_CORES", "FLOATS", "HOPPER", "Candidate", "Unit", "tile_loads"]
-
 # The hardware units that do a kernel's multiply-adds. "plain": the float32 or float64 units, by the accumulator.
 # "fp64_tensor": the float64 tensor cores. For other types tensor cores have two peak rates: that of `wgmma` and later
 # instructions ("tensor"), and that of `mma.sync` ("mma_sync").

@@ -11,8 +11,6 @@ import pkgutil
 from distmm_kernels import gemm
 from distmm_kernels.candidate import Candidate
 
-__all__ = ["CANDIDATES", "Candidate"]
-
 
 def _rows() -> list[Candidate]:
     """Collect the rows of each file that has a ``TABLE``, in alphabetical order of the files."""

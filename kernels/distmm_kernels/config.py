@@ -10,18 +10,6 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike
 
-__all__ = [
-    "FLOAT8",
-    "NARROW",
-    "PRECISIONS",
-    "SUPPORTED",
-    "TILE",
-    "Problem",
-    "compute_dtype",
-    "operand_dtype",
-    "result_type",
-]
-
 # Types of accumulators.
 SUPPORTED: tuple[np.dtype[Any], ...] = tuple(
     np.dtype(name) for name in ("float32", "float64", "int32", "int64", "complex64", "complex128")

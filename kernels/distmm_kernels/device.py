@@ -14,8 +14,6 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Literal
 
-__all__ = ["Device", "cpu", "current", "gpus", "why_no_gpu"]
-
 # The driver lists the kernels of a library since CUDA 12.4 (cuLibraryEnumerateKernels).
 LEAST_DRIVER = 12040
 # CUDA 13 cannot compile for older GPUs; CUDA 12 can.

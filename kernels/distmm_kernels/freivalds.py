@@ -18,8 +18,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["VECTORS", "VECTORS_OF_INTEGERS", "vectors"]
-
 VECTORS, VECTORS_OF_INTEGERS = 2, 16
 RMS = math.sqrt(7 / 3)  # root mean square of +-U(1, 2)
 

@@ -17,8 +17,6 @@ from distmm_kernels.device import Device
 from distmm_kernels.layout.float8 import native, widened
 from distmm_kernels.symmetric import Symmetry, mirror, turned
 
-__all__ = ["Kernel", "product_shape"]
-
 Array = Any  # numpy.ndarray or cupy.ndarray: CuPy ships no types
 
 

@@ -23,8 +23,6 @@ from distmm_kernels.launch import cache
 from distmm_kernels.rates import edge_of, rate, shipped
 from distmm_kernels.select import promises_bits, ranked
 
-__all__ = ["EDGE", "Measurement", "all_kept", "is_shipped", "kept", "measure", "rates_for", "worth_measuring"]
-
 EDGE = 4096  # edge of the cubes that are measured: enough work for any GPU of today; a second at 0.14 TFLOP/s
 SECONDS = 0.1  # that each kernel multiplies
 MOST_PRODUCTS = 50

@@ -21,8 +21,6 @@ from distmm_kernels.config import FLOAT8, Problem
 from distmm_kernels.device import Device
 from distmm_kernels.tiles.tiling import VECTOR_BYTES
 
-__all__ = ["FLOORS", "SIZES", "ModelRates", "edge_of", "rate", "rates_of", "relative", "seconds", "shipped"]
-
 CPU = "CPU"  # the name of any CPU in the file
 MANY_WAVES = 4  # from so many tiles for each multiprocessor on, the last wave hardly counts
 SCALED = frozenset({"float64", "complex128", "int32", "int64"})  # types to whose rates `relative` of the file applies

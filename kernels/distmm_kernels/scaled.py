@@ -15,8 +15,6 @@ from distmm_kernels.kernel import Array, Kernel, product_shape
 from distmm_kernels.layout.float8 import native
 from distmm_kernels.tiles.hopper_tiles import STRETCH_OF_FLOAT8 as BLOCK
 
-__all__ = ["scaled_product"]
-
 
 def scaled_product(
     a: Array,

@@ -10,16 +10,12 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from distmm_kernels.candidates import CANDIDATES, Candidate
+from distmm_kernels.candidate import Candidate
+from distmm_kernels.candidates import CANDIDATES as CANDIDATES
 from distmm_kernels.config import PRECISIONS, Problem
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Kernel
 from distmm_kernels.rates import SIZES, edge_of, rate, relative, seconds
-
-__all__ = [
-    "CANDIDATES", "Candidate", "choose", "explain", "facts", "names", "promises_bits", "ranked",
-    "select", "serves", "why_not",
-]  # fmt: skip
 
 STRICTNESS = {name: rank for rank, name in enumerate(("medium", "high", "highest", "ieee"))}
 

@@ -9,8 +9,6 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-__all__ = ["DIAGONAL_TILE", "Symmetry", "mirror", "turned"]
-
 Symmetry: TypeAlias = Literal["symmetric", "hermitian"]
 
 Array = Any  # numpy.ndarray or cupy.ndarray: CuPy ships no types

@@ -45,8 +45,6 @@ import numpy as np
 
 from distmm_kernels.config import FLOAT8, compute_dtype, result_type
 
-__all__ = ["FORMULA", "SIGMAS", "Tolerance", "in_type", "mantissa"]
-
 FORMULA = (
     "SIGMAS (sqrt(k d^2 u^2 + n u_64^2) |A||B| + sqrt(u_out^2 + n u_64^2) |C| + eta) + 2 u_in |A||B|, for n columns "
     "times weighted random vectors; d is 1 unless roundings depend on each other; and 64 elements by their partial sums"

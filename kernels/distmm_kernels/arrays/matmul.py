@@ -7,8 +7,6 @@ from typing import Any
 from distmm_kernels.arrays import packages
 from distmm_kernels.arrays.products import Options
 
-__all__ = ["gram", "matmul"]
-
 
 def matmul(
     a: Any,

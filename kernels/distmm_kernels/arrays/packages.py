@@ -15,8 +15,6 @@ import numpy as np
 from distmm_kernels.arrays.products import Options, captured, direct, learn, product, result_of
 from distmm_kernels.device import Device, cpu, gpus, why_no_gpu
 
-__all__ = ["adjoint", "device_of", "gpu_view", "kind_of", "multiply_of", "view"]
-
 Multiply = Callable[[Any, Any, Any, Any, Options], Any]
 GPU = (2, 13)  # DLDeviceType of CUDA memory, and of managed memory
 

@@ -18,8 +18,6 @@ from distmm_kernels.kernel import Array, Kernel, product_shape
 from distmm_kernels.launch.bounded import Bounded
 from distmm_kernels.symmetric import Symmetry
 
-__all__ = ["Direct", "Options", "captured", "direct", "learn", "of_matrices", "product", "result_of"]
-
 # Host time of a whole call, in seconds. A product that takes less time waits for the host. Measured on the host of an
 # H200 (2026-11-26). Others copy or split their operands first.
 HOST = {"hopper": 15e-6, "cublas": 15e-6, "cublas_tf32": 15e-6, "register_tiled": 50e-6, "dmma": 50e-6}

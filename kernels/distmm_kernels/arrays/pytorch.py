@@ -16,8 +16,6 @@ import torch
 from distmm_kernels.arrays.packages import cpu_here, device_of
 from distmm_kernels.arrays.products import Options, captured, direct, learn, product, result_of
 
-__all__ = ["as_array", "multiply", "working"]
-
 SCHEMA = "(Tensor a, Tensor b, Tensor? c, Scalar alpha, Scalar beta, str precision, bool reproducible) -> Tensor"
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})

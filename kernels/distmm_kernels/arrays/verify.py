@@ -24,8 +24,6 @@ from distmm_kernels.kernel import product_shape
 from distmm_kernels.reductions import thin_products
 from distmm_kernels.tolerance import Tolerance
 
-__all__ = ["Check", "verify"]
-
 SUSPECTS = 4  # rows that are computed again, element by element, if they exceed the bound or stand out
 OUTLIER = 12.0  # times the median: Gaussian errors of 10**6 rows reach 8
 SINGLE = 2.0**-24  # unit roundoff of float32

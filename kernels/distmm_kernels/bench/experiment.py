@@ -19,8 +19,6 @@ from distmm_kernels.reference.matrices import matrix
 from distmm_kernels.reference.products import triple_loop
 from distmm_kernels.select import CANDIDATES, select, why_not
 
-__all__ = ["run"]
-
 Size = int | tuple[int, int, int]
 
 GPU_SIZES: tuple[Size, ...] = (100, 1024, (1000, 1003, 997), 2048, 4096)

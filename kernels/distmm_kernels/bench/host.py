@@ -15,8 +15,6 @@ from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.select import select
 
-__all__ = ["call_microseconds", "first_milliseconds"]
-
 CALLS = 1000
 EDGE = 256
 

@@ -13,8 +13,6 @@ from distmm_kernels.device import Device
 from distmm_kernels.rates import SIZES, rate, rates_of
 from distmm_kernels.select import CANDIDATES, why_not
 
-__all__ = ["Measure", "entries", "of_this_gpu", "section"]
-
 # A size is not measured if one product is expected to take longer: its rate is that of the size before.
 LONGEST = 0.1
 

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["Multiply", "peer"]
-
 Multiply = Callable[[Any, Any], Any]  # enqueues the product of a and b; returns a type that DLPack can read
 
 

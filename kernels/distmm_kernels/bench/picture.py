@@ -6,8 +6,6 @@ from pathlib import Path
 
 from distmm_kernels.bench.report import Report
 
-__all__ = ["draw"]
-
 ORDERS = {"C": "o", "F": "x"}  # their markers
 
 

@@ -40,8 +40,6 @@ from distmm_kernels.rates import rate
 from distmm_kernels.reference import products
 from distmm_kernels.select import CANDIDATES, select, why_not
 
-__all__ = ["HEATS", "SIZES", "Heat", "copy_rate", "normal", "race", "seconds_of", "turn"]
-
 Size = tuple[int, int, int]
 
 SIZES: tuple[Size, ...] = (

@@ -18,8 +18,6 @@ from distmm_kernels.device import Device
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Report", "Row", "figure", "versions"]
-
 
 @dataclass(frozen=True)
 class Row:

@@ -14,8 +14,6 @@ from distmm_kernels.device import Device
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Results", "Run"]
-
 
 @dataclass(frozen=True)
 class Run:

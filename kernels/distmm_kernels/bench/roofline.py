@@ -10,8 +10,6 @@ from typing import Any
 
 from distmm_kernels.bench.results import Results, Run
 
-__all__ = ["draw"]
-
 COLUMNS = 2
 MARKERS = "os^Dv<>"
 

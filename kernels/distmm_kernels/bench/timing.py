@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["cuda_seconds", "rotation", "wall_seconds"]
-
 # A call slower than this many seconds (plain Python, NumPy's integers) has no repetition and no warm-up.
 BUDGET = 2.0
 

@@ -10,8 +10,6 @@ from __future__ import annotations
 from distmm_kernels.device_code.emit import cuda, types
 from distmm_kernels.launch.compiler import Source
 
-__all__ = ["above"]
-
 i32, i64, u32, u64 = types.int32, types.int64, types.uint32, types.uint64
 
 

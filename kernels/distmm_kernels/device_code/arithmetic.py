@@ -15,8 +15,6 @@ import numpy as np
 
 from distmm_kernels.device_code.emit import cuda, from_dtype, inlined
 
-__all__ = ["multiply_add"]
-
 
 @functools.cache
 def multiply_add(dtype: np.dtype[Any]) -> Callable[[Any, Any, Any], Any]:

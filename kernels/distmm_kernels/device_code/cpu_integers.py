@@ -26,8 +26,6 @@ from numba import from_dtype, njit, types
 from distmm_kernels.device import cpu
 from distmm_kernels.kernel import Array
 
-__all__ = ["accumulate"]
-
 # Four rows of B (4 B a number) and four of C (8 B) take 24 KiB of the first-level cache; the halves of a tile of B
 # (128 KiB each) and of A (32 KiB each) stay in the second.
 TILE_M, TILE_N, TILE_K = 128, 512, 64

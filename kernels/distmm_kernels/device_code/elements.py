@@ -22,8 +22,6 @@ from distmm_kernels.device_code.emit import (
     vector,
 )
 
-__all__ = ["Matrix", "Registers", "Shared", "copy_part", "copy_vector"]
-
 Elements: TypeAlias = list[tuple[Any, ...]]
 
 GLOBAL, SHARED = 1, 3  # address spaces of NVVM

@@ -27,41 +27,11 @@ from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir
-from numba import config, cuda, from_dtype, guvectorize, types
-
-__all__ = [
-    "ANY",
-    "ARRAY_FIELDS",
-    "BUILDER_METHODS",
-    "F32",
-    "F64",
-    "I8",
-    "I32",
-    "I64",
-    "SIMULATED",
-    "TENSOR_MAP",
-    "VERSIONS_SEEN",
-    "Array",
-    "assembly",
-    "check",
-    "compile_to_ltoir",
-    "constant",
-    "cuda",
-    "dynamic_shared_memory",
-    "from_dtype",
-    "guvectorize",
-    "inlined",
-    "instruction",
-    "integer",
-    "intrinsic",
-    "is_integer",
-    "shared_scopes",
-    "tensor_map_addresses",
-    "tensor_maps",
-    "types",
-    "undefined",
-    "vector",
-]
+from numba import config
+from numba import cuda as cuda
+from numba import from_dtype as from_dtype
+from numba import guvectorize as guvectorize
+from numba import types as types
 
 VERSIONS_SEEN = ("0.30",)
 """Versions of numba-cuda, by their first two numbers, that this file was tested with."""

@@ -18,8 +18,6 @@ from distmm_kernels.device_code.register_tiled import register_tiled, source_of
 from distmm_kernels.launch.compiler import Source
 from distmm_kernels.tiles.fragment_tiles import EDGE, FragmentTiling, Multiplicand
 
-__all__ = ["multiply", "source"]
-
 # Steps of k of one instruction, the operands' name in PTX, the type of its sums, and the type of operands in memory
 # (only their bits matter).
 _KINDS: dict[Multiplicand, tuple[int, str, str, str]] = {

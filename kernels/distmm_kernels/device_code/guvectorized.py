@@ -11,8 +11,6 @@ import numpy as np
 from distmm_kernels.device_code.arithmetic import multiply_add
 from distmm_kernels.device_code.emit import from_dtype, guvectorize, types
 
-__all__ = ["compiled", "row_times_b"]
-
 
 def row_times_b(dtype: np.dtype[Any]) -> tuple[Callable[..., None], Any]:
     """Make the function ``(a, b, c, d)`` of a row of A, all of B, and rows of C and D; return it and its signature."""

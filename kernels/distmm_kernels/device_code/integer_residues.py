@@ -16,8 +16,6 @@ from distmm_kernels.emulation.integers import SHIFT, SYSTEMS
 from distmm_kernels.emulation.residues import COLUMNS, ROWS, STRETCH, THREADS
 from distmm_kernels.launch.compiler import Source
 
-__all__ = ["reconstruct", "split"]
-
 i32, i64, u32, u64 = types.int32, types.int64, types.uint32, types.uint64
 
 

@@ -19,8 +19,6 @@ from typing import Any, Literal
 from distmm_kernels.device_code.emit import cuda, inlined, types
 from distmm_kernels.launch.compiler import Source
 
-__all__ = ["Weighing", "of_columns", "of_rows"]
-
 Weighing = Literal["", "plain", "times", "minus"]
 
 i32, i64, u32, u64 = types.int32, types.int64, types.uint32, types.uint64

@@ -19,8 +19,6 @@ from distmm_kernels.device_code.register_tiled import register_tiled, source_of
 from distmm_kernels.launch.compiler import Source
 from distmm_kernels.tiles.mma_tiles import MmaTiling
 
-__all__ = ["multiply", "source"]
-
 
 def multiply(tiling: MmaTiling, first: int, last: int) -> Callable[..., None]:
     """Make what `unrolled.multiply` makes. Here a step has as many steps of k as an instruction.

@@ -14,8 +14,6 @@ import numpy as np
 from distmm_kernels.device_code.arithmetic import multiply_add
 from distmm_kernels.device_code.emit import cuda
 
-__all__ = ["naive"]
-
 
 def naive(dtype: np.dtype[Any], tile: int) -> Callable[..., None]:
     """Make the kernel for a dtype; thread blocks are ``tile`` x ``tile``."""

@@ -30,8 +30,6 @@ from distmm_kernels.emulation.moduli import OFFSET, PRODUCT, UNITS, WEIGHTS, dig
 from distmm_kernels.emulation.residues import COLUMNS, THREADS
 from distmm_kernels.launch.compiler import Source
 
-__all__ = ["add_weighted", "converted", "first_sums", "integer", "load_factor", "reconstruct", "store_pair"]
-
 f64, i32, u32, u64 = types.float64, types.int32, types.uint32, types.uint64
 
 load_factor = instruction("ld.global.nc.f64 $0, [$1];", (u64,), f64, pure=True)

@@ -23,8 +23,6 @@ from distmm_kernels.emulation.moduli import MODULI, OFFSET, UNITS, WEIGHTS
 from distmm_kernels.emulation.residues import COLUMNS, FORMS, THREADS
 from distmm_kernels.launch.compiler import Source
 
-__all__ = ["reconstruct", "remainder_multiplier"]
-
 f64, i32, u32, u64 = types.float64, types.int32, types.uint32, types.uint64
 
 WORDS = FORMS[2] * len(MODULI)

@@ -56,10 +56,6 @@ from distmm_kernels.emulation.residues import FORMS, LARGEST_SQUARES, LEAST_SQUA
 from distmm_kernels.emulation.sparsity import FAR_BITS
 from distmm_kernels.launch.compiler import Source
 
-__all__ = [
-    "FOURS", "PITCH", "ROWS_EACH", "WARPS", "find_factors", "split", "sum_squares", "tile_of_block", "write_residues",
-]  # fmt: skip
-
 f64, i32, i64, u32, u64 = types.float64, types.int32, types.int64, types.uint32, types.uint64
 
 SIGNATURE = types.void(*[u64] * 16)

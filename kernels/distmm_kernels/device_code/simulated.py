@@ -18,22 +18,6 @@ from distmm_kernels.tiles.fragment_tiles import EDGE, FragmentTiling
 from distmm_kernels.tiles.mma_tiles import LANES, MmaTiling, lane_place
 from distmm_kernels.tiles.tiling import VECTOR_BYTES, Offsets, Tiling
 
-__all__ = [
-    "add",
-    "address",
-    "close_stage",
-    "copy",
-    "copy_along_k",
-    "load",
-    "multiply",
-    "multiply_by_warp",
-    "multiply_fragments",
-    "reduce",
-    "scale",
-    "store",
-    "wait_for_stages",
-]
-
 
 def load(offsets: Offsets) -> Callable[..., None]:
     """Make what `unrolled.load` makes."""

@@ -10,8 +10,6 @@ from distmm_kernels.device_code.emit import ANY, F32, I32, I64, assembly, cuda, 
 from distmm_kernels.launch.compiler import Source
 from distmm_kernels.tiles.slices import COLUMNS, THREADS
 
-__all__ = ["add_slices"]
-
 i32, u32, u64 = types.int32, types.uint32, types.uint64
 
 AHEAD = 8  # sums that a thread loads before it adds the first

@@ -12,8 +12,6 @@ from distmm_kernels.device_code.copies.split import number
 from distmm_kernels.device_code.emit import cuda, inlined, instruction, types
 from distmm_kernels.launch.compiler import Source
 
-__all__ = ["ROWS", "VECTORS", "WARPS", "times_vectors"]
-
 f32, f64, i32, u32, u64 = types.float32, types.float64, types.int32, types.uint32, types.uint64
 
 ROWS, WARPS, LANES = 4, 4, 32  # rows of a warp, warps of a block

@@ -14,8 +14,6 @@ import numpy as np
 from distmm_kernels.device_code.arithmetic import multiply_add
 from distmm_kernels.device_code.emit import cuda, from_dtype
 
-__all__ = ["tiled"]
-
 
 def tiled(dtype: np.dtype[Any], tile: int) -> Callable[..., None]:
     """Make the kernel for a dtype; tiles of A, B and C are ``tile`` x ``tile``.

@@ -17,20 +17,6 @@ from distmm_kernels.device_code.emit import ANY, I32, I64, instruction, intrinsi
 from distmm_kernels.device_code.modulo import reduced
 from distmm_kernels.tiles.tiling import VECTOR_BYTES, Offsets, Tiling
 
-__all__ = [
-    "add",
-    "address",
-    "close_stage",
-    "copy",
-    "copy_along_k",
-    "load",
-    "multiply",
-    "reduce",
-    "scale",
-    "store",
-    "wait_for_stages",
-]
-
 i32, i64, boolean = types.int32, types.int64, types.boolean
 
 

@@ -20,8 +20,6 @@ from typing import Any
 import numpy as np
 from numpy import uint32
 
-__all__ = ["FP16_PAIR", "GRANULE", "TF32", "TF32_PAIR", "Format", "Guard", "granules", "tf32_bits", "warps_of"]
-
 GRANULE = 8192  # one row of a granule fits in the registers of a thread block; k of a block is rarely larger
 
 TOP = 14  # exponent of a row's scaled maximum: it rounds to 2^15 at most, and float16 overflows at 2^16

@@ -25,8 +25,6 @@ from distmm_kernels.launch.binary import Recipe
 from distmm_kernels.launch.driver import loaded
 from distmm_kernels.layout.stack import Stack
 
-__all__ = ["SHIFT", "SYSTEMS", "IntegerSplitter", "System", "integer_splitter"]
-
 Array = Any  # cupy.ndarray: CuPy ships no types
 
 SHIFT = 20  # shares are stored as multiples of 2^-20; their sums stay below 2^31

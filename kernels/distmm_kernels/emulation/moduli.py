@@ -14,21 +14,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = [
-    "LIMIT",
-    "MODULI",
-    "OFFSET",
-    "PRODUCT",
-    "UNITS",
-    "WEIGHTS",
-    "byte_weights",
-    "digits",
-    "epilogue_multiplier",
-    "multiplier",
-    "start",
-    "weight",
-]
-
 MODULI = (256, 255, 253, 251, 247, 241, 239, 233, 229, 227, 223, 217, 211, 199, 197, 193)
 PRODUCT = math.prod(MODULI)
 

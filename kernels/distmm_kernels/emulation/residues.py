@@ -23,19 +23,6 @@ from distmm_kernels.launch.driver import LoadedKernel, loaded
 from distmm_kernels.layout.stack import Stack
 from distmm_kernels.layout.vectors import row_pitch
 
-__all__ = [
-    "FORMS",
-    "LARGEST_SQUARES",
-    "LEAST_SQUARES",
-    "NEAR",
-    "SHORTEST",
-    "STRETCH",
-    "Residues",
-    "Splitter",
-    "smallest",
-    "splitter",
-]
-
 Array = Any  # cupy.ndarray: CuPy ships no types
 
 STRETCH = 128  # steps of k that one thread block splits; divides the granule

@@ -32,8 +32,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-__all__ = ["FAR", "FAR_BITS", "SIXTEENTHS", "Counts", "counts", "holds"]
-
 FAR_BITS = 16  # a row's word: its lower 16 bits count far numbers, its upper 16 bits small numbers
 FAR = (1 << FAR_BITS) - 1
 # A row is sparse if more than 7/16 of its numbers are far. If neither a row nor a column is sparse, both have near

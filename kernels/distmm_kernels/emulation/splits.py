@@ -18,8 +18,6 @@ from distmm_kernels.layout.copies import choose
 from distmm_kernels.layout.stack import Stack
 from distmm_kernels.layout.vectors import row_pitch
 
-__all__ = ["Found", "Parts", "Piece", "Splitter", "as_stack", "splitter"]
-
 Array = Any  # cupy.ndarray: CuPy ships no types
 
 MAX_GRID_Z = 65535

@@ -16,8 +16,6 @@ from distmm_kernels.layout.stack import VECTOR_BYTES, Stack
 from distmm_kernels.layout.vectors import in_vectors
 from distmm_kernels.tiles.slices import COLUMNS, THREADS
 
-__all__ = ["AlignedKernel"]
-
 ADD = "distmm_kernels.device_code.slices:add_slices"
 
 

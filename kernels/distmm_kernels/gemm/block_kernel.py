@@ -13,8 +13,6 @@ from distmm_kernels.config import TILE
 from distmm_kernels.kernel import Array
 from distmm_kernels.launch.launches import CudaKernel, matrices
 
-__all__ = ["BlockKernel", "Source", "current_stream", "grid", "stacks", "view"]
-
 Source = Callable[[np.dtype[Any], int], Callable[..., None]]
 
 

@@ -10,8 +10,6 @@ import numpy as np
 from distmm_kernels.candidate import ALL, Candidate
 from distmm_kernels.kernel import Array, Kernel
 
-__all__ = ["CpuKernel"]
-
 
 class CpuKernel(Kernel):
     """BLAS for floats and complex numbers (in BLAS's order of additions), tiled loops with wrap-around for integers."""

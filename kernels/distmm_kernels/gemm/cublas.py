@@ -21,8 +21,6 @@ from distmm_kernels.launch.launches import CudaKernel, matrices
 from distmm_kernels.layout.stack import VECTOR_BYTES, address, distinct
 from distmm_kernels.layout.vectors import has_vectors, in_vectors
 
-__all__ = ["CublasInt8Kernel", "CublasKernel", "CublasTf32Kernel"]
-
 # cudaDataType, from NVIDIA's library_types.h
 TYPES = {
     "float32": 0,

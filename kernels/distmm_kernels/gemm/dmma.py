@@ -13,8 +13,6 @@ from distmm_kernels.layout.vectors import has_vectors, in_vectors
 from distmm_kernels.tiles.mma_tiles import tilings
 from distmm_kernels.tiles.tiling import Tiling, tiling_for
 
-__all__ = ["DmmaKernel"]
-
 
 class DmmaKernel(RegisterTiledKernel):
     """Products of a warp's tiles by `mma.sync`. Its bits are those of one ascending chain of steps.

@@ -34,8 +34,6 @@ from distmm_kernels.layout.stack import Stack
 from distmm_kernels.tiles import slices
 from distmm_kernels.tiles.hopper_tiles import COORDINATES, WIDEST_OF_TWO, HopperTile, best_columns
 
-__all__ = ["FLOAT16_HALVES", "TF32_HALVES", "Fp16x3Kernel", "Halves", "SplitOperand", "Tf32x3Kernel"]
-
 # For a shorter k, a chain of multiply-adds has a smaller error than the split (by twins.py of the tests, N(0, 1) and
 # U(0, 1)).
 SHORTEST = 256

@@ -10,8 +10,6 @@ from distmm_kernels.launch.fragment_launch import FragmentGemm, halves_gemm
 from distmm_kernels.layout.stack import Stack
 from distmm_kernels.tiles.fragment_tiles import Multiplicand, tilings_of_halves
 
-__all__ = ["MmaSyncFp16x3Kernel", "MmaSyncTf32x3Kernel"]
-
 
 class MmaSyncFp16x3Kernel(Fp16x3Kernel):
     """Halves in float16, if the operands allow them."""

@@ -29,8 +29,6 @@ from distmm_kernels.layout.stack import distinct
 from distmm_kernels.layout.vectors import row_pitch
 from distmm_kernels.tiles.hopper_tiles import ROWS
 
-__all__ = ["WORKSPACE", "GuardedKernel", "GuardedOperand", "Way", "by_parts", "parts"]
-
 WORKSPACE = 1 << 29  # bytes that a product takes at a time in addition to operands and C
 
 

@@ -12,8 +12,6 @@ from distmm_kernels.gemm.block_kernel import current_stream, stacks, view
 from distmm_kernels.kernel import Array
 from distmm_kernels.launch.launches import CudaKernel
 
-__all__ = ["GuvectorizedKernel"]
-
 
 class GuvectorizedKernel(CudaKernel):
     """One thread per row of C."""

@@ -41,8 +41,6 @@ from distmm_kernels.tiles.hopper_tiles import (
     best_columns,
 )
 
-__all__ = ["HopperBf16Kernel", "HopperFloat8Kernel", "HopperKernel", "HopperTf32Kernel"]
-
 # by the accumulator's kind, the other types that the epilogue can store: floats are rounded, integers keep low bits
 _STORED = {"f": (np.dtype("float16"), np.dtype(ml_dtypes.bfloat16)), "i": (np.dtype("int8"), np.dtype("uint8"))}
 

@@ -11,8 +11,6 @@ from distmm_kernels.layout.stack import Stack
 from distmm_kernels.tiles import hopper_tiles
 from distmm_kernels.tiles.hopper_tiles import MOST_PANELS
 
-__all__ = ["HopperOperand", "HopperPanels", "Prepared", "joined"]
-
 
 @dataclass(frozen=True, eq=False)
 class HopperOperand:

@@ -26,8 +26,6 @@ from distmm_kernels.kernel import Array
 from distmm_kernels.layout.stack import distinct
 from distmm_kernels.tiles.hopper_tiles import COORDINATES
 
-__all__ = ["INTEGERS_IDEA", "IntegerOperand", "IntegerResidueKernel", "Integers"]
-
 
 @dataclass(frozen=True, eq=False)
 class IntegerOperand:

@@ -25,8 +25,6 @@ from distmm_kernels.layout.vectors import has_vectors, in_vectors
 from distmm_kernels.tiles.fragment_tiles import ITEMSIZE, MULTIPLICANDS, FragmentTiling, Multiplicand, tilings
 from distmm_kernels.tiles.tiling import Tiling, tiling_for
 
-__all__ = ["MmaSyncBf16Kernel", "MmaSyncKernel", "MmaSyncTf32Kernel", "Rounded"]
-
 
 @dataclass(frozen=True, eq=False)
 class Rounded:

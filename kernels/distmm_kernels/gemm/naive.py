@@ -6,8 +6,6 @@ from distmm_kernels.candidate import ALL, Candidate
 from distmm_kernels.config import TILE
 from distmm_kernels.gemm.block_kernel import BlockKernel, Source
 
-__all__ = ["NaiveKernel"]
-
 
 class NaiveKernel(BlockKernel):
     """All operands from global memory."""

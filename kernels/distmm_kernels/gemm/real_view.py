@@ -22,8 +22,6 @@ from distmm_kernels.layout.real_view import REALS, as_real, doubled, in_rows
 from distmm_kernels.layout.stack import distinct
 from distmm_kernels.tiles.hopper_tiles import COORDINATES
 
-__all__ = ["ComplexFp16x3Kernel", "ComplexOperand", "RealViewKernel"]
-
 
 @dataclass(frozen=True, eq=False)
 class ComplexOperand:

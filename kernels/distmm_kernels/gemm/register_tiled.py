@@ -17,8 +17,6 @@ from distmm_kernels.layout.stack import VECTOR_BYTES
 from distmm_kernels.layout.vectors import has_vectors, in_vectors
 from distmm_kernels.tiles.tiling import TILINGS, Tiling, tiling_for
 
-__all__ = ["RegisterTiledKernel"]
-
 
 class RegisterTiledKernel(launch.CudaKernel):
     """Tiles in shared memory, and tiles of those in registers. It adds the steps of k one by one in ascending order."""

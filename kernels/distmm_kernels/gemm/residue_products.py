@@ -32,8 +32,6 @@ from distmm_kernels.layout.stack import Stack, address
 from distmm_kernels.layout.vectors import row_pitch
 from distmm_kernels.tiles.hopper_tiles import ROWS, HopperTile, best_columns
 
-__all__ = ["OF_HOPPER", "Instruction", "ResidueProducts", "matrices_of", "strip"]
-
 Instruction: TypeAlias = Literal["wgmma", "mma.sync"]
 
 # what the rows of kernels by `wgmma` have in common

@@ -25,17 +25,6 @@ from distmm_kernels.gemm.residue_products import OF_HOPPER, Instruction, Residue
 from distmm_kernels.kernel import Array
 from distmm_kernels.tiles.hopper_tiles import COORDINATES
 
-__all__ = [
-    "COMPLEX128_IDEA",
-    "FLOAT64_IDEA",
-    "Complex128",
-    "ComplexResidueKernel",
-    "Float64",
-    "ResidueKernel",
-    "ResidueOperand",
-    "split_steps",
-]
-
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ResidueOperand(GuardedOperand):

@@ -19,8 +19,6 @@ from distmm_kernels.gemm.residues import (
     ResidueKernel,
 )
 
-__all__ = ["MmaSyncComplexResidueKernel", "MmaSyncIntegerResidueKernel", "MmaSyncResidueKernel"]
-
 
 class MmaSyncResidueKernel(ResidueKernel):
     """float64 by residues, or by multiply-adds if a guard is raised."""

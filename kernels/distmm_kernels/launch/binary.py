@@ -18,8 +18,6 @@ from distmm_kernels.launch import cache, compiler
 from distmm_kernels.launch.cache import cache_folder
 from distmm_kernels.launch.compiler import Binary, Source
 
-__all__ = ["Recipe", "binary", "cache_folder"]
-
 MOST_FILES = 1000
 """Kernels in the folder; each takes 50 to 300 KB. A version of this package has some hundreds."""
 

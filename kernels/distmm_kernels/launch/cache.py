@@ -13,9 +13,6 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["alone", "bound", "cache_folder", "read", "sources", "write"]
-
-
 # Seconds to wait for another process that makes the same file. It may be stopped, and no kernel takes as long.
 PATIENCE = 30.0
 

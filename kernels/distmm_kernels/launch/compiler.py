@@ -13,8 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Binary", "Source", "architecture", "build", "versions"]
-
 SERIALISED = r"C75(0[89]|1[0-5])\b"
 """Warnings of ptxas: it serialises ``wgmma``, which is right but several times slower."""
 

@@ -17,8 +17,6 @@ from typing import Any
 from distmm_kernels.device import Device
 from distmm_kernels.launch.binary import Recipe, binary
 
-__all__ = ["LoadedKernel", "ParameterBlock", "array_arguments", "check", "loaded", "stream_number"]
-
 PER_THREAD = 2  # CUDA's handle of the default stream that each thread has for itself
 
 

@@ -12,8 +12,6 @@ from distmm_kernels.layout.stack import Stack
 from distmm_kernels.tiles.fragment_tiles import FragmentTiling, Multiplicand, tilings, tilings_of_halves
 from distmm_kernels.tiles.tiling import tiling_for
 
-__all__ = ["FragmentGemm", "halves_gemm", "residues_gemm"]
-
 
 class FragmentGemm:
     """The kernel for products of halves or of residues on one device.

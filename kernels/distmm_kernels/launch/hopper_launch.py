@@ -22,8 +22,6 @@ from distmm_kernels.tiles.hopper_tiles import (
     rows_in_pairs,
 )
 
-__all__ = ["Finish", "HopperGemm", "Scales", "hopper_gemm"]
-
 
 class Scales(NamedTuple):
     """Factors of the product's rows and columns, in device memory.

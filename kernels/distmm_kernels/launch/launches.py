@@ -21,8 +21,6 @@ from distmm_kernels.layout.float8 import carried
 from distmm_kernels.layout.stack import Stack
 from distmm_kernels.symmetric import Symmetry
 
-__all__ = ["CudaKernel", "Launch", "matrices"]
-
 MAX_GRID_Y = 65535  # CUDA's limit for gridDim.y and .z; that of gridDim.x is 2^31 - 1, which no C in memory exceeds
 
 NO_MATRICES = (0,) * 11  # the arguments of an absent stack, as many as `driver.array_arguments` returns

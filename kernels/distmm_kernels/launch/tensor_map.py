@@ -14,8 +14,6 @@ from typing import Any
 from distmm_kernels.launch.driver import check
 from distmm_kernels.layout.stack import Stack
 
-__all__ = ["TensorMap", "TensorMaps", "tensor_map"]
-
 MAP_BYTES = 128  # size of an encoded descriptor
 
 _TYPES = {

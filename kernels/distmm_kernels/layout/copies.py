@@ -14,8 +14,6 @@ from distmm_kernels.emulation.formats import Format, warps_of
 from distmm_kernels.launch.binary import Recipe
 from distmm_kernels.layout.stack import Stack
 
-__all__ = ["CHUNK", "COPIES", "NUMBERS", "TILE", "WARPS", "Copy", "Request", "choose"]
-
 TILE = 32  # rows and columns of the tile that a thread block transposes; in words of 4 bytes if elements are smaller
 WARPS, CHUNK = 8, 128  # of `realign`: warps of a block, and words of 4 bytes that a warp loads before it waits
 

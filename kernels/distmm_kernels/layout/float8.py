@@ -11,8 +11,6 @@ import numpy as np
 
 from distmm_kernels.config import FLOAT8
 
-__all__ = ["carried", "carrier", "native", "widened"]
-
 Array = Any  # numpy.ndarray or cupy.ndarray
 
 _CARRIERS = {dtype: np.dtype([(dtype.name, np.uint8)]) for dtype in FLOAT8}

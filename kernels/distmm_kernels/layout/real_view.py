@@ -19,8 +19,6 @@ from distmm_kernels.layout import stack
 from distmm_kernels.layout.stack import VECTOR_BYTES, Stack
 from distmm_kernels.layout.vectors import in_vectors, row_pitch
 
-__all__ = ["LINES", "REALS", "THREADS", "as_complex", "as_real", "doubled", "in_rows"]
-
 REALS: dict[str, np.dtype[Any]] = {"complex64": np.dtype("float32"), "complex128": np.dtype("float64")}
 
 THREADS = 256  # of a thread block, along a line

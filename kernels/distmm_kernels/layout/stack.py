@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from distmm_kernels.tiles.tiling import VECTOR_BYTES
-
-__all__ = ["VECTOR_BYTES", "Stack", "address", "distinct"]
+from distmm_kernels.tiles.tiling import VECTOR_BYTES as VECTOR_BYTES
 
 Array = Any  # cupy.ndarray: CuPy ships no types
 

@@ -15,8 +15,6 @@ from distmm_kernels.layout import stack
 from distmm_kernels.layout.copies import CHUNK, WARPS, Copy, choose
 from distmm_kernels.layout.stack import VECTOR_BYTES, Stack, distinct
 
-__all__ = ["has_vectors", "in_vectors", "row_pitch"]
-
 LINE_BYTES = 128  # a line of the L2 cache
 LONG_ROW_BYTES = 2048  # from this size on, padding to whole lines takes at most 6 % more memory
 

@@ -14,8 +14,6 @@ from distmm_kernels.launch import driver
 from distmm_kernels.launch.binary import Recipe
 from distmm_kernels.reductions.lines import LANES, LONGEST, compared, pieces, span, vector
 
-__all__ = ["above", "suits"]
-
 MAKER = "distmm_kernels.device_code.above:above"
 WARPS = 4  # of a block
 HELD_BYTES = 32  # that a lane holds of a row, and compares at a time

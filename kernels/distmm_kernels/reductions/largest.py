@@ -12,8 +12,6 @@ from distmm_kernels.launch import driver
 from distmm_kernels.launch.binary import Recipe
 from distmm_kernels.reductions.lines import LANES, LONGEST, compared, pieces, span, vector
 
-__all__ = ["MOST", "largest", "suits"]
-
 MOST = 128
 """The greatest k. The k largest elements of a row are held in registers."""
 

@@ -13,8 +13,6 @@ from distmm_kernels.launch import driver
 from distmm_kernels.layout.stack import address
 from distmm_kernels.layout.vectors import in_vectors
 
-__all__ = ["LANES", "LONGEST", "PIECE_BYTES", "compared", "pieces", "span", "vector"]
-
 COMPARED = ("float32", "float64", "int32", "int64")
 WIDER = {"float16": "float32", "bfloat16": "float32"}  # the wider type has the same values in the same order
 LONGEST = 2**31 - 1  # elements of a row

@@ -14,8 +14,6 @@ from distmm_kernels.launch.binary import Recipe
 from distmm_kernels.layout.stack import Stack
 from distmm_kernels.layout.vectors import in_vectors
 
-__all__ = ["reads", "times_vectors"]
-
 MAKER = "distmm_kernels.device_code.thin_products:times_vectors"
 ROWS, WARPS, LANES = 4, 4, 32  # as in the device code, which needs Numba
 TYPES = ("float16", "bfloat16", "float32", "float64")

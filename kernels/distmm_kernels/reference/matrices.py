@@ -8,8 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-__all__ = ["STRIDES", "matrix", "strided"]
-
 # Memory layouts of a matrix. `strided` makes each of them.
 STRIDES = ("C", "F", "reversed", "every other", "offset", "broadcast")
 

@@ -11,10 +11,6 @@ from numpy.typing import NDArray
 
 from distmm_kernels.layout.real_view import REALS, as_real
 
-__all__ = [
-    "Errors", "complex_errors", "doubled_twin", "errors", "exact_product", "triple_loop", "two_product", "two_sum",
-]  # fmt: skip
-
 Float64 = NDArray[np.float64]
 Complex128 = NDArray[np.complex128]
 

@@ -19,19 +19,6 @@ from numpy import int32, uint32
 from distmm_kernels.tiles.mma_tiles import LANES, lane_place
 from distmm_kernels.tiles.tiling import VECTOR_BYTES, Tiling
 
-__all__ = [
-    "EDGE",
-    "ITEMSIZE",
-    "MULTIPLICANDS",
-    "SHARED",
-    "Fragment",
-    "FragmentTiling",
-    "Multiplicand",
-    "Product",
-    "tilings",
-    "tilings_of_halves",
-]
-
 Multiplicand: TypeAlias = Literal["bfloat16", "float16", "int8", "tfloat32"]
 ITEMSIZE: dict[Multiplicand, int] = {"bfloat16": 2, "float16": 2, "int8": 1, "tfloat32": 4}
 # Types that tensor cores multiply without a conversion, by name.

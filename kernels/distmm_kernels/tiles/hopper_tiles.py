@@ -15,35 +15,6 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy import uint32
 
-__all__ = [
-    "COORDINATES",
-    "C_BOX_BYTES",
-    "C_BOX_COLUMNS",
-    "GROUP",
-    "MOST_C_STAGES",
-    "MOST_PANELS",
-    "MOST_STAGES",
-    "PACE",
-    "ROWS",
-    "STAGES_OF_DEEP",
-    "STRETCH",
-    "STRETCH_OF_FLOAT8",
-    "UNPACED",
-    "WIDEST_OF_BLOCKS",
-    "WIDEST_OF_TWO",
-    "HopperTile",
-    "OperandFormat",
-    "Output",
-    "best_columns",
-    "box_place",
-    "cost",
-    "mirrored_place",
-    "pairs_place",
-    "place",
-    "place_below",
-    "rows_in_pairs",
-]
-
 OperandFormat: TypeAlias = Literal["bfloat16", "float16", "tfloat32", "int8", "uint8", "float8_e4m3fn", "float8_e5m2"]
 Output: TypeAlias = Literal["float32", "int32", "float16", "bfloat16", "int8", "uint8", "bool"]
 

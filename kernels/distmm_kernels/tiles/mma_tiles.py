@@ -17,8 +17,6 @@ from numpy import int32, uint32
 
 from distmm_kernels.tiles.tiling import Tiling
 
-__all__ = ["LANES", "MmaTiling", "Product", "lane_place", "tilings"]
-
 # Rows and columns of lanes in a warp. Lanes of one row hold different steps of k; lanes of one column hold different
 # rows of A and columns of B.
 LANES = (8, 4)

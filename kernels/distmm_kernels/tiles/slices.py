@@ -21,8 +21,6 @@ from numpy import uint32
 
 from distmm_kernels.tiles.hopper_tiles import RATES, STRETCH, best_columns, cost
 
-__all__ = ["COLUMNS", "THREADS", "WORKSPACE", "at_once", "count", "place", "runs"]
-
 THREADS = 256  # of a block of the kernel that adds the sums of slices
 COLUMNS = 4  # that a thread adds: 16 bytes of each sum
 

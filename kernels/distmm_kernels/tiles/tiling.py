@@ -13,8 +13,6 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from numpy import int32, uint32
 
-__all__ = ["TILINGS", "VECTOR_BYTES", "WARP", "Tiling", "lane_place", "tiling_for"]
-
 # Threads of a warp along the rows and along the columns of its part of C.
 WARP = (4, 8)
 

@@ -30,25 +30,6 @@ from distmm_kernels.emulation.formats import (
 )
 from distmm_kernels.emulation.sparsity import FAR, FAR_BITS, SIXTEENTHS
 
-__all__ = [
-    "LARGE",
-    "OVERFLOW",
-    "RANGE",
-    "SPARSE",
-    "UNDERFLOW",
-    "exponent_of",
-    "far_below",
-    "guard_of",
-    "guards_of_counts",
-    "line_of",
-    "raise_guards",
-    "small_below",
-    "tiny_guard",
-    "word_of",
-    "writer1",
-    "writer4",
-]
-
 f32, i32, u32, u64 = types.float32, types.int32, types.uint32, types.uint64
 
 TINY = u32((TF32_TINY_EXPONENT + 127) << 23)  # bits of the smallest magnitude that TF32 halves represent

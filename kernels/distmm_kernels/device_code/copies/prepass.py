@@ -79,8 +79,6 @@ from distmm_kernels.device_code.emit import cuda, types
 from distmm_kernels.emulation.formats import GRANULE, TOP, Format
 from distmm_kernels.launch.compiler import Source
 
-__all__ = ["THREADS", "find_maxima", "split_columns", "split_rows", "split_transposed"]
-
 f32, i32, u32, u64 = types.float32, types.int32, types.uint32, types.uint64
 
 SIGNATURE = types.void(*[u64] * 16)

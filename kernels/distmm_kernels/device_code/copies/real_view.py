@@ -12,8 +12,6 @@ from distmm_kernels.device_code.emit import cuda, from_dtype, types
 from distmm_kernels.launch.compiler import Source
 from distmm_kernels.layout.real_view import LINES, THREADS
 
-__all__ = ["source"]
-
 int64 = types.int64
 
 

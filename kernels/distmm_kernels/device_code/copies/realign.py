@@ -14,8 +14,6 @@ from distmm_kernels.device_code.emit import cuda, types
 from distmm_kernels.launch.compiler import Source
 from distmm_kernels.layout.copies import CHUNK, WARPS
 
-__all__ = ["source"]
-
 int64, uint64 = types.int64, types.uint64
 
 

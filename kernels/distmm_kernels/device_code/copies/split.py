@@ -7,27 +7,6 @@ from __future__ import annotations
 
 from distmm_kernels.device_code.emit import instruction, types
 
-__all__ = [
-    "add_global",
-    "bits",
-    "load4",
-    "load4_unaligned",
-    "load_float",
-    "load_word",
-    "magnitude",
-    "max_global",
-    "number",
-    "power_of_two",
-    "split_half",
-    "split_tf32",
-    "store2",
-    "store4",
-    "store_word",
-    "warp_max",
-    "warp_or",
-    "warp_sum",
-]
-
 f32, i32, u32, u64 = types.float32, types.int32, types.uint32, types.uint64
 
 load4 = instruction(

@@ -12,8 +12,6 @@ from distmm_kernels.device_code.emit import cuda, from_dtype, types
 from distmm_kernels.launch.compiler import Source
 from distmm_kernels.layout.copies import TILE
 
-__all__ = ["source"]
-
 int64 = types.int64
 
 ROWS = TILE // 4  # rows of a tile that a thread block reads at a time

@@ -7,17 +7,6 @@ from collections.abc import Callable
 from distmm_kernels.device_code.emit import instruction, types
 from distmm_kernels.tiles.hopper_tiles import CONSUMERS
 
-__all__ = [
-    "arrive",
-    "expect_bytes",
-    "fence_barrier_init",
-    "give_turn",
-    "initialise",
-    "set_registers",
-    "take_turn",
-    "wait",
-]
-
 u32 = types.uint32
 
 # A wait that never ends would hang the GPU. After this many tries, about a second, since each sleeps up to 4 us, the

@@ -14,8 +14,6 @@ from distmm_kernels.device_code.emit import ANY, F32, I32, I64, assembly, intrin
 from distmm_kernels.device_code.modulo import reduced
 from distmm_kernels.tiles.hopper_tiles import C_BOX_BYTES, SPAN, WARP_ROWS, HopperTile, Output
 
-__all__ = ["add_scaled", "finish_d", "load_factors", "not_zero", "read_c", "residue", "scale", "store_d"]
-
 i32, u32, u64 = types.int32, types.uint32, types.uint64
 
 _together = assembly("bar.warp.sync 0xffffffff;", [], [], [])  # all threads of a warp

@@ -23,8 +23,6 @@ from distmm_kernels.device_code.hopper.ring import Ring, TileGrid, barriers_of, 
 from distmm_kernels.launch.compiler import Source
 from distmm_kernels.tiles.hopper_tiles import MOST_PANELS, ROWS, THREADS, HopperTile
 
-__all__ = ["hopper_gemm"]
-
 int32, uint32, uint64 = types.int32, types.uint32, types.uint64
 
 shared_memory = dynamic_shared_memory(alignment=1024)  # as the 128-byte swizzle requires

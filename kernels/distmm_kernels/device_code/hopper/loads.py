@@ -13,8 +13,6 @@ from distmm_kernels.device_code.hopper import barriers, pace, tma
 from distmm_kernels.device_code.hopper.ring import following, locate, slice_of
 from distmm_kernels.tiles.hopper_tiles import C_BOX_BYTES, C_BOX_COLUMNS, ROWS, SPAN, HopperTile
 
-__all__ = ["load_tiles"]
-
 int32, uint32, uint64 = types.int32, types.uint32, types.uint64
 
 

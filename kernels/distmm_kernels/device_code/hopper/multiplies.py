@@ -34,8 +34,6 @@ from distmm_kernels.tiles.hopper_tiles import (
     pairs_place,
 )
 
-__all__ = ["multiply_tiles"]
-
 float32, int32, uint32, uint64 = types.float32, types.int32, types.uint32, types.uint64
 
 

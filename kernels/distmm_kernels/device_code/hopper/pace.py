@@ -17,8 +17,6 @@ from __future__ import annotations
 from distmm_kernels.device_code.emit import cuda, inlined, instruction, types
 from distmm_kernels.tiles.hopper_tiles import PACE, UNPACED
 
-__all__ = ["PATIENCE", "end", "keep"]
-
 u32, u64 = types.uint32, types.uint64
 
 PATIENCE = 40  # tries of one wait, each of about 0.8 us

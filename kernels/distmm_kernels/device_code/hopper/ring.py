@@ -15,8 +15,6 @@ from distmm_kernels.device_code.hopper import barriers
 from distmm_kernels.tiles import slices
 from distmm_kernels.tiles.hopper_tiles import CONSUMERS, GROUP, STRETCH, HopperTile, place, place_below
 
-__all__ = ["Ring", "TileGrid", "barriers_of", "following", "initialise", "locate", "slice_of"]
-
 uint32 = types.uint32
 
 

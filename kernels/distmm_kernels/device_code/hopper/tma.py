@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from distmm_kernels.device_code.emit import instruction, types
 
-__all__ = ["load_box", "wait_stores"]
-
 i32, u32, u64 = types.int32, types.uint32, types.uint64
 
 load_box = instruction(

@@ -15,8 +15,6 @@ from distmm_kernels.device_code.elements import Registers
 from distmm_kernels.device_code.emit import ANY, F32, I32, I64, assembly, instruction, intrinsic, types
 from distmm_kernels.tiles.hopper_tiles import SPAN, HopperTile, OperandFormat
 
-__all__ = ["add", "clear", "commit", "descriptor", "fence", "multiply", "step", "wait_for"]
-
 i32, u64 = types.int32, types.uint64
 
 # name in PTX of the operand and of the accumulator; whether the instruction has bits for transposed operands
