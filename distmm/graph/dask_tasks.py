@@ -47,6 +47,9 @@ STORES = "store-map-"
 # Functions that cut blocks.
 VIEWS = frozenset({getitem, getter, getter_inline, getter_nofancy, tasks.part})
 
+# Functions of the steps of chains.
+MULTIPLY = frozenset({tasks.multiply, tasks.multiply_and_store})
+
 
 class PlacedTask(Task):
     """A task whose first argument is its `Placement`. It keeps its key through Dask's optimisers."""
@@ -95,22 +98,22 @@ class ProductTask(PlacedTask):
     @property
     def is_first(self) -> bool:
         """Whether it begins a chain: it adds to no earlier sum."""
-        return self.func is tasks.multiply and self.args[2] is None
+        return self.func in MULTIPLY and self.args[2] is None
 
     def operands(self) -> tuple[Key, ...]:
         """Key of every block of A and B that it reads; none for a sum of partial blocks."""
-        if self.func is not tasks.multiply:
+        if self.func not in MULTIPLY:
             return ()
         a_blocks, b_blocks = self.args[3:5]
         return tuple(_keys(a_blocks)) + tuple(_keys(b_blocks))
 
 
 def _keys(blocks: Any) -> Iterator[Key]:
-    """Yield the keys of blocks, some of which may be rows of chunks."""
+    """Yield the keys of blocks, some of which may be rows of chunks, or read by the task itself."""
     for block in blocks.args:
         if isinstance(block, TaskRef):
             yield block.key
-        else:
+        elif isinstance(block, List):
             yield from _keys(block)
 
 

@@ -18,7 +18,7 @@ task has become part of.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, lru_cache
 from typing import Any, Literal
@@ -35,6 +35,7 @@ from distmm.planning.plan import Plan
 from distmm.planning.problem import operand_batch
 from distmm.worker import tasks
 
+Source = str | tasks.Load  # of the blocks of an operand: the name of an array, or what the only task loads itself
 Ranks = tuple[int, tuple[int, ...], tuple[int, ...]]  # of a task, of the chains of its block, of what it reads
 
 __all__ = ["ProductLayer", "Reduced", "build", "kernel_choice", "one_graph"]
@@ -66,17 +67,22 @@ class Reduced:
 
 @dataclass(eq=False, repr=False)
 class ProductLayer(ParametricLayer):
-    """All chains of one product, or of one of its waves, and the mirror images of symmetric products."""
+    """All chains of one product, or of one of its waves, and the mirror images of symmetric products.
+
+    `operands` are names of arrays. With `out`, the product is one task that writes C there, and it may read operands
+    itself.
+    """
 
     name: str
     plan: Plan
-    operands: tuple[str, str, str | None]
+    operands: tuple[Source, Source, Source | None]
     choice: tasks.KernelChoice
     epilogue: tasks.Epilogue
     wave: Wave | None = None
     run: str | None = None
     reduced: Reduced | None = None
     dtypes: tuple[np.dtype[Any] | None, ...] = (None, None, None)
+    out: Any = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -110,6 +116,9 @@ class ProductLayer(ParametricLayer):
         schedule = plan.schedule
         orders = plan.schedule.wave_orders
         token = self.name.rpartition("-")[2]
+        multiply: Callable[..., Any] = tasks.multiply
+        if self.out is not None:
+            multiply, both["out"] = tasks.multiply_and_store, self.out
         block = cache(self._block)  # a block that is a union of chunks has many references, and many tasks read it
 
         def task(
@@ -117,7 +126,7 @@ class ProductLayer(ParametricLayer):
         ) -> ProductTask:
             where = Placement(self.name, *chain, step, wave.index * orders + order, *ranks, self.run or self.name)
             last = key[0] == self.name
-            added = TaskRef((c0, *key[1:])) if last and c0 is not None else None
+            added = self._source(c0, key[1:]) if last and c0 is not None else None
             epilogue = on_diagonal if chain[1] == chain[2] else self.epilogue
             if last or self._scales:
                 kwargs |= self._norms(chain)
@@ -145,11 +154,12 @@ class ProductLayer(ParametricLayer):
                     of_b: Literal["A", "B"] = "B" if symmetry is None else "A"
                     places = ((p, j) if symmetry is None else (j, p) for p in panels)
                     b_blocks = List(*(block(of_b, b, b_batch, *at) for at in places))
-                    homes = schedule.homes("A", a_batch, i, panels)
-                    homes += schedule.homes(*(("B", b_batch) if symmetry is None else ("A", a_batch)), j, panels)
+                    homes = [] if isinstance(a, tasks.Load) else schedule.homes("A", a_batch, i, panels)
+                    if not isinstance(b, tasks.Load):
+                        homes += schedule.homes(*(("B", b_batch) if symmetry is None else ("A", a_batch)), j, panels)
                     ranks = rank, owners, tuple(homes)
                     both["arrivals"] = self._arrivals(chain, panels)
-                    end = task(chain, key, first + s, s, ranks, tasks.multiply, previous, a_blocks, b_blocks, **both)
+                    end = task(chain, key, first + s, s, ranks, multiply, previous, a_blocks, b_blocks, **both)
                     yield end
                     previous = TaskRef(key)
                 partial.append((key, rank))
@@ -171,11 +181,15 @@ class ProductLayer(ParametricLayer):
             if self.mirrored and i != j:
                 yield PlacedTask((self.name, *batch, j, i), tasks.mirror, end.placement, symmetry, TaskRef(c_key))
 
-    def _block(self, of: Literal["A", "B"], name: str, batch: tuple[int, ...], row: int, column: int) -> Any:
+    def _source(self, of: Source, at: tuple[int, ...]) -> TaskRef | tasks.Load:
+        """Return a block of an operand as an argument."""
+        return of if isinstance(of, tasks.Load) else TaskRef((of, *at))
+
+    def _block(self, of: Literal["A", "B"], name: Source, batch: tuple[int, ...], row: int, column: int) -> Any:
         """Return a block of A or B as an argument: one chunk, or the rows of chunks that it is made of."""
         schedule = self.plan.schedule
         if schedule.chunks is None:
-            return TaskRef((name, *batch, row, column))
+            return self._source(name, (*batch, row, column))
         rows = schedule.chunk_indices(of, row, column)
         return List(*(List(*(TaskRef((name, *batch, *at)) for at in line)) for line in rows))
 
@@ -251,15 +265,16 @@ def kernel_choice(plan: Plan) -> tasks.KernelChoice:
 def build(
     name: str,
     plan: Plan,
-    a: da.Array,
-    b: da.Array | None,
+    a: da.Array | tasks.Load,
+    b: da.Array | tasks.Load | None,
     choice: tasks.KernelChoice,
     epilogue: tasks.Epilogue,
-    c0: da.Array | None = None,
+    c0: da.Array | tasks.Load | None = None,
     wave: Wave | None = None,
     run: str | None = None,
     reduced: Reduced | None = None,
     norms: tuple[da.Array, ...] = (),
+    out: Any = None,
 ) -> HighLevelGraph:
     """Return the graph of C: keys ``(name, *batch, i, j)``, lazy, with A, B (and the user's C) as dependencies.
 
@@ -282,9 +297,12 @@ def build(
         Blocks are reduced by the tasks that finish them. A key then stands for the parts of a block, not for the block.
     norms : arrays
         Those that `reduced` names.
+    out : ClientOutput, optional
+        For a product of one task, which writes C there, and may load operands itself.
     """
-    names = a.name, (a if b is None else b).name, None if c0 is None else c0.name
-    dtypes = a.dtype, (a if b is None else b).dtype, (a if c0 is None else c0).dtype
-    layer = ProductLayer(name, plan, names, choice, epilogue, wave, run, reduced, dtypes)
-    read = [x for x in (a, b, c0, *norms) if x is not None]
+    given = a, a if b is None else b, c0
+    names = tuple(x.name if isinstance(x, da.Array) else x for x in given)
+    dtypes = tuple((a if x is None else x).dtype for x in given)
+    layer = ProductLayer(name, plan, names, choice, epilogue, wave, run, reduced, dtypes, out)
+    read = [x for x in (a, b, c0, *norms) if isinstance(x, da.Array)]
     return copyable(HighLevelGraph.from_collections(name, layer, dependencies=read))

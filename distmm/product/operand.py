@@ -153,6 +153,17 @@ class Operand:
             array = _loaded(source if self.file is None else self.file, own, device, name, noted, meta)
         return array.swapaxes(-1, -2) if self.transposed else array
 
+    def load(self, device: Literal["cpu", "cuda"], client: Client) -> tasks.Load | None:
+        """Return an array of this process as one block that a task reads while the caller keeps the array alive.
+
+        None if it is another array, or if workers do not reach it.
+        """
+        source = self.source
+        if isinstance(source, np.ndarray) or (is_on_gpu(source) and device == "cuda"):
+            shared = None if self.file else share(source.swapaxes(-1, -2) if self.transposed else source, client)
+            return None if shared is None else tasks.Load(shared, device)
+        return None
+
     def region(self, rows: slice, columns: slice) -> Any:
         """Read a region of a matrix, in this process."""
         return self.source[columns, rows].T if self.transposed else self.source[rows, columns]

@@ -22,6 +22,7 @@ from distmm.errors import DeviceMemoryError, InputError
 from distmm.graph import product_graph
 from distmm.graph.chunk_layer import in_chunks
 from distmm.graph.parametric_layer import with_copies
+from distmm.graph.placement import Key
 from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
 from distmm.planning.problem import FLOAT8, Problem, Symmetry
@@ -36,7 +37,10 @@ from distmm.product.request import PlanRequest, plan_for
 from distmm.product.scalars import check_represents, common_type
 from distmm.product.smaller_plan import smaller_plan
 from distmm.product.users_blocks import Chunks, batch_chunks
+from distmm.transfer import ClientArray
 from distmm.transfer.gpu_allocations import is_on_gpu
+from distmm.worker import tasks
+from distmm.worker.client_output import ClientOutput
 from distmm.worker.tasks import Epilogue
 
 __all__ = ["Gemm"]
@@ -167,12 +171,51 @@ class Gemm:
 
     def _store(self, plan: Plan, out: Any, to: Any, client: Client | None) -> None:
         """Compute the product, and write its blocks to `out`."""
+        if client is not None and isinstance(to, ClientArray) and (graph := self._one_task(plan, client)) is not None:
+            sinks.store_block(graph, out, to, client)
+            return
         lazy = replace(self, once=True)._lazy(plan, to, client)
         if client is None or any(self.vectors) or len(plan.waves) == 1:
             sinks.store(lambda: [(lazy(None), [None])], out, to, client)
         else:
             regions = plan.blocking.regions
             sinks.store(lambda: ((lazy(wave), regions(wave)) for wave in plan.waves), out, to, client)
+
+    def _one_task(self, plan: Plan, client: Client) -> Callable[[ClientOutput], tuple[Key, HighLevelGraph]] | None:
+        """Return a function that makes the graph of a product whose only task loads its operands and writes C.
+
+        None if the product has several tasks, or operands that this task cannot read: neither arrays of this process
+        that workers reach, nor persisted.
+        """
+        if plan.schedule.tasks > 1 or any(self.vectors) or (self.c is not None and self.c.shape != self.shape):
+            return None
+        self._check_added()
+        on, (m, k, n) = plan.cluster.device, plan.schedule.cuts
+        blocks: list[da.Array | tasks.Load | None] = []
+        other = self.b if self.symmetry is None else None
+        for x, cuts in ((self.a, (m, k)), (other, (k, n)), (self.c, (m, n))):
+            where: Literal["cpu", "cuda"] = on if x is not self.c else "cpu"
+            if x is None or not x.resident:
+                blocks.append(x and x.load(where, client))
+            else:
+                blocks.append(x.blocked((*batch_chunks(x, plan.blocking), *cuts), where, client))
+            if x is not None and blocks[-1] is None:
+                return None
+        a, b, c0 = blocks
+        choice = product_graph.kernel_choice(plan)
+        epilogue = self._epilogue(self.dtype, "cupy" if on == "cuda" else "numpy")
+        name = f"distmm-matmul-{uuid.uuid4().hex}"
+
+        def graph(out: ClientOutput) -> tuple[Key, HighLevelGraph]:
+            made = product_graph.build(name, plan, a, b, choice, epilogue, c0, out=out)
+            return (name, *(0 for _ in self.problem.shape)), made
+
+        return graph
+
+    def _epilogue(self, dtype: np.dtype, kind: Literal["numpy", "cupy"]) -> Epilogue:
+        """Return what is done with finished sums of type `dtype`, which become blocks of a `kind`."""
+        conjugate = self.symmetry == "hermitian" and self.a.transposed
+        return Epilogue(dtype, kind, self.alpha, self.beta, conjugate=conjugate)
 
     def _for_later(self) -> Gemm:
         """Return the product of the operands as they are at the call (`Operand.for_later`)."""
@@ -297,9 +340,7 @@ class Gemm:
         """
         a, b, symmetry, on, blocking = self.a, self.b, self.symmetry, plan.cluster.device, plan.blocking
         choice = product_graph.kernel_choice(plan)
-        conjugate = symmetry == "hermitian" and a.transposed
-        dtype = self.dtype if reduced is None or reduced.dtype is None else reduced.dtype
-        epilogue = Epilogue(dtype, kind, self.alpha, self.beta, conjugate=conjugate)
+        epilogue = self._epilogue((reduced and reduced.dtype) or self.dtype, kind)
         self._check_added()
         chunks = (*blocking.batch, blocking.m, blocking.n)
         how: dict[str, Any] = {"reduced": reduced, "norms": norms}

@@ -16,6 +16,7 @@ import concurrent.futures
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -23,8 +24,10 @@ from typing import Any, TypeVar
 import dask.array as da
 import numpy as np
 from dask.array.core import handle_out
+from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, Future, futures_of
 
+from distmm.graph.placement import Key
 from distmm.graph.store_graph import stored
 from distmm.planning.write_units import are_shared, unit_of, whole_units
 from distmm.product.out_target import target
@@ -37,7 +40,7 @@ from distmm.worker import gpu
 from distmm.worker.client_output import ClientOutput
 from distmm.worker.copied_output import InMemoryError
 
-__all__ = ["become", "fill", "receive", "store", "takes_gpu_blocks"]
+__all__ = ["become", "fill", "receive", "store", "store_block", "takes_gpu_blocks"]
 
 Place = TypeVar("Place")
 Region = tuple[slice, ...]
@@ -88,14 +91,8 @@ def store(waves: Callable[[], Iterable[WaveRegions]], out: Any, to: Any, client:
     """
     if isinstance(to, ClientArray):
         assert client is not None
-        leased = replace(to, lease=Lease.begin())
-        try:
-            Waves(client, _raise_error).run(_written_by_workers(waves(), out, ClientOutput(leased), client))
-        finally:
-            _end_lease(leased)
-        assert to.loan is not None
-        if to.loan.array is not out:  # workers do not reach the memory of `out`, and have written to other memory
-            out[...] = to.loan.array
+        with _leased(out, to) as output:
+            Waves(client, _raise_error).run(_written_by_workers(waves(), out, output, client))
     elif client is None:
         _write_by_threads(waves(), out, to)
     elif to is None:
@@ -107,6 +104,37 @@ def store(waves: Callable[[], Iterable[WaveRegions]], out: Any, to: Any, client:
         except InMemoryError:  # tasks wrote to copies
             _write_here(waves(), out, client)
     gpu.wait_for_current_stream(out)  # this process has written there, and the caller may use another stream
+
+
+def store_block(
+    graph: Callable[[ClientOutput], tuple[Key, HighLevelGraph]], out: Any, to: ClientArray, client: Client
+) -> None:
+    """Compute a product of one task, which writes to `out`.
+
+    Parameters
+    ----------
+    graph : callable
+        Takes what the task writes to. Returns its key and its graph.
+    out, to, client
+        As in `store`.
+    """
+    with _leased(out, to) as output:
+        key, layers = graph(output)
+        Waves(client, _raise_error).run([lambda: (client.get(layers, [key], sync=False), math.inf)])
+    gpu.wait_for_current_stream(out)
+
+
+@contextmanager
+def _leased(out: Any, to: ClientArray) -> Iterator[ClientOutput]:
+    """Yield what workers write to during the ``with`` block. They write nothing afterwards."""
+    leased = replace(to, lease=Lease.begin())
+    try:
+        yield ClientOutput(leased)
+    finally:
+        _end_lease(leased)
+    assert to.loan is not None
+    if to.loan.array is not out:  # workers do not reach the memory of `out`, and have written to other memory
+        out[...] = to.loan.array
 
 
 def _end_lease(leased: ClientArray) -> None:

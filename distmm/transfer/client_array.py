@@ -28,7 +28,7 @@ __all__ = ["ClientArray", "has_gaps", "share"]
 
 logger = logging.getLogger(__name__)
 
-# Arrays of fewer bytes are sent with the graph: to ask the workers whether they reach the array would take longer.
+# Arrays of fewer bytes are sent with lazy graphs: the end of a loan costs more messages.
 SMALLEST = 1 << 20
 
 MOST_PITCH = 2**31 - 1  # bytes from row to row that cudaMemcpy2D accepts
@@ -282,12 +282,12 @@ def share(array: Any, client: Client, name: str | None = None, writable: bool = 
     Returns
     -------
     ClientArray or None
-        None for an array that is small or of foreign byte order, and if a worker cannot reach this process's memory:
+        None for a small array with a name, for foreign byte order, and if a worker cannot reach this process's memory:
         on another machine, as another user, or because the system forbids it. With `writable`, also None for an array
         with gaps between elements in host memory, and on a system without ``memfd_create``, which a `Lease` needs.
         In GPU memory, such an array is not written to itself: `loan` has another array, to copy from afterwards.
     """
-    if array.nbytes < SMALLEST or array.ndim < 2 or not array.dtype.isnative or not _within_reach(client):
+    if (name and array.nbytes < SMALLEST) or array.ndim < 2 or not array.dtype.isnative or not _within_reach(client):
         return None
     if writable and not hasattr(os, "memfd_create"):
         return None

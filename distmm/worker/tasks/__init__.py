@@ -9,10 +9,10 @@ from distmm.worker.gpu_copies import to_host
 from distmm.worker.tasks.arrivals import Arrivals, arrived, arrived_at
 from distmm.worker.tasks.epilogue import Epilogue
 from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_facts, measure, measure_kernels
-from distmm.worker.tasks.loads import load, to_device
+from distmm.worker.tasks.loads import Load, load, to_device
 from distmm.worker.tasks.metrics import METRICS, Metric, exponents, needs_exponents, squared_norms
 from distmm.worker.tasks.probe import PAUSE_FRACTION, WORKER_BYTES, copy_rate, cores_of, local_gpu, probe
-from distmm.worker.tasks.products import combine, mirror, multiply, part
+from distmm.worker.tasks.products import combine, mirror, multiply, multiply_and_store, part
 from distmm.worker.tasks.reductions import (
     BlockReduction,
     Consumer,
@@ -42,6 +42,7 @@ __all__ = [
     "Histogram",
     "KernelChoice",
     "Largest",
+    "Load",
     "Metric",
     "Norm",
     "Reduction",
@@ -62,6 +63,7 @@ __all__ = [
     "merge",
     "mirror",
     "multiply",
+    "multiply_and_store",
     "needs_exponents",
     "part",
     "probe",

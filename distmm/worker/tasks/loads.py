@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import threading
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from distmm.transfer import ClientArray, loaded_blocks
 from distmm.worker import files_to_gpu, gpu, gpu_copies
 from distmm.worker.tasks.arrivals import arrived
 from distmm.worker.worker_slots import slot_released
 
-__all__ = ["load", "to_device"]
+__all__ = ["Load", "load", "to_device"]
 
 # Loads without a slot that copy at a time. Two keep the host link busy; with more, the blocks that products wait for
 # would arrive later.
@@ -25,12 +27,10 @@ def load(source: Any, index: tuple[slice, ...], device: Literal["cpu", "cuda"], 
     The block is checked against what the array-like says (`arrived`). With `noted`, the checksum of a block in host
     memory is noted (`distmm.transfer.loaded_blocks`).
     """
-    raw = isinstance(source, ClientArray) and source.dtype.isnative  # a GPU has no other byte order
-    if device == "cuda" and (raw or isinstance(source, files_to_gpu.Source)):
+    if device == "cuda" and (_is_raw(source) or isinstance(source, files_to_gpu.Source)):
         with slot_released("load"), _copying:
             if isinstance(source, ClientArray):
-                part = source.part(index)
-                return gpu.retrying(partial(gpu_copies.upload, part), "a block that is loaded", part.nbytes)
+                return _uploaded(source, index)
             return gpu.retrying(partial(files_to_gpu.upload, source, index), "a block that is read")
     shape = tuple(len(range(*part.indices(n))) for part, n in zip(index, source.shape, strict=True))
     block = arrived(source[index], f"a block of a {type(source).__name__}", shape, source.dtype)
@@ -39,6 +39,35 @@ def load(source: Any, index: tuple[slice, ...], device: Literal["cpu", "cuda"], 
     if noted and not (isinstance(source, ClientArray) and source.pid == os.getpid()):  # that may be the user's memory
         loaded_blocks.note(block)
     return block
+
+
+class Load(NamedTuple):
+    """An array of the client, as one block of an operand, that the task which multiplies reads itself."""
+
+    source: ClientArray
+    device: Literal["cpu", "cuda"]
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of its elements."""
+        return self.source.dtype
+
+    def __call__(self) -> Any:
+        """Read it. The task keeps its slot, as the product follows."""
+        whole = (slice(None),) * self.source.ndim
+        if self.device == "cuda" and _is_raw(self.source):
+            return _uploaded(self.source, whole)
+        return load(self.source, whole, self.device)
+
+
+def _is_raw(source: Any) -> bool:
+    """Whether it is an array of the client that a GPU can copy: a GPU has no other byte order."""
+    return isinstance(source, ClientArray) and source.dtype.isnative
+
+
+def _uploaded(source: ClientArray, index: tuple[slice, ...]) -> Any:
+    part = source.part(index)
+    return gpu.retrying(partial(gpu_copies.upload, part), "a block that is loaded", part.nbytes)
 
 
 def to_device(block: Any) -> Any:

@@ -13,17 +13,19 @@ import numpy as np
 from distmm.planning.problem import Symmetry
 from distmm.worker import gpu
 from distmm.worker.blas_threads import shared_by
+from distmm.worker.client_output import ClientOutput
 from distmm.worker.gpu_copies import to_host
 from distmm.worker.tasks.arrivals import Arrivals, Union
 from distmm.worker.tasks.epilogue import Block, Epilogue, finish, flipped, last_product
 from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_for
+from distmm.worker.tasks.loads import Load
 from distmm.worker.tasks.metrics import exponents, scaled, unscaled
 from distmm.worker.tasks.reductions import BlockReduction, Part, on_host
 
 if TYPE_CHECKING:
     from distmm_kernels.kernel import Kernel
 
-__all__ = ["combine", "mirror", "multiply", "part"]
+__all__ = ["combine", "mirror", "multiply", "multiply_and_store", "part"]
 
 
 def multiply(
@@ -123,6 +125,35 @@ def multiply(
     if reduction is not None:
         return on_host(out)
     return to_host(out) if epilogue is not None and epilogue.kind == "numpy" else out
+
+
+def multiply_and_store(
+    where: object,
+    choice: KernelChoice,
+    c: None,
+    a_blocks: list[Block | Load],
+    b_blocks: list[Block | Load],
+    epilogue: Epilogue,
+    c0: Block | Load | None = None,
+    *,
+    out: ClientOutput,
+    **how: Any,
+) -> None:
+    """Compute a product of one block: read its operands, multiply as `multiply` does, and write the block to `out`.
+
+    The task holds the lease of `out` all the time: it reads nothing of the client's memory when the call has ended.
+
+    Raises
+    ------
+    OSError
+        If the lease has ended.
+    """
+    with out.array.writing():
+        given = (*a_blocks, *b_blocks, c0)
+        read = {id(x): x() if isinstance(x, Load) else x for x in given}  # a block of A and B is read once
+        a_blocks, b_blocks = ([read[id(x)] for x in blocks] for blocks in (a_blocks, b_blocks))
+        block = multiply(where, choice, c, a_blocks, b_blocks, epilogue, read[id(c0)], **how)
+        out[tuple(map(slice, out.array.shape))] = block
 
 
 def _joined(a_blocks: list[Block], b_blocks: list[Block]) -> list[tuple[Block, Block]]:
