@@ -41,6 +41,7 @@ def describe(
     kernel: str | None = None,
     precision: Precision = "highest",
     reproducible: bool = False,
+    old: bool = False,
 ) -> ClusterSpec:
     """Describe the workers of a cluster for the planner; without a client, describe this process.
 
@@ -59,6 +60,8 @@ def describe(
         Least accuracy of float32 products.
     reproducible : bool
         Without `kernel`: use only kernels with reproducible bits.
+    old : bool
+        As in `view.ask`.
 
     Returns
     -------
@@ -77,7 +80,7 @@ def describe(
     def probe() -> dict[str, dict[str, Any]]:
         if client is None:
             return {"this process": _this_process(device, *asked)}
-        return view.ask(client, (tasks.probe, (gpus, *asked)))
+        return view.ask(client, (tasks.probe, (gpus, *asked)), old)
 
     facts = probe()
     on_gpus = all(fact["device"] == "cuda" for fact in facts.values())
@@ -101,7 +104,7 @@ def describe(
         )
     use: Literal["cpu", "cuda"] = "cpu" if device == "cpu" or without else "cuda"
     if use == "cpu" and client and len(without) < len(facts):  # some workers have described their GPUs
-        facts = view.ask(client, (tasks.probe, ("none", *asked)))
+        facts = view.ask(client, (tasks.probe, ("none", *asked)), old)
     problem = next((fact["no kernel"] for fact in facts.values() if "no kernel" in fact), None)
     if problem:
         raise InputError(problem)

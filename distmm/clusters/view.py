@@ -58,7 +58,9 @@ class _View:
     reads : dict
         Whether a worker reads this process's memory, by address.
     answers : dict
-        Time and answers by worker, for each question.
+        For each question: time, `changes` at that time, and answers by worker.
+    of_scheduler : dict
+        Answers of the scheduler, as long as nothing changes.
     changes : int
         Changes that the scheduler has told of.
     """
@@ -66,17 +68,19 @@ class _View:
     hosts: dict[str, str] | None = None
     since: float = 0.0
     reads: dict[str, bool] = field(default_factory=dict)
-    answers: dict[Question, tuple[float, Any]] = field(default_factory=dict)
+    answers: dict[Question, tuple[float, int, Any]] = field(default_factory=dict)
+    of_scheduler: dict[Question, tuple[float, Any]] = field(default_factory=dict)
     changes: int = 0
 
 
 _views: weakref.WeakKeyDictionary[Client, _View] = weakref.WeakKeyDictionary()
 
 
-def ask(client: Client, question: Question | None = None) -> dict[str, Any]:
+def ask(client: Client, question: Question | None = None, old: bool = False) -> dict[str, Any]:
     """Return the answers of all workers to a question, by address. Plugins of distmm are installed then.
 
-    Costs one message to the scheduler; none if nothing has changed since the question was last asked.
+    Costs one message to the scheduler; none if nothing has changed since the question was last asked. With `old`, none
+    if these workers have answered within `FRESH_SECONDS`, though tasks have changed their memory since.
 
     Raises
     ------
@@ -93,8 +97,8 @@ def ask(client: Client, question: Question | None = None) -> dict[str, Any]:
     if view.hosts is not None and view.since > oldest:
         if question is None:
             return {}
-        when, answers = view.answers.get(question, (0.0, {}))
-        if answers and when > oldest:
+        when, changes, answers = view.answers.get(question, (0.0, 0, {}))
+        if answers and when > oldest and (old or changes == view.changes):
             return dict(answers)
     return _asked(client, view, question)
 
@@ -118,7 +122,7 @@ def _asked(client: Client, view: _View, question: Question | None) -> dict[str, 
         view.reads = {address: read for address, read in {**view.reads, **reads}.items() if address in hosts}
         client_array.note_reach(client, bool(view.reads) and all(view.reads.values()))
         if question is not None:
-            view.answers[question] = now, answers
+            view.answers[question] = now, changes, answers
     return answers  # type: ignore[no-any-return]
 
 
@@ -126,11 +130,11 @@ def on_scheduler(client: Client, function: Callable[..., Any], argument: Hashabl
     """Return ``function(argument, dask_scheduler=...)``; the answer is kept until a task or worker changes."""
     ask(client)
     view = _views[client]
-    when, answer = view.answers.get((function, (argument,)), (0.0, None))
+    when, answer = view.of_scheduler.get((function, (argument,)), (0.0, None))
     if answer is None or when < time.monotonic() - FRESH_SECONDS:
         changes, answer = view.changes, _run(client, function, argument)
         if view.changes == changes:
-            view.answers[function, (argument,)] = time.monotonic(), answer
+            view.of_scheduler[function, (argument,)] = time.monotonic(), answer
     return answer
 
 
@@ -148,9 +152,10 @@ def _run(client: Client, function: Callable[..., Any], *args: Any) -> Any:
 def forget(client: Client) -> bool:
     """Ask again at the next call. Returns whether anything was known."""
     view = _views.get(client)
-    if view is None or not view.answers:
+    if view is None or not (view.answers or view.of_scheduler):
         return False
     view.answers.clear()
+    view.of_scheduler.clear()
     return True
 
 
@@ -172,7 +177,7 @@ class _Changed:
             return
         view = _views[client]
         view.changes += 1
-        view.answers.clear()
+        view.of_scheduler.clear()
         if event[1] == "workers":
             view.hosts = None
             client_array.forget_reach(client)

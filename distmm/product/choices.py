@@ -132,9 +132,12 @@ class Choices:
                 )
         return cls(plan.precision, plan.kernel, planned, blocks, plan, hardware, promised, client)
 
-    def described(self, client: Client | None, dtype: np.dtype, on_gpu: bool) -> ClusterSpec:
-        """Describe the cluster for products of a type; for operands `on_gpu`, with the GPUs of all workers."""
+    def described(self, client: Client | None, dtype: np.dtype, on_gpu: bool, old: bool = False) -> ClusterSpec:
+        """Describe the cluster for products of a type; for operands `on_gpu`, with the GPUs of all workers.
+
+        `old` is as in `distmm.clusters.view.ask`.
+        """
         if self.hardware is not None:
             return self.hardware.spec(dtype, self.kernel, self.precision, self.reproducible)
         device: cluster.DeviceChoice = "gpu" if on_gpu else self.device
-        return cluster.describe(client, dtype, device, on_gpu, self.kernel, self.precision, self.reproducible)
+        return cluster.describe(client, dtype, device, on_gpu, self.kernel, self.precision, self.reproducible, old)

@@ -18,7 +18,7 @@ from distributed import Client
 
 from distmm.errors import InputError
 
-__all__ = ["computing", "tasks_share_memory"]
+__all__ = ["computing", "tasks_run_here", "tasks_share_memory"]
 
 
 def computing(client: Any = None, now: bool = False) -> Client | None:
@@ -80,15 +80,23 @@ def tasks_share_memory() -> bool:
 
     Pools of the user, and schedulers of other packages, run one small task that tells.
     """
+    if tasks_run_here():
+        return True
     get: Callable[..., Any] = get_scheduler() or dask.threaded.get
-    if dask.config.get("pool", None) is None:
-        if get in (dask.threaded.get, get_sync):
-            return True
-        if get is dask.multiprocessing.get:  # it would start its processes
-            return False
+    if dask.config.get("pool", None) is None and get is dask.multiprocessing.get:  # it would start its processes
+        return False
     mark = _Mark()
     dask.delayed(_Mark.set, pure=False)(mark).compute(scheduler=get)
     return mark.is_set
+
+
+def tasks_run_here() -> bool:
+    """Whether Dask's own local scheduler runs tasks in threads of this process."""
+    try:
+        get = get_scheduler() or dask.threaded.get
+    except (RuntimeError, ValueError):  # as in `computing`
+        return False
+    return dask.config.get("pool", None) is None and get in (dask.threaded.get, get_sync)
 
 
 class _Mark:

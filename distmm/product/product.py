@@ -22,12 +22,11 @@ from distmm.errors import DeviceMemoryError, InputError
 from distmm.graph import product_graph
 from distmm.graph.chunk_layer import in_chunks
 from distmm.graph.parametric_layer import with_copies
-from distmm.graph.placement import Key
 from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
 from distmm.planning.problem import FLOAT8, Problem, Symmetry
 from distmm.planning.write_units import unit_of
-from distmm.product import out_target, sinks
+from distmm.product import one_task, out_target, sinks
 from distmm.product.aliasing import coincide
 from distmm.product.array_types import check_sendable
 from distmm.product.choices import Choices
@@ -39,8 +38,6 @@ from distmm.product.smaller_plan import smaller_plan
 from distmm.product.users_blocks import Chunks, batch_chunks
 from distmm.transfer import ClientArray
 from distmm.transfer.gpu_allocations import is_on_gpu
-from distmm.worker import tasks
-from distmm.worker.client_output import ClientOutput
 from distmm.worker.tasks import Epilogue
 
 __all__ = ["Gemm"]
@@ -171,7 +168,10 @@ class Gemm:
 
     def _store(self, plan: Plan, out: Any, to: Any, client: Client | None) -> None:
         """Compute the product, and write its blocks to `out`."""
-        if client is not None and isinstance(to, ClientArray) and (graph := self._one_task(plan, client)) is not None:
+        if client is None and (block := one_task.block(self, plan)) is not None:
+            out[...] = block
+            return
+        if isinstance(to, ClientArray) and (graph := one_task.graph(self, plan, client)) is not None:
             sinks.store_block(graph, out, to, client)
             return
         lazy = replace(self, once=True)._lazy(plan, to, client)
@@ -181,41 +181,13 @@ class Gemm:
             regions = plan.blocking.regions
             sinks.store(lambda: ((lazy(wave), regions(wave)) for wave in plan.waves), out, to, client)
 
-    def _one_task(self, plan: Plan, client: Client) -> Callable[[ClientOutput], tuple[Key, HighLevelGraph]] | None:
-        """Return a function that makes the graph of a product whose only task loads its operands and writes C.
+    def epilogue(self, dtype: np.dtype, kind: Literal["numpy", "cupy"], diagonal: Symmetry | None = None) -> Epilogue:
+        """Return what is done with finished sums of type `dtype`, which become blocks of a `kind`.
 
-        None if the product has several tasks, or operands that this task cannot read: neither arrays of this process
-        that workers reach, nor persisted.
+        `diagonal` is the symmetry of a block on the diagonal of a symmetric product.
         """
-        if plan.schedule.tasks > 1 or any(self.vectors) or (self.c is not None and self.c.shape != self.shape):
-            return None
-        self._check_added()
-        on, (m, k, n) = plan.cluster.device, plan.schedule.cuts
-        blocks: list[da.Array | tasks.Load | None] = []
-        other = self.b if self.symmetry is None else None
-        for x, cuts in ((self.a, (m, k)), (other, (k, n)), (self.c, (m, n))):
-            where: Literal["cpu", "cuda"] = on if x is not self.c else "cpu"
-            if x is None or not x.resident:
-                blocks.append(x and x.load(where, client))
-            else:
-                blocks.append(x.blocked((*batch_chunks(x, plan.blocking), *cuts), where, client))
-            if x is not None and blocks[-1] is None:
-                return None
-        a, b, c0 = blocks
-        choice = product_graph.kernel_choice(plan)
-        epilogue = self._epilogue(self.dtype, "cupy" if on == "cuda" else "numpy")
-        name = f"distmm-matmul-{uuid.uuid4().hex}"
-
-        def graph(out: ClientOutput) -> tuple[Key, HighLevelGraph]:
-            made = product_graph.build(name, plan, a, b, choice, epilogue, c0, out=out)
-            return (name, *(0 for _ in self.problem.shape)), made
-
-        return graph
-
-    def _epilogue(self, dtype: np.dtype, kind: Literal["numpy", "cupy"]) -> Epilogue:
-        """Return what is done with finished sums of type `dtype`, which become blocks of a `kind`."""
         conjugate = self.symmetry == "hermitian" and self.a.transposed
-        return Epilogue(dtype, kind, self.alpha, self.beta, conjugate=conjugate)
+        return Epilogue(dtype, kind, self.alpha, self.beta, conjugate=conjugate, symmetry=diagonal)
 
     def _for_later(self) -> Gemm:
         """Return the product of the operands as they are at the call (`Operand.for_later`)."""
@@ -230,8 +202,9 @@ class Gemm:
         package = "torch" if any(x.package == "torch" for x in self.operands) else ""
         here = [x.source.device.id for x in self.operands if is_on_gpu(x.source)]
         device = here[0] if here else None
+        at_once = partial(one_task.block, self, plan)
         if choices.client is None or any(self.vectors):
-            return ProductArray.of(array, None, package, device) if package else array
+            return ProductArray.of(array, None, at_once, package, device)
         annotations = dask.get_annotations()  # those of the call hold for the graph that `compute` makes
 
         def fill(out: Any, client: Client) -> bool:
@@ -242,7 +215,7 @@ class Gemm:
                 self.array(replace(choices, client=client), out)
             return True
 
-        return ProductArray.of(array, fill, package, device)
+        return ProductArray.of(array, fill, at_once, package, device)
 
     def plan_reduced(self, choices: Choices, kept: Callable[[Plan], int], shared: bool = False) -> Plan:
         """Plan a product whose finished blocks are reduced at once, and prepare the cluster for it.
@@ -340,8 +313,8 @@ class Gemm:
         """
         a, b, symmetry, on, blocking = self.a, self.b, self.symmetry, plan.cluster.device, plan.blocking
         choice = product_graph.kernel_choice(plan)
-        epilogue = self._epilogue((reduced and reduced.dtype) or self.dtype, kind)
-        self._check_added()
+        epilogue = self.epilogue((reduced and reduced.dtype) or self.dtype, kind)
+        self.check_added()
         chunks = (*blocking.batch, blocking.m, blocking.n)
         how: dict[str, Any] = {"reduced": reduced, "norms": norms}
         name = ""
@@ -372,7 +345,7 @@ class Gemm:
 
         return named
 
-    def _check_added(self) -> None:
+    def check_added(self) -> None:
         """Refuse a C of ``beta * C`` that does not broadcast to the product, or has other blocks than A and B."""
         c, kind = self.c, self.a.kind
         if c is None:

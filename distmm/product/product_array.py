@@ -29,19 +29,26 @@ from distmm.transfer.gpu_allocations import empty_on
 __all__ = ["ProductArray"]
 
 Fill = Callable[[Any, Client], bool]  # computes a product into an array; returns False if Dask has to do it
+Here = Callable[[], Any]  # computes a product without a client; returns None if Dask has to do it
 
 
 class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untyped
     """A product, lazy or persisted. Arrays that are made from it are plain Dask arrays."""
 
     _fill: Fill | None
+    _here: Here
     _made_as: str
     _package: str
     _device: int | None
 
     @classmethod
     def of(
-        cls, array: da.Array, fill: Fill | None = None, package: str = "", device: int | None = None
+        cls,
+        array: da.Array,
+        fill: Fill | None = None,
+        here: Here = lambda: None,
+        package: str = "",
+        device: int | None = None,
     ) -> ProductArray:
         """Make one from a Dask array.
 
@@ -49,14 +56,17 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
         ----------
         array : dask.array.Array
         fill : callable, optional
-            Computes a lazy array; a persisted array needs none.
+            Computes a lazy array on a cluster; a persisted array needs none.
+        here : callable, optional
+            Computes a lazy array in this process.
         package : str
             "torch" if `compute` returns a tensor for blocks of CuPy.
         device : int, optional
             This process's GPU that receives blocks of CuPy. None: blocks of CuPy are computed by Dask.
         """
         self = cls(array.dask, array.name, array.chunks, meta=array)
-        self._fill, self._made_as, self._package, self._device = fill, array.name, package, device
+        self._fill, self._here = fill, here
+        self._made_as, self._package, self._device = array.name, package, device
         return self
 
     def compute(self, **kwargs: Any) -> Any:
@@ -74,11 +84,15 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
             memory.
         """
         changed = self.name != self._made_as  # for example by C[0] = 1, or as `out` of a NumPy function
-        client = None if kwargs or changed else computing()
-        out = None if client is None else self._empty()
-        if client is None or out is None or not self._filled(out, client):
-            out = super().compute(**kwargs)
-        return as_given(out, self._package)
+        out = None if kwargs or changed else self._computed(computing())
+        return as_given(super().compute(**kwargs) if out is None else out, self._package)
+
+    def _computed(self, client: Client | None) -> Any:
+        """Return the computed array; None if Dask has to compute it."""
+        if client is None:
+            return self._here()
+        out = self._empty()
+        return out if out is not None and self._filled(out, client) else None
 
     def _empty(self) -> Any:
         """Return an array to compute into; None if it would be larger than the free memory."""
@@ -104,4 +118,4 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
 def _rebuilt(
     graph: Any, rebuild: Callable[..., da.Array], more: tuple[Any, ...], package: str, device: int | None, **how: Any
 ) -> ProductArray:
-    return ProductArray.of(rebuild(graph, *more, **how), None, package, device)
+    return ProductArray.of(rebuild(graph, *more, **how), package=package, device=device)

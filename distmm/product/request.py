@@ -33,6 +33,10 @@ __all__ = ["FileJob", "PlanRequest", "plan_for"]
 # memory first. Each of these measurements takes up to half a second, once.
 WORTH_MEASURING_SECONDS = 1.0
 
+# A product of one task is planned with the workers' last answers, without a question, if it is small: it takes at most
+# so many bytes, and so much of the free memory of the worker.
+SMALL_BYTES, SMALL_SHARE = 1 << 28, 1 / 8
+
 
 @dataclass(frozen=True)
 class FileJob:
@@ -130,9 +134,13 @@ def plan_for(request: PlanRequest, client: Client | None) -> Plan:
         raise InputError(
             f"plan is {choices.plan!r}: give one that distmm.plan has made, or its text, such as {EXAMPLE}"
         )
-    spec = _cluster(request, client)
+    small = client is not None and request.job is None and request.kept is None and _nbytes(request) <= SMALL_BYTES
+    spec = _cluster(request, client, old=small)
     request = _with_homes(request, spec.workers, client)
     plan = _within_host_memory(request, spec)
+    if small and (plan.schedule.tasks > 1 or plan.peak.worker > spec.memory * SMALL_SHARE):
+        spec = _cluster(request, client)
+        plan = _within_host_memory(request, spec)
     if plan.shortfall and client is not None and view.forget(client):  # workers may have more free memory by now
         spec = _cluster(request, client)
         plan = _within_host_memory(request, spec)
@@ -145,6 +153,12 @@ def plan_for(request: PlanRequest, client: Client | None) -> Plan:
         return plan
     measured = _measured(request, plan, spec, client)
     return plan if measured == spec else _within_host_memory(request, measured)
+
+
+def _nbytes(request: PlanRequest) -> int:
+    """Return the bytes of A, B and C."""
+    operands = sum(math.prod(each.shape) * each.dtype.itemsize for each in (request.a, request.b))
+    return operands + math.prod(request.problem.shape) * request.problem.dtype.itemsize
 
 
 def _with_homes(request: PlanRequest, workers: int, client: Client | None) -> PlanRequest:
@@ -224,8 +238,11 @@ def _within_host_memory(request: PlanRequest, spec: ClusterSpec) -> Plan:
     return _planned_for(request, spec) if plan.shortfall else plan
 
 
-def _cluster(request: PlanRequest, client: Client | None) -> ClusterSpec:
-    """Return a description of the cluster for this product: free memory, rates and kernels."""
+def _cluster(request: PlanRequest, client: Client | None, old: bool = False) -> ClusterSpec:
+    """Return a description of the cluster for this product: free memory, rates and kernels.
+
+    `old` is as in `distmm.clusters.view.ask`.
+    """
     problem, a, b, choices, job = request.problem, request.a, request.b, request.choices, request.job
     on_gpu = a.kind == "cupy" and job is None
     if on_gpu and choices.device == "cpu":
@@ -234,7 +251,7 @@ def _cluster(request: PlanRequest, client: Client | None) -> ClusterSpec:
             "device='cpu'"
         )
 
-    spec = choices.described(client, problem.multiplied, on_gpu)
+    spec = choices.described(client, problem.multiplied, on_gpu, old)
     if job is not None:
         if client is not None:
             # Libraries take memory: they are loaded before the free memory is read.

@@ -1,0 +1,91 @@
+"""Products of one task: small ones, of arrays of this process and of persisted arrays of one chunk.
+
+Without a client, the task is a call in this process. On a cluster, a graph of one task reads the operands in this
+process's memory, or on the worker that holds them, and writes C to `out`: there are no tasks for loads and stores.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+import dask.array as da
+import numpy as np
+from dask.callbacks import Callback
+from dask.highlevelgraph import HighLevelGraph
+from distributed import Client
+
+from distmm.graph import product_graph
+from distmm.graph.placement import Key
+from distmm.planning.plan import Plan
+from distmm.product.context import tasks_run_here
+from distmm.product.operand import Operand
+from distmm.product.users_blocks import batch_chunks
+from distmm.worker import tasks
+from distmm.worker.client_output import ClientOutput
+
+if TYPE_CHECKING:
+    from distmm.product.product import Gemm
+
+__all__ = ["block", "graph"]
+
+
+def block(product: Gemm, plan: Plan) -> Any:
+    """Return the only block of a product of NumPy arrays, which this process computes at once.
+
+    None if the plan has several tasks, for other operands, and if Dask's tasks run elsewhere or are observed.
+    """
+    here = all(isinstance(x.source, np.ndarray) and x.file is None for x in product.operands)
+    if not (here and _is_one_task(product, plan) and plan.cluster.device == "cpu") or any(product.vectors):
+        return None
+    if Callback.active or not tasks_run_here():
+        return None
+    symmetry, choice = product.symmetry, product_graph.kernel_choice(plan)
+    a, c0 = _elements(product.a), None if product.c is None else _elements(product.c)
+    b = _elements(product.b) if symmetry is None else a
+    epilogue = product.epilogue(product.dtype, "numpy", symmetry)
+    return tasks.multiply(None, choice, None, [a], [b], epilogue, c0, symmetry)
+
+
+def _elements(operand: Operand) -> np.ndarray:
+    source = operand.source.swapaxes(-1, -2) if operand.transposed else operand.source
+    return tasks.arrived(source, operand.name)  # type: ignore[no-any-return]
+
+
+def graph(product: Gemm, plan: Plan, client: Client) -> Callable[[ClientOutput], tuple[Key, HighLevelGraph]] | None:
+    """Return a function that makes the graph of a product whose only task reads its operands, and writes C.
+
+    The function takes what the task writes to, and returns the task's key and the graph. None if the plan has several
+    tasks, or if the task cannot read an operand: it is neither an array of this process that workers reach nor
+    persisted.
+    """
+    if not _is_one_task(product, plan):
+        return None
+    device, (m, k, n) = plan.cluster.device, plan.schedule.cuts
+    other = product.b if product.symmetry is None else None
+    blocks: list[da.Array | tasks.Load | None] = []
+    for x, cuts in ((product.a, (m, k)), (other, (k, n)), (product.c, (m, n))):
+        where: Literal["cpu", "cuda"] = device if x is not product.c else "cpu"
+        if x is None or not x.resident:
+            blocks.append(x and x.load(where, client))
+        else:
+            blocks.append(x.blocked((*batch_chunks(x, plan.blocking), *cuts), where, client))
+        if x is not None and blocks[-1] is None:
+            return None
+    a, b, c0 = blocks
+    choice = product_graph.kernel_choice(plan)
+    epilogue = product.epilogue(product.dtype, "cupy" if device == "cuda" else "numpy")
+    name = f"distmm-matmul-{uuid.uuid4().hex}"  # no two calls share a task that writes
+
+    def made(out: ClientOutput) -> tuple[Key, HighLevelGraph]:
+        key = (name, *(0 for _ in product.problem.shape))
+        return key, product_graph.build(name, plan, a, b, choice, epilogue, c0, out=out)
+
+    return made
+
+
+def _is_one_task(product: Gemm, plan: Plan) -> bool:
+    """Whether one task computes a product, and a C that is added needs no broadcast."""
+    product.check_added()
+    return plan.schedule.tasks == 1 and (product.c is None or product.c.shape == product.problem.shape)
