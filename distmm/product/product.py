@@ -334,7 +334,9 @@ class Gemm:
             c_blocks = None if self.c is None else self._added(self.c, chunks, client)
             if not name:
                 names = [x.name for x in (a_blocks, b_blocks, c_blocks) if x is not None]
-                own = uuid.uuid4().hex if self.once or reduced is not None else None
+                # Arrays of this process have new names in each graph.
+                shared = all(isinstance(x.source, da.Array) for x in self.operands)
+                own = uuid.uuid4().hex if self.once or reduced is not None or not shared else None
                 name = f"distmm-matmul-{own or tokenize(names, self.problem, plan.schedule, choice, epilogue)}"
             return product_graph.build(name, plan, a_blocks, b_blocks, choice, epilogue, c_blocks, wave, **how)
 

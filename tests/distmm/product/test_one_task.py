@@ -1,0 +1,205 @@
+"""A product of one block is one task, which reads its operands and writes C; without a client it is a call."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from dask.callbacks import Callback
+from distributed import Client, core
+
+import distmm
+from distmm.clusters import view
+
+N = 48
+
+
+def whole(*shape: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(-9, 9, shape).astype("f8")
+
+
+A, B = whole(N, N), whole(N, N, seed=1)
+Z = A + 1j * B
+FROZEN = A.copy()
+FROZEN.flags.writeable = False
+
+PRODUCTS: dict[str, tuple[Callable[..., Any], np.ndarray]] = {
+    "matmul": (lambda **how: distmm.matmul(A, B, **how), A @ B),
+    "stack": (lambda **how: distmm.matmul(A, np.stack([B, B.T]), **how), A @ np.stack([B, B.T])),
+    "gemm": (lambda **how: distmm.gemm(2, A, B, 3, A, transa=True, transb=True, **how), 2 * A.T @ B.T + 3 * A),
+    "gram": (lambda **how: distmm.gram(Z, **how), Z @ Z.conj().T),
+    "gram of the transpose": (lambda **how: distmm.gram(Z, trans=True, beta=2, C=A + A.T, **how),
+                              Z.conj().T @ Z + 2 * (A + A.T)),
+    "Fortran, read-only": (lambda **how: distmm.matmul(np.asfortranarray(A), FROZEN, **how), A @ A),
+    "gaps": (lambda **how: distmm.matmul(A[::2, ::3], B[::-3], **how), A[::2, ::3] @ B[::-3]),
+    "byte order": (lambda **how: distmm.matmul(A.astype(">f8"), B, **how), A @ B),
+    "integers": (lambda **how: distmm.matmul(A.astype("i2"), B.astype("u1"), **how),
+                 A.astype("i2") @ B.astype("u1")),
+    "no k": (lambda **how: distmm.matmul(A[:, :0], B[:0], **how), np.zeros((N, N))),
+    "no rows": (lambda **how: distmm.matmul(A[:0], B, **how), np.zeros((0, N))),
+    "vectors": (lambda **how: distmm.matmul(A, B[0], **how), A @ B[0]),
+}  # fmt: skip
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Tasks of the graphs that are sent in one piece."""
+    sent: list[int] = []
+    get = Client.get
+
+    def noted(self: Client, dsk: Any, keys: Any, **how: Any) -> Any:
+        sent.append(len(dsk))
+        return get(self, dsk, keys, **how)
+
+    monkeypatch.setattr(Client, "get", noted)
+    return sent
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_it_is_what_numpy_makes_on_a_cluster(client: Client, name: str) -> None:
+    multiply, expected = PRODUCTS[name]
+    out = np.full(expected.shape, 7, expected.dtype)
+    assert multiply(client=client, out=out) is out
+    np.testing.assert_array_equal(out, expected)
+    with client.as_current():
+        np.testing.assert_array_equal(multiply().compute(), expected)
+
+
+@pytest.mark.parametrize("scheduler", ["threads", "synchronous"])
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_it_has_the_bits_of_the_graph_without_a_client(name: str, scheduler: str) -> None:
+    multiply, expected = PRODUCTS[name]
+    out = np.full(expected.shape, 7, expected.dtype)
+    with dask.config.set(scheduler=scheduler):
+        C = multiply()
+        multiply(out=out)
+        made = C.compute()
+    assert type(made) is np.ndarray
+    assert made.flags.writeable
+    assert not np.may_share_memory(made, A)
+    for each in (made, out, C.compute(scheduler="threads")):
+        np.testing.assert_array_equal(each, expected)
+
+
+def test_loads_and_stores_are_in_the_task(client: Client, graphs: list[int]) -> None:
+    out = np.empty((N, N))
+    distmm.matmul(A, B, out=out, client=client)
+    distmm.gemm(1, A, B, 2, A, out=out, client=client)
+    distmm.gram(A, out=out, client=client)
+    assert graphs == [1, 1, 1]
+
+
+def test_a_persisted_operand_is_read_where_it_is(client: Client, graphs: list[int]) -> None:
+    with client.as_current():
+        a = da.from_array(A, chunks=-1).persist()
+        np.testing.assert_array_equal(distmm.matmul(a, B).compute(), A @ B)
+        np.testing.assert_array_equal(distmm.matmul(a, a).compute(), A @ A)
+    assert graphs == [2, 2]  # the persisted chunk, and the product
+
+
+def test_the_old_c_counts_where_it_is_also_out(client: Client) -> None:
+    for where in (client, None):
+        C = A.copy()
+        assert distmm.gemm(1, A, B, 2, C, out=C, client=where) is C
+        np.testing.assert_array_equal(C, A @ B + 2 * A)
+
+
+@pytest.fixture
+def questions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    sent: list[str] = []
+    real = core.send_recv
+
+    async def noted(comm: Any, *, op: str, **message: Any) -> Any:
+        if op == "run_function":
+            sent.append(op)
+        return await real(comm, op=op, **message)
+
+    monkeypatch.setattr(core, "send_recv", noted)
+    monkeypatch.setattr(view, "FRESH_SECONDS", 1000.0)
+    return sent
+
+
+def test_the_cluster_is_asked_nothing_before_it(client: Client, questions: list[str]) -> None:
+    out = np.empty((N, N))
+    distmm.matmul(A, B, out=out, client=client)
+    questions.clear()
+    for _ in range(3):
+        distmm.matmul(A, B, out=out, client=client)
+    assert questions == []
+    distmm.matmul(A, B, out=out, client=client, blocks=(N // 2, N, N // 2))  # several tasks need the present memory
+    assert questions == ["run_function"]
+
+
+def test_the_cluster_is_asked_again_after_some_seconds(
+    client: Client, questions: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = np.empty((N, N))
+    distmm.matmul(A, B, out=out, client=client)
+    monkeypatch.setattr(view, "FRESH_SECONDS", 0.0)
+    questions.clear()
+    distmm.matmul(A, B, out=out, client=client)
+    assert questions
+
+
+def test_threads_multiply_at_once(client: Client) -> None:
+    def multiply(seed: int) -> None:
+        a, out = whole(N, N, seed=seed), np.empty((N, N))
+        for where in (client, None):
+            distmm.matmul(a, B, out=out, client=where)
+            np.testing.assert_array_equal(out, a @ B)
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(multiply, range(12)))
+
+
+class _Observer(Callback):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        self.keys: list[Any] = []
+
+    def _posttask(self, key: Any, *_: Any) -> None:
+        self.keys.append(key)
+
+
+def test_observers_of_dasks_tasks_see_it() -> None:
+    with _Observer() as seen:
+        np.testing.assert_array_equal(distmm.matmul(A, B).compute(), A @ B)
+    assert seen.keys
+
+
+def test_other_schedulers_compute_it() -> None:
+    ran: list[int] = []
+
+    def get(dsk: Any, keys: Any, **how: Any) -> Any:
+        ran.append(threading.get_ident())
+        return dask.threaded.get(dsk, keys, **how)
+
+    with dask.config.set(scheduler=get):
+        np.testing.assert_array_equal(distmm.matmul(A, B).compute(), A @ B)
+        distmm.matmul(A, B, out=np.empty((N, N)))
+    assert len(ran) >= 2
+
+
+def test_operands_are_read_when_it_is_computed() -> None:
+    a = A.copy()
+    C = distmm.matmul(a, B)
+    a[:] = 0
+    np.testing.assert_array_equal(C.compute(), np.zeros((N, N)))
+
+
+@pytest.fixture
+def annotated() -> Iterator[None]:
+    with dask.annotate(workers=["nobody"], allow_other_workers=False):
+        yield
+
+
+@pytest.mark.usefixtures("annotated")
+def test_restrictions_that_no_worker_meets_are_an_error(client: Client) -> None:
+    with pytest.raises(Exception, match="nobody"):
+        distmm.matmul(A, B, out=np.empty((N, N)), client=client)
