@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from distmm_kernels.arrays.products import Options, captured, direct, learn, product, result_of
-from distmm_kernels.device import Device, cpu, gpus, why_no_gpu
+from distmm_kernels.arrays import on_gpu
+from distmm_kernels.arrays.products import Options, captured, product, result_of
+from distmm_kernels.device import Device, cpu
 
 Multiply = Callable[[Any, Any, Any, Any, Options], Any]
 GPU = (2, 13)  # DLDeviceType of CUDA memory, and of managed memory
@@ -81,20 +83,6 @@ def adjoint(x: Any) -> Any:
     return flipped.conj() if np.dtype(x.dtype).kind == "c" else flipped
 
 
-def device_of(index: int) -> Device:
-    """Return the GPU with CUDA's number.
-
-    Raises
-    ------
-    RuntimeError
-        If it cannot be used, with the reason.
-    """
-    devices = gpus()
-    if index < len(devices):
-        return devices[index]
-    raise RuntimeError(why_no_gpu() or f"there is no GPU cuda:{index}: this machine has {len(devices)}")
-
-
 def _device_named(device: Any) -> Device:
     if isinstance(device, Device):
         return device
@@ -103,7 +91,7 @@ def _device_named(device: Any) -> Device:
     kind, _, number = str(device).partition(":")
     if kind not in ("cuda", "gpu") or not (number or "0").isdecimal():
         raise ValueError(f'device is {device!r}: use "cpu", "cuda" or "cuda:1"')
-    return device_of(int(number or 0))
+    return on_gpu.device_of(int(number or 0))
 
 
 @functools.cache
@@ -127,43 +115,36 @@ def _numpy(a: Any, b: Any, out: Any, c: Any, options: Options, device: Device) -
 
 
 def _cupy(a: Any, b: Any, out: Any, c: Any, options: Options) -> Any:
+    return on_gpu.multiply(_cupy_arrays(), a, b, out, c, options)
+
+
+@functools.cache
+def _cupy_arrays() -> on_gpu.GpuArrays:
     import cupy
 
-    index, apart = a.data.device_id, c is None
-    if apart and out is not None:
-        apart = out.data.mem.ptr not in (a.data.mem.ptr, b.data.mem.ptr)
-    of_a, of_b, current = a.data.ptr, b.data.ptr, cupy.cuda.runtime.getDevice()
-    key: Any = (
-        (a.shape, a.strides, a.dtype, of_a & 15, index),
-        (b.shape, b.strides, b.dtype, of_b & 15, b.data.device_id),
-        None if out is None else (out.shape, out.strides, out.dtype, out.data.ptr & 15, out.data.device_id),
-        options,
+    return on_gpu.GpuArrays(
+        layout=lambda x: (x.shape, x.strides, x.dtype, x.data.ptr & 15, x.data.device_id),
+        address=lambda x: x.data.ptr,
+        memory=lambda x: x.data.mem.ptr,
+        device=lambda x: x.data.device_id,
+        current=cupy.cuda.runtime.getDevice,
+        stream=lambda _: cupy.cuda.get_current_stream().ptr,
+        captured=captured,
+        empty=lambda shape, dtype, *_: cupy.empty(shape, dtype),
+        view=lambda x: x,
+        working=_working,
     )
-    known = direct.get(key) if apart and current == index else None
-    if known is not None and (known.capturable or not captured()):
-        made = cupy.empty(known.shape, known.dtype) if out is None else out
-        known.launch(of_a, of_b, made.data.ptr, cupy.cuda.get_current_stream().ptr)
-        return made
-    _same_device({"a": a, "b": b, "c": c, "out": out})
-    device = device_of(index)
-    shape, dtype = result_of(a, b, out)
-    with cupy.cuda.Device(index):
-        made = cupy.empty(shape, dtype) if out is None else out
-        if captured():  # the graph then has the memory of intermediate results, which CuPy's pool would give away
-            with cupy.cuda.using_allocator(cupy.cuda.malloc_async):
-                return product(a, b, c, made, device, options)
-        product(a, b, c, made, device, options, new=out is None)
-        if apart and key not in direct:
-            learn(key, a, b, made, device, options)
-    return made
 
 
-def _same_device(arrays: dict[str, Any]) -> None:
-    """Refuse CuPy arrays on several devices."""
-    places = {name: x.data.device_id for name, x in arrays.items() if x is not None}
-    if len(set(places.values())) > 1:
-        listed = ", ".join(f"{name} on cuda:{index}" for name, index in places.items())
-        raise ValueError(f"arrays are on several GPUs ({listed}): copy them to one of them")
+@contextlib.contextmanager
+def _working(index: int) -> Iterator[None]:
+    """Make a device CuPy's. A graph has the memory of intermediate results, which CuPy's pool would give away."""
+    import cupy
+
+    with cupy.cuda.Device(index), contextlib.ExitStack() as stack:
+        if captured():
+            stack.enter_context(cupy.cuda.using_allocator(cupy.cuda.malloc_async))
+        yield
 
 
 def view(x: Any) -> Any:

@@ -1,13 +1,11 @@
 """The product of NumPy or CuPy arrays: the choice of a kernel, and its launches on CuPy's current stream.
 
-Every package of arrays comes here with views of its memory. What a call finds out about shapes, types and layouts is
-kept, so that a further call of the same kind only looks it up.
+Every package of arrays comes here with views of its memory.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +13,6 @@ import numpy as np
 from distmm_kernels.config import FLOAT8, PRECISIONS, Problem, operand_dtype, result_type
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Array, Kernel, product_shape
-from distmm_kernels.launch.bounded import Bounded
 from distmm_kernels.symmetric import Symmetry
 
 # Host time of a whole call, in seconds. A product that takes less time waits for the host. Measured on the host of an
@@ -32,20 +29,6 @@ class Options(NamedTuple):
     precision: str = "highest"
     reproducible: bool = False
     symmetry: Symmetry | None = None
-
-
-class Direct(NamedTuple):
-    """A product that is one launch on the operands as they are. The launch takes three addresses and a stream."""
-
-    capturable: bool
-
-    launch: Callable[[int, int, int, int], None]
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-
-
-direct: Bounded[Direct | None] = Bounded()
-"""By the layout of the operands and the options: the launch, or None if the product needs more than one."""
 
 
 def result_of(a: Array, b: Array, out: Array | None) -> tuple[tuple[int, ...], np.dtype[Any]]:
@@ -104,25 +87,6 @@ def product(
         return made
     out[...] = made
     return out
-
-
-def learn(key: Any, a: Array, b: Array, out: Array, device: Device, options: Options) -> None:
-    """Keep the launch of a product that has been computed, if it is one launch on the operands as they are."""
-    found = None
-    if (
-        options[:2] == (1, 0)
-        and options.symmetry is None
-        and a.dtype == b.dtype
-        and min(a.ndim, b.ndim) > 1
-        and out.size
-        and a.size
-    ):
-        batch = out.shape[:-2]
-        sizes = a.shape[-2], a.shape[-1], b.shape[-1], batch, operand_dtype(a.dtype)
-        kernel = chosen(*sizes, device, options.precision, options.reproducible, in_graph=False)
-        launch = kernel.direct(a, b, out)
-        found = None if launch is None else Direct(kernel.capturable, launch, out.shape, out.dtype)
-    direct[key] = found
 
 
 def of_matrices(

@@ -13,8 +13,9 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from distmm_kernels.arrays.packages import cpu_here, device_of
-from distmm_kernels.arrays.products import Options, captured, direct, learn, product, result_of
+from distmm_kernels.arrays import on_gpu
+from distmm_kernels.arrays.packages import cpu_here
+from distmm_kernels.arrays.products import Options, product, result_of
 
 SCHEMA = "(Tensor a, Tensor b, Tensor? c, Scalar alpha, Scalar beta, str precision, bool reproducible) -> Tensor"
 
@@ -47,38 +48,7 @@ def _at_once(a: Any, b: Any, out: Any, c: Any, options: Options) -> Any:
         a, b = (x.resolve_conj().resolve_neg() for x in (a, b))
     if a.device.type != "cuda":
         return _on_host(a, b, out, c, options)
-    of_a, of_b, place, apart = a.data_ptr(), b.data_ptr(), a.device, c is None
-    if out is not None and apart:
-        apart = out.untyped_storage().data_ptr() not in (
-            a.untyped_storage().data_ptr(), b.untyped_storage().data_ptr()
-        )  # fmt: skip
-    key = (
-        (a.shape, a.stride(), a.dtype, of_a & 15, place),
-        (b.shape, b.stride(), b.dtype, of_b & 15, b.device),
-        None if out is None else (out.shape, out.stride(), out.dtype, out.data_ptr() & 15, out.device),
-        options,
-    )
-    known = direct.get(key) if apart and torch.cuda.current_device() == place.index else None
-    if known is not None and (known.capturable or not torch.cuda.is_current_stream_capturing()):
-        made = torch.empty(known.shape, dtype=_promoted(a.dtype, b.dtype), device=place) if out is None else out
-        known.launch(of_a, of_b, made.data_ptr(), _stream(place.index))
-        return made
-    for name, x in (("b", b), ("c", c), ("out", out)):
-        if x is not None and x.device != place:
-            raise ValueError(f"a is on {place}, {name} on {x.device}: copy them to one device")
-    device = device_of(place.index)
-    with working(place.index):
-        views = [None if x is None else as_array(x) for x in (a, b, c)]
-        if out is None:
-            shape, _ = result_of(views[0], views[1], None)
-            made = torch.empty(shape, dtype=_promoted(a.dtype, b.dtype), device=place)
-        else:
-            made = out
-        target = as_array(made)
-        product(views[0], views[1], views[2], target, device, options, new=out is None)
-        if apart and key not in direct and not captured():
-            learn(key, views[0], views[1], target, device, options)
-    return made
+    return on_gpu.multiply(_TENSORS, a, b, out, c, options)
 
 
 def _on_host(a: Any, b: Any, out: Any, c: Any, options: Options) -> Any:
@@ -152,6 +122,24 @@ def _memory() -> Any:
 def _stream(index: int) -> int:
     """Return the handle of PyTorch's current stream of a device."""
     return int(torch.cuda.current_stream(index).cuda_stream if _RAW_STREAM is None else _RAW_STREAM(index))
+
+
+def _empty(shape: tuple[int, ...], _: Any, a: Any, b: Any) -> Any:
+    return torch.empty(shape, dtype=_promoted(a.dtype, b.dtype), device=a.device)
+
+
+_TENSORS = on_gpu.GpuArrays(
+    layout=lambda x: (x.shape, x.stride(), x.dtype, x.data_ptr() & 15, x.device),
+    address=lambda x: x.data_ptr(),
+    memory=lambda x: x.untyped_storage().data_ptr(),
+    device=lambda x: x.device.index,
+    current=torch.cuda.current_device,
+    stream=_stream,
+    captured=torch.cuda.is_current_stream_capturing,
+    empty=_empty,
+    view=as_array,
+    working=working,
+)
 
 
 def _is_watched(*tensors: Any) -> bool:

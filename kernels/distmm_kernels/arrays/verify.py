@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from distmm_kernels.arrays import packages
+from distmm_kernels.arrays.on_gpu import device_of
 from distmm_kernels.config import PRECISIONS
 from distmm_kernels.freivalds import vectors
 from distmm_kernels.kernel import product_shape
@@ -133,7 +134,7 @@ class Check:
     def _times(self, matrices: Any, vectors: Any) -> tuple[Any, Any]:
         """Return matrices times vectors, and the squared norms of rows. Batches broadcast."""
         if self._fused:
-            device = packages.device_of(matrices.data.device_id)
+            device = device_of(matrices.data.device_id)
             if max(matrices.ndim, vectors.ndim) == 2:
                 return thin_products.times_vectors(matrices, vectors, device)
             batch = np.broadcast_shapes(matrices.shape[:-2], vectors.shape[:-2])
