@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -18,6 +19,19 @@ from distmm_kernels.layout.float8 import native, widened
 from distmm_kernels.symmetric import Symmetry, mirror, turned
 
 Array = Any  # numpy.ndarray or cupy.ndarray: CuPy ships no types
+
+
+@dataclass(frozen=True)
+class Last:
+    """The last step of a chain, whose result is ``alpha * (c + a @ b) + beta * c0``.
+
+    ``c0`` is None, or has the result's shape, and any type, strides and values. ``dtype`` is the result's type.
+    """
+
+    alpha: Any
+    beta: Any
+    c0: Array | None
+    dtype: np.dtype[Any]
 
 
 class Kernel(ABC):
@@ -176,7 +190,8 @@ class Kernel(ABC):
             plain, mirrored = alpha == 1 and beta == 0, False
             if not plain and a.shape[-1] and 0 not in shape:
                 addend = None if beta == 0 else self._module.broadcast_to(widened(self._to_device(c0)), shape)
-                d = self._finished(a, b, c, alpha, beta, addend, out_dtype, symmetry is not None, out)
+                last = Last(alpha, beta, addend, out_dtype)
+                d = self._finished(a, b, c, last, symmetry is not None, out)
                 mirrored = d is not None
             if d is None:
                 direct = plain and self._stores(out_dtype)
@@ -268,23 +283,11 @@ class Kernel(ABC):
         return False
 
     def _finished(
-        self,
-        a: Array,
-        b: Array,
-        c: Array | None,
-        alpha: Any,
-        beta: Any,
-        c0: Array | None,
-        dtype: np.dtype[Any],
-        symmetric: bool,
-        out: Array | None = None,
+        self, a: Array, b: Array, c: Array | None, last: Last, symmetric: bool, out: Array | None = None
     ) -> Array | None:
-        """Return ``alpha * (c + a @ b) + beta * c0`` in one launch, with the bits of `_in_passes`.
+        """Return the result of the last step in one launch, with the bits of `_in_passes`. It may be ``out``.
 
-        The result may be ``out``.
-
-        Returns None if this kernel cannot do so. ``c0`` is None, or has the result's shape, and any type, strides and
-        values. If ``symmetric``, the result has mirror images above the diagonal.
+        Returns None if this kernel cannot do so. If ``symmetric``, the result has mirror images above the diagonal.
         """
         return None
 

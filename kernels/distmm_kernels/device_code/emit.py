@@ -46,9 +46,6 @@ BUILDER_METHODS = (
 ARRAY_FIELDS = ("meminfo", "parent", "nitems", "itemsize", "data", "shape", "strides")
 """Parameters that an array becomes, in this order. `distmm_kernels.launch.driver.array_arguments` writes them."""
 
-SIMULATED = bool(config.ENABLE_CUDASIM)
-"""Whether kernels run in Numba's simulator, which has no intrinsics."""
-
 I8, I32, I64, F32, F64 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType(), ir.DoubleType()
 
 ANY = None

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from distmm_kernels.device_code import simulated
 from distmm_kernels.device_code.elements import Registers, Shared
-from distmm_kernels.device_code.emit import ANY, F32, I32, SIMULATED, assembly, constant, intrinsic, types
+from distmm_kernels.device_code.emit import ANY, F32, I32, assembly, constant, intrinsic, types
 from distmm_kernels.device_code.register_tiled import register_tiled, source_of
 from distmm_kernels.launch.compiler import Source
 from distmm_kernels.tiles.fragment_tiles import EDGE, FragmentTiling, Multiplicand
@@ -107,6 +106,5 @@ def _instruction(depth: int, name: str, sums: str) -> Callable[[Any, Any], list[
 def source(operand: Multiplicand, tiling: FragmentTiling, width: int, modulo: bool = False) -> Source:
     """Return the source that `distmm_kernels.launch.binary` compiles; ``modulo`` is for residues in int8."""
     _, _, sums, narrow = _KINDS[operand]
-    makes: Any = simulated.multiply_fragments if SIMULATED else multiply(operand)
-    kernel = register_tiled(np.dtype(sums), tiling, width, makes, np.dtype(narrow), modulo)
+    kernel = register_tiled(np.dtype(sums), tiling, width, multiply(operand), np.dtype(narrow), modulo)
     return source_of(kernel, sums, tiling, narrow, modulo)

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from distmm_kernels.device_code import simulated
 from distmm_kernels.device_code.elements import Registers, Shared
-from distmm_kernels.device_code.emit import ANY, F64, SIMULATED, assembly, intrinsic, types
+from distmm_kernels.device_code.emit import ANY, F64, assembly, intrinsic, types
 from distmm_kernels.device_code.register_tiled import register_tiled, source_of
 from distmm_kernels.launch.compiler import Source
 from distmm_kernels.tiles.mma_tiles import MmaTiling
@@ -75,5 +74,4 @@ def _instruction(rows: int, steps: int) -> Callable[[Any, Any], list[Any]]:
 
 def source(dtype: str, tiling: MmaTiling, width: int) -> Source:
     """Return the source that `distmm_kernels.launch.binary` compiles."""
-    makes = simulated.multiply_by_warp if SIMULATED else multiply
-    return source_of(register_tiled(np.dtype(dtype), tiling, width, makes), dtype, tiling)
+    return source_of(register_tiled(np.dtype(dtype), tiling, width, multiply), dtype, tiling)

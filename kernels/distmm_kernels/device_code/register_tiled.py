@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy import uint32
 
-from distmm_kernels.device_code import simulated, unrolled
-from distmm_kernels.device_code.emit import SIMULATED, cuda, from_dtype, inlined, types
+from distmm_kernels.device_code import unrolled as operations
+from distmm_kernels.device_code.emit import cuda, from_dtype, inlined, types
 from distmm_kernels.launch.compiler import Source
 from distmm_kernels.tiles.tiling import Tiling
 
@@ -25,11 +25,7 @@ from distmm_kernels.tiles.tiling import Tiling
 GROUP = uint32(16)
 
 int32, int64 = types.int32, types.int64
-operations: Any = simulated if SIMULATED else unrolled
-
-ALIGNMENT = None if SIMULATED else 16  # of shared memory, for vectors; the simulator refuses the argument
-plain: Any = (lambda function: function) if SIMULATED else inlined
-
+ALIGNMENT = 16  # of shared memory, for vectors
 
 # The largest static shared memory of a block. A launch must request more explicitly.
 MOST_STATIC = 48 * 1024
@@ -39,7 +35,7 @@ def register_tiled(
     dtype: np.dtype[Any],
     tiling: Tiling,
     width: int,
-    multiply: Callable[..., Any] = operations.multiply,
+    multiply: Callable[..., Any],
     narrow: np.dtype[Any] | None = None,
     modulo: bool = False,
 ) -> Callable[..., None]:
@@ -68,7 +64,7 @@ def register_tiled(
     """
     number, c_last = from_dtype(dtype), narrow is not None
     element, register = (number, number) if narrow is None else (from_dtype(narrow), types.uint32)
-    place = plain(tiling.place)
+    place = inlined(tiling.place)
     rows, columns, depth, stages = tiling.rows, tiling.columns, tiling.depth, tiling.stages
     (share_a, beside_a, start_a, copy_a), (share_b, beside_b, start_b, copy_b) = (_operand(tiling, i) for i in (0, 1))
     close, wait = operations.close_stage(), operations.wait_for_stages(stages - 2)
@@ -93,7 +89,7 @@ def register_tiled(
         uint32(tiling.warp[1] * tiling.thread_columns),
     )
     run_rows, run_columns = map(uint32, tiling.runs)
-    begin_a, begin_b = (plain(tiling.first_read(operand)) for operand in (0, 1))
+    begin_a, begin_b = (inlined(tiling.first_read(operand)) for operand in (0, 1))
     first, one, last, origin = int32(0), int32(1), int32(stages - 1), int64(0)
     zero = dtype.type(0)
 
@@ -181,7 +177,7 @@ def register_tiled(
 
     if halves:
         return product
-    product = plain(product)
+    product = inlined(product)
 
     def kernel(a, b, c, d):
         product(a, a, b, b, c, d, d, d)
@@ -197,7 +193,7 @@ def _operand(tiling: Tiling, operand: int) -> tuple[Callable[..., Any], ...]:
     for k-major operands; otherwise it is at most the first element of the last vector. The other two functions are
     those of `unrolled.address` and `unrolled.copy`.
     """
-    lanes, vector, place = uint32(tiling.lanes(operand)), uint32(tiling.vector), plain(tiling.vector_place(operand))
+    lanes, vector, place = uint32(tiling.lanes(operand)), uint32(tiling.vector), inlined(tiling.vector_place(operand))
 
     def share(thread):
         row, number = uint32(thread // lanes), uint32(thread % lanes)
@@ -218,7 +214,7 @@ def _operand(tiling: Tiling, operand: int) -> tuple[Callable[..., Any], ...]:
         made, moves = (share_along_k, any_of), (operations.address(0), operations.copy_along_k(*copies))
     else:
         made, moves = (share, last_or), (operations.address(), operations.copy(*copies, tiling.vector))
-    return *map(plain, made), *moves
+    return *(inlined(each) for each in made), *moves
 
 
 def dynamic_bytes(tiling: Tiling) -> int:
@@ -228,7 +224,7 @@ def dynamic_bytes(tiling: Tiling) -> int:
 
 def source(dtype: str, tiling: Tiling, width: int) -> Source:
     """Return the source that `distmm_kernels.launch.binary` compiles."""
-    return source_of(register_tiled(np.dtype(dtype), tiling, width), dtype, tiling)
+    return source_of(register_tiled(np.dtype(dtype), tiling, width, operations.multiply), dtype, tiling)
 
 
 def source_of(

@@ -2,7 +2,7 @@
 
 An array stays in registers only if every index into it is a constant. If the compiler does not unroll a loop, the array
 is placed in local memory. So these loops are unrolled here, with vectors as wide as a thread can load.
-`simulated` has the same functions as loops in Python.
+`simulated.py` of the tests has the same functions as loops in Python, for Numba's simulator.
 
 ``registers`` is a ``cuda.local.array``. Shared memory is one flat array. A matrix is ``matrices[batch]`` in a stack.
 """

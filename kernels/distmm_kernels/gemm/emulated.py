@@ -27,12 +27,11 @@ from distmm_kernels.emulation.formats import FP16_PAIR, GRANULE, TF32_PAIR, Form
 from distmm_kernels.emulation.sparsity import Counts
 from distmm_kernels.emulation.splits import Parts, Piece, as_stack, splitter
 from distmm_kernels.gemm.guarded import WORKSPACE, GuardedKernel, GuardedOperand, Way, by_parts
-from distmm_kernels.kernel import Array, product_shape
-from distmm_kernels.launch.bounded import Bounded
-from distmm_kernels.launch.hopper_launch import Finish, HopperGemm, Scales, hopper_gemm
+from distmm_kernels.kernel import Array, Last, product_shape
+from distmm_kernels.launch.hopper_launch import Finish, HopperGemm, HopperGemms, Scales
 from distmm_kernels.layout.stack import Stack
 from distmm_kernels.tiles import slices
-from distmm_kernels.tiles.hopper_tiles import COORDINATES, WIDEST_OF_TWO, HopperTile, best_columns
+from distmm_kernels.tiles.hopper_tiles import COORDINATES, WIDEST_OF_TWO
 
 # For a shorter k, a chain of multiply-adds has a smaller error than the split (by twins.py of the tests, N(0, 1) and
 # U(0, 1)).
@@ -82,7 +81,7 @@ class Fp16x3Kernel(GuardedKernel):
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
         self._split = splitter(self.form, device)
-        self._gemms: Bounded[HopperGemm] = Bounded()
+        self._gemms = HopperGemms(device)
 
     def _format(self, block: Array, operand: str) -> SplitOperand:
         matrices = self._matrices(block, operand)
@@ -139,29 +138,20 @@ class Fp16x3Kernel(GuardedKernel):
             c = d
 
     def _finished(
-        self,
-        a: SplitOperand,
-        b: SplitOperand,
-        c: Array | None,
-        alpha: Any,
-        beta: Any,
-        c0: Array | None,
-        dtype: np.dtype[Any],
-        symmetric: bool,
-        out: Array | None = None,
+        self, a: Any, b: Any, c: Array | None, last: Last, symmetric: bool, out: Array | None = None
     ) -> Array | None:
         """Multiply one granule of one matrix in one launch, before its guards arrive (see `_accumulate`).
 
         The result is new: ``out`` may be C0, which is read again if a guard is raised.
         """
-        shape = product_shape(a.shape, b.shape)
+        shape, c0 = product_shape(a.shape, b.shape), last.c0
         kind, known = None if c0 is None else c0.dtype.name, self._raised or (a.found.here and b.found.here)
-        if not self.finishes or len(shape) > 2 or dtype != self.accumulator or kind not in ADDENDS:
+        if not self.finishes or len(shape) > 2 or last.dtype != self.accumulator or kind not in ADDENDS:
             return None
         if self._expected(a.shape[-1]) != (self.first,) or (known and not self._allowed(a, b)):
             return None
-        d, c, c0 = self._empty(shape, dtype), self._loadable(c), self._loadable(c0)
-        finish = Finish.of(float(alpha), float(beta), None if c0 is None else Stack.for_tensor_map(c0))
+        d, c, c0 = self._empty(shape, last.dtype), self._loadable(c), self._loadable(c0)
+        finish = Finish.of(float(last.alpha), float(last.beta), None if c0 is None else Stack.for_tensor_map(c0))
         left, right, to = a.parts.piece(0), b.parts.piece(0), Stack.for_tensor_map(d)
         gemm = self._hopper(a.parts, b.parts, to, c is not None, symmetric, finishes=True, c0=kind)
         added = None if c is None else Stack.for_tensor_map(c)
@@ -239,25 +229,11 @@ class Fp16x3Kernel(GuardedKernel):
     def _hopper(
         self, a: Parts, b: Parts, to: Stack, adds: bool, symmetric: bool, finishes: bool = False, c0: Any = None
     ) -> HopperGemm:
-        key = a.format.name, to.shape, a.k_major, b.k_major, adds, symmetric, finishes, c0
-        if key not in self._gemms:
-            shape = to.rows, to.columns, to.matrices
-            columns = best_columns(*shape, 3, self.device.multiprocessors, symmetric=symmetric)
-            tile = HopperTile(
-                "float16" if a.format.scaled else "tfloat32",
-                "float32",
-                columns,
-                "k" if a.k_major else "m",
-                "k" if b.k_major else "n",
-                products=3,
-                adds=adds,
-                scaled=a.format.scaled,
-                finishes=finishes,
-                c0=c0,
-                symmetric=symmetric,
-            )
-            self._gemms[key] = hopper_gemm(tile, self.device)
-        return self._gemms[key]
+        half, majors = a.format.scaled, {"a_major": "k" if a.k_major else "m", "b_major": "k" if b.k_major else "n"}
+        return self._gemms(
+            to, "float32", operand="float16" if half else "tfloat32", **majors, products=3, adds=adds, scaled=half,
+            finishes=finishes, c0=c0, symmetric=symmetric,
+        )  # fmt: skip
 
 
 class Tf32x3Kernel(Fp16x3Kernel):

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, TypeAlias
 
 import ml_dtypes
 import numpy as np
@@ -24,38 +24,19 @@ from distmm_kernels.emulation.splits import as_stack, splitter
 from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.gemm.guarded import WORKSPACE
 from distmm_kernels.gemm.hopper_operands import HopperOperand, HopperPanels, Prepared, joined
-from distmm_kernels.kernel import Array, product_shape
+from distmm_kernels.kernel import Array, Last, product_shape
 from distmm_kernels.launch.bounded import Bounded
-from distmm_kernels.launch.hopper_launch import NO_SCALES, Finish, HopperGemm, Scales, hopper_gemm
+from distmm_kernels.launch.hopper_launch import NO_SCALES, Finish, HopperGemm, HopperGemms, Scales
 from distmm_kernels.layout.float8 import native
 from distmm_kernels.layout.stack import Stack, address, distinct
 from distmm_kernels.layout.vectors import in_vectors, row_pitch
 from distmm_kernels.tiles import hopper_tiles, slices
-from distmm_kernels.tiles.hopper_tiles import (
-    ROWS,
-    STRETCH,
-    STRETCH_OF_FLOAT8,
-    WIDEST_OF_BLOCKS,
-    WIDEST_OF_TWO,
-    HopperTile,
-    best_columns,
-)
+from distmm_kernels.tiles.hopper_tiles import ROWS, STRETCH, STRETCH_OF_FLOAT8, WIDEST_OF_TWO
+
+Stacks: TypeAlias = tuple[tuple[Stack, ...], tuple[Stack, ...]]  # of A and of B: one each, or those of all panels
 
 # by the accumulator's kind, the other types that the epilogue can store: floats are rounded, integers keep low bits
 _STORED = {"f": (np.dtype("float16"), np.dtype(ml_dtypes.bfloat16)), "i": (np.dtype("int8"), np.dtype("uint8"))}
-
-
-@dataclass(frozen=True)
-class _Last:
-    """Arguments of `Kernel.finish` that the kernel's epilogue applies. The TMA can load C0."""
-
-    alpha: float
-    beta: float
-    c0: Array | None
-
-    def at(self, index: tuple[int, ...]) -> _Last:
-        """Return the arguments for one index of the batch's leading axes."""
-        return _Last(self.alpha, self.beta, None if self.c0 is None else self.c0[index])
 
 
 class HopperKernel(AlignedKernel):
@@ -86,7 +67,7 @@ class HopperKernel(AlignedKernel):
         self.operand = self.formats[self.dtype.name]
         self._float8 = self.dtype in FLOAT8
         self._counts = self.dtype.kind == "b"
-        self._gemms: Bounded[HopperGemm] = Bounded()
+        self._gemms = HopperGemms(device)
 
     def _format(self, block: Array, operand: str) -> HopperOperand:
         own, other = ("k", "m") if operand == "A" else ("n", "k")
@@ -148,24 +129,17 @@ class HopperKernel(AlignedKernel):
         return a.transposed
 
     def _finished(
-        self,
-        a: Prepared,
-        b: Prepared,
-        c: Array | None,
-        alpha: Any,
-        beta: Any,
-        c0: Array | None,
-        dtype: np.dtype[Any],
-        symmetric: bool,
-        out: Array | None = None,
+        self, a: Prepared, b: Prepared, c: Array | None, last: Last, symmetric: bool, out: Array | None = None
     ) -> Array | None:
         types = (self.accumulator, *_STORED["f"])
-        if self.accumulator != np.float32 or dtype not in types or (c0 is not None and c0.dtype not in types):
+        if self.accumulator != np.float32 or last.dtype not in types:
             return None
-        d = out if out is not None and self._writes(out) else self._empty(product_shape(a.shape, b.shape), dtype)
+        if last.c0 is not None and last.c0.dtype not in types:
+            return None
+        d = out if out is not None and self._writes(out) else self._empty(product_shape(a.shape, b.shape), last.dtype)
         if isinstance(a, HopperOperand) and self._slices_at_once(d.shape, a.shape[-1], symmetric) > 1:
             return None
-        self._add(a, b, self._loadable(c), d, _Last(float(alpha), float(beta), self._loadable(c0)), symmetric)
+        self._add(a, b, self._loadable(c), d, replace(last, c0=self._loadable(last.c0)), symmetric)
         return d
 
     def direct(self, a: Array, b: Array, d: Array) -> Callable[[int, int, int, int], None] | None:
@@ -178,8 +152,9 @@ class HopperKernel(AlignedKernel):
             return None
         whole = (np.broadcast_to(x.array, (*d.shape[:-2], *x.array.shape[-2:])) for x in (left, right))
         first, second, to = (Stack.for_tensor_map(x) for x in (*whole, d))
-        promotes = k > STRETCH and self.accumulator == np.float32
-        gemm = self._gemm((left.major, right.major), to, d.dtype, promotes, False, False)
+        gemm = self._gemm(
+            left, right, to, d.dtype, promotes=(k > STRETCH or self._float8) and self.accumulator == np.float32
+        )
 
         kept: Bounded[Callable[[], None]] = Bounded()  # allocators soon return the same addresses again
 
@@ -208,51 +183,39 @@ class HopperKernel(AlignedKernel):
                 self._module.not_equal(counts + added, 0, out=to)
 
     def _add(
-        self,
-        a: Prepared,
-        b: Prepared,
-        c: Array | None,
-        d: Array,
-        last: _Last | None = None,
-        symmetric: bool = False,
+        self, a: Prepared, b: Prepared, c: Array | None, d: Array, last: Last | None = None, symmetric: bool = False
     ) -> None:
         if isinstance(a, HopperPanels) or isinstance(b, HopperPanels) or (a.stacks and b.stacks):
-            self._multiply(a, b, a.stacks, b.stacks, c, d, last, symmetric)
+            self._multiply(a, b, (a.stacks, b.stacks), c, d, last, symmetric)
             return
         batch = d.shape[:-2]
         arrays = [np.broadcast_to(x.array, (*batch, *x.array.shape[-2:])) for x in (a, b)]
         for index in np.ndindex(batch[:-1]):
-            stacks = [Stack.for_tensor_map(array[index]) for array in arrays]
-            added, to, there = None if c is None else c[index], d[index], None if last is None else last.at(index)
-            self._multiply(a, b, (stacks[0],), (stacks[1],), added, to, there, symmetric)
+            of_a, of_b = (Stack.for_tensor_map(array[index]) for array in arrays)
+            added = None if c is None else c[index]
+            here = last if last is None or last.c0 is None else replace(last, c0=last.c0[index])
+            self._multiply(a, b, ((of_a,), (of_b,)), added, d[index], here, symmetric)
 
     def _multiply(
-        self,
-        a: Prepared,
-        b: Prepared,
-        a_stacks: tuple[Stack, ...],
-        b_stacks: tuple[Stack, ...],
-        c: Array | None,
-        d: Array,
-        last: _Last | None,
-        symmetric: bool,
+        self, a: Prepared, b: Prepared, stacks: Stacks, c: Array | None, d: Array, last: Last | None, symmetric: bool
     ) -> None:
-        to, k, majors, panels = Stack.for_tensor_map(d), a.shape[-1], (a.major, b.major), len(a_stacks) > 1
+        to, k, panels = Stack.for_tensor_map(d), a.shape[-1], len(stacks[0]) > 1
         together = 1 if panels or last is not None else self._slices_at_once(to.shape, k, symmetric)
         if together > 1:
-            self._in_slices(k, together, majors, (a_stacks[0], b_stacks[0]), c, d, symmetric)
+            self._in_slices(a, b, stacks, together, c, d, symmetric)
             return
         promotes = (panels or k > STRETCH or self._float8) and self.accumulator == np.float32
         added = None if c is None else Stack.for_tensor_map(c)
         c0 = None if last is None else last.c0
-        kinds = c is not None, panels, last is not None, None if c0 is None else c0.dtype.name
-        types = a.operand, b.operand
-        gemm = self._gemm(majors, to, d.dtype, promotes, False, *kinds, symmetric=symmetric, types=types)
+        gemm = self._gemm(
+            a, b, to, d.dtype, promotes=promotes, adds=c is not None, panels=panels, finishes=last is not None,
+            c0=None if c0 is None else c0.dtype.name, symmetric=symmetric,
+        )  # fmt: skip
         if last is None:
-            gemm(a_stacks, b_stacks, added, to)
+            gemm(*stacks, added, to)
         else:
-            finish = Finish.of(last.alpha, last.beta, None if c0 is None else Stack.for_tensor_map(c0))
-            gemm(a_stacks, b_stacks, added, to, NO_SCALES, finish)
+            of_c0 = None if c0 is None else Stack.for_tensor_map(c0)
+            gemm(*stacks, added, to, NO_SCALES, Finish.of(float(last.alpha), float(last.beta), of_c0))
 
     def _slices_at_once(self, shape: tuple[int, ...], k: int, symmetric: bool = False) -> int:
         """Return how many slices of k to multiply at the same time for a result of this shape."""
@@ -263,65 +226,32 @@ class HopperKernel(AlignedKernel):
         batch_size, multiprocessors = (batch or [1])[-1], self.device.multiprocessors
         return slices.at_once(m, n, slices.count(k), batch_size, 1, multiprocessors, widest, symmetric)
 
-    def _gemm(
-        self,
-        majors: tuple[Any, Any],
-        to: Stack,
-        dtype: np.dtype[Any],
-        promotes: bool,
-        sliced: bool,
-        adds: bool,
-        panels: bool = False,
-        finishes: bool = False,
-        c0: Any = None,
-        symmetric: bool = False,
-        types: tuple[Any, Any] | None = None,
-        scales: Literal["scaled", "scaled_blocks"] | None = None,
-    ) -> HopperGemm:
-        of_a, of_b = types or (self.operand, self.operand)
-        key = of_a, of_b, majors, to.shape, dtype, promotes, sliced, adds, panels, finishes, c0, symmetric, scales
-        gemm = self._gemms.get(key)
-        if gemm is None:
-            widest = WIDEST_OF_BLOCKS if scales == "scaled_blocks" else WIDEST_OF_TWO if promotes else 256
-            shape = to.rows, to.columns, to.matrices
-            columns = best_columns(*shape, 1, self.device.multiprocessors, widest, symmetric)
-            output: Any = dtype.name
-            if dtype.itemsize == 1:
-                columns = 128 if columns <= 128 else 256  # a multiple of a TMA box of bytes
-                output = "bool" if dtype.kind == "b" else "uint8"
-            tile = HopperTile(
-                of_a, output, columns, *majors, 1, promotes, sliced, adds, scales == "scaled", panels, finishes, c0,
-                symmetric, None if of_b == of_a else of_b, scales == "scaled_blocks",
-            )  # fmt: skip
-            gemm = self._gemms[key] = hopper_gemm(tile, self.device)
-        return gemm
+    def _gemm(self, a: Prepared, b: Prepared, to: Stack, dtype: np.dtype[Any], **variant: Any) -> HopperGemm:
+        """Return the GEMM for operands like these and a result of this layout; see `HopperTile` for its variants."""
+        output = {"b": "bool", "i": "uint8", "u": "uint8"}[dtype.kind] if dtype.itemsize == 1 else dtype.name
+        other = None if a.operand == b.operand else b.operand
+        return self._gemms(to, output, operand=a.operand, a_major=a.major, b_major=b.major, b_operand=other, **variant)
 
     def _in_slices(
-        self,
-        k: int,
-        together: int,
-        majors: tuple[Any, Any],
-        stacks: tuple[Stack, Stack],
-        c: Array | None,
-        d: Array,
-        symmetric: bool,
+        self, a: Prepared, b: Prepared, stacks: Stacks, together: int, c: Array | None, d: Array, symmetric: bool
     ) -> None:
         """Multiply ``together`` slices of k at the same time, and add their sums in ascending k."""
         if d.itemsize == 1:  # C is small
             total = self._rows(d.shape, self.accumulator)
-            self._in_slices(k, together, majors, stacks, c, total, symmetric)
+            self._in_slices(a, b, stacks, together, c, total, symmetric)
             d[...] = total
             return
+        k = a.shape[-1]
         last = slices.count(k)
         total = d if d.dtype == self.accumulator or together == last else self._rows(d.shape, self.accumulator)
         for first, after in slices.runs(last, together):
             left, right = (
-                stack.part(-1 if major == "k" else -2, first * STRETCH, min(after * STRETCH, k))
-                for stack, major in zip(stacks, majors, strict=True)
+                stack.part(-1 if x.major == "k" else -2, first * STRETCH, min(after * STRETCH, k))
+                for (stack,), x in zip(stacks, (a, b), strict=True)
             )
             sums = self._rows((*d.shape[:-2], after - first, *d.shape[-2:]), self.accumulator)
             to = Stack.for_tensor_map(sums.reshape(-1, *sums.shape[-2:]))
-            gemm = self._gemm(majors, to, self.accumulator, False, True, False, symmetric=symmetric)
+            gemm = self._gemm(a, b, to, self.accumulator, sliced=True, symmetric=symmetric)
             gemm((left,), (right,), None, to)
             self._add_slices(sums, c, d if after == last else total)
             c = total
@@ -370,9 +300,8 @@ class HopperFloat8Kernel(HopperKernel):
         with self._on_device():
             d = self._empty(product_shape(a.shape, b.shape), dtype)
             to, factors = Stack.for_tensor_map(d), [self._factors_in_memory(x) for x in (rows, columns)]
-            kind: Literal["scaled", "scaled_blocks"] = "scaled" if len(rows) == len(columns) == 1 else "scaled_blocks"
-            types, majors = (a.operand, b.operand), (a.major, b.major)
-            gemm = self._gemm(majors, to, dtype, True, False, False, types=types, scales=kind)
+            kind = "scaled" if len(rows) == len(columns) == 1 else "scaled_blocks"
+            gemm = self._gemm(a, b, to, dtype, promotes=True, **{kind: True})
             of_rows, of_columns = ((address(x), x.strides[0] if len(x) > 1 else 0) for x in factors)
             gemm(a.stacks, b.stacks, None, to, Scales(*of_rows, *of_columns))
         return d

@@ -24,13 +24,12 @@ from distmm_kernels.emulation.residues import COLUMNS, THREADS
 from distmm_kernels.gemm.guarded import WORKSPACE, parts
 from distmm_kernels.kernel import Array
 from distmm_kernels.launch.binary import Recipe
-from distmm_kernels.launch.bounded import Bounded
 from distmm_kernels.launch.driver import loaded
 from distmm_kernels.launch.fragment_launch import FragmentGemm, residues_gemm
-from distmm_kernels.launch.hopper_launch import HopperGemm, Scales, hopper_gemm
+from distmm_kernels.launch.hopper_launch import HopperGemm, HopperGemms, Scales
 from distmm_kernels.layout.stack import Stack, address
 from distmm_kernels.layout.vectors import row_pitch
-from distmm_kernels.tiles.hopper_tiles import ROWS, HopperTile, best_columns
+from distmm_kernels.tiles.hopper_tiles import ROWS
 
 Instruction: TypeAlias = Literal["wgmma", "mma.sync"]
 
@@ -63,7 +62,7 @@ class ResidueProducts:
         self.device, self.moduli = device, moduli
         self._reconstruction, self._parameters = reconstruction, parameters
         self._instruction = instruction
-        self._gemms: Bounded[HopperGemm] = Bounded()
+        self._gemms = HopperGemms(device)
 
     def add(self, left: Stack, right: Stack, c: Array | None, d: Array, factors: tuple[int, ...] = ()) -> None:
         """Enqueue ``D = C + A B`` for one granule of one matrix; the device must be current.
@@ -90,7 +89,7 @@ class ResidueProducts:
             to = Stack(memory.ptr, (left.matrices, high, wide), (high * pitch, pitch, 1), 1)
             of_a = left.part(-2, down.start, down.stop)
             of_b = right.part(-2, across.start, across.stop)
-            self._gemm(high, wide)((of_a,), (of_b,), None, to, Scales(self._table.data.ptr, 8, 0, 0))
+            self._gemm(to)((of_a,), (of_b,), None, to, Scales(self._table.data.ptr, 8, 0, 0))
             values = (
                 *(to.address, to.step, pitch),
                 *(factor + 8 * first for factor, first in zip(factors, (down.start, across.start), strict=False)),
@@ -100,14 +99,10 @@ class ResidueProducts:
             )
             kernel.launch((-(-high * -(-wide // COLUMNS) // THREADS), 1, 1), (), values)
 
-    def _gemm(self, m: int, n: int) -> HopperGemm | FragmentGemm:
+    def _gemm(self, to: Stack) -> HopperGemm | FragmentGemm:
         if self._instruction == "mma.sync":
             return residues_gemm(self.device)
-        if (m, n) not in self._gemms:
-            best = best_columns(m, n, len(self.moduli), 1, self.device.multiprocessors)
-            columns = 128 if best <= 128 else 256  # a multiple of a TMA box of bytes
-            self._gemms[m, n] = hopper_gemm(HopperTile("int8", "int8", columns, b_major="k"), self.device)
-        return self._gemms[m, n]
+        return self._gemms(to, "int8", operand="int8", b_major="k")
 
     @functools.cached_property
     def _table(self) -> Array:

@@ -6,10 +6,8 @@ ignores ``setmaxnreg`` and serialises ``wgmma``.
 
 from __future__ import annotations
 
-import gc
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,18 +96,6 @@ def build(source: Source, compute_capability: tuple[int, int]) -> Binary:
     if re.search(SERIALISED, log):
         raise RuntimeError(f"{source.function.__name__} for {target} would wait for each tensor-core product: {log}")
     return Binary(cubin, source.threads, source.shared_bytes, log)
-
-
-@contextmanager
-def _garbage_waits() -> Iterator[None]:
-    """Pause Python's garbage collector. Numba makes a million objects, and keeps them, so it would run all the time."""
-    runs = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if runs:
-            gc.enable()
 
 
 def _link(code: bytes, name: str, target: str) -> tuple[bytes, str]:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from distmm_kernels.device import Device
 from distmm_kernels.launch.binary import Recipe
+from distmm_kernels.launch.bounded import Bounded
 from distmm_kernels.launch.driver import ParameterBlock, loaded, stream_number
 from distmm_kernels.launch.tensor_map import TensorMap, TensorMaps, tensor_map
 from distmm_kernels.layout.stack import Stack
@@ -18,7 +19,10 @@ from distmm_kernels.tiles.hopper_tiles import (
     MOST_PANELS,
     ROWS,
     WARP_ROWS,
+    WIDEST_OF_BLOCKS,
+    WIDEST_OF_TWO,
     HopperTile,
+    best_columns,
     rows_in_pairs,
 )
 
@@ -220,3 +224,25 @@ _pace_counters: dict[int, Any] = {}
 def hopper_gemm(tile: HopperTile, device: Device) -> HopperGemm:
     """Return the launcher of a variant of the kernel on a device."""
     return HopperGemm(tile, device)
+
+
+class HopperGemms:
+    """Variants of the kernel on one device, each with the best width of tiles for the results that it computes."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._kept: Bounded[HopperGemm] = Bounded()
+
+    def __call__(self, to: Stack, output: Any, **variant: Any) -> HopperGemm:
+        """Return the launcher for results of this shape; ``variant`` are further arguments of `HopperTile`."""
+        key = to.shape, output, *variant.items()
+        gemm = self._kept.get(key)
+        if gemm is None:
+            products, promotes = variant.get("products", 1), variant.get("promotes", False)
+            widest = WIDEST_OF_BLOCKS if variant.get("scaled_blocks") else WIDEST_OF_TWO if promotes else 256
+            sizes, multiprocessors = (to.rows, to.columns, to.matrices), self._device.multiprocessors
+            columns = best_columns(*sizes, products, multiprocessors, widest, variant.get("symmetric", False))
+            if to.itemsize == 1:
+                columns = 128 if columns <= 128 else 256  # a multiple of a TMA box of bytes
+            gemm = self._kept[key] = hopper_gemm(HopperTile(output=output, columns=columns, **variant), self._device)
+        return gemm

@@ -52,10 +52,11 @@ def function_of_a_row(dtype, architecture):
 
 def fused_register_tiles(dtype):
     """The kernel with register tiles as PTX, before link-time optimisation."""
+    from distmm_kernels.device_code import unrolled
     from distmm_kernels.device_code.register_tiled import register_tiled
 
     tiling = TILINGS[dtype.name][0]
-    return compiled(register_tiled(dtype, tiling, tiling.vector), dtype, (9, 0), "-maxrregcount=255")
+    return compiled(register_tiled(dtype, tiling, tiling.vector, unrolled.multiply), dtype, (9, 0), "-maxrregcount=255")
 
 
 def warp_instructions(architecture):

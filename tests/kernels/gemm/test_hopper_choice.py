@@ -12,6 +12,8 @@ from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.gemm import hopper
 from distmm_kernels.gemm.hopper import HopperBf16Kernel, HopperKernel, HopperTf32Kernel
+from distmm_kernels.kernel import Last
+from distmm_kernels.launch import hopper_launch
 from distmm_kernels.layout.stack import Stack
 from distmm_kernels.tiles.hopper_tiles import MOST_PANELS, STRETCH
 
@@ -25,7 +27,7 @@ KERNELS = pytest.mark.parametrize(
 def tiles(monkeypatch):
     """The tiles that are launched, in order."""
     launched = []
-    monkeypatch.setattr(hopper, "hopper_gemm", lambda tile, device: lambda *operands: launched.append(tile))
+    monkeypatch.setattr(hopper_launch, "hopper_gemm", lambda tile, device: lambda *operands: launched.append(tile))
     monkeypatch.setattr("distmm_kernels.layout.stack.address", lambda array: 4096)
     monkeypatch.setattr(Stack, "loadable", lambda self: True)
     return launched
@@ -184,7 +186,7 @@ def test_the_finish_is_part_of_the_launch(tiles, monkeypatch, c0, k, joined):
     monkeypatch.setattr(kernel, "_empty", np.zeros)
     made = kernel.joined(panels(kernel, *(64, 64) if joined else (k,)))
     added = None if c0 is None else np.zeros((128, 256), c0)
-    d = kernel._finished(*made[0], None, 0.5, 2.0, added, np.dtype("float16"), symmetric=False)
+    d = kernel._finished(*made[0], None, Last(0.5, 2.0, added, np.dtype("float16")), symmetric=False)
     assert d.dtype == "float16"
     (tile,) = tiles
     assert (tile.output, tile.finishes, tile.c0, tile.panels) == ("float16", True, c0, joined)
@@ -197,7 +199,7 @@ def test_what_no_launch_finishes_is_left_to_passes(tiles, dtype, to, c0):
     kernel = HopperKernel(Problem(1, 1, 1, np.dtype(dtype)), NOWHERE)
     ((a, b),) = panels(kernel, 64)
     added = None if c0 is None else np.zeros((128, 256), c0)
-    assert kernel._finished(a, b, None, 2, 1, added, np.dtype(to), symmetric=False) is None
+    assert kernel._finished(a, b, None, Last(2, 1, added, np.dtype(to)), symmetric=False) is None
     assert not tiles
 
 

@@ -15,6 +15,7 @@ from distmm_kernels.emulation.moduli import OFFSET, epilogue_multiplier
 from distmm_kernels.emulation.residues import COLUMNS, THREADS
 from distmm_kernels.gemm import residue_products
 from distmm_kernels.gemm.residue_products import ResidueProducts
+from distmm_kernels.launch import hopper_launch
 from distmm_kernels.layout.stack import Stack
 from tests.kernels.reference import integer_twin
 
@@ -78,7 +79,7 @@ def launched(monkeypatch):
     stream = SimpleNamespace(synchronize=lambda: launches.append("table"))
     cuda = SimpleNamespace(alloc=alloc, get_current_stream=lambda: stream)
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda, asarray=asarray))
-    monkeypatch.setattr(residue_products, "hopper_gemm", hopper_gemm)
+    monkeypatch.setattr(hopper_launch, "hopper_gemm", hopper_gemm)
     monkeypatch.setattr(residue_products, "residues_gemm", lambda device: gemm(("mma.sync",)))
     monkeypatch.setattr(residue_products, "loaded", loaded)
     monkeypatch.setattr(residue_products, "address", lambda array: array.ctypes.data)

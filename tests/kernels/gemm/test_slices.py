@@ -11,8 +11,9 @@ from numpy.lib.stride_tricks import as_strided
 
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
-from distmm_kernels.gemm import aligned, hopper
+from distmm_kernels.gemm import aligned
 from distmm_kernels.gemm.hopper import HopperKernel
+from distmm_kernels.launch import hopper_launch
 from distmm_kernels.layout import stack
 from distmm_kernels.tiles import slices
 from distmm_kernels.tiles.hopper_tiles import STRETCH
@@ -62,7 +63,7 @@ def launched(monkeypatch):
 
         return SimpleNamespace(launch=launch)
 
-    monkeypatch.setattr(hopper, "hopper_gemm", gemm)
+    monkeypatch.setattr(hopper_launch, "hopper_gemm", gemm)
     monkeypatch.setattr(aligned, "loaded", loaded)
     monkeypatch.setattr(HopperKernel, "_module", np)
     monkeypatch.setattr(stack, "address", lambda array: array.ctypes.data)

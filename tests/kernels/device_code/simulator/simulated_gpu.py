@@ -22,11 +22,13 @@ from numba.np.numpy_support import as_dtype
 
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
+from distmm_kernels.device_code import fragments, mma, register_tiled
 from distmm_kernels.gemm import block_kernel
 from distmm_kernels.kernel import product_shape
 from distmm_kernels.launch import driver
 from distmm_kernels.launch import launches as launch
 from distmm_kernels.layout import stack
+from tests.kernels.device_code.simulator import simulated
 
 GPU = Device("cuda", "simulator", 0, 0, (9, 0), 1)
 
@@ -39,6 +41,16 @@ def numpy_memory(monkeypatch):
     monkeypatch.setattr(stack, "address", lambda array: array.ctypes.data)
     monkeypatch.setattr(launch, "Launch", SimulatedLaunch)
     monkeypatch.setattr(driver, "loaded", RealigningKernel)
+
+
+@pytest.fixture(autouse=True)
+def loops_in_python(monkeypatch):
+    """Let kernels have loops in Python where they have machine instructions on a GPU."""
+    monkeypatch.setattr(register_tiled, "operations", simulated)
+    monkeypatch.setattr(register_tiled, "inlined", lambda function: function)
+    monkeypatch.setattr(register_tiled, "ALIGNMENT", None)  # the simulator refuses the argument
+    monkeypatch.setattr(mma, "multiply", simulated.multiply_by_warp)
+    monkeypatch.setattr(fragments, "multiply", lambda operand: simulated.multiply_fragments)
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The functions of `unrolled` and `mma` as loops in Python, for Numba's simulator, which runs no machine instructions.
+"""What `unrolled`, `mma` and `fragments` make, as loops in Python: Numba's simulator runs no machine instructions.
 
 They use the same offsets, so the simulator finds wrong ones. They also check the kernels' assumptions. The simulator
 runs one thread at a time. If an instruction uses registers of the whole warp, a thread reads the other lanes' elements
