@@ -13,10 +13,9 @@ of these algorithms that its guards allow:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -28,7 +27,7 @@ from distmm_kernels.emulation.sparsity import Counts
 from distmm_kernels.emulation.splits import Parts, Piece, as_stack, splitter
 from distmm_kernels.gemm.guarded import WORKSPACE, GuardedKernel, GuardedOperand, Way, by_parts
 from distmm_kernels.kernel import Array, Last, product_shape
-from distmm_kernels.launch.hopper_launch import Finish, HopperGemm, HopperGemms, Scales
+from distmm_kernels.launch.hopper_launch import Finish, HopperGemms, Scales
 from distmm_kernels.layout.stack import Stack
 from distmm_kernels.tiles import slices
 from distmm_kernels.tiles.hopper_tiles import COORDINATES, WIDEST_OF_TWO
@@ -38,8 +37,6 @@ from distmm_kernels.tiles.hopper_tiles import COORDINATES, WIDEST_OF_TWO
 SHORTEST = 256
 
 TF32_BYTES = 12  # of an element: two TF32 halves, and a copy if neither axis of the operand is contiguous
-
-Gemm = Callable[[tuple[Stack, ...], tuple[Stack, ...], Stack | None, Stack, Scales], None]
 
 ADDENDS = None, "float32", "float16", "bfloat16"  # types of C0 that the kernel adds
 
@@ -66,6 +63,29 @@ class SplitOperand(GuardedOperand):
     def counts(self) -> tuple[Counts, ...]:
         """Counts of small and far numbers of each granule. The first call waits for the device."""
         return self.parts.counts
+
+
+class Side(NamedTuple):
+    """Granules of an operand that are multiplied, and the batch of its matrices."""
+
+    parts: Parts
+    piece: Piece
+    batch: tuple[int, ...]
+
+    def at(self, batch: tuple[int, ...], index: tuple[int, ...]) -> Piece:
+        """Return the matrices at ``index`` of the leading axes of the result's batch: one if it is broadcast."""
+        piece, own = self.piece, (1,) * (len(batch) - len(self.batch)) + self.batch
+        if not batch:
+            return piece._replace(scales_step=0)
+        first = 0
+        for size, place in zip(own, (*index, 0), strict=True):
+            first = first * size + (place if size > 1 else 0)
+        number = own[-1]
+        hi, lo = (
+            Stack(part.address + first * part.step, (number, *part.shape[1:]), part.strides, part.itemsize)
+            for part in (piece.hi, piece.lo)
+        )
+        return Piece(hi, lo, piece.scales + first * piece.scales_step, piece.scales_step if number > 1 else 0)
 
 
 class Fp16x3Kernel(GuardedKernel):
@@ -113,25 +133,20 @@ class Fp16x3Kernel(GuardedKernel):
             operand.by_tf32[index] = not any(split(as_stack(rows))[1].raised for rows, *_ in some)
         return operand.by_tf32[index]
 
-    def _chain(
-        self,
-        ways: tuple[Way, ...],
-        a: SplitOperand,
-        b: SplitOperand,
-        c: Array | None,
-        d: Array,
-        symmetric: bool = False,
-    ) -> None:
+    def _chain(self, ways: tuple[Way, ...], a: Any, b: Any, c: Array | None, d: Array, symmetric: bool = False) -> None:
         index, symmetric = 0, symmetric and self.mirrors
         while index < len(ways):
             count, way = self._at_once(ways[index:], a.shape[-1] - index * GRANULE, d, symmetric), ways[index]
             if count > 1:
-                self._side_by_side(index, count, a, b, c, d, symmetric)
+                products = self._rows((count, *d.shape), self.accumulator)
+                left, right = (Side(x.parts, x.parts.side_by_side(index, count), (count,)) for x in (a, b))
+                self._tensor_cores(left, right, None, products, symmetric)
+                self._add_slices(products, self._loadable(c), d)
             elif way is Way.IEEE:
                 self._by_multiply_adds(index, a, b, c, d)
             elif way is self.first:
-                left, right = ((operand.parts, operand.parts.piece(index)) for operand in (a, b))
-                self._tensor_cores(left, a.matrices.shape[:-2], right, b.matrices.shape[:-2], c, d, symmetric)
+                left, right = (Side(x.parts, x.parts.piece(index), x.matrices.shape[:-2]) for x in (a, b))
+                self._tensor_cores(left, right, c, d, symmetric)
             else:
                 self._by_tf32_halves(index, a, b, c, d)
             index += count
@@ -153,7 +168,7 @@ class Fp16x3Kernel(GuardedKernel):
         d, c, c0 = self._empty(shape, last.dtype), self._loadable(c), self._loadable(c0)
         finish = Finish.of(float(last.alpha), float(last.beta), None if c0 is None else Stack.for_tensor_map(c0))
         left, right, to = a.parts.piece(0), b.parts.piece(0), Stack.for_tensor_map(d)
-        gemm = self._hopper(a.parts, b.parts, to, c is not None, symmetric, finishes=True, c0=kind)
+        gemm = self._gemm(a.parts, b.parts, to, adds=c is not None, symmetric=symmetric, finishes=True, c0=kind)
         added = None if c is None else Stack.for_tensor_map(c)
         gemm((left.hi, left.lo), (right.hi, right.lo), added, to, Scales(left.scales, 0, right.scales, 0), finish)
         return d if known or self._allowed(a, b) else None
@@ -169,8 +184,8 @@ class Fp16x3Kernel(GuardedKernel):
 
     def _tf32_product(self, left: Array, right: Array, c: Array | None, d: Array) -> None:
         halves = [splitter(TF32_PAIR, self.device)(as_stack(x))[0] for x in (left, right)]
-        a, b = ((parts, parts.piece(0)) for parts in halves)
-        self._tensor_cores(a, left.shape[:-2], b, right.shape[:-2], c, d)
+        a, b = (Side(y, y.piece(0), x.shape[:-2]) for x, y in zip((left, right), halves, strict=True))
+        self._tensor_cores(a, b, c, d)
 
     def _at_once(self, ways: tuple[Way, ...], k: int, d: Array, symmetric: bool = False) -> int:
         """Return how many granules to multiply at once: more than one if one leaves multiprocessors idle.
@@ -183,57 +198,21 @@ class Fp16x3Kernel(GuardedKernel):
         sizes = *d.shape, min(alike, k // GRANULE)
         return slices.at_once(*sizes, 1, 3, self.device.multiprocessors, WIDEST_OF_TWO, symmetric)
 
-    def _side_by_side(
-        self,
-        first: int,
-        count: int,
-        a: SplitOperand,
-        b: SplitOperand,
-        c: Array | None,
-        d: Array,
-        symmetric: bool,
-    ) -> None:
-        products = self._rows((count, *d.shape), self.accumulator)
-        left, right = ((operand.parts, operand.parts.side_by_side(first, count)) for operand in (a, b))
-        self._tensor_cores(left, (count,), right, (count,), None, products, symmetric)
-        self._add_slices(products, self._loadable(c), d)
-
-    def _tensor_cores(
-        self,
-        left: tuple[Parts, Piece],
-        a_batch: tuple[int, ...],
-        right: tuple[Parts, Piece],
-        b_batch: tuple[int, ...],
-        c: Array | None,
-        d: Array,
-        symmetric: bool = False,
-    ) -> None:
-        c = self._loadable(c)
-        batch, a, b = d.shape[:-2], left[1], right[1]
-        if not batch:
-            to, added = Stack.for_tensor_map(d), None if c is None else Stack.for_tensor_map(c)
-            scales = Scales(a.scales, 0, b.scales, 0)
-            self._gemm(left[0], right[0], to, c is not None, symmetric)((a.hi, a.lo), (b.hi, b.lo), added, to, scales)
-            return
+    def _tensor_cores(self, a: Side, b: Side, c: Array | None, d: Array, symmetric: bool = False) -> None:
+        c, batch = self._loadable(c), d.shape[:-2]
         for index in np.ndindex(batch[:-1]):
-            to, added = Stack.for_tensor_map(d[index]), None if c is None else Stack.for_tensor_map(c[index])
-            mine, yours = _matrices(a, a_batch, batch, index), _matrices(b, b_batch, batch, index)
-            scales = Scales(mine.scales, mine.scales_step, yours.scales, yours.scales_step)
-            gemm = self._gemm(left[0], right[0], to, c is not None, symmetric)
-            gemm((mine.hi, mine.lo), (yours.hi, yours.lo), added, to, scales)
+            left, right = a.at(batch, index), b.at(batch, index)
+            to = Stack.for_tensor_map(d[index] if index else d)
+            added = None if c is None else Stack.for_tensor_map(c[index] if index else c)
+            scales = Scales(left.scales, left.scales_step, right.scales, right.scales_step)
+            gemm = self._gemm(a.parts, b.parts, to, adds=c is not None, symmetric=symmetric)
+            gemm((left.hi, left.lo), (right.hi, right.lo), added, to, scales)
 
-    def _gemm(self, a: Parts, b: Parts, to: Stack, adds: bool, symmetric: bool) -> Gemm:
-        """Return the GEMM for parts and results with these layouts."""
-        return self._hopper(a, b, to, adds, symmetric)
-
-    def _hopper(
-        self, a: Parts, b: Parts, to: Stack, adds: bool, symmetric: bool, finishes: bool = False, c0: Any = None
-    ) -> HopperGemm:
+    def _gemm(self, a: Parts, b: Parts, to: Stack, **variant: Any) -> Any:
+        """Return the GEMM for parts and results with these layouts; see `HopperTile` for its variants."""
         half, majors = a.format.scaled, {"a_major": "k" if a.k_major else "m", "b_major": "k" if b.k_major else "n"}
-        return self._gemms(
-            to, "float32", operand="float16" if half else "tfloat32", **majors, products=3, adds=adds, scaled=half,
-            finishes=finishes, c0=c0, symmetric=symmetric,
-        )  # fmt: skip
+        kind = "float16" if half else "tfloat32"
+        return self._gemms(to, "float32", operand=kind, **majors, products=3, scaled=half, **variant)
 
 
 class Tf32x3Kernel(Fp16x3Kernel):
@@ -248,20 +227,6 @@ class Tf32x3Kernel(Fp16x3Kernel):
 def _expected(k: int, first: Way) -> tuple[Way, ...]:
     """Return the algorithm of each granule if no guard is raised."""
     return tuple(first if min(GRANULE, k - start) >= SHORTEST else Way.IEEE for start in range(0, k, GRANULE))
-
-
-def _matrices(piece: Piece, own: tuple[int, ...], batch: tuple[int, ...], index: tuple[int, ...]) -> Piece:
-    """Return an operand's matrices at ``index`` of the batch's leading axes: one matrix if it is broadcast."""
-    own = (1,) * (len(batch) - len(own)) + own
-    first = 0
-    for size, place in zip(own, (*index, 0), strict=True):
-        first = first * size + (place if size > 1 else 0)
-    number = own[-1]
-    hi, lo = (
-        Stack(part.address + first * part.step, (number, *part.shape[1:]), part.strides, part.itemsize)
-        for part in (piece.hi, piece.lo)
-    )
-    return Piece(hi, lo, piece.scales + first * piece.scales_step, piece.scales_step if number > 1 else 0)
 
 
 # float16 halves take as much memory as the block, TF32 halves twice as much. The scales of float16 halves took 5 MB of

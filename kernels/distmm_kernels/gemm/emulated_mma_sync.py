@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from distmm_kernels.candidate import AMPERE, FAST_TENSOR_CORES, Candidate
 from distmm_kernels.emulation.splits import Parts
 from distmm_kernels.gemm.emulated import FLOAT16_HALVES, TF32_HALVES, Fp16x3Kernel, Halves, Tf32x3Kernel
@@ -17,7 +19,7 @@ class MmaSyncFp16x3Kernel(Fp16x3Kernel):
     name = "mma_sync_fp16x3"
     finishes = mirrors = False
 
-    def _gemm(self, a: Parts, b: Parts, to: Stack, adds: bool, symmetric: bool) -> FragmentGemm:
+    def _gemm(self, a: Parts, b: Parts, to: Stack, **variant: Any) -> FragmentGemm:
         return halves_gemm("float16" if a.format.scaled else "tfloat32", (a.k_major, b.k_major), self.device)
 
 

@@ -21,7 +21,7 @@ from distmm_kernels.emulation.splits import as_stack
 from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.gemm.guarded import WORKSPACE
 from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
-from distmm_kernels.gemm.residue_products import OF_HOPPER, Instruction, ResidueProducts, matrices_of
+from distmm_kernels.gemm.residue_products import OF_AMPERE, OF_HOPPER, Instruction, ResidueProducts, matrices_of
 from distmm_kernels.kernel import Array
 from distmm_kernels.layout.stack import distinct
 from distmm_kernels.tiles.hopper_tiles import COORDINATES
@@ -96,7 +96,14 @@ class IntegerResidueKernel(AlignedKernel):
             c = d
 
 
-Integers = partial(
+class MmaSyncIntegerResidueKernel(IntegerResidueKernel):
+    """int32 by ten products of residues, int64 by eighteen, on any GPU since Ampere."""
+
+    name = "mma_sync_integer_residues"
+    instruction = "mma.sync"
+
+
+_Integers = partial(
     Candidate,
     dtypes=frozenset({"int32", "int64"}),
     precision="ieee",
@@ -108,6 +115,9 @@ Integers = partial(
     side_by_side=False,
     sizes_below=COORDINATES,
 )
-INTEGERS_IDEA = "ten or eighteen products of int8 residues"
+_IDEA = "ten or eighteen products of int8 residues"
 
-TABLE = (Integers(IntegerResidueKernel, f"{INTEGERS_IDEA}, on tensor cores", **OF_HOPPER),)
+TABLE = (
+    _Integers(IntegerResidueKernel, f"{_IDEA}, on tensor cores", **OF_HOPPER),
+    _Integers(MmaSyncIntegerResidueKernel, f"{_IDEA}, on tensor cores fed by ldmatrix", **OF_AMPERE),
+)

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from distmm_kernels.candidate import HOPPER
+from distmm_kernels.candidate import AMPERE, HOPPER
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.moduli import MODULI, epilogue_multiplier
 from distmm_kernels.emulation.residues import COLUMNS, THREADS
@@ -33,8 +33,9 @@ from distmm_kernels.tiles.hopper_tiles import ROWS
 
 Instruction: TypeAlias = Literal["wgmma", "mma.sync"]
 
-# what the rows of kernels by `wgmma` have in common
+# what the rows of kernels by `wgmma`, and by `mma.sync`, have in common
 OF_HOPPER: dict[str, Any] = {"capabilities": HOPPER, "unit": "tensor"}
+OF_AMPERE: dict[str, Any] = {"capabilities": AMPERE, "unit": "mma_sync"}
 
 
 class ResidueProducts:

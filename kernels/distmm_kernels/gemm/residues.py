@@ -21,7 +21,7 @@ from distmm_kernels.emulation.residues import FORMS, SHORTEST, Residues, splitte
 from distmm_kernels.emulation.sparsity import Counts
 from distmm_kernels.emulation.splits import as_stack
 from distmm_kernels.gemm.guarded import WORKSPACE, GuardedKernel, GuardedOperand, Way
-from distmm_kernels.gemm.residue_products import OF_HOPPER, Instruction, ResidueProducts, matrices_of
+from distmm_kernels.gemm.residue_products import OF_AMPERE, OF_HOPPER, Instruction, ResidueProducts, matrices_of
 from distmm_kernels.kernel import Array
 from distmm_kernels.tiles.hopper_tiles import COORDINATES
 
@@ -85,15 +85,7 @@ class ResidueKernel(GuardedKernel):
     def _way(self, a: ResidueOperand, b: ResidueOperand, index: int) -> Way:
         return Way.RESIDUES if self._holds(a, b, index) else Way.IEEE
 
-    def _chain(
-        self,
-        ways: tuple[Way, ...],
-        a: ResidueOperand,
-        b: ResidueOperand,
-        c: Array | None,
-        d: Array,
-        symmetric: bool = False,
-    ) -> None:
+    def _chain(self, ways: tuple[Way, ...], a: Any, b: Any, c: Array | None, d: Array, symmetric: bool = False) -> None:
         for index, way in enumerate(ways):
             if way is Way.IEEE:
                 self._by_multiply_adds(index, a, b, c, d)
@@ -117,6 +109,20 @@ class ComplexResidueKernel(ResidueKernel):
     reconstruction = "distmm_kernels.device_code.reconstruct_complex:reconstruct"
 
 
+class MmaSyncResidueKernel(ResidueKernel):
+    """float64 by residues on any GPU since Ampere. All sums of residues are exact, so results have the same bits."""
+
+    name = "mma_sync_residues"
+    instruction = "mma.sync"
+
+
+class MmaSyncComplexResidueKernel(ComplexResidueKernel):
+    """complex128 by residues on any GPU since Ampere, with the same bits."""
+
+    name = "mma_sync_complex_residues"
+    instruction = "mma.sync"
+
+
 def split_steps(k: int) -> int:
     """Return how many steps of k have residues: all but those of a short granule at the end."""
     last = k % GRANULE
@@ -125,7 +131,7 @@ def split_steps(k: int) -> int:
 
 # The workspace holds the residues of a part of C, and after that the copies which a raised guard demands.
 _BY_RESIDUES = partial(Candidate, precision="highest", tile=(128, 128), workspace=WORKSPACE, side_by_side=False)
-Float64 = partial(
+_Float64 = partial(
     _BY_RESIDUES,
     dtypes=frozenset({"float64"}),
     products=len(MODULI),
@@ -135,7 +141,7 @@ Float64 = partial(
     passes=(32, 40),  # two times 8 in, 16 out; 16 out, 16 in, 8 out
     sizes_below=COORDINATES,
 )
-Complex128 = partial(
+_Complex128 = partial(
     _BY_RESIDUES,
     dtypes=frozenset({"complex128"}),
     products=3 * len(MODULI),
@@ -143,9 +149,11 @@ Complex128 = partial(
     passes=(80, 112),  # two times 16 in, 48 out; 48 out, 48 in, 16 out
     sizes_below=COORDINATES // 2,
 )
-FLOAT64_IDEA, COMPLEX128_IDEA = "sixteen products of int8 residues", "three times sixteen products of int8 residues"
+_REAL, _COMPLEX = "sixteen products of int8 residues", "three times sixteen products of int8 residues"
 
 TABLE = (
-    Float64(ResidueKernel, f"{FLOAT64_IDEA}, on tensor cores", **OF_HOPPER),
-    Complex128(ComplexResidueKernel, f"{COMPLEX128_IDEA}, on tensor cores", **OF_HOPPER),
+    _Float64(ResidueKernel, f"{_REAL}, on tensor cores", **OF_HOPPER),
+    _Complex128(ComplexResidueKernel, f"{_COMPLEX}, on tensor cores", **OF_HOPPER),
+    _Float64(MmaSyncResidueKernel, f"{_REAL}, on tensor cores fed by ldmatrix", **OF_AMPERE),
+    _Complex128(MmaSyncComplexResidueKernel, f"{_COMPLEX}, on tensor cores fed by ldmatrix", **OF_AMPERE),
 )

@@ -69,7 +69,7 @@ def test_halves_that_a_guard_asks_for_are_not_kept(monkeypatch):
 
     monkeypatch.setattr(emulated, "splitter", lambda form, device: split)
     kernel = Fp16x3Kernel(Problem(1, 1, 1, np.dtype("float32")), NOWHERE)
-    monkeypatch.setattr(kernel, "_tensor_cores", lambda left, *_: multiplied.append(left[1]))
+    monkeypatch.setattr(kernel, "_tensor_cores", lambda left, *_: multiplied.append(left.piece))
     found = SimpleNamespace(guards=(Guard.RANGE,) * 3)
     a, b = (
         SplitOperand(shape=shape, matrices=drawn((rows, 3 * GRANULE)), found=found, parts=Parts())
