@@ -11,13 +11,19 @@ import time
 
 from distmm.errors import InputError
 
-__all__ = ["clock", "count", "date", "duration", "natural", "prefix", "scaled", "seconds", "size", "span", "ticks"]
+__all__ = [
+    "clock", "count", "date", "duration", "natural", "prefix", "scaled", "seconds", "shortened", "size", "span",
+    "ticks",
+]  # fmt: skip
 
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 # Possible seconds between two labels of a time axis. Longer steps are 1, 2, 5, 10, ... days; shorter ones are decimal.
 TIME_STEPS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200)
 DAY = 86400
+
+# Most letters of a shortened title.
+LONGEST_TITLE = 48
 
 # Seconds of the units that users write.
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": DAY}
@@ -130,6 +136,14 @@ def _moment(seconds: float) -> str:
         count, rest = divmod(rest, length)
         parts += [f"{count} {unit}"] * (count > 0)
     return " ".join(parts)
+
+
+def shortened(title: str) -> str:
+    """Return the end of a long path, or the name of an array with the first letters of its token."""
+    name, _, token = title.rpartition("-")
+    if name and len(token) == 32:
+        return f"{name}-{token[:6]}"
+    return title if len(title) <= LONGEST_TITLE else f"...{title[3 - LONGEST_TITLE :]}"
 
 
 def natural(name: str) -> tuple[tuple[int, int, str], ...]:

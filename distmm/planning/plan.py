@@ -22,7 +22,7 @@ from distmm.planning.problem import Problem
 from distmm.planning.schedule import Schedule
 from distmm.planning.table_layout import TableLayout
 from distmm.planning.time_model import Cost, TimeModel
-from distmm.units import count, size
+from distmm.units import count, scaled, size
 
 __all__ = ["Plan"]
 
@@ -306,8 +306,8 @@ class Plan:
             idle = [("without work", few)]
         disk = ""
         if self.on_disk:
-            rate = self.cluster.load * self.cluster.workers / 1e9
-            disk = f", with files read at {rate:.2g} GB/s, and without the time in which a disk writes C"
+            rate = scaled(self.cluster.load * self.cluster.workers, "B/s")
+            disk = f", with files read at {rate}, and without the time in which a disk writes C"
         early = []
         if self.run_seconds is not None:
             early = [("a stop", f"loses the work of about {self.wave_seconds:.2g} s at most: a wave")]

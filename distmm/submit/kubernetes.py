@@ -82,7 +82,7 @@ def _certificates(job: Job) -> tls.Certificates | None:
                 tls.create(certificates)
             except OSError as error:
                 raise InputError(
-                    f"{job.run.folder}: {error}; set run.folder to a folder that you can write, for the certificates"
+                    f"{certificates['key']}: {error}; set XDG_DATA_HOME to a folder that you can write, for keys"
                 ) from error
         tls.check(certificates)
     return certificates

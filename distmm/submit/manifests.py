@@ -6,6 +6,7 @@ capabilities. Their file system is read-only, except ``/tmp`` and the mount.
 
 from __future__ import annotations
 
+import os
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
@@ -84,8 +85,12 @@ def cluster(job: Job) -> list[Manifest]:
 
 
 def certificates(job: Job) -> tls.Certificates | None:
-    """Return the paths of a job's certificates on this machine; None without TLS."""
-    return tls.certificate_paths(job.run.tls, job.run.folder, job.run.name)
+    """Return the paths of a job's certificates on this machine; None without TLS.
+
+    Temporary ones are in the user's own data: the folder of the job file may be a checkout that others get.
+    """
+    data = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
+    return tls.certificate_paths(job.run.tls, f"{data}/distmm/{job.kubernetes.namespace}", job.run.name)
 
 
 def secret_name(job: Job) -> str:

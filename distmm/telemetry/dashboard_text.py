@@ -16,9 +16,6 @@ __all__ = ["head", "products", "style"]
 # The page shows so many of the last incidents, and so many of the first reasons.
 SHOWN_INCIDENTS, SHOWN_REASONS = 4, 3
 
-# The table shows at most so many letters of a path, the last ones.
-LONGEST_TITLE = 48
-
 
 def style() -> str:
     """Return the style sheet of the text elements. `distmm.telemetry.dashboard` sets the colours that it uses."""
@@ -46,7 +43,7 @@ def products(records: Mapping[str, Record], shown: str, asked: Mapping[str, str]
             {
                 "record": record,
                 "f": f,
-                "name": _short(record.title),
+                "name": units.shortened(record.title),
                 "shown": record.product == shown,
                 "address": "?" + urlencode({**asked, "product": record.product}),
                 "bad": f.state in ALARMING,
@@ -68,17 +65,9 @@ def head(record: Record | None, now: float) -> str:
     return templates.filled(
         "head.html",
         record=record,
-        name=_short(record.title),
+        name=units.shortened(record.title),
         share=share_done(record, f),
         facts=[*facts(record, f), Fact("now", units.date(now))],
         reasons=f.reasons[:SHOWN_REASONS],
         incidents=[f"{units.clock(incident.time)} {incident}" for incident in record.incidents[-SHOWN_INCIDENTS:]],
     )
-
-
-def _short(title: str) -> str:
-    """Return the end of a long path, or the name of an array with a shortened token."""
-    name, _, token = title.rpartition("-")
-    if name and len(token) == 32:
-        return f"{name}-{token[:6]}"
-    return title if len(title) <= LONGEST_TITLE else f"...{title[3 - LONGEST_TITLE :]}"

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import dask.array as da
 from distributed import Client, futures_of
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, Task, TextColumn
+from rich.table import Table
+from rich.text import Text
 
 from distmm import units
 from distmm.telemetry import client as telemetry
@@ -50,8 +52,7 @@ def live(console: Console | None = None, quiet_seconds: float = QUIET_SECONDS) -
     if not console.is_jupyter and not console.is_terminal:
         yield _lines(console, quiet_seconds)
         return
-    columns = BarColumn(), TextColumn("{task.completed:g}/{task.total:g} steps, {task.fields[figures]}", markup=False)
-    bar = Progress(TextColumn("{task.description}"), *columns, console=console, auto_refresh=not console.is_jupyter)
+    bar = _Bar(console=console, auto_refresh=not console.is_jupyter)
     task, cell = bar.add_task("multiplying", total=0, figures="starting"), None
     if console.is_jupyter:  # with IPython's display, since rich's live display would need ipywidgets
         from IPython.display import display
@@ -67,6 +68,22 @@ def live(console: Console | None = None, quiet_seconds: float = QUIET_SECONDS) -
 
     with bar if cell is None else nullcontext():
         yield report
+
+
+class _Bar(Progress):
+    """The bar of a product, and below it its figures, which take as many lines as they need."""
+
+    def __init__(self, **options: Any) -> None:
+        columns = TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.completed:g}/{task.total:g} steps")
+        super().__init__(*columns, **options)
+
+    def make_tasks_table(self, tasks: Iterable[Task]) -> Table:
+        """Return the lines."""
+        lines = Table.grid()
+        for task in tasks:
+            lines.add_row(super().make_tasks_table([task]))
+            lines.add_row(Text(task.fields["figures"]))
+        return lines
 
 
 def watch(C: da.Array, *, client: Client | None = None, console: Console | None = None) -> Figures:
@@ -108,7 +125,7 @@ def watch(C: da.Array, *, client: Client | None = None, console: Console | None 
                     f"the array that distmm.matmul returned, not one made from it"
                 )
             if figures is not None and figures.state not in UNDER_WAY:
-                report(figures._replace(error=""))  # a terminal's line is cut at its width
+                report(figures._replace(error=""))  # it follows as a whole
                 break
             report(figures)
             time.sleep(POLL_SECONDS)
@@ -125,7 +142,10 @@ def _pending(client: Client) -> list[Any]:
 
 
 def describe(f: Figures) -> str:
-    """Return one line: rate so far, time left or phase after the last step, failures, first reason if it is slow."""
+    """Return rate so far, time left or phase after the last step, failures, and why it is slow.
+
+    For a product under way this is the first reason, and all of them for one that has ended.
+    """
     if f.state == "stalled":
         return ", ".join([f"stalled: no step for {units.duration(f.idle)}", *f.reasons[:1]])
     if not f.done and f.state in UNDER_WAY:
@@ -142,7 +162,8 @@ def describe(f: Figures) -> str:
         parts += [f"{count} {what}" for what, count in trouble.items() if count]
     if f.error:
         return f"{', '.join(parts)}: {f.error}"
-    return ", ".join(parts) + (f"; slow: {f.reasons[0]}" if f.reasons else "")
+    reasons = f.reasons[:1] if f.state in UNDER_WAY else f.reasons
+    return ", ".join(parts) + ("; slow: " + "; ".join(reasons) if reasons else "")
 
 
 def _in_notebook() -> bool:

@@ -16,6 +16,7 @@ from distributed import SchedulerPlugin
 from distributed.protocol.pickle import dumps
 from distributed.scheduler import Scheduler, TaskState
 
+from distmm import units
 from distmm.graph.dask_tasks import PlacedTask, ProductTask
 from distmm.planning.plan import Plan
 from distmm.scheduler.plugin import PlacementPlugin
@@ -127,7 +128,7 @@ class Telemetry(SchedulerPlugin):
             self.repeating.discard(ts.key)
             for worker, began, ended in self._runs(**kwargs):
                 record.step(chain, step, worker, began, ended)
-                self._note_others(record.title, worker, began, ended, but={record.product})
+                self._note_others(units.shortened(record.title), worker, began, ended, but={record.product})
         elif start == "processing" and finish == "released":
             self.repeating.add(ts.key)
         elif submitted:
@@ -153,10 +154,12 @@ class Telemetry(SchedulerPlugin):
         """Tell the records of a task that is no step: it makes a block of A or B, takes one of C, or is of others."""
         tasks, kind = task_names.served(ts)
         keys = set(map(self._record_key, tasks))
+        served = [self.records[product] for product in keys & self.records.keys()]
+        what = ", ".join(units.shortened(record.title) for record in served) or key_split(ts.key)
         for worker, began, ended in self._runs(**kwargs):
-            for product in keys & self.records.keys():
-                self.records[product].work(worker, kind, began, ended)
-            self._note_others(key_split(ts.key), worker, began, ended, but=keys)
+            for record in served:
+                record.work(worker, kind, began, ended)
+            self._note_others(what, worker, began, ended, but=keys)
 
     def _note_others(self, what: str, worker: str, start: float, stop: float, but: set[str]) -> None:
         """Tell the running products on a worker that it worked for others."""

@@ -30,10 +30,10 @@ SLOW_WORKER = 0.75
 # Least fraction of the workers' time, of a host's CPU time, and of all steps, that is worth a sentence.
 SHARE, HOST_SHARE, REPEATED = 0.1, 0.25, 0.05
 
-TASKS: Mapping[Kind, str] = {
-    "operands": "the operands' own tasks take",
-    "load": "reads of A and B take",
-    "write": "checks and writes of C take",
+TASKS: Mapping[Kind, tuple[str, str]] = {
+    "operands": ("the operands' own tasks take", "of the workers' time"),
+    "load": ("reads of A and B take", "of the workers' time"),
+    "write": ("checks and writes of C take", "of the workers' time"),
 }
 
 
@@ -91,26 +91,26 @@ def _share(lanes: Mapping[str, Lane], kind: Kind, seconds: float, threads: int =
 
 
 def _causes(record: Record, f: Figures, lanes: Mapping[str, Lane], now: float) -> Iterator[str]:
-    """Yield what else took the workers' time, and which links and hosts are slower than planned."""
+    """Yield what else took the workers' time, and which links and hosts are slower than planned, by its share."""
     cluster, end = record.plan.cluster, record.end(now)
     for name, lane in lanes.items():
         asleep = lane.asleep(record.submitted, end)
         if asleep > SHARE * f.seconds and lane.silent_since is None:
             yield f"{record.named(name)} was silent for {units.duration(asleep)}"
-    if (share := _share(lanes, "other", f.seconds, cluster.threads)) > SHARE:
-        titles = ", ".join(sorted(record.others, key=record.others.__getitem__, reverse=True)[:2])
-        yield f"other work on the same workers takes {share:.0%} of their time: {titles}"
-    for host, share in _busy_hosts(lanes):
-        yield f"other programs take {share:.0%} of the CPU time of host {host}"
+    titles = ", ".join(sorted(record.others, key=record.others.__getitem__, reverse=True)[:2])
+    others = "other work on the same workers takes", f"of their time: {titles}"
+    found = [
+        (_share(lanes, kind, f.seconds, cluster.threads), *words) for kind, words in {**TASKS, "other": others}.items()
+    ]
+    found += [(share, "other programs take", f"of the CPU time of host {host}") for host, share in _busy_hosts(lanes)]
     received, receiving = (sum(getattr(lane, of) for lane in lanes.values()) for of in ("received", "receiving"))
-    share = receiving / max(1e-9, len(lanes) * f.seconds)
-    if share > SHARE and received / receiving * MISSED < cluster.link:
+    if receiving and received / receiving * MISSED < cluster.link:
         rate, link = units.scaled(received / receiving, "B/s"), units.scaled(cluster.link, "B/s")
-        yield f"links carry {rate}, {link} were planned: transfers take {share:.0%} of the time"
-    shares = {kind: _share(lanes, kind, f.seconds, cluster.threads) for kind in TASKS}
-    for kind in sorted(shares, key=shares.__getitem__, reverse=True):
-        if shares[kind] > SHARE:
-            yield f"{TASKS[kind]} {shares[kind]:.0%} of the workers' time"
+        what = f"links carry {rate}, {link} were planned: transfers take"
+        found.append((receiving / max(1e-9, len(lanes) * f.seconds), what, "of the time"))
+    for share, before, after in sorted(found, reverse=True):
+        if share > SHARE:
+            yield f"{before} {share:.0%} {after}"
 
 
 def _busy_hosts(lanes: Mapping[str, Lane]) -> Iterator[tuple[str, float]]:

@@ -65,6 +65,12 @@ PartitionName=high Nodes=ALL PriorityTier=9 PreemptMode=OFF State=UP
 """
 
 
+@pytest.fixture(autouse=True)
+def user_data(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keys of jobs go to a temporary folder, not to the data of the user who runs the tests."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+
+
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[Path]:
     """Start Slurm on two nodes that are both this machine; yields the folder of its configuration and logs."""

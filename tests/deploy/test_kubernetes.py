@@ -75,11 +75,15 @@ def test_printed_manifests_come_with_the_command_that_makes_their_secret(
     files = dict(word.removeprefix("--from-file=").split("=") for word in shlex.split(command)[7:])
     assert sorted(files) == ["ca.pem", "cert.pem", "key.pem"]
     assert all(Path(path).read_text().startswith("-----BEGIN") for path in files.values())
+    assert not [path for path in files.values() if Path(path).is_relative_to(tmp_path)]  # which may be a checkout
 
 
-def test_a_folder_that_cannot_take_certificates_is_named(job: jobfile.Job, tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("a file")
-    with pytest.raises(InputError, match=r"run: .*set run.folder to a folder that you can write, for the certificates"):
+def test_a_folder_that_cannot_take_certificates_is_named(
+    job: jobfile.Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
+    with pytest.raises(InputError, match=r"file/distmm/.*set XDG_DATA_HOME to a folder that you can write"):
         kubernetes.secret_command(job)
 
 
@@ -253,12 +257,11 @@ def test_the_commands_and_probes_of_the_pods_work_as_they_stand(job: jobfile.Job
         np.save(tmp_path / f"{name}.npy", rng.integers(-9, 9, (200, 200)).astype(float))  # floats need no compiler
     certificates = manifests.certificates(job)
     assert certificates is not None
-    os.mkdir(job.run.folder)
     tls.create(certificates)
     comm, page, worker_page, other_page = free_ports(4)
     names = {
         "/data": str(tmp_path),
-        manifests.TLS_FOLDER: f"{job.run.folder}/product.tls",
+        manifests.TLS_FOLDER: os.path.dirname(certificates["key"]),
         "product-scheduler.default.svc:8786": f"127.0.0.1:{comm}",
         "$(DASK_WORKER_NAME)": "product-default-worker-1",
         ":8787": f"127.0.0.1:{page}",

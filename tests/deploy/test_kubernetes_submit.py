@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from distmm.errors import InputError
-from distmm.submit import jobfile, kubernetes, patience
+from distmm.submit import jobfile, kubernetes, manifests, patience
 from tests.deploy.kubernetes_schemas import JOB, check
 
 # A kubectl that answers from a folder of files: what a cluster would say. It notes what it is asked.
@@ -84,7 +84,9 @@ def test_a_submitted_job_takes_its_policy_and_certificates_along_and_removes_the
         check(part)
         assert part["metadata"]["ownerReferences"][0]["uid"] == "u1"
     assert secret["stringData"]["key.pem"].startswith("-----BEGIN PRIVATE KEY-----")
-    assert stat.S_IMODE(os.stat(f"{job.run.folder}/product.tls").st_mode) == 0o700
+    certificates = manifests.certificates(job)
+    assert certificates is not None
+    assert stat.S_IMODE(os.stat(os.path.dirname(certificates["key"])).st_mode) == 0o700
 
 
 @pytest.mark.parametrize(("key", "kind"), [("claim", "persistentvolumeclaim"), ("secret", "secret")])

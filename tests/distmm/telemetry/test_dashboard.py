@@ -344,7 +344,9 @@ def test_the_table_shows_all_products_and_a_click_one_of_them(cluster: Client, b
 @pytest.mark.minutes
 @pytest.mark.parametrize("width", [1400, 950, 800])
 def test_nothing_is_cut(cluster: Client, browser: Any, pictures: Path, width: int) -> None:
-    record = synthetic(16, f"distmm-matmul-{width}-wide")
+    old, record = synthetic(1, f"distmm-matmul-{width}-old"), synthetic(16, f"distmm-matmul-{width}-wide")
+    old.submitted -= 7e4  # its row has long texts
+    show(cluster, old)
     show(cluster, record)
     browser.open(address(cluster, "/distmm"), width=width, height=950)
     shown(browser, "blocks")

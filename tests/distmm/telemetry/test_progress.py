@@ -87,7 +87,7 @@ def test_after_the_last_step_the_line_says_what_is_left_to_write() -> None:
     assert "writing" not in describe(late._replace(done=60))
 
 
-def test_a_terminal_gets_a_live_line() -> None:
+def test_a_terminal_gets_a_bar_and_live_figures() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
     with live(console) as report:
         report(None)
@@ -96,6 +96,22 @@ def test_a_terminal_gets_a_live_line() -> None:
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "80/80 steps" in text
     assert "800 GFLOP/s, complete after 10 s" in text
+
+
+@pytest.mark.parametrize("width", [60, 100])
+def test_nothing_is_cut_on_a_terminal_and_the_end_names_all_reasons(width: int) -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=width)
+    reasons = (
+        "other work on the same workers takes 63% of their time: D.zarr",
+        "links carry 100 MB/s, 1 GB/s were planned",
+    )
+    with live(console) as report:
+        report(figures(40, 5.0)._replace(reasons=reasons))
+        report(figures(80, 10.0, "complete")._replace(reasons=reasons))
+    lines = console.file.getvalue().replace("\x1b[2K", "\n").splitlines()  # type: ignore[attr-defined]
+    text = " ".join(" ".join(lines).split())
+    assert "…" not in text
+    assert f"800 GFLOP/s, complete after 10 s; slow: {reasons[0]}; {reasons[1]}" in text
 
 
 CELLS = """
@@ -114,7 +130,8 @@ def test_a_notebook_gets_one_line_below_the_cell_that_changes_in_place() -> None
     book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELLS)])
     nbclient.NotebookClient(book, timeout=120, kernel_name="python3").execute()
     (output,) = book.cells[0].outputs
-    assert "80/80 steps, 800 GFLOP/s, 10 s left" in output["data"]["text/plain"]
+    assert "80/80 steps" in output["data"]["text/plain"]
+    assert "800 GFLOP/s, 10 s left" in output["data"]["text/plain"]
     assert "80/80 steps" in output["data"]["text/html"]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from distributed import Client, Scheduler, wait
 
-from distmm import gemm, matmul, nearest, plan, threshold, topk
+from distmm import gemm, matmul, nearest, plan, threshold, topk, units
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
@@ -217,6 +217,9 @@ def test_products_at_the_same_time_do_not_count_one_anothers_bytes(current: Clie
         assert 0 < bytes_ <= most
     for C, bytes_ in zip(products, moved, strict=True):
         assert metric(current, "distmm_moved_bytes", C.name) == bytes_
+    names = {units.shortened(record.title) for record in records if record is not None}
+    for record in filter(None, records):  # all tasks of the other product have its name
+        assert set(record.others) <= names - {units.shortened(record.title)}
 
 
 def metric(client: Client, series: str, label: str) -> float:

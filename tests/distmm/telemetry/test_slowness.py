@@ -133,6 +133,16 @@ def test_the_cause_is_named_on_page_terminal_and_report(cause: Callable[[Record]
     assert "Nothing." not in text
 
 
+def test_causes_are_ordered_by_their_shares() -> None:
+    r = record()
+    end = work(r, pause=0.5)
+    for kind, share in (("load", 0.2), ("other", 0.3), ("write", 0.4)):
+        for name in r.lanes:
+            r.work(name, kind, START, START + share * (end - START), "D.zarr")
+    first = [reason.split()[0] for reason in r.figures(r.advanced).reasons]
+    assert first == ["checks", "other", "reads"]
+
+
 def test_a_product_that_runs_as_planned_has_no_reason_to_be_slow() -> None:
     r = record()
     work(r)
