@@ -42,6 +42,7 @@ __all__ = [
     "restrictions",
     "start",
     "to_run",
+    "unrestrict_operands",
 ]
 
 VERSIONS_SEEN = ("2026.7.1", "2026.8.0")
@@ -264,6 +265,22 @@ def fail(scheduler: Scheduler, tasks: Iterable[TaskState], reason: Exception) ->
             ts.exception, ts.exception_text, ts.exception_blame = dumps(reason), repr(reason), ts
             failed[ts.key] = "erred"
     scheduler.transitions(failed, stimulus_id="distmm-failed")
+
+
+def unrestrict_operands(failed: Iterable[TaskState]) -> None:
+    """Lift `workers=` and `resources=` from the tasks that none but failed tasks need.
+
+    They stay with the scheduler as long as the failed result does, and another product may read them meanwhile.
+    """
+    gone = set(failed)
+    stack = list(gone)
+    while stack:
+        for ts in stack.pop().dependencies - gone:
+            if ts.state == "released" and not ts.who_wants and ts.dependents <= gone:
+                ts.worker_restrictions = ts.host_restrictions = ts.resource_restrictions = None
+                ts.loose_restrictions = False
+                gone.add(ts)
+                stack.append(ts)
 
 
 class AdaptiveTarget:

@@ -180,7 +180,9 @@ class PlacementPlugin(SchedulerPlugin):
                 dask_internals.place(known[key], self.ranks[rank], order, restrictions.strict(known[key]))
         self._make_room(new, wanted)
         for name, error in refused.items():
-            self._refuse([ts for ts in placed if ts.run_spec.placement.product == name], error)
+            failed = [ts for ts in placed if ts.run_spec.placement.product == name]
+            self._refuse(failed, error)
+            dask_internals.unrestrict_operands(failed)
         self._decide_soon()  # after Dask has sent the tasks that do not wait, in its own order
 
     def _refuse(self, tasks: Iterable[TaskState], error: Exception) -> None:

@@ -118,6 +118,16 @@ def test_what_no_worker_satisfies_is_refused_by_name_and_other_products_go_on(
     until(lambda: not client.run_on_scheduler(left))
 
 
+@pytest.mark.parametrize("how", [{"resources": {"NOBODY_HAS": 1}}, {"workers": "tcp://127.0.0.1:1"}], ids=str)
+def test_operands_of_a_refused_product_can_be_read_by_another_one(client: Client, how: dict) -> None:
+    a, b, expected = operands(sum(map(ord, str(how))) + 1)
+    a = a + 1  # two tasks a block
+    refused = client.compute(distmm.matmul(a, b, client=client), **how)
+    assert isinstance(refused.exception(timeout=60), distmm.InputError)
+    C = distmm.gemm(2, a, b, client=client, blocks=(20, 20, 20))  # while a future keeps the failed tasks
+    np.testing.assert_array_equal(client.compute(C).result(timeout=60), 2 * (expected + b.sum(axis=0).compute()))
+
+
 def test_a_product_that_does_not_fit_on_the_workers_left_is_refused(client: Client, workers: list[str]) -> None:
     memory = min(info["memory_limit"] for info in client.scheduler_info()["workers"].values())
     n = int((memory / 4 / 2.2) ** 0.5) // 4 * 4  # float32: C takes 0.45 of the memory of each worker
