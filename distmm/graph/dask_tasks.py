@@ -41,7 +41,7 @@ __all__ = [
     "stores",
 ]
 
-# Names of the tasks of Dask's own `store`, and of those of `distmm.graph.store_graph`, begin with this.
+# Names of the tasks of Dask's own `store`, and of those of `distmm.graph.consumers`, begin with this.
 STORES = "store-map-"
 
 # Functions that cut blocks.

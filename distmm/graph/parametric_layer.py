@@ -20,7 +20,7 @@ from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 from distmm.graph.dask_tasks import Task, copied, renamed
 from distmm.graph.placement import Key
 
-__all__ = ["ParametricLayer", "copyable", "with_copies"]
+__all__ = ["ParametricLayer", "copyable", "with_copies", "with_layer"]
 
 
 @dataclass(eq=False, repr=False)
@@ -110,6 +110,11 @@ def copyable(graph: HighLevelGraph) -> HighLevelGraph:
         for name, layer in graph.layers.items()
     }
     return HighLevelGraph(layers, graph.dependencies, graph.key_dependencies)
+
+
+def with_layer(graph: HighLevelGraph, layer: Any, *sources: str) -> HighLevelGraph:
+    """Return a graph with one more layer, which has a `name` and reads the blocks of the layers `sources`."""
+    return HighLevelGraph({**graph.layers, layer.name: layer}, {**graph.dependencies, layer.name: {*sources}})
 
 
 def with_copies(array: da.Array) -> da.Array:

@@ -1,14 +1,14 @@
 """The graph of one wave of a job: chains, sketches for the check, and a task that writes each block.
 
-The chains are those of `distmm.graph.product_graph.ProductLayer`. This layer adds the tasks below. Each runs on the
-worker that has its block::
+The chains are those of `distmm.graph.product_graph.ProductLayer`. A `SketchLayer` and a consumer add the tasks below.
+Each runs on the worker that has its block::
 
     w[j]     weights from B[0,j]          at the home of B[0,j]; one task for all j with the same home
     Y[p,j]   sketches of B[p,j]           at the home of B[p,j]; one task for all j with the same home
     S[i,p]   S[i,p-1] + A[i,p] Y[p,:]     at the home of A[i,p]
-    W[i,j]   check C[i,j] by S[i,last], write it, sync it, mark it    at the owner of C[i,j] (`writer`)
+    W[i,j]   check C[i,j] by S[i,last], write it, sync it, mark it    at the owner of C[i,j] (`Judged`)
 
-If C is reduced, W[i,j] checks and reduces C[i,j], and `RowLayer` merges the reduced blocks of each row.
+If C is reduced, W[i,j] checks and reduces C[i,j], and `Rows` merges the reduced blocks of each row.
 
 Results of Y and S also have checksums of the blocks that were read. Only the results of W are sent to the client: some
 hundred bytes for each block.
@@ -31,12 +31,13 @@ from distributed import Client
 from distmm.checking import sketch
 from distmm.checking.checksum import checksum_of_input
 from distmm.graph import product_graph
+from distmm.graph.consumers import ConsumerLayer
 from distmm.graph.dask_tasks import List, PlacedTask, Task, TaskRef
-from distmm.graph.parametric_layer import ParametricLayer
-from distmm.graph.placement import Placement
+from distmm.graph.parametric_layer import ParametricLayer, with_layer
+from distmm.graph.placement import Key, Placement
 from distmm.job.folder import Json
 from distmm.job.inputs import Order, fold
-from distmm.job.judge import RowOfA, changed
+from distmm.job.judge import Judge, RowOfA, changed
 from distmm.job.spec import RECHUNK, Spec
 from distmm.job.target import Unit
 from distmm.job.writer import Writer, gather, reduce, write
@@ -45,9 +46,7 @@ from distmm.planning.plan import Plan
 from distmm.worker import tasks
 from distmm.worker.tasks import Epilogue
 
-__all__ = ["Names", "RowLayer", "WritingLayer", "graph_of"]
-
-Key = tuple[Any, ...]
+__all__ = ["Judged", "Names", "SketchLayer", "graph_of"]
 
 
 class PanelOfB(NamedTuple):
@@ -115,64 +114,61 @@ class Names:
     c: str
     c0: str | None
 
-    @property
-    def arrays(self) -> set[str]:
-        """All names that are given."""
-        return {name for name in (self.a, self.b, self.c, self.c0) if name is not None}
-
 
 @dataclass(eq=False, repr=False)
-class WritingLayer(ParametricLayer):
-    """Sketches and writing tasks for some blocks of a wave."""
+class SketchLayer(ParametricLayer):
+    """Sketches for some blocks of a wave."""
 
     name: str
     names: Names
-    writer: Writer
+    judge: Judge
     wave: Wave
     blocks: tuple[tuple[int, int], ...]
 
     def get_output_keys(self) -> set[Key]:
-        """Keys of the writing tasks."""
-        return {self.key(i, j) for i, j in self.blocks}
+        """Keys of the sketches that tasks which check blocks read."""
+        rows, judged = {self.row(i) for i, _ in self.blocks}, self.judge.tolerance is not None
+        return rows | ({self.weights(columns) for columns in self.groups} if judged else set())
 
-    def key(self, i: int, j: int) -> Key:
-        """Key of the task that writes a block."""
-        return (self.name, i, j)
+    def row(self, i: int) -> Key:
+        """Key of the sketch of a row of blocks, of all panels."""
+        return (f"{self.name}-a", i, len(self.judge.plan.blocking.k) - 1)
+
+    def weights(self, columns: tuple[int, ...]) -> Key:
+        """Key of the weights of one of `groups`."""
+        return (f"{self.name}-weights", columns[0])
 
     @cached_property
     def groups(self) -> list[tuple[int, ...]]:
         """Block columns whose blocks of B have the same home. One task sketches them, to save tasks."""
         homes: dict[int, list[int]] = {}
         for j in sorted({j for _, j in self.blocks}):
-            homes.setdefault(self._place(0, j, 0).rank, []).append(j)
+            homes.setdefault(self.place(0, j, 0).rank, []).append(j)
         return [tuple(columns) for columns in homes.values()]
 
     @cached_property
     def steps(self) -> dict[int, tuple[int, int, int]]:
         """Layer of the grid, step of the chain and order (`Placement.order`) to which each panel belongs."""
-        plan = self.writer.judge.plan
+        plan = self.judge.plan
         parts = plan.schedule.chains((), 0, 0)
         first = self.wave.index * plan.schedule.wave_orders
         steps = ((layer, s, panels) for layer, (_, part) in enumerate(parts) for s, panels in enumerate(part))
         return {p: (layer, s, first + s) for layer, s, panels in steps for p in panels}
 
-    def _place(self, i: int, j: int, panel: int) -> Placement:
+    def place(self, i: int, j: int, panel: int) -> Placement:
+        """Place a task at the owner of a block of C that reads the panel."""
         layer, step, order = self.steps[panel]
-        owners = tuple(rank for rank, _ in self.writer.judge.plan.schedule.chains((), i, j))
+        owners = tuple(rank for rank, _ in self.judge.plan.schedule.chains((), i, j))
         return Placement(self.names.c, (), i, j, step, order, owners[layer], owners)
 
     def _tasks(self) -> Iterator[PlacedTask]:
-        yield from self._sketches()
-        yield from self._writing()
-
-    def _sketches(self) -> Iterator[PlacedTask]:
-        judge, names, panels = self.writer.judge, self.names, range(len(self.writer.judge.plan.blocking.k))
+        judge, names = self.judge, self.names
         work = None if judge.tolerance is None else judge.tolerance.sketched
         rows = sorted({i for i, _ in self.blocks})
-        for p in panels:
+        for p in range(len(judge.plan.blocking.k)):
             for columns in self.groups:
                 blocks = List(*(TaskRef((names.b, p, j)) for j in columns))
-                where, weights = self._place(p, columns[0], p), (f"{self.name}-weights", columns[0])
+                where, weights = self.place(p, columns[0], p), self.weights(columns)
                 if p == 0 and work is not None:
                     yield PlacedTask(weights, sketch.weigh, where, blocks, columns, work)
                 given = TaskRef(weights) if work is not None else None
@@ -183,66 +179,61 @@ class WritingLayer(ParametricLayer):
                 before = TaskRef((f"{self.name}-a", i, p - 1)) if p else None
                 block, seed = TaskRef((names.a, i, p)), (judge.seed, i)
                 row = judge.orders["A"], before, block, panel, work, seed, judge.needs_norms
-                yield PlacedTask((f"{self.name}-a", i, p), _of_a, self._place(i, p, p), *row)
-
-    def _writing(self) -> Iterator[PlacedTask]:
-        last = len(self.writer.judge.plan.blocking.k) - 1
-        judged = self.writer.judge.tolerance is not None
-        weights = {j: TaskRef((f"{self.name}-weights", columns[0])) for columns in self.groups for j in columns}
-        place = {j: at for at, j in enumerate(weights)}  # in the order of the sketches
-        task = write if self.writer.judge.contents.reduction is None else reduce
-        for i, j in self.blocks:
-            yield PlacedTask(
-                self.key(i, j),
-                task,
-                self._place(i, j, 0),  # with the priority of the wave's first step: a written block frees memory
-                self.writer,
-                TaskRef((self.names.c, i, j)),
-                TaskRef((f"{self.name}-a", i, last)),
-                place[j],
-                TaskRef((self.names.c0, i, j)) if self.names.c0 is not None else None,
-                weights[j] if judged else None,
-            )
+                yield PlacedTask((f"{self.name}-a", i, p), _of_a, self.place(i, p, p), *row)
 
 
-@dataclass(eq=False, repr=False)
-class RowLayer(ParametricLayer):
-    """Tasks that merge the reduced blocks of each row, wave by wave. The last one writes the block row.
+@dataclass(frozen=True)
+class Judged:
+    """Takes a finished block: it is checked, then written, or reduced for `Rows`."""
+
+    sketches: SketchLayer
+    writer: Writer
+
+    @cached_property
+    def _weights(self) -> dict[int, tuple[int, TaskRef]]:
+        """By column: its number in the order of the sketches, and the weights of its blocks of B."""
+        columns = ((j, TaskRef(self.sketches.weights(group))) for group in self.sketches.groups for j in group)
+        return {j: (number, weights) for number, (j, weights) in enumerate(columns)}
+
+    def __call__(self, key: Key) -> Iterator[Task]:
+        """Yield the one task, on the worker that has the block."""
+        (_, i, j), names = key, self.sketches.names
+        number, weights = self._weights[j]
+        yield PlacedTask(
+            key,
+            write if self.writer.judge.contents.reduction is None else reduce,
+            self.sketches.place(i, j, 0),  # with the priority of the wave's first step: a written block frees memory
+            self.writer,
+            TaskRef((names.c, i, j)),
+            TaskRef(self.sketches.row(i)),
+            number,
+            TaskRef((names.c0, i, j)) if names.c0 is not None else None,
+            weights if self.writer.judge.tolerance is not None else None,
+        )
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Merges the reduced blocks of a row, wave by wave. The last task writes the block row.
 
     Parameters
     ----------
-    name : str
     writer : Writer
-    rows : tuple of int
-        Rows of blocks.
     waves : tuple of (str, range)
-        The name of the `WritingLayer` of each wave, and its columns of blocks.
+        The name in the keys of the reduced blocks of each wave, and its columns of blocks.
     """
 
-    name: str
     writer: Writer
-    rows: tuple[int, ...]
     waves: tuple[tuple[str, range], ...]
 
-    def get_output_keys(self) -> set[Key]:
-        """Keys of the tasks that write block rows."""
-        return {self.key(i, 0) for i in self.rows}
-
-    def key(self, i: int, j: int) -> Key:
-        """Key of the task that writes a block row."""
-        return (self.name, i, j)
-
-    def __len__(self) -> int:
-        return len(self.rows) * len(self.waves)
-
-    def _tasks(self) -> Iterator[Task]:
-        for i in self.rows:
-            before: list[TaskRef] = []
-            for number, (parts, columns) in enumerate(self.waves, 1):
-                last = number == len(self.waves)
-                key = self.key(i, 0) if last else (f"{self.name}-parts", i, number)
-                yield Task(key, gather, self.writer, i, List(*before, *(TaskRef((parts, i, j)) for j in columns)), last)
-                before = [TaskRef(key)]
+    def __call__(self, key: Key) -> Iterator[Task]:
+        name, i, _ = key
+        before: list[TaskRef] = []
+        for number, (parts, columns) in enumerate(self.waves, 1):
+            last = number == len(self.waves)
+            own = key if last else (f"{name}-parts", i, number)
+            yield Task(own, gather, self.writer, i, List(*before, *(TaskRef((parts, i, j)) for j in columns)), last)
+            before = [TaskRef(own)]
 
 
 def graph_of(
@@ -253,23 +244,24 @@ def graph_of(
     Each wave loads matrices under new names. With the same names, the blocks of A and B of this wave would stay in
     memory for the next one.
     """
-    chains, writing = [], []
+    chains, judged, sketched = [], [], []
     for wave in waves:
         names, graph = _chains(product, spec, plan, wave, writer.run.id, client)
         indices = plan.blocking.c_indices(wave)
         blocks = tuple((i, j) for _, i, j in indices if spec.contents.unit(i, j) in units)
         chains.append(graph)
-        writing.append(WritingLayer(f"distmm-write-{uuid.uuid4().hex}", names, writer, wave, blocks))
+        token = uuid.uuid4().hex
+        sketched.append(SketchLayer(f"distmm-sketch-{token}", names, writer.judge, wave, blocks))
+        judged.append(ConsumerLayer(f"distmm-write-{token}", blocks, Judged(sketched[-1], writer)))
     graph = product_graph.one_graph(product, chains) if len(chains) > 1 else chains[0]
-    layers, dependencies = dict(graph.layers), dict(graph.dependencies)
-    last: WritingLayer | RowLayer
-    for last in writing:
-        layers[last.name], dependencies[last.name] = last, last.names.arrays
+    for sketches, last in zip(sketched, judged, strict=True):
+        graph = with_layer(graph, sketches, sketches.names.a, sketches.names.b)
+        graph = with_layer(graph, last, sketches.name, sketches.names.c, *filter(None, [sketches.names.c0]))
     if spec.reduction is not None:
-        made = tuple((each.name, each.wave.columns) for each in writing)
-        last = RowLayer(f"distmm-row-{uuid.uuid4().hex}", writer, tuple(sorted(i for i, _ in units)), made)
-        layers[last.name], dependencies[last.name] = last, {each.name for each in writing}
-    return HighLevelGraph(layers, dependencies), [last.key(*unit) for unit in sorted(units)]
+        made = tuple((each.name, sketches.wave.columns) for each, sketches in zip(judged, sketched, strict=True))
+        last = ConsumerLayer(f"distmm-row-{uuid.uuid4().hex}", tuple(sorted(units)), Rows(writer, made))
+        graph = with_layer(graph, last, *(each.name for each in judged))
+    return graph, [(last.name, *unit) for unit in sorted(units)]
 
 
 def _chains(product: str, spec: Spec, plan: Plan, wave: Wave, run: str, client: Client) -> tuple[Names, HighLevelGraph]:

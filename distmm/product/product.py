@@ -20,7 +20,7 @@ from distributed import Client
 from distmm.clusters import view
 from distmm.errors import DeviceMemoryError, InputError
 from distmm.graph import product_graph
-from distmm.graph.chunk_layer import in_chunks
+from distmm.graph.consumers import in_chunks
 from distmm.graph.parametric_layer import with_copies
 from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan

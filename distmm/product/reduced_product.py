@@ -15,7 +15,7 @@ from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
 
 from distmm.errors import InputError
-from distmm.graph import reduction_graph
+from distmm.graph import consumers
 from distmm.graph.product_graph import Reduced
 from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
@@ -180,7 +180,7 @@ def results(
 
     plan = product.plan_reduced(choices, kept, shared=metric in NORMED)
     reduced, graph = reduced_graphs(product, plan, reduction, choices.client, down)
-    return reduction_graph.results(*graph(None), plan, reduced, kinds)
+    return consumers.results(*graph(None), plan, reduced, kinds)
 
 
 def reduced_graphs(

@@ -27,8 +27,8 @@ from dask.array.core import handle_out
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, Future, futures_of
 
+from distmm.graph.consumers import stored
 from distmm.graph.placement import Key
-from distmm.graph.store_graph import stored
 from distmm.planning.write_units import are_shared, unit_of, whole_units
 from distmm.product.out_target import target
 from distmm.product.smaller_plan import memory_full

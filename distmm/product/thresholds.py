@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 
 from distmm.errors import DoesNotFitError, InputError
-from distmm.graph import reduction_graph
+from distmm.graph import consumers
 from distmm.planning.blocks import slices
 from distmm.planning.plan import Plan
 from distmm.planning.problem import accumulator_dtype
@@ -87,7 +87,7 @@ def above(
     collected = _Collected(product, made, limit, lower=lower)
     reduction = tasks.Threshold(plain(t), of_block(made), metric=metric, dtype=dtype)
     _, graph = reduced_graphs(product, made, reduction, choices.client, False, by_wave=True)
-    waves = (reduction_graph.parts_of_blocks(*graph(wave), made, wave) for wave in made.waves)
+    waves = (consumers.parts_of_blocks(*graph(wave), made, wave) for wave in made.waves)
     if choices.client is None:
         for parts in waves:
             for at, part in zip(parts, dask.compute(*parts.values()), strict=True):

@@ -9,7 +9,7 @@ from collections.abc import Collection, Hashable
 
 from distributed import Client, Scheduler
 
-from distmm.graph.chunk_layer import product_of
+from distmm.graph.consumers import product_of
 from distmm.telemetry import worker
 from distmm.telemetry.activity import Activity
 from distmm.telemetry.faults import tolerated

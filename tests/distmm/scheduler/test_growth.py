@@ -12,8 +12,9 @@ import pytest
 
 import distmm
 from distmm.graph import product_graph
+from distmm.graph.consumers import ConsumerLayer
 from distmm.graph.placement import Placement
-from distmm.job.wave_graph import Names, WritingLayer
+from distmm.job.wave_graph import Judged, Names, SketchLayer
 from distmm.planning.plan import Plan
 from distmm.scheduler.lookahead import Lookahead
 from distmm.scheduler.product_state import Limits, OperandBlock, PlannedTask
@@ -55,7 +56,13 @@ def writing(size: Plan) -> Callable[[], object]:
         plan=size, tolerance=None, orders={"A": None, "B": None}, seed=1, needs_norms=False, contents=contents
     )
     writer: Any = SimpleNamespace(judge=judge)
-    return lambda: list(WritingLayer("w", Names("a", "b", "c", None), writer, size.blocking.whole, blocks)._tasks())
+
+    def make() -> None:
+        sketches = SketchLayer("s", Names("a", "b", "c", None), writer.judge, size.blocking.whole, blocks)
+        list(sketches._tasks())
+        list(ConsumerLayer("w", blocks, Judged(sketches, writer))._tasks())
+
+    return make
 
 
 def chains(size: Plan) -> Callable[[], object]:

@@ -21,7 +21,7 @@ from distmm import matmul, plan
 from distmm.clusters import view
 from distmm.errors import InputError
 from distmm.graph import serial
-from distmm.graph.chunk_layer import product_of
+from distmm.graph.consumers import product_of
 from distmm.planning.grid import Grid
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.worker.tasks import Epilogue, KernelChoice

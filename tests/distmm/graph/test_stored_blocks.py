@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distmm.graph.consumers import stored
 from distmm.graph.dask_tasks import stores
-from distmm.graph.store_graph import stored
 
 
 class Target:

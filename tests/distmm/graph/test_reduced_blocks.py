@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import distmm
+from distmm.graph.consumers import GROUP, ConsumerLayer, Grid, Merge
 from distmm.graph.dask_tasks import ProductTask
 from distmm.graph.product_graph import ProductLayer, Reduced
-from distmm.graph.reduction_graph import GROUP, MergeLayer
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
@@ -25,12 +25,13 @@ F4 = np.dtype("f4")
 SPEC = ClusterSpec(1, 10**12, "cpu", 1e11, 1e9)
 
 
-def layer(rows: int, columns: int, down: bool, symmetric: bool, batch: int = 1) -> MergeLayer:
+def layer(rows: int, columns: int, down: bool, symmetric: bool, batch: int = 1) -> ConsumerLayer:
     shape = (batch,) * (batch > 1)
     problem = Problem(rows, 4, columns, F4, shape, shape, "symmetric" if symmetric else None)
     edges = "x".join(["1"] * (len(shape) + 1) + ["4", "1"])
     plan = make_plan(problem, SPEC, text=f"g1x1x1 b{edges} p1 w1 l2", result="reduced")
-    return MergeLayer("distmm-merged-token", "distmm-matmul-token", plan, Reduced(tasks.Sum(F4), down))
+    take = Merge("distmm-matmul-token", plan, Reduced(tasks.Sum(F4), down))
+    return ConsumerLayer("distmm-merged-token", Grid((*shape, columns if down else rows)), take)
 
 
 @given(st.integers(1, 20), st.integers(1, 20), st.booleans(), st.booleans(), st.integers(1, 2))
