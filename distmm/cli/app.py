@@ -132,7 +132,7 @@ for parent, functions in {
         demo.demo, multiply.multiply, reduced.topk, reduced.threshold, resume.resume, status.status, plan.plan,
         verify.verify, submit.submit, examples.examples, info.info,
     ),
-    measurements: (bench.kernels, bench.rates),
+    measurements: (bench.kernels,),
 }.items():  # fmt: skip
     for function in functions:
         summary = inspect.cleandoc(function.__doc__ or "").partition("\n\n")[0]

@@ -1,4 +1,4 @@
-"""``distmm bench kernels`` and ``distmm bench rates``."""
+"""``distmm bench kernels``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import typer
 
 from distmm.cli import options
 
-__all__ = ["kernels", "rates"]
+__all__ = ["kernels"]
 
 
 def kernels(
@@ -83,30 +83,3 @@ def kernels(
             picture.draw(found["ladder"], name)
         if "race" in found:
             roofline.draw(found["race"], name.with_name(f"{name.name}-roofline"))
-
-
-def rates(
-    kernel: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Only this kernel; may be given several times.", show_default=False),
-    ] = None,
-) -> None:
-    """Measure every kernel on this GPU, and print the rates as a section of rates.toml.
-
-    ```text
-    distmm bench rates > section.toml
-    ```
-    """
-    from distmm.errors import InputError
-    from distmm_kernels import bench as experiment
-    from distmm_kernels import device as devices
-    from distmm_kernels.select import CANDIDATES
-
-    if missing := devices.why_no_gpu():
-        raise InputError(f"rates are measured on a GPU, and {missing}")
-    known = [each.name for each in CANDIDATES if each.device_kind == "cuda"]
-    for name in kernel or ():
-        if name not in known:
-            raise InputError(f"--kernel {name!r} is not a kernel for GPUs: use one of {', '.join(known)}")
-    for line in experiment.of_this_gpu(devices.current(), kernel or ()):
-        typer.echo(line)

@@ -217,7 +217,6 @@ def test_bad_input_is_refused_with_exit_code_2(arguments: list[str], message: st
         ["bench", "kernels", "--dtype", "words"],
         ["bench", "kernels", "--json", "no/such/folder.json"],
         ["bench", "kernels", "--part", "race", "--device", "cpu"],
-        ["bench", "rates", "--kernel", "no kernel"],
         ["info", "--size", "0"],
     ],
 )

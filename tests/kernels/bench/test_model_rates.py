@@ -1,4 +1,4 @@
-"""`distmm bench rates` prints a section that `rates.toml` can take as it is."""
+"""`tests/bench/kernel_rates.py` prints a section that `rates.toml` can take as it is."""
 
 from __future__ import annotations
 
