@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -18,6 +18,45 @@ if TYPE_CHECKING:
 __all__ = ["plan"]
 
 
+@dataclass(frozen=True)
+class Machines:
+    """Machines to plan for, in place of a cluster."""
+
+    gpus: Annotated[int | None, typer.Option(help="Plan for so many GPUs instead of a cluster.")] = None
+    model: Annotated[str | None, typer.Option(help="With --gpus: their model, such as H100.")] = None
+    gpu_memory: Annotated[
+        str | None, typer.Option(help="With --gpus: memory of each, as in 80GB; by default that of the model.")
+    ] = None
+    threads: Annotated[int | None, typer.Option(help="With --memory: threads of each CPU worker.")] = None
+    memory: Annotated[
+        str | None, typer.Option(help="Plan for CPU workers instead of a cluster: memory of each, as in 64GB.")
+    ] = None
+    link: Annotated[
+        str | None, typer.Option(help="With --gpus or --memory: bytes per second that a worker receives, as in 25GB.")
+    ] = None
+
+    def hardware(self, workers: int | None) -> Hardware | None:
+        """Return the cluster that the options describe; None if they describe none."""
+        import distmm
+
+        if self.gpus is not None:
+            if self.model is None:
+                raise typer.BadParameter("--gpus needs --model, such as --model H100: rates and memory are the model's")
+            if (workers, self.threads, self.memory) != (None, None, None):
+                raise typer.BadParameter(
+                    "--workers, --threads and --memory describe CPU workers: leave them out, or --gpus"
+                )
+            return distmm.gpus(self.gpus, self.model, memory=self.gpu_memory, link=self.link)
+        if self.model is not None or self.gpu_memory is not None:
+            raise typer.BadParameter("--model and --gpu-memory describe GPUs: say how many with --gpus")
+        if self.memory is not None:
+            count, threads = (1 if given is None else given for given in (workers, self.threads))
+            return distmm.cpus(count, threads=threads, memory=self.memory, link=self.link)
+        if self.threads is not None or self.link is not None:
+            raise typer.BadParameter("--threads and --link describe CPU workers: give their --memory too")
+        return None
+
+
 def plan(
     ctx: typer.Context,
     a: Annotated[
@@ -27,18 +66,7 @@ def plan(
     *,
     transposes: options.Transposes,
     where: options.Where,
-    gpus: Annotated[int | None, typer.Option(help="Plan for so many GPUs instead of a cluster.")] = None,
-    model: Annotated[str | None, typer.Option(help="With --gpus: their model, such as H100.")] = None,
-    gpu_memory: Annotated[
-        str | None, typer.Option(help="With --gpus: memory of each, as in 80GB; by default that of the model.")
-    ] = None,
-    threads: Annotated[int | None, typer.Option(help="With --memory: threads of each CPU worker.")] = None,
-    memory: Annotated[
-        str | None, typer.Option(help="Plan for CPU workers instead of a cluster: memory of each, as in 64GB.")
-    ] = None,
-    link: Annotated[
-        str | None, typer.Option(help="With --gpus or --memory: bytes per second that a worker receives, as in 25GB.")
-    ] = None,
+    machines: Machines,
     method: options.Method,
     reproducible: options.Reproducible = None,
     as_json: options.Json = False,
@@ -62,7 +90,7 @@ def plan(
     from distmm.job.spec import Spec
     from distmm.product.request import WORTH_MEASURING_SECONDS
 
-    hardware = _described(where.workers, gpus, model, gpu_memory, threads, memory, link)
+    hardware = machines.hardware(where.workers)
     how, transposed = method.arguments(), asdict(transposes)
     on, chosen = how["device"], (how["blocks"], None, how["plan"])
     spec = Spec.of(
@@ -114,37 +142,6 @@ def _facts(planned: Plan) -> dict[str, Any]:
         "fits": planned.fits,
         "shortfall_bytes": planned.shortfall,
     }
-
-
-def _described(
-    workers: int | None,
-    gpus: int | None,
-    model: str | None,
-    gpu_memory: str | None,
-    threads: int | None,
-    memory: str | None,
-    link: str | None,
-) -> Hardware | None:
-    """Return the cluster that the options describe; None if they describe none."""
-    import distmm
-
-    if gpus is not None:
-        if model is None:
-            raise typer.BadParameter("--gpus needs --model, such as --model H100: rates and memory are the model's")
-        if (workers, threads, memory) != (None, None, None):
-            raise typer.BadParameter(
-                "--workers, --threads and --memory describe CPU workers: leave them out, or --gpus"
-            )
-        return distmm.gpus(gpus, model, memory=gpu_memory, link=link)
-    if model is not None or gpu_memory is not None:
-        raise typer.BadParameter("--model and --gpu-memory describe GPUs: say how many with --gpus")
-    if memory is not None:
-        return distmm.cpus(
-            1 if workers is None else workers, threads=1 if threads is None else threads, memory=memory, link=link
-        )
-    if threads is not None or link is not None:
-        raise typer.BadParameter("--threads and --link describe CPU workers: give their --memory too")
-    return None
 
 
 def _matrix(text: str) -> Any:

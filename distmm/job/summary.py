@@ -90,7 +90,7 @@ class Summary:
         again = f", {self.recomputed} computed again" if self.recomputed else ""
         run = [
             ("time", f"{units.duration(self.seconds)}, reading and writing included"),
-            ("rate", units.scaled(self.flops_per_second, "FLOP/s")),
+            ("rate", f"{units.scaled(self.flops_per_second, 'FLOP/s')} over that time"),
             ("moved", f"{units.size(self.bytes_moved)} between workers{planned}"),
         ]
         return [

@@ -7,16 +7,16 @@ capabilities. Their file system is read-only, except ``/tmp`` and the mount.
 from __future__ import annotations
 
 import os
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
 import yaml
 from dask.utils import parse_bytes
 
-from distmm import tls
+from distmm import templates, tls
 from distmm.errors import InputError
-from distmm.submit import dashboard_access, templates
+from distmm.submit import dashboard_access
 from distmm.submit.schema import QUEUE_LABEL, Job
 from distmm.submit.slurm_script import PATIENCE_SECONDS
 from distmm.units import seconds
@@ -157,8 +157,8 @@ def _rendered(job: Job, client_command: list[str]) -> list[Manifest]:
     node = {"cpu": workers.cpus, "memory": int(parse_bytes(workers.memory))}
     node |= {options.gpu_resource: workers.per_node} if gpu else {}
     node |= {options.rdma_resource: 1} if options.rdma_resource else {}
-    text = templates.render(
-        "manifests.yaml",
+    text = templates.filled(
+        Path(__file__).with_name("manifests.yaml"),
         run=run,
         workers=workers,
         kubernetes=options,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 from dask.utils import parse_bytes
 
-from distmm import tls
-from distmm.submit import dashboard_access, templates
+from distmm import templates, tls
+from distmm.submit import dashboard_access
 from distmm.submit.schema import Job
 from distmm.worker import gpu_worker_setup
 
@@ -64,8 +65,8 @@ def render(job: Job, *, python: str = sys.executable) -> str:
         "constraint": slurm.constraint,
     }
     network = [workers.device, "tls" if run.tls != "none" else workers.transport, workers.interface]
-    return templates.render(
-        "slurm_script.sh",
+    return templates.filled(
+        Path(__file__).with_name("slurm_script.sh"),
         run=run,
         workers=workers,
         slurm=slurm,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from distributed.scheduler import Scheduler
 
-from distmm.telemetry import dashboard_server, templates, theme
+from distmm.telemetry import dashboard_server, theme
 
 if TYPE_CHECKING:
     from bokeh.document import Document
@@ -83,7 +83,9 @@ def _page(names: Sequence[str], scheduler: Scheduler, extra: dict[str, Any], doc
     update()
     doc.add_periodic_callback(update, UPDATE_MILLISECONDS if len(scheduler.workers) <= MANY else SLOW_MILLISECONDS)
     arguments = {"figures": [pane.root for pane in panes.values()], "light": theme.LIGHT, "dark": theme.DARK}
-    doc.js_on_event("document_ready", CustomJS(args=arguments, code=templates.text("colours.js")))
+    doc.js_on_event(
+        "document_ready", CustomJS(args=arguments, code=(theme.PAGES / "colours.js").read_text(encoding="utf-8"))
+    )
 
 
 def _pane(name: str, **sizing: Any) -> Pane:

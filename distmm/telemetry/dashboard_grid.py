@@ -9,8 +9,8 @@ import numpy as np
 from bokeh.models import ColumnDataSource, FixedTicker, HoverTool, Range1d
 from bokeh.plotting import figure
 
-from distmm import units
-from distmm.telemetry import templates, theme
+from distmm import templates, units
+from distmm.telemetry import theme
 from distmm.telemetry.dashboard_figures import Pane
 from distmm.telemetry.record import Record
 
@@ -202,4 +202,4 @@ def legend(record: Record | None) -> str:
         entries.append(
             (f"{len(names)} workers: each has its colour; the pointer on a block shows its owner's name", "")
         )
-    return templates.filled("legend.html", entries=entries)
+    return templates.filled(theme.PAGES / "legend.html", entries=entries)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from urllib.parse import urlencode
 
-from distmm import units
-from distmm.telemetry import templates, theme
+from distmm import templates, units
+from distmm.telemetry import theme
 from distmm.telemetry.facts import Fact, facts, share_done, time_left
 from distmm.telemetry.figures import ALARMING, UNDER_WAY
 from distmm.telemetry.record import Record
@@ -19,7 +19,7 @@ SHOWN_INCIDENTS, SHOWN_REASONS = 4, 3
 
 def style() -> str:
     """Return the style sheet of the text elements. `distmm.telemetry.dashboard` sets the colours that it uses."""
-    return templates.filled("page.css", light=theme.LIGHT, data=theme.DATA, wrong=theme.WRONG)
+    return templates.filled(theme.PAGES / "page.css", light=theme.LIGHT, data=theme.DATA, wrong=theme.WRONG)
 
 
 def products(records: Mapping[str, Record], shown: str, asked: Mapping[str, str], now: float) -> str:
@@ -54,16 +54,16 @@ def products(records: Mapping[str, Record], shown: str, asked: Mapping[str, str]
                 "workers": f"{f.workers} of {f.planned}" if f.state in UNDER_WAY else f.planned,
             }
         )
-    return templates.filled("products.html", rows=rows)
+    return templates.filled(theme.PAGES / "products.html", rows=rows)
 
 
 def head(record: Record | None, now: float) -> str:
     """Return the head of the page: what a product is, its progress, and why it is slower than planned."""
     if record is None:
-        return templates.filled("head.html", record=None)
+        return templates.filled(theme.PAGES / "head.html", record=None)
     f = record.figures(now)
     return templates.filled(
-        "head.html",
+        theme.PAGES / "head.html",
         record=record,
         name=units.shortened(record.title),
         share=share_done(record, f),

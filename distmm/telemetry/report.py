@@ -15,8 +15,8 @@ from typing import Any
 import dask
 import distributed
 
-from distmm import units
-from distmm.telemetry import curves, templates, theme
+from distmm import templates, units
+from distmm.telemetry import curves, theme
 from distmm.telemetry.batch_job import batch_job
 from distmm.telemetry.facts import checked, facts
 from distmm.telemetry.record import Record
@@ -81,7 +81,7 @@ def html(record: Record, *, title: str = "", certificate: Rows = (), runs: Seque
         *([("batch job", job)] if job else []),
     ]
     return templates.filled(
-        "report.html",
+        theme.PAGES / "report.html",
         light=theme.LIGHT,
         dark=theme.DARK,
         title=title or record.title,

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import colorsys
 from functools import cache
+from pathlib import Path
 
 from distmm.telemetry.activity import Kind
 
 __all__ = [
-    "ACTIVITIES", "AGAIN", "DARK", "DATA", "LIGHT", "LIMIT", "MARK", "NOBODY", "REJECTED", "WRONG", "worker_color",
+    "ACTIVITIES", "AGAIN", "DARK", "DATA", "LIGHT", "LIMIT", "MARK", "NOBODY", "PAGES", "REJECTED", "WRONG",
+    "worker_color",
 ]  # fmt: skip
+
+# The HTML of page and report, the page's style sheet and its script.
+PAGES = Path(__file__).parent / "pages"
 
 # Background, text, secondary text and lines. Text has a contrast of at least 4.5 to its background (WCAG AA).
 LIGHT = {"ground": "#ffffff", "ink": "#1d1d1f", "muted": "#5f6368", "line": "#dadce0", "bar": "#eeeeee"}
