@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from distmm_kernels.device import Device
+from distmm_kernels.emulation.launches import Plan
 from distmm_kernels.emulation.moduli import MODULI, OFFSET, weight
-from distmm_kernels.emulation.residues import ROWS, STRETCH, Layout, Residues
-from distmm_kernels.emulation.splits import MAX_GRID_Z
+from distmm_kernels.emulation.residues import ROWS, STRETCH, Layout, Residues, reads_along_k
 from distmm_kernels.launch.binary import Recipe
 from distmm_kernels.launch.driver import loaded
 from distmm_kernels.layout.stack import Stack
@@ -83,36 +83,17 @@ class System:
 SYSTEMS = {32: System(32, MODULI[:10]), 64: System(64, (*MODULI, 191, 181))}
 
 
-class IntegerSplitter:
-    """Splits operands of one type into residues on one device."""
+def split_integers(stack: Array, bits: int, device: Device) -> Residues:
+    """Enqueue the kernel that splits matrices ``(batch, rows, k)`` or one matrix ``(rows, k)``, with any strides.
 
-    def __init__(self, device: Device, bits: int) -> None:
-        self.device, self.bits = device, bits
-
-    def __call__(self, stack: Array) -> Residues:
-        """Enqueue the kernel that splits matrices ``(batch, rows, k)`` or one matrix ``(rows, k)``, with any strides.
-
-        The matrices are read in place. The device must be current.
-        """
-        import cupy
-
-        address, (batch, rows, k), (between, pitch, along), _ = Stack.of(stack)
-        at = Layout.of(batch, rows, k, moduli=len(SYSTEMS[self.bits].moduli), scaled=False)
-        memory = cupy.cuda.alloc(at.end)
-        if 0 not in (batch, rows, k):
-            # a warp reads 32 consecutive elements, along k or along the rows
-            along_k = k == 1 or rows == 1 or abs(along) <= abs(pitch)
-            maker = "distmm_kernels.device_code.integer_residues:split"
-            kernel = loaded(Recipe(maker, (self.bits, along_k)), self.device)
-            blocks = -(-rows // ROWS) * -(-k // STRETCH)
-            for first in range(0, batch, MAX_GRID_Z):
-                numbers = between, pitch, along, rows, k, at.granule_step, at.last_ld, first
-                grid = blocks, 1, min(batch - first, MAX_GRID_Z)
-                kernel.launch(grid, (), (address, memory.ptr, *numbers))
-        return Residues(at, memory)
-
-
-@functools.cache
-def integer_splitter(device: Device, bits: int) -> IntegerSplitter:
-    """Return the splitter of a type on a device. A process has one."""
-    return IntegerSplitter(device, bits)
+    The matrices are read in place. The device must be current.
+    """
+    address, (batch, rows, k), strides, _ = Stack.of(stack)
+    at = Layout.of(batch, rows, k, moduli=len(SYSTEMS[bits].moduli), scaled=False)
+    numbers = *strides, rows, k, at.granule_step, at.last_ld
+    if 0 in (batch, rows, k):
+        return Residues(at, Plan(at, (), ()).enqueue(0, 0))
+    parameters = bits, reads_along_k((batch, rows, k), strides)
+    kernel = loaded(Recipe("distmm_kernels.device_code.integer_residues:split", parameters), device)
+    grid = -(-rows // ROWS) * -(-k // STRETCH), 1
+    return Residues(at, Plan(at, ((kernel, grid),), numbers).enqueue(batch, address))

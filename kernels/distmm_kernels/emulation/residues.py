@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import GRANULE, granules
+from distmm_kernels.emulation.launches import ALIGNMENT, Found, Plan
 from distmm_kernels.emulation.moduli import MODULI
 from distmm_kernels.emulation.sparsity import Counts, counts
-from distmm_kernels.emulation.splits import ALIGNMENT, MAX_GRID_Z, Found
 from distmm_kernels.launch.binary import Recipe
 from distmm_kernels.launch.bounded import Bounded
-from distmm_kernels.launch.driver import LoadedKernel, loaded
+from distmm_kernels.launch.driver import loaded
 from distmm_kernels.layout.stack import Stack
 from distmm_kernels.layout.vectors import row_pitch
 
@@ -127,12 +127,9 @@ class Residues:
         return tuple(counts(words, tuple(parts * min(GRANULE, at.k - i * GRANULE) for i in range(count))))
 
 
-class _Plan(NamedTuple):
-    """The launches that split stacks of one shape and strides."""
-
-    layout: Layout
-    launches: tuple[tuple[LoadedKernel, tuple[int, int]], ...]
-    numbers: tuple[int, ...]
+def reads_along_k(shape: tuple[int, ...], strides: tuple[int, ...]) -> bool:
+    """Whether a warp reads 32 consecutive elements of ``(batch, rows, k)`` along k; otherwise along the rows."""
+    return 1 in shape[1:] or abs(strides[2]) <= abs(strides[1])
 
 
 class Splitter:
@@ -140,7 +137,7 @@ class Splitter:
 
     def __init__(self, device: Device, parts: int) -> None:
         self.device, self.parts = device, parts
-        self._plans: Bounded[_Plan] = Bounded()
+        self._plans: Bounded[Plan] = Bounded()
 
     def __call__(self, stack: Array) -> tuple[Residues, Found]:
         """Enqueue the kernels that split matrices ``(batch, rows, k)`` or one matrix ``(rows, k)``, with any strides.
@@ -154,32 +151,23 @@ class Splitter:
         if plan is None:
             plan = self._plans[shape, strides] = self._plan(shape, strides)
         batch, rows, k = shape
-        at = plan.layout
-        memory = cupy.cuda.alloc(at.end)
         found = Found(granules(k), looked_for=True)
-        if plan.launches:
-            stream = cupy.cuda.get_current_stream().ptr
-            sums = cupy.cuda.alloc(8 * batch * rows * -(-self.parts * k // STRETCH))
-            cupy.cuda.runtime.memsetAsync(memory.ptr + at.words, 0, at.end - at.words, stream)
-            for first in range(0, batch, MAX_GRID_Z):
-                values = (stack.data.ptr, memory.ptr, found.address, sums.ptr, *plan.numbers, first)
-                for kernel, grid in plan.launches:
-                    kernel.launch((*grid, min(batch - first, MAX_GRID_Z)), (), values, stream)
+        sums = cupy.cuda.alloc(8 * batch * rows * -(-self.parts * k // STRETCH))
+        memory = plan.enqueue(batch, stack.data.ptr, found.address, sums.ptr)
         found.record()
-        return Residues(at, memory), found
+        return Residues(plan.layout, memory), found
 
-    def _plan(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> _Plan:
+    def _plan(self, shape: tuple[int, ...], strides: tuple[int, ...]) -> Plan:
         batch, rows, k = shape
         parts, at = self.parts, Layout.of(batch, rows, k, self.parts)
         if 0 in shape:
-            return _Plan(at, (), ())
+            return Plan(at, (), ())
         last = k - (granules(k) - 1) * GRANULE
         numbers = (
             *(strides[0], strides[1], strides[2], rows, parts * k, at.factors, at.words, at.granule_step, at.last_ld),
             *(smallest(parts * GRANULE), smallest(parts * last)),
         )
-        # a warp reads 32 consecutive elements, along k or along the rows
-        along_k = k == 1 or (rows > 1 and abs(strides[2]) <= abs(strides[1])) or rows == 1
+        along_k = reads_along_k(shape, strides)
         tiles = -(-rows // ROWS) * -(-parts * k // STRETCH), 1
         name = "distmm_kernels.device_code.residues:"
         launches = (
@@ -187,7 +175,7 @@ class Splitter:
             (loaded(Recipe(f"{name}find_factors", (parts,)), self.device), (-(-rows // THREADS), granules(k))),
             (loaded(Recipe(f"{name}split", (along_k, parts)), self.device), tiles),
         )
-        return _Plan(at, launches, numbers)
+        return Plan(at, launches, numbers, (at.words, at.end - at.words))
 
 
 @functools.cache

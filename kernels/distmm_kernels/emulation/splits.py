@@ -1,30 +1,26 @@
-"""float32 operands split into parts for tensor cores: the launches, the memory layout of the parts, and the guards."""
+"""float32 operands split into parts for tensor cores: the launches, and the memory layout of the parts."""
 
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from distmm_kernels.device import Device
-from distmm_kernels.emulation.formats import GRANULE, Format, Guard, granules, warps_of
+from distmm_kernels.emulation.formats import GRANULE, Format, granules, warps_of
+from distmm_kernels.emulation.launches import ALIGNMENT, Found, Plan
 from distmm_kernels.emulation.sparsity import Counts, counts
 from distmm_kernels.launch.bounded import Bounded
-from distmm_kernels.launch.driver import LoadedKernel, loaded
+from distmm_kernels.launch.driver import loaded
 from distmm_kernels.layout.copies import choose
 from distmm_kernels.layout.stack import Stack
 from distmm_kernels.layout.vectors import row_pitch
 
 Array = Any  # cupy.ndarray: CuPy ships no types
 
-MAX_GRID_Z = 65535
 PAST_THE_ROWS = 256  # a tile may extend this many rows beyond the last one, and the kernel reads scales there
-ALIGNMENT = 256  # bytes; alignment of the arrays in one allocation
-GUARDS, NO_GUARD = len(Guard), Guard(0)
-Grid = tuple[int, int, int]
 
 
 class Piece(NamedTuple):
@@ -165,71 +161,12 @@ class Parts:
         return cupy.ndarray(shape, self.format.dtype, self.memory, strides)
 
 
-class Found:
-    """The guards that kernels raise for an operand. The device writes them into pinned host memory, without a copy."""
-
-    def __init__(self, count: int, looked_for: bool) -> None:
-        import cupy
-
-        self._guards: tuple[Guard, ...] | None = None if looked_for else (NO_GUARD,) * count
-        self.address = 0
-        if not looked_for:
-            return
-        self._memory = cupy.cuda.alloc_pinned_memory(4 * GUARDS * max(count, 1))
-        self._flags = np.frombuffer(self._memory, np.uint32, GUARDS * count)
-        self._flags[...] = 0
-        self.address = int(self._memory.ptr)
-        self._done = cupy.cuda.Event(disable_timing=True)
-
-    def __del__(self) -> None:
-        # the memory may be reused after this: wait until the device has written to it for the last time
-        if self._guards is None:
-            self._done.synchronize()
-
-    def record(self) -> None:
-        """Record an event after all kernels that may raise guards. Call this when they are enqueued."""
-        if self._guards is None:
-            self._done.record()
-
-    @property
-    def here(self) -> bool:
-        """Whether the kernels have finished, so that `guards` returns without waiting for the device."""
-        return self._guards is not None or bool(self._done.done)
-
-    @property
-    def guards(self) -> tuple[Guard, ...]:
-        """Guards of each granule. Unless `Guard.SPARSE` alone or no guard is raised, its parts are not valid."""
-        if self._guards is None:
-            self._done.synchronize()
-            if not self._flags.any():
-                self._guards = (NO_GUARD,) * (len(self._flags) // GUARDS)
-                return self._guards
-            flags = self._flags.tolist()
-            granules = (zip(Guard, flags[i : i + GUARDS], strict=True) for i in range(0, len(flags), GUARDS))
-            self._guards = tuple(Guard(sum(guard for guard, flag in each if flag)) for each in granules)
-        return self._guards
-
-    @property
-    def raised(self) -> bool:
-        """Whether any guard is raised."""
-        return any(self.guards)
-
-
-class _Plan(NamedTuple):
-    """The launches that split stacks of one shape, strides and alignment."""
-
-    layout: Layout
-    zeros: tuple[int, int]  # offset and number of bytes that must be set to 0 before the launches
-    launches: tuple[tuple[LoadedKernel, Grid], ...]
-    numbers: tuple[int, ...]
-
-
 class Splitter:
     """Splits operands into one format on one device."""
 
     def __init__(self, form: Format, device: Device) -> None:
         self.form, self.device = form, device
-        self._plans: Bounded[_Plan] = Bounded()
+        self._plans: Bounded[Plan] = Bounded()
 
     def __call__(self, stack: Array) -> tuple[Parts, Found]:
         """Enqueue the kernels that split float32 matrices ``(batch, rows, k)`` or one matrix ``(rows, k)``.
@@ -237,8 +174,6 @@ class Splitter:
         Strides are any. If neither the rows nor k are contiguous, the matrices are copied first. The device must be
         current.
         """
-        import cupy
-
         source = Stack.of(stack)
         address, shape, strides, _ = source
         key = shape, strides, address % 16
@@ -246,21 +181,14 @@ class Splitter:
         if plan is None:
             plan = self._plan(source)
             if plan is None:
-                return self(cupy.ascontiguousarray(stack))
+                return self(np.ascontiguousarray(stack))  # NumPy dispatches CuPy's arrays to CuPy
             self._plans[key] = plan
-        memory = cupy.cuda.alloc(plan.layout.end)
         found = Found(granules(shape[2]), self.form.guarded)
-        stream = cupy.cuda.get_current_stream().ptr
-        if plan.zeros[1]:
-            cupy.cuda.runtime.memsetAsync(memory.ptr + plan.zeros[0], 0, plan.zeros[1], stream)
-        for first in range(0, shape[0], MAX_GRID_Z):
-            values = (address, memory.ptr, found.address, *plan.numbers, first)
-            for kernel, (x, y, z) in plan.launches:
-                kernel.launch((x, y, min(z - first, MAX_GRID_Z)), (), values, stream)
+        memory = plan.enqueue(shape[0], address, found.address)
         found.record()
         return Parts(self.form, plan.layout, memory), found
 
-    def _plan(self, source: Stack) -> _Plan | None:
+    def _plan(self, source: Stack) -> Plan | None:
         """Choose the kernels and the layout of the parts; None if the stack must be copied first."""
         batch, rows, k = source.shape
         form, empty = self.form, 0 in source.shape
@@ -274,26 +202,18 @@ class Splitter:
             *(at.lo, at.scales, at.maxima, at.words, at.table_pitch, at.granule_step, at.ld, at.last_ld),
         )
         if empty:
-            return _Plan(at, (0, 0), (), numbers)
+            return Plan(at, (), numbers)
         if by_rows:
             lines = at.table_pitch if form.scaled else rows
-            grid = -(-lines // (8 // warps_of(k))), granules(k), batch
+            grid = -(-lines // (8 // warps_of(k))), granules(k)
         else:
             block_rows, block_k = copy.block
-            grid = -(-rows // block_rows) * -(-k // block_k), 1, batch
+            grid = -(-rows // block_rows) * -(-k // block_k), 1
         launches = tuple((loaded(recipe, self.device), grid) for recipe in recipes)
-        return _Plan(at, (at.scales, 0 if by_rows else at.end - at.scales), launches, numbers)
+        return Plan(at, launches, numbers, (at.scales, 0 if by_rows else at.end - at.scales))
 
 
 @functools.cache
 def splitter(form: Format, device: Device) -> Splitter:
     """Return the splitter of a format on a device. A process has one."""
     return Splitter(form, device)
-
-
-def as_stack(array: Array) -> Array:
-    """Return matrices ``(*batch, rows, k)`` as a stack ``(batch, rows, k)``: a view, if strides allow.
-
-    A single matrix ``(rows, k)`` is returned as it is.
-    """
-    return array if array.ndim < 4 else array.reshape(math.prod(array.shape[:-2]), *array.shape[-2:])

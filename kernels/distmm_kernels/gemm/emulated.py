@@ -23,8 +23,9 @@ from distmm_kernels.candidate import HOPPER, Candidate
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import FP16_PAIR, GRANULE, TF32_PAIR, Format
+from distmm_kernels.emulation.launches import as_stack
 from distmm_kernels.emulation.sparsity import Counts
-from distmm_kernels.emulation.splits import Parts, Piece, as_stack, splitter
+from distmm_kernels.emulation.splits import Parts, Piece, splitter
 from distmm_kernels.gemm.guarded import WORKSPACE, GuardedKernel, GuardedOperand, Way, by_parts
 from distmm_kernels.kernel import Array, Last, product_shape
 from distmm_kernels.launch.hopper_launch import Finish, HopperGemms, Scales

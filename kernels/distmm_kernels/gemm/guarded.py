@@ -21,8 +21,8 @@ import numpy as np
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import GRANULE, Guard
+from distmm_kernels.emulation.launches import Found
 from distmm_kernels.emulation.sparsity import Counts, holds
-from distmm_kernels.emulation.splits import Found
 from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.kernel import Array
 from distmm_kernels.layout.stack import distinct

@@ -20,7 +20,8 @@ from distmm_kernels.candidate import HOPPER, Candidate
 from distmm_kernels.config import FLOAT8, NARROW, Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import TF32
-from distmm_kernels.emulation.splits import as_stack, splitter
+from distmm_kernels.emulation.launches import as_stack
+from distmm_kernels.emulation.splits import splitter
 from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.gemm.guarded import WORKSPACE
 from distmm_kernels.gemm.hopper_operands import HopperOperand, HopperPanels, Prepared, joined

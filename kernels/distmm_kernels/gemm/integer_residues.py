@@ -15,9 +15,9 @@ from distmm_kernels.candidate import Candidate
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import granules
-from distmm_kernels.emulation.integers import SYSTEMS, integer_splitter
+from distmm_kernels.emulation.integers import SYSTEMS, split_integers
+from distmm_kernels.emulation.launches import as_stack
 from distmm_kernels.emulation.residues import SHORTEST, Residues
-from distmm_kernels.emulation.splits import as_stack
 from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.gemm.guarded import WORKSPACE
 from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
@@ -64,7 +64,7 @@ class IntegerResidueKernel(AlignedKernel):
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
         self.bits = 8 * self.accumulator.itemsize
-        self._split = integer_splitter(device, self.bits)
+        self._split = partial(split_integers, bits=self.bits, device=device)
         reconstruction = "distmm_kernels.device_code.integer_residues:reconstruct"
         moduli = SYSTEMS[self.bits].moduli
         self._products = ResidueProducts(device, moduli, reconstruction, (self.bits,), self.instruction)

@@ -16,7 +16,8 @@ from distmm_kernels.candidate import AMPERE, Candidate, tile_loads
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import GRANULE, TF32
-from distmm_kernels.emulation.splits import as_stack, splitter
+from distmm_kernels.emulation.launches import as_stack
+from distmm_kernels.emulation.splits import splitter
 from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
 from distmm_kernels.kernel import Array

@@ -16,10 +16,10 @@ from distmm_kernels.candidate import FAST_FLOAT64, Candidate
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import GRANULE
+from distmm_kernels.emulation.launches import as_stack
 from distmm_kernels.emulation.moduli import MODULI
 from distmm_kernels.emulation.residues import FORMS, SHORTEST, Residues, splitter
 from distmm_kernels.emulation.sparsity import Counts
-from distmm_kernels.emulation.splits import as_stack
 from distmm_kernels.gemm.guarded import WORKSPACE, GuardedKernel, GuardedOperand, Way
 from distmm_kernels.gemm.residue_products import OF_AMPERE, OF_HOPPER, Instruction, ResidueProducts, matrices_of
 from distmm_kernels.kernel import Array
