@@ -9,11 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from distmm_kernels.device_code.emit import I32, I64, assembly, cuda, inlined, instruction, intrinsic, types
-from distmm_kernels.device_code.residues import FOURS, PITCH, ROWS_EACH, WARPS, tile_of_block, write_residues
+from distmm_kernels.device_code.emit import I32, I64, cuda, inlined, instruction, intrinsic, types
+from distmm_kernels.device_code.reconstruct import byte_of, words_of
+from distmm_kernels.device_code.residues import (
+    PITCH,
+    ROWS_EACH,
+    filler,
+    four_of_tile,
+    fours,
+    tile_of_block,
+    write_residues,
+)
 from distmm_kernels.emulation.formats import GRANULE
 from distmm_kernels.emulation.integers import SHIFT, SYSTEMS
-from distmm_kernels.emulation.residues import COLUMNS, ROWS, STRETCH, THREADS
+from distmm_kernels.emulation.residues import COLUMNS, ROWS, THREADS
 from distmm_kernels.launch.compiler import Source
 
 i32, i64, u32, u64 = types.int32, types.int64, types.uint32, types.uint64
@@ -44,15 +53,7 @@ def split(bits: int, along_k: bool) -> Source:
         pure=True,
     )
 
-    def four_along_k(address, along, left):
-        return (
-            load(address, i32(left > i32(0))),
-            load(address + along, i32(left > i32(1))),
-            load(address + u64(2) * along, i32(left > i32(2))),
-            load(address + u64(3) * along, i32(left > i32(3))),
-        )
-
-    four = inlined(four_along_k)
+    four, fill = fours(load), filler(load)
 
     def kernel(source, memory, between, pitch, along, rows, k, granule_step, last_ld, first_matrix):
         tile = cuda.shared.array((ROWS, PITCH), i64)
@@ -61,14 +62,7 @@ def split(bits: int, along_k: bool) -> Source:
         ld = u64(GRANULE) if (granule + u64(1)) * u64(GRANULE) < k else last_ld
         start = source + matrix * between + first * along
         if not along_k:
-            row = base + lane
-            for i in range(STRETCH // WARPS):
-                at = warp * u32(STRETCH // WARPS) + u32(i)
-                there = i32(row < u32(rows) and i32(at) < steps)
-                # element j of all groups of four is contiguous: a warp reads without bank conflicts
-                column = (at & u32(3)) * u32(FOURS) + (at >> u32(2))
-                tile[lane, column] = load(start + u64(row) * pitch + u64(at) * along, there)
-            cuda.syncthreads()
+            fill(tile, start, pitch, along, base, lane, warp, rows, steps)
         for i in range(ROWS_EACH):
             here = warp * u32(ROWS_EACH) + u32(i)
             row = base + here
@@ -78,12 +72,7 @@ def split(bits: int, along_k: bool) -> Source:
                 if along_k:
                     x = four(start + u64(row) * pitch + u64(at) * along, along, left)
                 else:
-                    x = (
-                        tile[here, lane],
-                        tile[here, lane + u32(FOURS)],
-                        tile[here, lane + u32(2 * FOURS)],
-                        tile[here, lane + u32(3 * FOURS)],
-                    )
+                    x = four_of_tile(tile, here, lane)
                 line = (matrix * u64(count) * rows + u64(row)) * ld
                 to = memory + granule * granule_step + line + first + u64(at) - granule * u64(GRANULE)
                 write(to, rows * ld, x[0], x[1], x[2], x[3])
@@ -94,19 +83,13 @@ def split(bits: int, along_k: bool) -> Source:
 def _integers(bits: int) -> Callable[..., Any]:
     """Make ``(address, step)``: integers of four neighbours; ``step`` is the bytes from one modulus to the next."""
     system, wide = SYSTEMS[bits], I32 if bits == 32 else I64
-    load = assembly("ld.global.b32 $0, [$1];", [I32], [I64], ["=r", "l"])
 
     def write(builder, address, step):
-        words = []
-        for _ in system.moduli:
-            # OFFSET more than the residue, so that no byte is negative
-            words.append(builder.xor(load(builder, [address])[0], I32(0x80808080)))
-            address = builder.add(address, step)
-        found = []
+        words, found = words_of(builder, address, step, len(system.moduli)), []
         for column in range(COLUMNS):
             total, multiple = wide(system.start), I32(system.shares_start)
             for word, weight, share in zip(words, system.weights, system.shares, strict=True):
-                byte = builder.and_(builder.lshr(word, I32(8 * column)), I32(0xFF))
+                byte = byte_of(builder, word, column)
                 multiple = builder.add(multiple, builder.mul(byte, I32(share)))
                 number = byte if bits == 32 else builder.zext(byte, I64)
                 total = builder.add(total, builder.mul(number, wide(weight)))

@@ -39,6 +39,26 @@ store_pair = instruction("st.global.v2.f64 [$0], {$1, $2};", (u64, f64, f64))
 _to_float64 = assembly("cvt.rn.f64.s64 $0, $1;", [F64], [I64], ["=d", "l"], pure=True)
 
 
+_load_word = assembly("ld.global.b32 $0, [$1];", [I32], [I64], ["=r", "l"])
+
+
+def words_of(builder: Any, address: Any, step: Any, count: int) -> list[Any]:
+    """Write the loads of the residues of four neighbours modulo ``count`` numbers, ``step`` bytes apart.
+
+    A byte of the words has `OFFSET` more than its residue, so that none is negative.
+    """
+    words = []
+    for _ in range(count):
+        words.append(builder.xor(_load_word(builder, [address])[0], I32(0x80808080)))
+        address = builder.add(address, step)
+    return words
+
+
+def byte_of(builder: Any, word: Any, column: int) -> Any:
+    """Write the extraction of a byte of a word."""
+    return builder.and_(builder.lshr(word, I32(8 * column)), I32(0xFF))
+
+
 def first_sums(by_integers: bool) -> list[Any]:
     """Return the values with which the three sums begin.
 
@@ -75,20 +95,13 @@ def _sums_of_four(by_integers: bool) -> Callable[..., Any]:
 
     The residues of the four are in one word.
     """
-    load = assembly("ld.global.b32 $0, [$1];", [I32], [I64], ["=r", "l"])
 
     def write(builder, address, step):
-        words = []
-        for _ in WEIGHTS:
-            # OFFSET more than the residue, so that no byte is negative
-            words.append(builder.xor(load(builder, [address])[0], I32(0x80808080)))
-            address = builder.add(address, step)
-        results = []
+        words, results = words_of(builder, address, step, len(WEIGHTS)), []
         for column in range(COLUMNS):
             sums = first_sums(by_integers)
             for word, weight in zip(words, WEIGHTS, strict=True):
-                byte = builder.and_(builder.lshr(word, I32(8 * column)), I32(0xFF))
-                sums = add_weighted(builder, sums, byte, weight, by_integers)
+                sums = add_weighted(builder, sums, byte_of(builder, word, column), weight, by_integers)
             results += converted(builder, sums, by_integers)
         return results
 

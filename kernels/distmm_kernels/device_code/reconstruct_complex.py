@@ -9,14 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from distmm_kernels.device_code.emit import I32, I64, assembly, cuda, inlined, intrinsic, types
+from distmm_kernels.device_code.emit import I32, cuda, inlined, intrinsic, types
 from distmm_kernels.device_code.reconstruct import (
     add_weighted,
+    byte_of,
     converted,
     first_sums,
     integer,
     load_factor,
     store_pair,
+    words_of,
 )
 from distmm_kernels.device_code.residues import read_double
 from distmm_kernels.emulation.moduli import MODULI, OFFSET, UNITS, WEIGHTS
@@ -35,13 +37,7 @@ def remainder_multiplier(modulus: int) -> int:
 
 
 def _load(builder, address, step):
-    load = assembly("ld.global.b32 $0, [$1];", [I32], [I64], ["=r", "l"])
-    words = []
-    for _ in range(WORDS):
-        # OFFSET more than the residue, so that no byte is negative
-        words.append(builder.xor(load(builder, [address])[0], I32(0x80808080)))
-        address = builder.add(address, step)
-    return words
+    return words_of(builder, address, step, WORDS)
 
 
 words_of_four = intrinsic(_load, (u64, u64), (u32,) * WORDS)
@@ -53,8 +49,7 @@ def _sums_of(column: int, by_integers: bool) -> Callable[..., Any]:
 
     def write(builder, words):
         def byte(index):
-            word = builder.extract_value(words, index)
-            return builder.and_(builder.lshr(word, I32(8 * column)), I32(0xFF))
+            return byte_of(builder, builder.extract_value(words, index), column)
 
         def remainder(value, modulus):
             quotient = builder.lshr(builder.mul(value, I32(remainder_multiplier(modulus))), I32(SHIFT))

@@ -145,19 +145,47 @@ def _placed(parts: int) -> Any:
     return inlined(of_numbers if parts == 1 else of_pairs)
 
 
-def _fours(parts: int) -> Any:
+def fours(load: Callable[..., Any], parts: int = 1) -> Any:
     """Make ``(address, along, left)``: load four neighbours along k; from the ``left``-th on they are zero."""
     place = _placed(parts)
 
     def four(address, along, left):
         return (
-            load_double(address, i32(left > i32(0))),
-            load_double(address + place(1, along), i32(left > i32(1))),
-            load_double(address + place(2, along), i32(left > i32(2))),
-            load_double(address + place(3, along), i32(left > i32(3))),
+            load(address, i32(left > i32(0))),
+            load(address + place(1, along), i32(left > i32(1))),
+            load(address + place(2, along), i32(left > i32(2))),
+            load(address + place(3, along), i32(left > i32(3))),
         )
 
     return inlined(four)
+
+
+def filler(load: Callable[..., Any], parts: int = 1) -> Any:
+    """Make the function by which the lanes of a block read rows to a tile in shared memory, for `four_of_tile`."""
+    place = _placed(parts)
+
+    def fill(tile, start, pitch, along, base, lane, warp, rows, steps):
+        row = base + lane
+        for i in range(STRETCH // WARPS):
+            at = warp * u32(STRETCH // WARPS) + u32(i)
+            there = i32(row < u32(rows) and i32(at) < steps)
+            # element j of all groups of four is contiguous: a warp reads without bank conflicts
+            column = (at & u32(3)) * u32(FOURS) + (at >> u32(2))
+            tile[lane, column] = load(start + u64(row) * pitch + place(at, along), there)
+        cuda.syncthreads()
+
+    return inlined(fill)
+
+
+@inlined
+def four_of_tile(tile, row, lane):
+    """Return a lane's four neighbours along k from a tile."""
+    return (
+        tile[row, lane],
+        tile[row, lane + u32(FOURS)],
+        tile[row, lane + u32(2 * FOURS)],
+        tile[row, lane + u32(3 * FOURS)],
+    )
 
 
 @inlined
@@ -183,7 +211,7 @@ def _squares(x):
 
 def sum_squares(along_k: bool, parts: int = 1) -> Source:
     """Sum the squares of each row and stretch: fours from left to right, then by halves. Grid: tiles, 1, matrices."""
-    place, four = _placed(parts), _fours(parts)
+    place, four = _placed(parts), fours(load_double, parts)
 
     def kernel(
         source, memory, flags, sums, between, pitch, along, rows, k, factors, words, granule_step, last_ld, least,
@@ -258,7 +286,8 @@ def split(along_k: bool, parts: int = 1) -> Source:
     moduli, wide_granule = len(MODULI), parts * GRANULE
     forms = FORMS[parts]
     write = write_residues(MODULI, 4 // parts)
-    place, four = _placed(parts), _fours(parts)
+    place, four = _placed(parts), fours(load_double, parts)
+    fill = filler(load_double, parts)
 
     def word_of(x, y, least, there):
         size = y if y >= i64(0) else -y
@@ -282,14 +311,7 @@ def split(along_k: bool, parts: int = 1) -> Source:
         start = source + matrix * between + place(first, along)
         table = (matrix * granules + granule) * rows
         if not along_k:
-            row = base + lane
-            for i in range(STRETCH // WARPS):
-                at = warp * u32(STRETCH // WARPS) + u32(i)
-                there = i32(row < u32(rows) and i32(at) < steps)
-                # element j of all groups of four is contiguous: a warp reads without bank conflicts
-                column = (at & u32(3)) * u32(FOURS) + (at >> u32(2))
-                tile[lane, column] = load_double(start + u64(row) * pitch + place(at, along), there)
-            cuda.syncthreads()
+            fill(tile, start, pitch, along, base, lane, warp, rows, steps)
         for i in range(ROWS_EACH):
             here = warp * u32(ROWS_EACH) + u32(i)
             row = base + here
@@ -299,12 +321,7 @@ def split(along_k: bool, parts: int = 1) -> Source:
                 if along_k:
                     x = four(start + u64(row) * pitch + place(at, along), along, left)
                 else:
-                    x = (
-                        tile[here, lane],
-                        tile[here, lane + u32(FOURS)],
-                        tile[here, lane + u32(2 * FOURS)],
-                        tile[here, lane + u32(3 * FOURS)],
-                    )
+                    x = four_of_tile(tile, here, lane)
                 own = table + u64(row)
                 scale = power_of_two(-exponent_of(read_double(memory + factors + own * u64(8))))
                 y = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import ClassVar
 
 from distmm_kernels.candidate import AMPERE, FAST_FLOAT64, Candidate, tile_loads
@@ -11,7 +10,7 @@ from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
 from distmm_kernels.kernel import Array
 from distmm_kernels.layout.vectors import has_vectors, in_vectors
 from distmm_kernels.tiles.mma_tiles import tilings
-from distmm_kernels.tiles.tiling import Tiling, tiling_for
+from distmm_kernels.tiles.tiling import Tiling
 
 
 class DmmaKernel(RegisterTiledKernel):
@@ -29,11 +28,10 @@ class DmmaKernel(RegisterTiledKernel):
     def _right(self, b: Array) -> Array:
         return b if has_vectors(b, -1) or has_vectors(b, -2) else in_vectors(b, self.device)
 
-    def _tiling(self, a: Array, b: Array, d: Array) -> Tiling:
-        *batch, m, n = d.shape
-        which = tilings(self.device.compute_capability)
-        chosen = tiling_for(which, m, n, math.prod(batch), self.device.multiprocessors)
-        return dataclasses.replace(chosen, along_k=(not has_vectors(a, -2), not has_vectors(b, -1)))
+    def _tilings(self, a: Array, b: Array) -> tuple[Tiling, Tiling]:
+        along_k = not has_vectors(a, -2), not has_vectors(b, -1)
+        large, small = tilings(self.device.compute_capability)
+        return dataclasses.replace(large, along_k=along_k), dataclasses.replace(small, along_k=along_k)
 
 
 TABLE = (

@@ -13,7 +13,6 @@ of these algorithms that its guards allow:
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -24,7 +23,6 @@ from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import FP16_PAIR, GRANULE, TF32_PAIR, Format
 from distmm_kernels.emulation.launches import as_stack
-from distmm_kernels.emulation.sparsity import Counts
 from distmm_kernels.emulation.splits import Parts, Piece, splitter
 from distmm_kernels.gemm.guarded import WORKSPACE, GuardedKernel, GuardedOperand, Way, by_parts
 from distmm_kernels.kernel import Array, Last, product_shape
@@ -40,30 +38,6 @@ SHORTEST = 256
 TF32_BYTES = 12  # of an element: two TF32 halves, and a copy if neither axis of the operand is contiguous
 
 ADDENDS = None, "float32", "float16", "bfloat16"  # types of C0 that the kernel adds
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class SplitOperand(GuardedOperand):
-    """A prepared operand: the matrices, and their halves.
-
-    Attributes
-    ----------
-    by_tf32
-        By granule, whether TF32 halves hold it. Filled when first needed.
-    """
-
-    parts: Parts
-    by_tf32: dict[int, bool] = field(default_factory=dict)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of device memory, those of the operand itself included."""
-        return int(self.matrices.nbytes) + self.parts.nbytes
-
-    @property
-    def counts(self) -> tuple[Counts, ...]:
-        """Counts of small and far numbers of each granule. The first call waits for the device."""
-        return self.parts.counts
 
 
 class Side(NamedTuple):
@@ -104,26 +78,21 @@ class Fp16x3Kernel(GuardedKernel):
         self._split = splitter(self.form, device)
         self._gemms = HopperGemms(device)
 
-    def _format(self, block: Array, operand: str) -> SplitOperand:
-        matrices = self._matrices(block, operand)
-        parts, found = self._split(as_stack(matrices))
-        return SplitOperand(shape=block.shape, matrices=matrices, found=found, parts=parts)
-
     def _check(self, operand: Any, name: str) -> None:
-        if not isinstance(operand, SplitOperand) or operand.parts.format is not self.form:
+        if not isinstance(operand, GuardedOperand) or getattr(operand.made, "format", None) is not self.form:
             raise TypeError(f"{name} was not prepared by {self.name}: prepare it with this kernel first")
 
     def _expected(self, k: int) -> tuple[Way, ...]:
         return _expected(k, self.first)
 
-    def _way(self, a: SplitOperand, b: SplitOperand, index: int) -> Way:
+    def _way(self, a: GuardedOperand, b: GuardedOperand, index: int) -> Way:
         if self._holds(a, b, index):
             return self.first
         if self.first is Way.FP16X3 and all(self._fits_tf32(operand, index) for operand in (a, b)):
             return Way.TF32X3
         return Way.IEEE
 
-    def _fits_tf32(self, operand: SplitOperand, index: int) -> bool:
+    def _fits_tf32(self, operand: GuardedOperand, index: int) -> bool:
         """Whether TF32 halves hold a granule.
 
         This splits the granule and reads the guards. The halves are not kept, so the product splits it again.
@@ -140,13 +109,13 @@ class Fp16x3Kernel(GuardedKernel):
             count, way = self._at_once(ways[index:], a.shape[-1] - index * GRANULE, d, symmetric), ways[index]
             if count > 1:
                 products = self._rows((count, *d.shape), self.accumulator)
-                left, right = (Side(x.parts, x.parts.side_by_side(index, count), (count,)) for x in (a, b))
+                left, right = (Side(x.made, x.made.side_by_side(index, count), (count,)) for x in (a, b))
                 self._tensor_cores(left, right, None, products, symmetric)
                 self._add_slices(products, self._loadable(c), d)
             elif way is Way.IEEE:
                 self._by_multiply_adds(index, a, b, c, d)
             elif way is self.first:
-                left, right = (Side(x.parts, x.parts.piece(index), x.matrices.shape[:-2]) for x in (a, b))
+                left, right = (Side(x.made, x.made.piece(index), x.matrices.shape[:-2]) for x in (a, b))
                 self._tensor_cores(left, right, c, d, symmetric)
             else:
                 self._by_tf32_halves(index, a, b, c, d)
@@ -168,17 +137,17 @@ class Fp16x3Kernel(GuardedKernel):
             return None
         d, c, c0 = self._empty(shape, last.dtype), self._loadable(c), self._loadable(c0)
         finish = Finish.of(float(last.alpha), float(last.beta), None if c0 is None else Stack.for_tensor_map(c0))
-        left, right, to = a.parts.piece(0), b.parts.piece(0), Stack.for_tensor_map(d)
-        gemm = self._gemm(a.parts, b.parts, to, adds=c is not None, symmetric=symmetric, finishes=True, c0=kind)
+        left, right, to = a.made.piece(0), b.made.piece(0), Stack.for_tensor_map(d)
+        gemm = self._gemm(a.made, b.made, to, adds=c is not None, symmetric=symmetric, finishes=True, c0=kind)
         added = None if c is None else Stack.for_tensor_map(c)
         gemm((left.hi, left.lo), (right.hi, right.lo), added, to, Scales(left.scales, 0, right.scales, 0), finish)
         return d if known or self._allowed(a, b) else None
 
-    def _allowed(self, a: SplitOperand, b: SplitOperand) -> bool:
+    def _allowed(self, a: GuardedOperand, b: GuardedOperand) -> bool:
         """Whether the guards of the first granule allow this kernel's halves."""
         return not (a.found.raised or b.found.raised) or self._way(a, b, 0) is self.first
 
-    def _by_tf32_halves(self, index: int, a: SplitOperand, b: SplitOperand, c: Array | None, d: Array) -> None:
+    def _by_tf32_halves(self, index: int, a: GuardedOperand, b: GuardedOperand, c: Array | None, d: Array) -> None:
         """Add the product of one granule that float16 halves do not hold."""
         for left, right, added, to in by_parts(a.granule(index), b.granule(index), c, d, TF32_BYTES):
             self._tf32_product(left, right, added, to)  # frees its halves before the next ones are made

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import enum
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from abc import abstractmethod
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,8 +21,10 @@ import numpy as np
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import GRANULE, Guard
-from distmm_kernels.emulation.launches import Found
+from distmm_kernels.emulation.launches import Found, as_stack
+from distmm_kernels.emulation.residues import Residues
 from distmm_kernels.emulation.sparsity import Counts, holds
+from distmm_kernels.emulation.splits import Parts
 from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.kernel import Array
 from distmm_kernels.layout.stack import distinct
@@ -42,7 +44,7 @@ class Way(enum.Enum):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class GuardedOperand(ABC):
+class GuardedOperand:
     """A prepared operand.
 
     Attributes
@@ -54,16 +56,27 @@ class GuardedOperand(ABC):
         raised guard are read from it.
     found
         The guards of its granules.
+    made
+        The parts, or the residues, that the kernels made of it.
+    by_tf32
+        By granule, whether TF32 halves hold it. Filled when first needed.
     """
 
     shape: tuple[int, ...]
     matrices: Array
     found: Found
+    made: Parts | Residues
+    by_tf32: dict[int, bool] = field(default_factory=dict)
 
     @property
-    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of device memory, those of the operand itself included."""
+        return int(self.matrices.nbytes) + self.made.nbytes
+
+    @property
     def counts(self) -> tuple[Counts, ...]:
         """Counts of small and far numbers of each granule. The first call waits for the device."""
+        return self.made.counts
 
     def granule(self, index: int) -> Array:
         """Return one granule of the operand itself."""
@@ -86,6 +99,7 @@ class GuardedKernel(AlignedKernel):
     granule = GRANULE
     capturable = False  # the host reads guards
     shortest: ClassVar[int]
+    _split: Callable[[Array], tuple[Any, Found]]
     mirrors: ClassVar[bool] = False
 
     def __init__(self, problem: Problem, device: Device) -> None:
@@ -95,6 +109,15 @@ class GuardedKernel(AlignedKernel):
         # one kernel for blocks of any size: the bits of all these kernels agree, except for the sign of a zero
         self._ieee = select(problem, device, "ieee", reproducible=True)
         self._raised = False  # whether the last product whose guards were late had a raised guard: the next one waits
+
+    def _format(self, block: Array, operand: str) -> GuardedOperand:
+        matrices = self._matrices(block, operand)
+        made, found = self._split(as_stack(self._splittable(matrices)))
+        return GuardedOperand(shape=block.shape, matrices=matrices, found=found, made=made)
+
+    def _splittable(self, matrices: Array) -> Array:
+        """Return what is split of an operand."""
+        return matrices
 
     @abstractmethod
     def _expected(self, k: int) -> tuple[Way, ...]:

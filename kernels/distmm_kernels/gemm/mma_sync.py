@@ -6,7 +6,6 @@ transposes pairs of bytes only. The kernel is in `distmm_kernels.device_code.fra
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -24,7 +23,7 @@ from distmm_kernels.kernel import Array
 from distmm_kernels.layout.stack import Stack, distinct
 from distmm_kernels.layout.vectors import has_vectors, in_vectors
 from distmm_kernels.tiles.fragment_tiles import ITEMSIZE, MULTIPLICANDS, FragmentTiling, Multiplicand, tilings
-from distmm_kernels.tiles.tiling import Tiling, tiling_for
+from distmm_kernels.tiles.tiling import Tiling
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,13 +91,8 @@ class MmaSyncKernel(AlignedKernel, RegisterTiledKernel):
     def _elements(self) -> str:
         return self.kind
 
-    def _tiling(self, a: Array, b: Array, d: Array) -> Tiling:
-        *batch, m, n = d.shape
-        which = self._tilings((has_vectors(a, -1), has_vectors(b, -2)))
-        return tiling_for(which, m, n, math.prod(batch), self.device.multiprocessors)
-
-    def _tilings(self, along_k: tuple[bool, bool]) -> tuple[FragmentTiling, FragmentTiling]:
-        return tilings(self.kind, self.device.compute_capability, along_k)
+    def _tilings(self, a: Array, b: Array) -> tuple[Tiling, Tiling]:
+        return tilings(self.kind, self.device.compute_capability, (has_vectors(a, -1), has_vectors(b, -2)))
 
 
 class _RoundedKernel(MmaSyncKernel):

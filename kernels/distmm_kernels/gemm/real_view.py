@@ -6,7 +6,6 @@ in ascending k, with the accuracy, the guards, the granules and the bits of the 
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +15,7 @@ from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import GRANULE
 from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.gemm.emulated import Fp16x3Kernel
-from distmm_kernels.gemm.guarded import WORKSPACE, GuardedKernel
+from distmm_kernels.gemm.guarded import WORKSPACE
 from distmm_kernels.kernel import Array
 from distmm_kernels.layout.real_view import REALS, as_real, doubled, in_rows
 from distmm_kernels.layout.stack import distinct
@@ -36,19 +35,16 @@ class ComplexOperand:
         return int(self.real.nbytes)
 
 
-class RealViewKernel(AlignedKernel):
-    """A complex kernel that calls a real kernel, which a subclass names."""
+class ComplexFp16x3Kernel(AlignedKernel):
+    """complex64 by three products of float16 halves."""
 
+    name = "complex_fp16x3"
     granule = GRANULE // 2
     capturable = False  # the host reads guards
 
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
-        self._real = self._kernel(Problem(problem.m, problem.k, problem.n, REALS[self.dtype.name]), device)
-
-    @abstractmethod
-    def _kernel(self, problem: Problem, device: Device) -> GuardedKernel:
-        """Return the kernel that multiplies real numbers."""
+        self._real = Fp16x3Kernel(Problem(problem.m, problem.k, problem.n, REALS[self.dtype.name]), device)
 
     def _format(self, block: Array, operand: str) -> ComplexOperand:
         own = distinct(block).astype(self.dtype, copy=False)
@@ -63,15 +59,6 @@ class RealViewKernel(AlignedKernel):
     def _accumulate(self, a: ComplexOperand, b: ComplexOperand, c: Array | None, d: Array) -> None:
         added = None if c is None else as_real(in_rows(c, self.device))
         self._real._accumulate(a.real, b.real, added, as_real(d))
-
-
-class ComplexFp16x3Kernel(RealViewKernel):
-    """complex64 by three products of float16 halves."""
-
-    name = "complex_fp16x3"
-
-    def _kernel(self, problem: Problem, device: Device) -> GuardedKernel:
-        return Fp16x3Kernel(problem, device)
 
 
 TABLE = (

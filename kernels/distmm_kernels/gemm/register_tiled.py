@@ -61,7 +61,7 @@ class RegisterTiledKernel(launch.CudaKernel):
     def _launch(self, a: Array, b: Array, c: Array | None, d: Array) -> launch.Launch:
         """Return the launch for arrays with these shapes and strides."""
         *batch, m, n = d.shape
-        tiling = self._tiling(a, b, d)
+        tiling = tiling_for(self._tilings(a, b), m, n, math.prod(batch), self.device.multiprocessors)
         width = tiling.widest if n % tiling.widest == 0 and has_vectors(d, -1) else 1
         recipe = Recipe(self.maker, (self._elements(), tiling, width))
         blocks = -(-m // tiling.rows) * -(-n // tiling.columns), math.prod(batch)
@@ -73,10 +73,9 @@ class RegisterTiledKernel(launch.CudaKernel):
         """Return the name of the operands' type for the kernel's maker."""
         return self.dtype.name
 
-    def _tiling(self, a: Array, b: Array, d: Array) -> Tiling:
-        """Choose the tiling for operands and a result with these shapes and strides."""
-        *batch, m, n = d.shape
-        return tiling_for(TILINGS[self.dtype.name], m, n, math.prod(batch), self.device.multiprocessors)
+    def _tilings(self, a: Array, b: Array) -> tuple[Tiling, Tiling]:
+        """Return the tiling for large products and the one for small products, for operands with these strides."""
+        return TILINGS[self.dtype.name]
 
 
 def _address(array: Array | None) -> int:

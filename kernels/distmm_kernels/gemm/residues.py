@@ -8,7 +8,6 @@ that the error might be larger, or if the granule is short. Short granules have 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -16,31 +15,12 @@ from distmm_kernels.candidate import FAST_FLOAT64, Candidate
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import GRANULE
-from distmm_kernels.emulation.launches import as_stack
 from distmm_kernels.emulation.moduli import MODULI
 from distmm_kernels.emulation.residues import FORMS, SHORTEST, Residues, splitter
-from distmm_kernels.emulation.sparsity import Counts
 from distmm_kernels.gemm.guarded import WORKSPACE, GuardedKernel, GuardedOperand, Way
 from distmm_kernels.gemm.residue_products import OF_AMPERE, OF_HOPPER, Instruction, ResidueProducts, matrices_of
 from distmm_kernels.kernel import Array
 from distmm_kernels.tiles.hopper_tiles import COORDINATES
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class ResidueOperand(GuardedOperand):
-    """A prepared operand: the matrices, and the residues of all granules that are not short."""
-
-    residues: Residues
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of device memory, those of the operand itself included."""
-        return int(self.matrices.nbytes) + self.residues.nbytes
-
-    @property
-    def counts(self) -> tuple[Counts, ...]:
-        """Counts of small and far numbers of each granule. The first call waits for the device."""
-        return self.residues.counts
 
 
 class ResidueKernel(GuardedKernel):
@@ -69,20 +49,18 @@ class ResidueKernel(GuardedKernel):
         moduli = MODULI * FORMS[self.parts]
         self._products = ResidueProducts(device, moduli, self.reconstruction, by_integers, self.instruction)
 
-    def _format(self, block: Array, operand: str) -> ResidueOperand:
-        matrices = self._matrices(block, operand)
-        residues, found = self._split(as_stack(matrices[..., : split_steps(matrices.shape[-1])]))
-        return ResidueOperand(shape=block.shape, matrices=matrices, found=found, residues=residues)
+    def _splittable(self, matrices: Array) -> Array:
+        return matrices[..., : split_steps(matrices.shape[-1])]
 
     def _check(self, operand: Any, name: str) -> None:
-        if not isinstance(operand, ResidueOperand):
+        if not isinstance(operand, GuardedOperand) or not isinstance(operand.made, Residues):
             raise TypeError(f"{name} was not prepared by {self.name}: prepare it with this kernel first")
 
     def _expected(self, k: int) -> tuple[Way, ...]:
         lengths = (min(GRANULE, k - start) for start in range(0, k, GRANULE))
         return tuple(Way.RESIDUES if length >= SHORTEST else Way.IEEE for length in lengths)
 
-    def _way(self, a: ResidueOperand, b: ResidueOperand, index: int) -> Way:
+    def _way(self, a: GuardedOperand, b: GuardedOperand, index: int) -> Way:
         return Way.RESIDUES if self._holds(a, b, index) else Way.IEEE
 
     def _chain(self, ways: tuple[Way, ...], a: Any, b: Any, c: Array | None, d: Array, symmetric: bool = False) -> None:
@@ -92,11 +70,11 @@ class ResidueKernel(GuardedKernel):
             else:
                 for place, mine, yours in matrices_of(a.matrices.shape[:-2], b.matrices.shape[:-2], d.shape[:-2]):
                     self._products.add(
-                        a.residues.granule(index, mine),
-                        b.residues.granule(index, yours),
+                        a.made.granule(index, mine),
+                        b.made.granule(index, yours),
                         None if c is None else c[place],
                         d[place],
-                        (a.residues.factors(index, mine), b.residues.factors(index, yours)),
+                        (a.made.factors(index, mine), b.made.factors(index, yours)),
                     )
             c = d
 

@@ -14,8 +14,8 @@ from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import GRANULE, Guard
 from distmm_kernels.gemm import emulated, guarded
-from distmm_kernels.gemm.emulated import TF32_BYTES, Fp16x3Kernel, SplitOperand
-from distmm_kernels.gemm.guarded import WORKSPACE, Way, by_parts
+from distmm_kernels.gemm.emulated import TF32_BYTES, Fp16x3Kernel
+from distmm_kernels.gemm.guarded import WORKSPACE, GuardedOperand, Way, by_parts
 from distmm_kernels.gemm.hopper import HopperBf16Kernel, HopperKernel, HopperTf32Kernel
 from distmm_kernels.gemm.residues import ResidueKernel
 from distmm_kernels.layout import vectors
@@ -72,7 +72,7 @@ def test_halves_that_a_guard_asks_for_are_not_kept(monkeypatch):
     monkeypatch.setattr(kernel, "_tensor_cores", lambda left, *_: multiplied.append(left.piece))
     found = SimpleNamespace(guards=(Guard.RANGE,) * 3)
     a, b = (
-        SplitOperand(shape=shape, matrices=drawn((rows, 3 * GRANULE)), found=found, parts=Parts())
+        GuardedOperand(shape=shape, matrices=drawn((rows, 3 * GRANULE)), found=found, made=Parts())
         for rows, shape in ((3, (3, 3 * GRANULE)), (2, (3 * GRANULE, 2)))
     )
     for _ in range(2):

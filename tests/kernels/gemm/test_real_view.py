@@ -83,12 +83,9 @@ def on_host(monkeypatch):
     """A function from a type to the kernel, with NumPy in place of the GPU."""
     gemm = pytest.importorskip("distmm_kernels.gemm.real_view")
 
-    class HostKernel(gemm.RealViewKernel):
+    class HostKernel(gemm.ComplexFp16x3Kernel):
         name = "host"
         _module = np
-
-        def _kernel(self, problem, device):
-            return OnHost(problem, device)
 
         def _to_device(self, block):
             return block
@@ -103,6 +100,7 @@ def on_host(monkeypatch):
         return np.ascontiguousarray(rows)
 
     monkeypatch.setattr(real_view, "in_vectors", contiguous)
+    monkeypatch.setattr(gemm, "Fp16x3Kernel", OnHost)
     monkeypatch.setattr(gemm, "doubled", lambda block, device: doubled_twin(block))
     return lambda dtype: HostKernel(Problem(1, 1, 1, np.dtype(dtype)), NOWHERE)
 

@@ -16,7 +16,7 @@ from distmm_kernels.device_code.emit import (
     tensor_maps,
     types,
 )
-from distmm_kernels.device_code.hopper import barriers, pace
+from distmm_kernels.device_code.hopper import instructions, pace
 from distmm_kernels.device_code.hopper.loads import load_tiles
 from distmm_kernels.device_code.hopper.multiplies import multiply_tiles
 from distmm_kernels.device_code.hopper.ring import Ring, TileGrid, barriers_of, initialise
@@ -62,7 +62,7 @@ def hopper_gemm(tile: HopperTile) -> Source:
     """
     addresses_of, ring_barriers, set_up = tensor_map_addresses(6), barriers_of(tile), initialise(tile)
     addresses_of_seven = tensor_map_addresses(7)
-    fewer, more = (barriers.set_registers(count, i == 1) for i, count in enumerate(tile.registers))
+    fewer, more = (instructions.set_registers(count, i == 1) for i, count in enumerate(tile.registers))
     load, multiply, panelled = load_tiles(tile), multiply_tiles(tile), tile.panels
     rounding = uint64(ROWS - 1)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from distmm_kernels.device_code.emit import cuda, inlined, types
-from distmm_kernels.device_code.hopper import barriers, pace, tma
+from distmm_kernels.device_code.hopper import instructions, pace
 from distmm_kernels.device_code.hopper.ring import following, locate, slice_of
 from distmm_kernels.tiles.hopper_tiles import C_BOX_BYTES, C_BOX_COLUMNS, ROWS, SPAN, HopperTile
 
@@ -68,7 +68,7 @@ def _load_k(tile: HopperTile) -> Callable[..., Any]:
         m0, n0, _ = box
         k = uint32(0)
         while k < count:
-            barriers.wait(ring.empty + stage * uint32(8), parity)
+            instructions.wait(ring.empty + stage * uint32(8), parity)
             load_stage(ring, stage, maps, m0, n0, int32(first + k), matrix, steps)
             k += depth
             stage, parity = after(stage, parity)
@@ -124,7 +124,7 @@ def _load_stage(tile: HopperTile) -> Callable[..., None]:
 
     def load(ring, stage, maps, m0, n0, k0, z, steps):
         here, barrier = ring.stages + stage * stage_bytes, ring.full + stage * uint32(8)
-        barriers.expect_bytes(barrier, stage_bytes)
+        instructions.expect_bytes(barrier, stage_bytes)
         load_a(here, maps[0], barrier, m0, k0, int32(z * uint32(steps[0])))
         load_b(here + b_offset, maps[2], barrier, n0, k0, int32(z * uint32(steps[1])))
         if two_parts:
@@ -142,13 +142,13 @@ def _load_operand(tile: HopperTile, along_k: bool, lines: int) -> Callable[..., 
     A k-major operand is one box. Otherwise there is a box for each 64 lines; its rows in shared memory have 128 bytes.
     """
     if along_k:
-        return inlined(lambda at, matrix, full, i, k, z: tma.load_box(at, matrix, full, k, i, z))
+        return inlined(lambda at, matrix, full, i, k, z: instructions.load_box(at, matrix, full, k, i, z))
     boxes, box_lines, box_bytes = lines // 64, uint32(64), uint32(tile.depth * SPAN)
 
     def load(at, matrix, full, i, k, z):
         for box in range(boxes):
             line = i + int32(uint32(box) * box_lines)
-            tma.load_box(at + uint32(box) * box_bytes, matrix, full, line, k, z)
+            instructions.load_box(at + uint32(box) * box_bytes, matrix, full, line, k, z)
 
     return inlined(load)
 
@@ -165,12 +165,12 @@ def _load_boxes(tile: HopperTile, count: int, each: int, box_columns: int) -> Ca
     def load(ring, stage, parity, c, x, y, z):
         box = uint32(0)
         while box < boxes:
-            barriers.wait(ring.empty + stage * uint32(8), parity)
+            instructions.wait(ring.empty + stage * uint32(8), parity)
             here, barrier = ring.stages + stage * stage_bytes, ring.full + stage * uint32(8)
             count = uint32(min(together, boxes - box))
-            barriers.expect_bytes(barrier, count * box_bytes)
+            instructions.expect_bytes(barrier, count * box_bytes)
             for _ in range(count):
-                tma.load_box(here, c, barrier, x + int32(box * columns), y, z)
+                instructions.load_box(here, c, barrier, x + int32(box * columns), y, z)
                 here += box_bytes
                 box += uint32(1)
             stage, parity = after(stage, parity)

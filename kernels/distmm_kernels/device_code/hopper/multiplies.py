@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from distmm_kernels.device_code.emit import cuda, inlined, types
-from distmm_kernels.device_code.hopper import barriers, tma, wgmma
+from distmm_kernels.device_code.hopper import instructions, wgmma
 from distmm_kernels.device_code.hopper.epilogue import (
     add_scaled,
     finish_d,
@@ -74,7 +74,7 @@ def multiply_tiles(tile: HopperTile) -> Callable[..., None]:
         image = warp, half, uint32(first_box * warp_bytes + image_at), uint32(image_permuted)
         mine, other = uint32(1) + half, uint32(2) - half  # numbers of turns; warpgroup 1 begins
         if turns and half == uint32(1):
-            barriers.give_turn(other)
+            instructions.give_turn(other)
         while t < grid.total:
             z, i, j = find(grid, t)
             row, column = uint32(i * rows + warp_row), uint32(j * columns)
@@ -88,7 +88,7 @@ def multiply_tiles(tile: HopperTile) -> Callable[..., None]:
             left = int32(n) - int32(column)
             store(totals, buffers, at, permuted, lane, d, int32(column), int32(row), int32(z), left, image)
             t += uint32(cuda.gridDim.x)
-        tma.wait_stores()
+        instructions.wait_stores()
 
     return inlined(consume)
 
@@ -128,7 +128,7 @@ def _one_product(tile: HopperTile) -> Callable[..., Any]:
         before = none  # the stage whose products are still being added
         k = uint32(0)
         while k < last:
-            barriers.wait(ring.full + stage * uint32(8), parity)
+            instructions.wait(ring.full + stage * uint32(8), parity)
             a_tile, b_tile = describe(ring.stages + stage * stage_bytes, half)
             wgmma.fence()
             for s in range(steps):
@@ -136,13 +136,13 @@ def _one_product(tile: HopperTile) -> Callable[..., Any]:
             wgmma.commit()
             wait_but_last()
             if lane == uint32(0) and before != none:
-                barriers.arrive(ring.empty + before * uint32(8))
+                instructions.arrive(ring.empty + before * uint32(8))
             before = stage
             k += depth
             stage, parity = after(stage, parity)
         wait_all()
         if lane == uint32(0):
-            barriers.arrive(ring.empty + before * uint32(8))
+            instructions.arrive(ring.empty + before * uint32(8))
         return stage, parity
 
     return inlined(accumulate)
@@ -169,7 +169,7 @@ def _stretches(tile: HopperTile) -> Callable[..., Any]:
             steps = uint32(min(stretch, left))
             stage, parity = multiply(acc, totals, ring, stage, parity, steps, half, of_lane, mine, other)
             if adds and first:
-                stage, parity = take_c(totals, ring, stage, parity, c_at, c_permuted, lane)
+                stage, parity = take_c(totals, ring, stage, parity, c_at, c_permuted, lane, ())
             add(totals, acc)
             first = False
             left -= steps
@@ -200,35 +200,35 @@ def _each_stage(tile: HopperTile) -> Callable[..., Any]:
         left = uint32((panels - uint32(1)) * ((k + below) >> shift) + ((last_k + below) >> shift))  # stages
         here, first = stage, adds  # whether C comes next
         factors = cuda.local.array(count, float32)
-        barriers.wait(ring.full + stage * uint32(8), parity)
+        instructions.wait(ring.full + stage * uint32(8), parity)
         a_tile, b_tile = describe(ring.stages + stage * stage_bytes, half)
         while left != uint32(0):
-            barriers.take_turn(mine)
+            instructions.take_turn(mine)
             wgmma.fence()
             for s in range(steps):
                 multiply(acc, a_tile + uint64(s * step), b_tile + uint64(s * step), s)
             wgmma.commit()
-            barriers.give_turn(other)
+            instructions.give_turn(other)
             left -= uint32(1)
             here = stage
             stage, parity = after(stage, parity)
             if left != uint32(0) and not first:
-                barriers.wait(ring.full + stage * uint32(8), parity)
+                instructions.wait(ring.full + stage * uint32(8), parity)
                 a_tile, b_tile = describe(ring.stages + stage * stage_bytes, half)
             if scaled:  # read while the tensor cores multiply
                 load(factors, rows, columns)
                 rows, columns = rows + row_step, columns + column_step
             wait_all()
             if lane == uint32(0):
-                barriers.arrive(ring.empty + here * uint32(8))
+                instructions.arrive(ring.empty + here * uint32(8))
             if first:
-                stage, parity = take_c(totals, ring, stage, parity, c_at, c_permuted, lane)
+                stage, parity = take_c(totals, ring, stage, parity, c_at, c_permuted, lane, ())
             if scaled:
                 scale_and_add(totals, acc, factors)
             else:
                 add(totals, acc)
             if first and left != uint32(0):
-                barriers.wait(ring.full + stage * uint32(8), parity)
+                instructions.wait(ring.full + stage * uint32(8), parity)
                 a_tile, b_tile = describe(ring.stages + stage * stage_bytes, half)
             first = False
         return stage, parity
@@ -268,9 +268,9 @@ def _three_products(tile: HopperTile) -> Callable[..., Any]:
     def accumulate(acc, totals, ring, stage, parity, last, half, of_lane, mine, other):
         lane, k = of_lane[0], uint32(0)
         while k < last:
-            barriers.wait(ring.full + stage * uint32(8), parity)
+            instructions.wait(ring.full + stage * uint32(8), parity)
             a_tile, b_tile = describe(ring.stages + stage * stage_bytes, half)
-            barriers.take_turn(mine)
+            instructions.take_turn(mine)
             wgmma.fence()
             for s in range(steps):
                 multiply(acc, a_tile + a_low + uint64(s * a_next), b_tile + uint64(s * b_next), s)
@@ -279,10 +279,10 @@ def _three_products(tile: HopperTile) -> Callable[..., Any]:
             for s in range(steps):
                 multiply(acc, a_tile + uint64(s * a_next), b_tile + uint64(s * b_next), 1)
             wgmma.commit()
-            barriers.give_turn(other)
+            instructions.give_turn(other)
             wait_all()
             if lane == uint32(0):
-                barriers.arrive(ring.empty + stage * uint32(8))
+                instructions.arrive(ring.empty + stage * uint32(8))
             add(totals, acc)
             k += depth
             stage, parity = after(stage, parity)
@@ -325,7 +325,7 @@ def _finish(tile: HopperTile) -> Callable[..., Any]:
         if scaled:
             rescale(totals, at[0], at[2])
         if add_c:
-            stage, parity = take_c(totals, ring, stage, parity, c_at, c_permuted, lane)
+            stage, parity = take_c(totals, ring, stage, parity, c_at, c_permuted, lane, ())
         if reduced:
             reduce(totals, scales[0] + uint64(z) * scales[1])
         if compared:
@@ -353,14 +353,9 @@ def _finish_d(tile: HopperTile) -> Callable[..., Any]:
 
 
 def _take_c(tile: HopperTile, added: bool) -> Callable[..., Any]:
-    """Make ``(acc, ring, stage, parity, at, permuted, lane)``: read a tile of C to accumulators, or add it."""
-
-    def reader(first, count):
-        return read_c(first, count, tile.accumulator, added)
-
-    take = _take(tile, tile.c_boxes, tile.c_stage_boxes, reader)
-    return inlined(
-        lambda acc, ring, stage, parity, at, permuted, lane: take(acc, ring, stage, parity, at, permuted, lane, ())
+    """Make what `_take` makes, for C, without factors: read a tile of C to accumulators, or add it."""
+    return _take(
+        tile, tile.c_boxes, tile.c_stage_boxes, lambda first, count: read_c(first, count, tile.accumulator, added)
     )
 
 
@@ -380,10 +375,10 @@ def _take(tile: HopperTile, boxes: int, together: int, reader: Callable[[int, in
         def take(acc, ring, stage, parity, at, permuted, lane, factors):
             if count == 0:
                 return stage, parity
-            barriers.wait(ring.full + stage * uint32(8), parity)
+            instructions.wait(ring.full + stage * uint32(8), parity)
             read(acc, ring.stages + stage * stage_bytes + at, permuted, factors)
             if lane == uint32(0):
-                barriers.arrive(ring.empty + stage * uint32(8))
+                instructions.arrive(ring.empty + stage * uint32(8))
             return after(stage, parity)
 
         return inlined(take)

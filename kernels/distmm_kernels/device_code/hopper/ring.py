@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from distmm_kernels.device_code.emit import cuda, inlined, types
-from distmm_kernels.device_code.hopper import barriers
+from distmm_kernels.device_code.hopper import instructions
 from distmm_kernels.tiles import slices
 from distmm_kernels.tiles.hopper_tiles import CONSUMERS, GROUP, STRETCH, HopperTile, place, place_below
 
@@ -58,9 +58,9 @@ def initialise(tile: HopperTile) -> Callable[[Any, Any, Any], None]:
     def set_up(thread, full, empty):
         if thread == uint32(0):
             for i in range(stages):
-                barriers.initialise(full + uint32(8 * i), uint32(1))
-                barriers.initialise(empty + uint32(8 * i), uint32(CONSUMERS))
-            barriers.fence_barrier_init()
+                instructions.initialise(full + uint32(8 * i), uint32(1))
+                instructions.initialise(empty + uint32(8 * i), uint32(CONSUMERS))
+            instructions.fence_barrier_init()
         cuda.syncthreads()
 
     return inlined(set_up)

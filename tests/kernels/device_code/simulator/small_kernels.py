@@ -30,8 +30,8 @@ class SmallRegisterTiled(RegisterTiledKernel):
 
     tiling = Tiling(rows=8, columns=16, depth=8, stages=3, thread_rows=2, thread_columns=2, vector=2)
 
-    def _tiling(self, a, b, d):
-        return self.tiling
+    def _tilings(self, a, b):
+        return self.tiling, self.tiling
 
 
 class SmallDmma(DmmaKernel):
@@ -39,9 +39,9 @@ class SmallDmma(DmmaKernel):
 
     tiling = MmaTiling(rows=32, columns=16, depth=8, stages=3, thread_rows=2, thread_columns=4, vector=2)
 
-    def _tiling(self, a, b, d):
-        chosen = super()._tiling(a, b, d)
-        return dataclasses.replace(self.tiling, along_k=chosen.along_k)
+    def _tilings(self, a, b):
+        chosen, _ = super()._tilings(a, b)
+        return (dataclasses.replace(self.tiling, along_k=chosen.along_k),) * 2
 
 
 class SmallTallDmma(SmallDmma):

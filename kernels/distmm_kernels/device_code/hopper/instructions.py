@@ -1,4 +1,9 @@
-"""Instructions: mbarriers in shared memory, named barriers, fences, and the number of registers of a warpgroup."""
+"""Instructions: mbarriers in shared memory, named barriers, fences, copies, and the registers of a warpgroup.
+
+The tensor memory accelerator (TMA) copies boxes of matrices between global and shared memory; one thread asks for them.
+A *tensor map* describes a stack of matrices and the box. The host makes it (`distmm_kernels.launch.tensor_map`), and
+the kernel receives it by value as a constant of the grid.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,7 @@ from collections.abc import Callable
 from distmm_kernels.device_code.emit import instruction, types
 from distmm_kernels.tiles.hopper_tiles import CONSUMERS
 
-u32 = types.uint32
+i32, u32, u64 = types.int32, types.uint32, types.uint64
 
 # A wait that never ends would hang the GPU. After this many tries, about a second, since each sleeps up to 4 us, the
 # kernel traps: the launch fails, and the process can report it and end.
@@ -39,6 +44,16 @@ wait = instruction(
     (u32, u32),
 )
 """wait(barrier, parity): until the phase of this parity is complete. A fresh barrier counts as past parity 1."""
+
+
+load_box = instruction(
+    "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [$0], [$1, {$3, $4, $5}], [$2];",
+    (u32, u64, u32, i32, i32, i32),
+)
+"""load_box(to, map, barrier, x, y, z): start a load; elements outside of the matrix become zero."""
+
+wait_stores = instruction("cp.async.bulk.wait_group 0;")
+"""Waits until all of this thread's stores by the TMA are done."""
 
 
 def set_registers(registers: int, more: bool) -> Callable[[], None]:
