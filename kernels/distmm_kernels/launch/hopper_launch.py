@@ -13,6 +13,7 @@ from distmm_kernels.launch.bounded import Bounded
 from distmm_kernels.launch.driver import ParameterBlock, loaded, stream_number
 from distmm_kernels.launch.tensor_map import TensorMap, TensorMaps, tensor_map
 from distmm_kernels.layout.stack import Stack
+from distmm_kernels.tiles.hopper_places import rows_in_pairs
 from distmm_kernels.tiles.hopper_tiles import (
     C_BOX_COLUMNS,
     COORDINATES,
@@ -22,9 +23,8 @@ from distmm_kernels.tiles.hopper_tiles import (
     WIDEST_OF_BLOCKS,
     WIDEST_OF_TWO,
     HopperTile,
-    best_columns,
-    rows_in_pairs,
 )
+from distmm_kernels.tiles.hopper_widths import best_columns
 
 
 class Scales(NamedTuple):

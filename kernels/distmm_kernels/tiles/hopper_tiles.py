@@ -1,4 +1,4 @@
-"""Tiles of the Hopper kernel: legal sizes, layout in shared memory, and the elements of each lane. Pure.
+"""Tiles of the Hopper kernel: legal variants, and their layout in shared memory. Pure.
 
 One thread block of three warpgroups computes one tile of C at a time. The first warpgroup is the producer: its first
 thread loads pipeline *stages* of A and B into shared memory by TMA. A stage has 128 bytes of k. The other two
@@ -7,13 +7,8 @@ warpgroups are the consumers: each multiplies 64 rows of the tile.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
-
-import numpy as np
-from numpy import uint32
+from typing import Literal, TypeAlias
 
 OperandFormat: TypeAlias = Literal["bfloat16", "float16", "tfloat32", "int8", "uint8", "float8_e4m3fn", "float8_e5m2"]
 Output: TypeAlias = Literal["float32", "int32", "float16", "bfloat16", "int8", "uint8", "bool"]
@@ -69,7 +64,7 @@ GROUP = 16
 PACE = 16
 UNPACED = 256  # stages of a launch, about 0.15 ms, in which blocks do not drift far; a multiple of PACE
 
-_BITS = {
+BITS = {
     "bfloat16": 16, "float16": 16, "tfloat32": 32, "int8": 8, "uint8": 8, "bool": 8, "float32": 32, "int32": 32,
     "float8_e4m3fn": 8, "float8_e5m2": 8,
 }  # fmt: skip
@@ -179,7 +174,7 @@ class HopperTile:
             )
         if (self.finishes and (self.accumulator != "float32" or self.sliced)) or (self.c0 and not self.finishes):
             raise ValueError(f"{self}: sums of floats are multiplied by alpha, and beta C0 is added after that")
-        if (self.a_major, self.b_major) != ("k", "k") and _BITS[self.operand] != 16:
+        if (self.a_major, self.b_major) != ("k", "k") and BITS[self.operand] != 16:
             raise ValueError(f"{self.operand} operands must be contiguous along k, not {self.a_major}, {self.b_major}")
 
     @property
@@ -225,7 +220,7 @@ class HopperTile:
     @property
     def itemsize(self) -> int:
         """Bytes of an operand's element."""
-        return _BITS[self.operand] // 8
+        return BITS[self.operand] // 8
 
     @property
     def depth(self) -> int:
@@ -275,7 +270,7 @@ class HopperTile:
     @property
     def c0_columns(self) -> int:
         """Columns of C0 in a box."""
-        return SPAN * 8 // _BITS[self.c0 or "float32"]
+        return SPAN * 8 // BITS[self.c0 or "float32"]
 
     @property
     def c0_stage_boxes(self) -> int:
@@ -312,7 +307,7 @@ class HopperTile:
     @property
     def box_columns(self) -> int:
         """Columns of D in one box, whose rows have 128 bytes."""
-        return SPAN * 8 // _BITS[self.output]
+        return SPAN * 8 // BITS[self.output]
 
     @property
     def registers(self) -> tuple[int, int]:
@@ -320,139 +315,3 @@ class HopperTile:
         if not self.two_sets:
             return 40, 232
         return (40, 224) if self.panels else (24, 240)  # the producer's loop over panels takes more
-
-
-def place(tile: Any, high: Any, wide: Any, group: Any) -> tuple[Any, Any]:
-    """Return the row and the column of a tile from its number, in tiles, in a C of ``high`` by ``wide`` tiles.
-
-    Tiles are numbered in groups of ``group`` rows, and in a group column by column. The last group may have fewer rows.
-    All integers are uint32: the kernel calls this function too.
-    """
-    above = uint32(tile // uint32(group * wide) * group)
-    height = uint32(min(group, high - above))
-    inside = uint32(tile - above * wide)
-    column = uint32(inside // height)
-    return uint32(above + inside - column * height), column
-
-
-def rows_in_pairs(high: int, columns: int, above: int = 0) -> tuple[int, int]:
-    """Return the grid of tiles of a symmetric C with ``high`` rows of tiles, for `place_below`: pairs, and tiles each.
-
-    The first and the last row are a pair, then the second and the last but one, and so on. Together they have about as
-    many tiles as any other pair: this returns the most. A pair with fewer tiles gets a tile above the diagonal. A row
-    without another one gets its last tile again.
-
-    If C is a part of the product, its rows begin ``above`` rows below the diagonal of its first column.
-    """
-    pairs = (high + 1) // 2
-    rows = np.arange(high)
-    tiles = (rows * ROWS + (ROWS - 1) + above) // columns + 1  # that touch the diagonal or lie below it
-    both = tiles[::-1][:pairs] + np.where(2 * rows[:pairs] + 1 == high, 0, tiles[:pairs])
-    return pairs, int(both.max())
-
-
-def place_below(pair: Any, place: Any, high: Any, columns: Any, above: Any) -> tuple[Any, Any]:
-    """Return the row and the column of a tile of a symmetric C, in tiles, from its place in a pair of rows of tiles.
-
-    The other arguments are those of `rows_in_pairs`. All integers are uint32: the kernel calls this function too.
-    """
-    row = uint32(high - uint32(1) - pair)
-    tiles = uint32(uint32(row * uint32(ROWS) + uint32(ROWS - 1) + above) // columns + uint32(1))
-    if row == pair:
-        return row, uint32(min(place, tiles - uint32(1)))
-    if place >= tiles:
-        return pair, uint32(place - tiles)
-    return row, place
-
-
-def box_place(output: Output) -> Callable[[Any], tuple[Any, Any]]:
-    """Return the function that tells where a lane writes the first 8 or 16 columns of a box of D.
-
-    It takes a lane (uint32) and returns two offsets in bytes: one from the box's start, and a swizzled one within the
-    row of 128 bytes. The kernel combines the second one with the offset of the columns by exclusive or, and adds it to
-    the first one. The 16-byte unit ``u`` of row ``r`` is stored as unit ``u ^ (r % 8)``.
-    """
-    return {32: _words_place, 16: _halves_place, 8: _bytes_place}[_BITS[output]]
-
-
-def _words_place(lane):  # type: ignore[no-untyped-def]
-    """8 rows of 8 words. Each lane writes two words of one row, which are half a unit."""
-    row, pair = uint32(lane // uint32(4)), uint32(lane % uint32(4))
-    return row * uint32(SPAN) + pair % uint32(2) * uint32(8), (pair // uint32(2) ^ row) * uint32(16)
-
-
-def _halves_place(lane):  # type: ignore[no-untyped-def]
-    """Four matrices of 8 rows of one unit: upper and lower rows of 8 columns, then of the next 8. A row for a lane."""
-    matrix, row = uint32(lane // uint32(8)), uint32(lane % uint32(8))
-    return (matrix % uint32(2) * uint32(8) + row) * uint32(SPAN), (matrix // uint32(2) ^ row) * uint32(16)
-
-
-def pairs_place(lane):  # type: ignore[no-untyped-def]
-    """Like `box_place`, for a lane that reads two adjacent 16-bit elements: 8 rows of 8 columns, one unit each."""
-    row, pair = uint32(lane // uint32(4)), uint32(lane % uint32(4))
-    return row * uint32(SPAN) + pair * uint32(4), row * uint32(16)
-
-
-def mirrored_place(output: Output) -> Callable[[Any, Any], tuple[Any, Any, Any]]:
-    """Return the function that tells where a lane writes the mirror image of the first 8 or 16 columns of a box of D.
-
-    A warpgroup's 64 rows of a box become four boxes of the same shape, which the four warps store. Of 16-bit elements,
-    warp w stores rows ``16 w`` to ``16 w + 15`` of the mirror image. Of 32-bit elements it stores these rows of ``w //
-    2``, and of these the columns of ``w % 2``.
-
-    The function takes a warp and a lane (uint32). It returns the first warp whose box the lane writes, and two offsets
-    as in `box_place`.
-    """
-    return _mirrored_words if _BITS[output] == 32 else _mirrored_halves
-
-
-def _mirrored_words(warp, lane):  # type: ignore[no-untyped-def]
-    """8 columns of 16 rows become 8 rows; each lane writes a word of two rows, and two units further on."""
-    row, pair = uint32(lane // uint32(4)), uint32(uint32(2) * (lane % uint32(4)))
-    unit = uint32(warp % uint32(2) * uint32(4) + row // uint32(4))
-    return warp // uint32(2), pair * uint32(SPAN) + row % uint32(4) * uint32(4), (unit ^ pair) * uint32(16)
-
-
-def _mirrored_halves(warp, lane):  # type: ignore[no-untyped-def]
-    """Transposed matrices of `_halves_place`."""
-    matrix, row = uint32(lane // uint32(8)), uint32(lane % uint32(8))
-    unit = uint32(warp * uint32(2) + matrix % uint32(2))
-    return warp * uint32(0), (matrix // uint32(2) * uint32(8) + row) * uint32(SPAN), (unit ^ row) * uint32(16)
-
-
-def _bytes_place(lane):  # type: ignore[no-untyped-def]
-    """8 rows of 8 bytes, which are half a unit. Each lane writes two bytes of one row."""
-    row, pair = uint32(lane // uint32(4)), uint32(lane % uint32(4))
-    return row * uint32(SPAN) + pair * uint32(2), row * uint32(16)
-
-
-# Relative rates of tiles by width, for one product and for three. Measured with all multiprocessors busy (H200, n =
-# 8192 and 4096).
-RATES = {1: {256: 1.0, 192: 0.99, 128: 0.96, 64: 0.6}, 3: {192: 1.0, 128: 0.93, 64: 0.6}}
-
-
-@functools.lru_cache(maxsize=1024)
-def best_columns(
-    m: int, n: int, batch: int, products: int, multiprocessors: int, widest: int = 256, symmetric: bool = False
-) -> int:
-    """Return the fastest width of tiles for products ``(batch, m, n)``, at most ``widest``.
-
-    A wide tile loads less data for each multiplication. Narrow tiles balance the load better in a small product, or in
-    the last wave of tiles.
-    """
-    widths = (columns for columns in RATES[products] if columns <= widest)
-    return min(widths, key=lambda columns: cost(m, n, batch, products, multiprocessors, columns, symmetric))
-
-
-def cost(
-    m: int, n: int, batch: int, products: int, multiprocessors: int, columns: int, symmetric: bool = False
-) -> float:
-    """Return the time of products ``(batch, m, n)`` with tiles of a width.
-
-    The unit is the time for one column of a tile of the fastest width.
-    """
-    high, wide = -(-m // ROWS), -(-n // columns)
-    if symmetric:
-        high, wide = rows_in_pairs(high, columns, n - m)
-    tiles = high * wide * batch
-    return -(-tiles // multiprocessors) * columns / RATES[products][columns]

@@ -19,7 +19,8 @@ from typing import Any
 
 from numpy import uint32
 
-from distmm_kernels.tiles.hopper_tiles import RATES, STRETCH, best_columns, cost
+from distmm_kernels.tiles.hopper_tiles import STRETCH
+from distmm_kernels.tiles.hopper_widths import RATES, best_columns, cost
 
 THREADS = 256  # of a block of the kernel that adds the sums of slices
 COLUMNS = 4  # that a thread adds: 16 bytes of each sum

@@ -10,6 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distmm_kernels.tiles.hopper_places import (
+    box_place,
+    mirrored_place,
+    pairs_place,
+    place,
+    place_below,
+    rows_in_pairs,
+)
 from distmm_kernels.tiles.hopper_tiles import (
     C_BOX_BYTES,
     C_BOX_COLUMNS,
@@ -22,14 +30,8 @@ from distmm_kernels.tiles.hopper_tiles import (
     STAGES_OF_DEEP,
     UNPACED,
     HopperTile,
-    best_columns,
-    box_place,
-    mirrored_place,
-    pairs_place,
-    place,
-    place_below,
-    rows_in_pairs,
 )
+from distmm_kernels.tiles.hopper_widths import best_columns
 from tests.tables import for_each
 
 FLOATS = [

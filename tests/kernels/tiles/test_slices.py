@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distmm_kernels.tiles import slices
-from distmm_kernels.tiles.hopper_tiles import ROWS, STRETCH, HopperTile, best_columns
+from distmm_kernels.tiles.hopper_tiles import ROWS, STRETCH, HopperTile
+from distmm_kernels.tiles.hopper_widths import best_columns
 from distmm_kernels.tiles.slices import WORKSPACE, at_once, count, place, runs
 
 SIZES = st.integers(1, 10**5)

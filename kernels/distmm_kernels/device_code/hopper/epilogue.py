@@ -27,7 +27,7 @@ def read_c(first: int, boxes: int, accumulator: Output, added: bool) -> Callable
 
     They replace the accumulators, or, if ``added``, are added to them; floats are rounded to nearest. ``row`` is the
     address of the thread's row of the first box in shared memory. ``permuted`` is its position in that row, from
-    `distmm_kernels.tiles.hopper_tiles.box_place`. When the function returns, the TMA may overwrite the boxes that the
+    `distmm_kernels.tiles.hopper_places.box_place`. When the function returns, the TMA may overwrite the boxes that the
     warp has read. ``factors`` are not used; `finish_d` has the same signature.
     """
     quads = _quads(accumulator)
@@ -196,14 +196,14 @@ def store_d(tile: HopperTile) -> Callable[..., None]:
     The TMA stores them from shared memory.
 
     Each row of a box has 128 bytes. The warp writes boxes to its buffers in shared memory, at address ``buffers``.
-    `distmm_kernels.tiles.hopper_tiles.box_place` returns the positions to which a lane writes. The first element of the
-    first box is element ``x, y, z`` of D, and D has ``left`` columns from ``x`` on. The function returns before the
+    `distmm_kernels.tiles.hopper_places.box_place` returns the positions to which a lane writes. The first element of
+    the first box is element ``x, y, z`` of D, and D has ``left`` columns from ``x`` on. The function returns before the
     stores are complete. The next call waits before it overwrites a buffer that a store still reads.
 
     If D is symmetric, a box above the diagonal is not stored, and one below it is stored a second time, as its mirror
     image. The four warps of a warpgroup do this together, each with its buffers. A box that the diagonal crosses is
     stored once. So each box of D is stored once, whatever the tile's width. ``image`` has the warp and its warpgroup,
-    and where the lane writes: `distmm_kernels.tiles.hopper_tiles.mirrored_place`, its first box as an offset in bytes.
+    and where the lane writes: `distmm_kernels.tiles.hopper_places.mirrored_place`, its first box as an offset in bytes.
     """
     slots, put = tile.slots, {32: _put_words, 64: _put_halves, 128: _put_bytes}[tile.box_columns]
     first_lane = "{ .reg .pred p; setp.eq.u32 p, $0, 0; @p %s }"

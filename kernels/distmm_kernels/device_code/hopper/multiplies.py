@@ -23,16 +23,8 @@ from distmm_kernels.device_code.hopper.epilogue import (
     store_d,
 )
 from distmm_kernels.device_code.hopper.ring import following, locate, slice_of
-from distmm_kernels.tiles.hopper_tiles import (
-    MOST_C_STAGES,
-    ROWS,
-    SPAN,
-    WARP_ROWS,
-    HopperTile,
-    box_place,
-    mirrored_place,
-    pairs_place,
-)
+from distmm_kernels.tiles.hopper_places import box_place, mirrored_place, pairs_place
+from distmm_kernels.tiles.hopper_tiles import MOST_C_STAGES, ROWS, SPAN, WARP_ROWS, HopperTile
 
 float32, int32, uint32, uint64 = types.float32, types.int32, types.uint32, types.uint64
 

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from distmm_kernels.device_code.emit import cuda, inlined, types
 from distmm_kernels.device_code.hopper import instructions
 from distmm_kernels.tiles import slices
-from distmm_kernels.tiles.hopper_tiles import CONSUMERS, GROUP, STRETCH, HopperTile, place, place_below
+from distmm_kernels.tiles.hopper_places import place, place_below
+from distmm_kernels.tiles.hopper_tiles import CONSUMERS, GROUP, STRETCH, HopperTile
 
 uint32 = types.uint32
 
