@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from distmm.telemetry.record import Record
     from distmm.telemetry.worker_totals import Lane
 
-__all__ = ["reasons"]
+__all__ = ["reasons", "without_reason"]
 
 # A product is slow if its time, or its workers' rate, misses the plan by this factor. So are links.
 MISSED = 1.2
@@ -79,6 +79,14 @@ def reasons(record: Record, f: Figures, now: float) -> list[str]:
     if record.refutations:
         found.append(f"checks that failed: {record.refutations}; such blocks are computed again")
     return found
+
+
+def without_reason(record: Record, f: Figures) -> str:
+    """Return what is said of a product that has ended, and for which there are no reasons."""
+    planned = record.plan.cost.seconds * _to_do(record)
+    if f.seconds <= MISSED * planned:
+        return "Nothing."
+    return f"Nothing that takes a second: it took {units.duration(f.seconds)}, {units.duration(planned)} were planned."
 
 
 def _to_do(record: Record) -> float:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from markupsafe import escape
 
+from distmm import units
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
@@ -155,6 +156,8 @@ def test_a_product_that_is_late_by_less_than_a_second_is_not_called_slow() -> No
     seconds, planned = work(r, pause=0.05) - START, r.plan.cost.seconds
     assert 1.2 * planned < seconds < planned + 1
     assert r.figures(1e6).reasons == ()
+    text = f"Nothing that takes a second: it took {units.duration(seconds)}, {units.duration(planned)} were planned."
+    assert f"<li>{text}</li>" in report.html(r)
 
 
 def test_the_work_of_a_restarted_worker_is_no_other_programs() -> None:
