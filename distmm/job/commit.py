@@ -173,7 +173,7 @@ def _clean(folder: Folder, content: Json, lock: Lock) -> None:
     # An unchecked product has no certificate, unless it was added to a C: a repeated call must find that it has ended.
     if spec["check"] != "none" or spec["beta"] != 0:
         content = {**content, "stamp": stamp_of(folder.target)}
-        write_json(folder.certificate, content, os.path.join(folder.work, "certificate.draft"))
+        write_json(folder.certificate, content, folder.work)
     elif folder.store.exists(folder.certificate):  # the certificate of the C that was replaced
         folder.store.discard(folder.certificate, folder.work)
         folder.store.sync(os.path.dirname(folder.certificate))

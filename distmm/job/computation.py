@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from itertools import takewhile
+from itertools import chain, takewhile
 from typing import Any
 
 import dask.array as da
@@ -170,15 +170,15 @@ class Computation:
     ) -> tuple[list[Future], float]:
         """Send the graph of some blocks of a wave, or of some block rows of a group of waves, to the scheduler.
 
-        The next wave is sent when at most half of the blocks of this one, and at most one block for each worker, remain
-        to be computed. If it were sent earlier, two waves would use the memory that is planned for one. If it were sent
+        The next wave is sent when at most half of the writing tasks of this one, and at most one for each worker, wait
+        for blocks. If it were sent earlier, two waves would use the memory that is planned for one. If it were sent
         later, workers would be idle. The plan counts the memory of blocks that are only being written.
         """
         product = f"distmm-matmul-{uuid.uuid4().hex}"
         graph, keys = graph_of(product, self.spec, plan, waves, units, writer, self.client)
         self._event("wave", product=product)
         futures = self.client.get(graph, keys, sync=False)
-        return futures, 0 if self._reads_users_tasks else min(plan.cluster.workers, len(units) // 2)
+        return futures, 0 if self._reads_users_tasks else min(plan.cluster.workers, len(futures) // 2)
 
     def _take(self, future: Future) -> None:
         """Process the records of ended tasks: that of `future`, and those of all others that have ended."""
@@ -289,12 +289,12 @@ def _log(client: Client, message: Json) -> None:
 
 
 def _results(client: Client, futures: Sequence[Future]) -> Iterator[Json]:
-    """Yield the results of ended tasks. The error of the first failed task is raised.
+    """Yield the records of ended tasks. The error of the first failed task is raised.
 
     Results are fetched in one message. A message for each result would take as long as a small task.
     """
     finished = list(takewhile(lambda future: future.status == "finished", futures))
     if finished:
-        yield from client.gather(finished)
+        yield from chain.from_iterable(client.gather(finished))
     for future in futures[len(finished) :]:
-        yield future.result()
+        yield from future.result()

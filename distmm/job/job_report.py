@@ -43,7 +43,7 @@ def of_run(client: Client, folder: Folder, made: Computation, manifest: Json) ->
         ("largest error", "not measured" if made.residual is None else of_tolerance(made.residual)),
         ("certificate", folder.certificate if made.writer.judge.tolerance is not None else "blocks were not checked"),
     ]
-    _write(client, folder, made.job, rows, manifest["runs"], os.path.join(folder.work, "report.draft"))
+    _write(client, folder, made.job, rows, manifest["runs"], folder.work)
 
 
 def of_failure(client: Client, folder: Folder, job: str, runs: list[Json]) -> None:
@@ -57,7 +57,7 @@ def _write(
     job: str,
     rows: list[tuple[str, str]],
     runs: list[Json],
-    draft: str | None = None,
+    drafts: str | None = None,
 ) -> None:
     if client.status != "running":
         return
@@ -66,6 +66,6 @@ def _write(
         if record is None:
             return
         text = report.html(record, title=folder.target, certificate=rows, runs=table(runs, time.time()))
-        # If another job has taken over, the draft's folder does not exist.
-        if draft is None or is_url(folder.path) or os.path.isdir(os.path.dirname(draft)):
-            folder.store.write(folder.report, text.encode(errors="backslashreplace"), draft)
+        # If another job has taken over, the folder for drafts does not exist.
+        if drafts is None or is_url(folder.path) or os.path.isdir(drafts):
+            folder.store.write({folder.report: text.encode(errors="backslashreplace")}, drafts)

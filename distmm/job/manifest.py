@@ -82,7 +82,7 @@ def run_of(plan: Plan, client: Client) -> Json:
 def write_manifest(folder: Folder, manifest: Json) -> None:
     """Write the manifest, with its own hash."""
     manifest["sha256"] = digest(manifest)
-    write_json(folder.manifest, manifest, os.path.join(folder.path, folder.owner, "manifest.draft"))
+    write_json(folder.manifest, manifest, os.path.join(folder.path, folder.owner))
 
 
 def refuse_changes(folder: Folder, spec: Spec, blocks: tuple[int, ...] | None, plan: str | None) -> None:

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +25,7 @@ from distmm.job.folder import Folder, Json
 from distmm.planning.blocks import slices
 from distmm.storage import fsync
 from distmm.storage.durability import fsync_tree, published, remove
+from distmm.storage.output import Block, Region
 
 __all__ = ["Cuts", "Pieces", "Target", "Unit", "Units", "whole_chunks"]
 
@@ -96,11 +97,14 @@ class Pieces(storage.Target):
         """Return the path of a unit's part."""
         return os.path.join(self.output.draft, f"{rows.start // self.height}.{self.name}")
 
-    def __setitem__(self, region: tuple[slice, slice], values: np.ndarray) -> None:
-        with published(self.file(region[0]), self.output.draft) as file:
-            left = memoryview(values.view(np.uint8).data)
-            while left:  # a single call may write fewer bytes than requested
-                left = left[file.write(left) :]
+    def write(self, blocks: Iterable[tuple[slice, slice, np.ndarray]]) -> None:
+        """Write the parts of units."""
+        parts = {self.file(rows): values for rows, _, values in blocks}
+        with published(list(parts), self.output.draft) as files:
+            for file, values in zip(files, parts.values(), strict=True):
+                left = memoryview(values.view(np.uint8).data)
+                while left:  # a single call may write fewer bytes than requested
+                    left = left[file.write(left) :]
 
     def __getitem__(self, region: tuple[slice, ...]) -> np.ndarray:
         path = self.file(region[0])
@@ -109,7 +113,7 @@ class Pieces(storage.Target):
         except OSError as error:
             raise InputError(f"{path}: cannot be read: {error}") from error
 
-    def sync(self, rows: slice, cols: slice) -> None:
+    def sync(self, regions: Collection[Region]) -> None:
         """Sync the names of the files. Their contents already are on the disk."""
         fsync(self.output.draft)
 
@@ -129,8 +133,8 @@ class Pieces(storage.Target):
         """Return the type of the elements."""
         return [self.dtype.str]
 
-    def _write(self, rows: slice, cols: slice, block: np.ndarray) -> None:
-        raise NotImplementedError("a part has any length, so it is written by __setitem__")
+    def _write(self, blocks: Sequence[Block]) -> None:
+        raise NotImplementedError("a part has any length, so `write` writes it")
 
 
 @dataclass(frozen=True)
@@ -158,34 +162,36 @@ class Target:
         rows, columns = (slices(edges)[n] for edges, n in zip(self.cuts, unit, strict=True))
         return rows, columns
 
-    def write(self, unit: Unit, arrays: Mapping[str, np.ndarray], check: Callable[[], object]) -> dict[str, int]:
-        """Write and sync a unit.
+    def write(
+        self, units: Mapping[Unit, Mapping[str, np.ndarray]], check: Callable[[], object]
+    ) -> dict[Unit, dict[str, int]]:
+        """Write and sync units.
 
         Parameters
         ----------
-        unit : tuple of int
-        arrays : dict
+        units : dict
+            The arrays of each unit, by name.
         check : callable
             Raises an error if the run has ended. Called before objects are replaced that were put before.
 
         Returns
         -------
         dict
-            The CRC-32C of each array, computed after the write. If an array waited in memory for a slow disk, it may
-            have changed there.
+            The CRC-32C of each array of each unit, computed after the write. If an array waited in memory for a slow
+            disk, it may have changed there.
         """
-        region = self.region(unit)
-        for name, values in arrays.items():
-            array = self.arrays[name]
+        regions = [self.region(unit) for unit in units]
+        for name, array in self.arrays.items() if units else ():
+            blocks = [(*region, values[name]) for region, values in zip(regions, units.values(), strict=True)]
             try:
-                array[region] = values
+                array.write(blocks)
             except FileExistsError:  # in an object store: this task runs again, or its run has ended
                 check()
-                array.discard(*region)
-                array[region] = values
-            if values.size or isinstance(array, Pieces):
-                array.sync(*region)
-        return {name: checksum(values) for name, values in arrays.items()}
+                for region in regions:
+                    array.discard(*region)
+                array.write(blocks)
+            array.sync(regions)
+        return {unit: {name: checksum(one) for name, one in arrays.items()} for unit, arrays in units.items()}
 
     def evidence(self, unit: Unit) -> Json:
         """Return facts on a written unit for its marker: the tags of the objects of a block of C. A disk has none."""
@@ -208,11 +214,12 @@ class Target:
         return sorted({unit for array in self.arrays.values() for unit in array.missing(markers)})
 
     @contextmanager
-    def locked(self, unit: Unit) -> Iterator[None]:
-        """Lock a unit against other processes until it has its marker."""
+    def locked(self, units: Collection[Unit]) -> Iterator[None]:
+        """Lock units against other processes until they have their markers."""
+        regions = [self.region(unit) for unit in units]
         with ExitStack() as stack:
             for array in self.arrays.values():
-                stack.enter_context(array.writing(*self.region(unit)))
+                stack.enter_context(array.writing(regions))
             yield
 
     def detach(self) -> None:

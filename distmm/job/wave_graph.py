@@ -7,6 +7,7 @@ Each runs on the worker that has its block::
     Y[p,j]   sketches of B[p,j]           at the home of B[p,j]; one task for all j with the same home
     S[i,p]   S[i,p-1] + A[i,p] Y[p,:]     at the home of A[i,p]
     W[i,j]   check C[i,j] by S[i,last], write it, sync it, mark it    at the owner of C[i,j] (`Judged`)
+             one task W[i,j,j',...] for several small blocks of a row with the same owner
 
 If C is reduced, W[i,j] checks and reduces C[i,j], and `Rows` merges the reduced blocks of each row.
 
@@ -43,10 +44,15 @@ from distmm.job.target import Unit
 from distmm.job.writer import Writer, gather, reduce, write
 from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
+from distmm.storage import is_url
 from distmm.worker import tasks
 from distmm.worker.tasks import Epilogue
 
-__all__ = ["Judged", "Names", "SketchLayer", "graph_of"]
+__all__ = ["Judged", "Names", "SketchLayer", "graph_of", "together"]
+
+# Small blocks of C that one task writes: at most so many, of at most so many bytes together, so that each worker has at
+# least so many of these tasks in a wave. A file of these bytes takes as long to write as a sync.
+SHARED, SHARED_BYTES, TASKS = 32, 4 << 20, 16
 
 
 class PanelOfB(NamedTuple):
@@ -184,7 +190,7 @@ class SketchLayer(ParametricLayer):
 
 @dataclass(frozen=True)
 class Judged:
-    """Takes a finished block: it is checked, then written, or reduced for `Rows`."""
+    """Takes finished blocks: each is checked, then written, or reduced for `Rows`. Indices are the row and columns."""
 
     sketches: SketchLayer
     writer: Writer
@@ -196,20 +202,40 @@ class Judged:
         return {j: (number, weights) for number, (j, weights) in enumerate(columns)}
 
     def __call__(self, key: Key) -> Iterator[Task]:
-        """Yield the one task, on the worker that has the block."""
-        (_, i, j), names = key, self.sketches.names
-        number, weights = self._weights[j]
+        """Yield the one task, on the worker that has the blocks."""
+        (_, i, *columns), names, judge = key, self.sketches.names, self.writer.judge
+        blocks = []
+        for j in columns:
+            number, weights = self._weights[j]
+            added = TaskRef((names.c0, i, j)) if names.c0 is not None else None
+            given = weights if judge.tolerance is not None else None
+            blocks.append(List(j, TaskRef((names.c, i, j)), number, added, given))
         yield PlacedTask(
             key,
-            write if self.writer.judge.contents.reduction is None else reduce,
-            self.sketches.place(i, j, 0),  # with the priority of the wave's first step: a written block frees memory
+            write if judge.contents.reduction is None else reduce,
+            # with the priority of the wave's first step: a written block frees memory
+            self.sketches.place(i, columns[0], 0),
             self.writer,
-            TaskRef((names.c, i, j)),
             TaskRef(self.sketches.row(i)),
-            number,
-            TaskRef((names.c0, i, j)) if names.c0 is not None else None,
-            weights if self.writer.judge.tolerance is not None else None,
+            List(*blocks),
         )
+
+
+def together(sketches: SketchLayer, writer: Writer) -> tuple[tuple[int, ...], ...]:
+    """Return row and columns of the blocks of each writing task. Small ones share a task, its syncs and its messages.
+
+    The blocks of a wave never wait for each other's memory, so a task may need several of them.
+    """
+    judge, plan = writer.judge, writer.judge.plan
+    m, _, n = plan.block_shape
+    fit = SHARED_BYTES // max(1, m * n * judge.contents.dtype.itemsize)
+    most = max(1, min(SHARED, fit, len(sketches.blocks) // (TASKS * plan.cluster.workers)))
+    if judge.contents.reduction is not None or is_url(writer.folder.target):
+        most = 1  # parts of a row are merged one by one; a store answers requests of several tasks at the same time
+    owned: dict[tuple[int, int], list[int]] = {}
+    for i, j in sorted(sketches.blocks):
+        owned.setdefault((i, sketches.place(i, j, 0).rank), []).append(j)
+    return tuple((i, *js[at : at + most]) for (i, _), js in owned.items() for at in range(0, len(js), most))
 
 
 @dataclass(frozen=True)
@@ -247,12 +273,12 @@ def graph_of(
     chains, judged, sketched = [], [], []
     for wave in waves:
         names, graph = _chains(product, spec, plan, wave, writer.run.id, client)
-        indices = plan.blocking.c_indices(wave)
-        blocks = tuple((i, j) for _, i, j in indices if spec.contents.unit(i, j) in units)
+        blocks = tuple((i, j) for _, i, j in plan.blocking.c_indices(wave) if spec.contents.unit(i, j) in units)
         chains.append(graph)
         token = uuid.uuid4().hex
         sketched.append(SketchLayer(f"distmm-sketch-{token}", names, writer.judge, wave, blocks))
-        judged.append(ConsumerLayer(f"distmm-write-{token}", blocks, Judged(sketched[-1], writer)))
+        indices = together(sketched[-1], writer)
+        judged.append(ConsumerLayer(f"distmm-write-{token}", indices, Judged(sketched[-1], writer)))
     graph = product_graph.one_graph(product, chains) if len(chains) > 1 else chains[0]
     for sketches, last in zip(sketched, judged, strict=True):
         graph = with_layer(graph, sketches, sketches.names.a, sketches.names.b)
@@ -261,7 +287,7 @@ def graph_of(
         made = tuple((each.name, sketches.wave.columns) for each, sketches in zip(judged, sketched, strict=True))
         last = ConsumerLayer(f"distmm-row-{uuid.uuid4().hex}", tuple(sorted(units)), Rows(writer, made))
         graph = with_layer(graph, last, *(each.name for each in judged))
-    return graph, [(last.name, *unit) for unit in sorted(units)]
+    return graph, [(last.name, *index) for index in last.indices]
 
 
 def _chains(product: str, spec: Spec, plan: Plan, wave: Wave, run: str, client: Client) -> tuple[Names, HighLevelGraph]:

@@ -13,9 +13,9 @@ import itertools
 import json
 import pickle
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
@@ -28,7 +28,7 @@ from distmm.job import made_blocks
 from distmm.job.folder import Folder, Json, read_json
 from distmm.job.forms import Marker
 from distmm.job.inputs import folded
-from distmm.job.judge import Judge, Kept, change, here
+from distmm.job.judge import Judge, Kept, RowOfA, change, here
 from distmm.job.lock import Lock
 from distmm.job.target import Target, Unit
 from distmm.transfer.counted_writes import CountedRun
@@ -64,23 +64,30 @@ class Writer:
     def __reduce__(self) -> tuple[Any, ...]:
         return _shared, (pickle.dumps(tuple(getattr(self, one.name) for one in fields(self))),)
 
-    def write(self, unit: Unit, records: list[Json], kept: Any) -> Json:
-        """Write a unit and its marker, if all of its blocks are right.
+    def write(self, units: Mapping[Unit, Kept]) -> list[Json]:
+        """Write units and their markers, except those with a wrong block.
 
         Parameters
         ----------
-        unit : tuple of int
-        records : list of dict
-            The records of its blocks.
-        kept : Any
-            What the job keeps of them.
+        units : dict
+            For each unit the records of its blocks, and what the job keeps of them.
 
         Returns
         -------
-        dict
-            The record of the unit for the certificate. ``"written"`` is False if a block was wrong.
+        list of dict
+            The record of each unit for the certificate. ``"written"`` is False if a block was wrong.
         """
-        records = sorted(records, key=lambda record: record["j"])
+        units = {unit: (sorted(made, key=lambda one: one["j"]), kept) for unit, (made, kept) in units.items()}
+        found = {unit: self._judged(unit, *each) for unit, each in units.items()}
+        right = {unit: record for unit, record in found.items() if "written" not in record}
+        arrays = {unit: self.judge.arrays(unit[0], units[unit][1]) for unit in right}
+        before = {one["j"] for one in self.judge.rejected}
+        for unit, record in self._written(arrays, right).items():
+            found[unit] = {**record, "again": [one for one in units[unit][0] if one["j"] in before]}
+        return list(found.values())
+
+    def _judged(self, unit: Unit, records: list[Json], kept: Any) -> Json:
+        """Return the record of a unit by those of its blocks. It has ``"written"`` if a block was wrong."""
         bad = [record for record in records if not record.pop("accepted")]
         spoilt = next((record["changed"] for record in bad if "changed" in record), None)
         if spoilt is not None:  # before the comparison of inputs, which then differ
@@ -101,12 +108,12 @@ class Writer:
             record["how"] = odd
         if self.judge.reduction is not None and isinstance(kept[0], int) and kept[1] is None:
             return {**record, "too_many": kept[0], "written": False}  # of a threshold: a count of too many elements
-        columns = {one["j"] for one in self.judge.rejected}
-        written = self._written(unit, self.judge.arrays(unit[0], kept), record)
-        return {**written, "again": [one for one in records if one["j"] in columns]}
+        return record
 
-    def _written(self, unit: Unit, arrays: dict[str, np.ndarray], record: Json) -> Json:
-        """Write a unit, and its marker when the unit is on the disk, provided that the run has not ended.
+    def _written(
+        self, units: Mapping[Unit, Mapping[str, np.ndarray]], records: Mapping[Unit, Json]
+    ) -> dict[Unit, Json]:
+        """Write units, and their markers when all of them are on the disk, provided that the run has not ended.
 
         A block of C that has changed in memory since its check is removed, and gets no marker.
 
@@ -117,27 +124,32 @@ class Writer:
         Returns
         -------
         dict
-            The record of the unit, with ``"written"``. If the scheduler had lost another worker that wrote the unit
+            The record of each unit, with ``"written"``. If the scheduler had lost another worker that wrote the unit
             before, it is the record of that worker.
         """
-        path = self.folder.marker(*unit)
-        with self.run.writing(), self.while_owned(), self.target.locked(unit):
+        if not units:
+            return {}
+        with self.run.writing(), self.while_owned(), self.target.locked(units):
             Lock.check(self.folder.path, self.run.id)
-            if self.folder.store.exists(path):
-                return {**read_json(path, Marker), "written": True}
-            sums = self.target.write(unit, arrays, self._check)
-            if "C" not in sums:
-                crc = checksum(np.array(list(sums.values()), "<u4"))
-                record |= {"count": len(next(iter(arrays.values()))), "sums": sums, "crc32c": crc}
-            elif sums["C"] != record["crc32c"]:
-                self.target.discard(unit)
-                spoilt = {"crc32c": sums["C"], "changed": change(f"C[{unit[0]}, {unit[1]}]", "judged")}
-                record |= {"residual": None, "how": "rejected", "row": 0, **spoilt}
-                return {**record, "bad": [record], "written": False}
-            record |= {**self.target.evidence(unit), "time": time.time()}
+            marker, store = self.folder.marker, self.folder.store
+            there = {unit: read_json(marker(*unit), Marker) for unit in units if store.exists(marker(*unit))}
+            new = {unit: arrays for unit, arrays in units.items() if unit not in there}
+            spoilt = {}
+            for unit, sums in self.target.write(new, self._check).items():
+                record = records[unit]
+                if "C" not in sums:
+                    crc = checksum(np.array(list(sums.values()), "<u4"))
+                    record |= {"count": len(next(iter(units[unit].values()))), "sums": sums, "crc32c": crc}
+                elif sums["C"] != record["crc32c"]:
+                    self.target.discard(unit)
+                    found = change(f"C[{unit[0]}, {unit[1]}]", "judged")
+                    record |= {"crc32c": sums["C"], "residual": None, "how": "rejected", "row": 0, "changed": found}
+                    spoilt[unit] = {**record, "bad": [record], "written": False}
+                    continue
+                there[unit] = {**record, **self.target.evidence(unit), "time": time.time()}
             self._check()
-            self.folder.store.write(path, json.dumps(record).encode())
-        return {**record, "written": True}
+            store.write({marker(*unit): json.dumps(there[unit]).encode() for unit in new.keys() & there.keys()})
+        return {unit: {**record, "written": True} for unit, record in there.items()} | spoilt
 
     @contextmanager
     def while_owned(self) -> Iterator[None]:
@@ -173,20 +185,26 @@ def _beside_products(writer: Writer) -> Iterator[None]:
         yield
 
 
-def write(where: Placement, writer: Writer, *block: Any) -> Json:
-    """Check and write a block. The task of a block of C. Runs on workers."""
+def write(where: Placement, writer: Writer, row: RowOfA, blocks: Sequence[Sequence[Any]]) -> list[Json]:
+    """Check and write blocks of one row: the task of some blocks of C. Runs on workers.
+
+    `blocks` has the column of each block, the block, and what `Judge.judged` also takes.
+    """
     with _beside_products(writer):
         made_blocks.report(writer.run.id)
-        return writer.write((where.i, where.j), *writer.judge.judged(where, *block))
+        return writer.write(
+            {(where.i, j): writer.judge.judged(replace(where, j=j), block, row, *about) for j, block, *about in blocks}
+        )
 
 
-def reduce(where: Placement, writer: Writer, *block: Any) -> Kept:
-    """Check and reduce a block. The task of a block of a C that is reduced. Runs on workers."""
+def reduce(where: Placement, writer: Writer, row: RowOfA, blocks: Sequence[Sequence[Any]]) -> Kept:
+    """Check and reduce a block: the task of a block of a C that is reduced. Runs on workers."""
+    ((_, block, *about),) = blocks
     with _beside_products(writer):
-        return writer.judge.judged(where, *block)
+        return writer.judge.judged(where, block, row, *about)
 
 
-def gather(writer: Writer, i: int, made: Sequence[Kept], last: bool) -> Kept | Json:
+def gather(writer: Writer, i: int, made: Sequence[Kept], last: bool) -> Kept | list[Json]:
     """Merge the parts of blocks of one row. The `last` task of a row writes the row, and returns its record.
 
     Parts are merged in the order of blocks, so that the bits of a row do not depend on which task ends first.
@@ -200,4 +218,4 @@ def gather(writer: Writer, i: int, made: Sequence[Kept], last: bool) -> Kept | J
         return records, part
     # The task keeps its slot, so that no more rows are merged at a time than planned. The write is short.
     made_blocks.report(writer.run.id)
-    return writer.write((i, 0), records, part)
+    return writer.write({(i, 0): (records, part)})

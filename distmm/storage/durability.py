@@ -9,9 +9,9 @@ import os
 import shutil
 import threading
 import uuid
-from collections.abc import Callable, Hashable, Iterator
-from concurrent.futures import Future
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from typing import Any, BinaryIO
 
@@ -24,6 +24,9 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2
 
 # Error codes of file systems without hard links.
 NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK}
+
+# Files that one call syncs at the same time.
+SYNCS = 8
 
 
 _calls: dict[Hashable, list[Future[None]]] = {}  # by key: the call that runs, and the one that waits for its end
@@ -96,49 +99,76 @@ def fsync_tree(path: str) -> None:
 
 
 @contextmanager
-def published(path: str, drafts: str) -> Iterator[BinaryIO]:
-    """Write a file that gets its name when it is complete and on the disk. An existing file is not replaced.
+def published(paths: Sequence[str], drafts: str, replace: bool = False) -> Iterator[list[BinaryIO]]:
+    """Write files that get their names when all of them are complete and on the disk.
 
-    Two processes may write the same file if the scheduler has lost one of them. The first to finish creates the name.
+    They are synced at the same time, for which a file system's journal makes one commit where it can.
 
     Parameters
     ----------
-    path : str
-        Final name. The caller has to sync its folder.
+    paths : sequence of str
+        Final names. The caller has to sync their folders.
     drafts : str
         Folder for incomplete files, on the same file system.
+    replace : bool
+        Whether an existing file is replaced. Otherwise the first of two processes that write the same file, because the
+        scheduler has lost one of them, creates the name.
 
     Yields
     ------
-    file
+    list of files
         Open for writing.
 
     Raises
     ------
     InputError
-        If a file with this name and other contents exists.
+        If a file that is not replaced exists with other contents.
     """
-    draft = os.path.join(drafts, f"{uuid.uuid4().hex}.draft")
+    waiting = {os.path.join(drafts, f"{uuid.uuid4().hex}.draft"): path for path in paths}
     try:
-        with open(draft, "xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        try:
-            os.link(draft, path)
-        except FileExistsError:
-            if not filecmp.cmp(draft, path, shallow=False):
-                raise InputError(
-                    f"{path}: a worker that the scheduler has lost has written other bits to this block: continue the "
-                    f"job with distmm resume, which computes the block again"
-                ) from None
-        except OSError as error:
-            if error.errno not in NO_LINKS:
-                raise
-            os.rename(draft, path)
+        with ExitStack() as stack:
+            files: list[BinaryIO] = [stack.enter_context(open(draft, "xb")) for draft in waiting]
+            yield files
+            for file in files:
+                file.flush()
+            _fsync_all([file.fileno() for file in files])
+        for draft, path in list(waiting.items()):
+            if replace:
+                os.replace(draft, path)
+            else:
+                _name(draft, path)
+            del waiting[draft]
     finally:
-        if os.path.exists(draft):
-            os.unlink(draft)
+        for draft in waiting:
+            with suppress(FileNotFoundError):
+                os.unlink(draft)
+
+
+def _fsync_all(descriptors: list[int]) -> None:
+    """Return when several open files are on the disk."""
+    if len(descriptors) == 1:
+        os.fsync(descriptors[0])
+        return
+    with ThreadPoolExecutor(SYNCS) as pool:
+        list(pool.map(lambda descriptor: os.fsync(descriptor), descriptors))
+
+
+def _name(draft: str, path: str) -> None:
+    """Give a draft its name, unless the same file has it already."""
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        if not filecmp.cmp(draft, path, shallow=False):
+            raise InputError(
+                f"{path}: a worker that the scheduler has lost has written other bits to this block: continue the "
+                f"job with distmm resume, which computes the block again"
+            ) from None
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        os.rename(draft, path)
+        return
+    os.unlink(draft)
 
 
 def exchange(one: str, other: str) -> bool:

@@ -17,7 +17,7 @@ import os
 import shutil
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from io import FileIO
@@ -31,7 +31,7 @@ from distmm import units
 from distmm.errors import InputError
 from distmm.storage.durability import fsync
 from distmm.storage.matrix import FileMatrix, check_dtype, stripes
-from distmm.storage.output import Target
+from distmm.storage.output import Block, Region, Target
 from distmm.storage.regular_files import check_regular
 
 __all__ = ["FlatMatrix", "FlatTarget", "RawMatrix", "read_into", "write_rows"]
@@ -210,16 +210,17 @@ class FlatTarget(Target):
     offset: int
 
     @contextmanager
-    def writing(self, rows: slice, cols: slice) -> Iterator[None]:
-        """Lock a block against other processes until it is written and has its marker."""
-        first = self.offset + (rows.start * self.shape[1] + cols.start) * self.dtype.itemsize
+    def writing(self, regions: Collection[Region]) -> Iterator[None]:
+        """Lock blocks against other processes until they are written and have their markers."""
         with open(self.output.draft, "r+b", buffering=0) as file:
-            if not _locks(file, first, 1):
-                raise InputError(
-                    f"{self.output.draft}: the block at row {rows.start} and column {cols.start} is still locked, "
-                    f"after {ENDING_SECONDS:.0f} s, by a worker that the scheduler has lost; end that process, and "
-                    f"resume the job"
-                )
+            for rows, cols in regions:
+                first = self.offset + (rows.start * self.shape[1] + cols.start) * self.dtype.itemsize
+                if not _locks(file, first, 1):
+                    raise InputError(
+                        f"{self.output.draft}: the block at row {rows.start} and column {cols.start} is still locked, "
+                        f"after {ENDING_SECONDS:.0f} s, by a worker that the scheduler has lost; end that process, and "
+                        f"resume the job"
+                    )
             if not os.path.samestat(os.fstat(file.fileno()), os.stat(self.output.draft)):
                 raise FileNotFoundError(errno.ENOENT, "the draft was replaced", self.output.draft)
             yield
@@ -245,9 +246,10 @@ class FlatTarget(Target):
             ) from error
         fsync(os.path.dirname(self.output.draft))
 
-    def _write(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
+    def _write(self, blocks: Sequence[Block]) -> None:
         with open(self.output.draft, "r+b") as file:
-            write_rows(file, self.offset, self.shape[1], rows.start, cols.start, block)
+            for rows, cols, block in blocks:
+                write_rows(file, self.offset, self.shape[1], rows.start, cols.start, block)
 
     def description(self) -> dict[str, Any]:
         """Describe the file by its size, and by the hash of its header."""
@@ -256,7 +258,7 @@ class FlatTarget(Target):
         facts = {"shape": list(self.shape), "dtype": self.dtype.name, "offset": self.offset}
         return {**facts, "bytes": os.path.getsize(self.output.draft), "head": head}
 
-    def sync(self, rows: slice, cols: slice) -> None:
+    def sync(self, regions: Collection[Region]) -> None:
         """Return when all written data are on the disk."""
         fsync(self.output.draft)
 

@@ -7,7 +7,7 @@ import shlex
 import shutil
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Self
@@ -20,7 +20,10 @@ from distmm.errors import InputError
 from distmm.storage.durability import exchange, fsync, remove
 from distmm.storage.matrix import normalise
 
-__all__ = ["Output", "Target"]
+__all__ = ["Block", "Output", "Region", "Target"]
+
+Region = tuple[slice, slice]  # rows and columns
+Block = tuple[slice, slice, NDArray[Any]]
 
 
 @dataclass(frozen=True)
@@ -140,12 +143,19 @@ class Target(ABC):
         (rows, cols), rest = normalise(key, self.shape)
         if rest != (slice(None, None, 1),) * 2 or (rows.step, cols.step) != (1, 1):
             raise IndexError(f"give a range of rows and a range of columns for a block, not {key!r}")
-        block = np.asarray(block).astype(self.dtype, copy=False)
-        expected = (rows.stop - rows.start, cols.stop - cols.start)
-        if block.shape != expected:
-            raise ValueError(f"{self.output.path}: a block of shape {block.shape} does not fill the region {expected}")
-        if block.size:
-            self._write(rows, cols, block)
+        self.write([(rows, cols, block)])
+
+    def write(self, blocks: Iterable[tuple[slice, slice, Any]]) -> None:
+        """Write several blocks, each given with its rows and columns. They survive a loss of power after `sync`."""
+        cast = [(rows, cols, np.asarray(block).astype(self.dtype, copy=False)) for rows, cols, block in blocks]
+        for rows, cols, block in cast:
+            expected = (rows.stop - rows.start, cols.stop - cols.start)
+            if block.shape != expected:
+                raise ValueError(
+                    f"{self.output.path}: a block of shape {block.shape} does not fill the region {expected}"
+                )
+        if cast := [each for each in cast if each[2].size]:
+            self._write(cast)
 
     @abstractmethod
     def description(self) -> dict[str, Any]:
@@ -171,14 +181,14 @@ class Target(ABC):
     def keep_only(self, done: Collection[tuple[int, int]]) -> None:  # noqa: B027 - formats written in place do nothing
         """Remove all blocks except those in `done`, a collection of (row, column)."""
 
-    def writing(self, rows: slice, cols: slice) -> AbstractContextManager[None]:
-        """Lock a block against other processes until it is written and has its marker."""
+    def writing(self, regions: Collection[Region]) -> AbstractContextManager[None]:
+        """Lock blocks against other processes until they are written and have their markers."""
         return nullcontext()
 
     @abstractmethod
-    def sync(self, rows: slice, cols: slice) -> None:
-        """Return when a written block is on the disk, and survives a loss of power."""
+    def sync(self, regions: Collection[Region]) -> None:
+        """Return when written blocks are on the disk, and survive a loss of power."""
 
     @abstractmethod
-    def _write(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
-        """Write a block that exactly fills the region. It is not empty."""
+    def _write(self, blocks: Sequence[Block]) -> None:
+        """Write blocks that exactly fill their regions. None is empty."""

@@ -17,11 +17,11 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from distmm.errors import InputError
-from distmm.storage.durability import fsync, remove
+from distmm.storage.durability import fsync, published, remove
 from distmm.storage.object_store import ObjectFolder, is_url
 
 __all__ = ["OWNER", "Records", "records"]
@@ -54,20 +54,18 @@ class Disk:
             except OSError as error:
                 yield name, error
 
-    def write(self, path: str, content: bytes, draft: str | None = None) -> None:
-        """Write a record and sync it. On a disk it has the name `draft` until it is complete."""
-        draft = draft or f"{path}.{uuid.uuid4().hex}.draft"
-        try:
-            with open(draft, "wb") as file:
+    def write(self, contents: Mapping[str, bytes], drafts: str | None = None) -> None:
+        """Write and sync records of one folder, by their paths. On a disk, incomplete ones are in the folder `drafts`.
+
+        By default that is the folder of the records.
+        """
+        if not contents:
+            return
+        folder = os.path.dirname(next(iter(contents)))
+        with published(list(contents), drafts or folder, replace=True) as files:
+            for file, content in zip(files, contents.values(), strict=True):
                 file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, path)
-        except BaseException:
-            if os.path.exists(draft):
-                os.unlink(draft)
-            raise
-        fsync(os.path.dirname(path))
+        fsync(folder)
 
     def create(self, path: str, content: bytes) -> None:
         """Write a new record; raise FileExistsError if it exists. Only one of several processes succeeds."""
@@ -175,9 +173,10 @@ class _Objects:
         here = ObjectFolder(folder)
         yield from here.read_all(here.names()).items()
 
-    def write(self, path: str, content: bytes, draft: str | None = None) -> None:
-        folder, name = _split(path)
-        folder.put(name, content)
+    def write(self, contents: Mapping[str, bytes], drafts: str | None = None) -> None:
+        for path, content in contents.items():
+            folder, name = _split(path)
+            folder.put(name, content)
 
     def create(self, path: str, content: bytes) -> None:
         """Write a new record.

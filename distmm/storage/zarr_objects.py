@@ -10,9 +10,10 @@ the tags of its chunks. Before the metadata is put, all chunks are listed and co
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
@@ -25,7 +26,7 @@ from zarr.storage import MemoryStore
 from distmm.errors import InputError
 from distmm.storage.matrix import Matrix
 from distmm.storage.object_store import ObjectFolder, tag_of
-from distmm.storage.output import Output, Target
+from distmm.storage.output import Block, Output, Region, Target
 from distmm.storage.zarr_folder import ZarrMatrix
 from distmm.storage.zarr_target import create_raw
 
@@ -45,8 +46,6 @@ MOST_STRIPES = 4
 
 # Objects of a two-dimensional Zarr array of version 2 or 3, for any naming of chunks.
 ZARR_NAME = re.compile(r"zarr\.json|\.zarray|\.zattrs|(c[./])?\d+[./]\d+")
-
-Block = tuple[int, int]
 
 APPEARED = (
     "{}: was created by another program while the product was computed, and is not replaced: move it away, and resume "
@@ -116,12 +115,12 @@ class ObjectTarget(Target):
         height, width = json.loads(ObjectFolder(output.draft).read("zarr.json"))["attributes"]["distmm_blocks"]
         return cls(output, stored.shape, stored.dtype, stored.chunks, (height, width))
 
-    def _write(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
-        """Put the chunks of a block. Raise FileExistsError if one of them exists."""
+    def _write(self, blocks: Sequence[Block]) -> None:
+        """Put the chunks of blocks. Raise FileExistsError if one of them exists."""
         folder = ObjectFolder(self.output.path)
         little, height = self.dtype.newbyteorder("<"), self.chunks[0]
 
-        def put(name: str, at: int) -> None:
+        def put(name: str, at: int, block: NDArray[Any]) -> None:
             part = block[at : at + height]
             if part.shape != self.chunks:  # a chunk at the edge of the array also has the full shape
                 whole = np.zeros(self.chunks, little)
@@ -129,13 +128,14 @@ class ObjectTarget(Target):
                 part = whole
             folder.create(name, part.astype(little, copy=False).tobytes())
 
-        _together(put, self._inside(rows, cols))
+        inside = (((*chunk, block) for chunk in self._inside(rows, cols)) for rows, cols, block in blocks)
+        _together(put, itertools.chain.from_iterable(inside))
 
     def discard(self, rows: slice, cols: slice) -> None:
         """Remove the chunks of a block."""
         ObjectFolder(self.output.path).remove([name for name, _ in self._inside(rows, cols)])
 
-    def sync(self, rows: slice, cols: slice) -> None:
+    def sync(self, regions: Collection[Region]) -> None:
         """Do nothing: an object is durable when its put has returned."""
 
     def evidence(self, rows: slice, cols: slice) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class ObjectTarget(Target):
         facts = {"shape": list(self.shape), "dtype": self.dtype.name, "chunks": list(self.chunks)}
         return {**facts, "metadata": metadata}
 
-    def missing(self, markers: Mapping[Block, Any] | None = None) -> list[Block]:
+    def missing(self, markers: Mapping[tuple[int, int], Any] | None = None) -> list[tuple[int, int]]:
         """Return the blocks with a chunk that is missing, has a wrong size, or a tag that differs from its marker."""
         objects = ObjectFolder(self.output.path).everything()
         need, missing = self.chunks[0] * self.chunks[1] * self.dtype.itemsize, []
@@ -161,7 +161,7 @@ class ObjectTarget(Target):
                 missing.append((i, j))
         return missing
 
-    def keep_only(self, done: Collection[Block]) -> None:
+    def keep_only(self, done: Collection[tuple[int, int]]) -> None:
         """Remove an array that is replaced, and the chunks of earlier runs, except the blocks in `done`.
 
         Raises
@@ -267,7 +267,7 @@ def _stripe(height: int, row: int) -> int:
     return height // parts
 
 
-def _together(do: Callable[[str, int], Any], chunks: list[tuple[str, int]]) -> list[Any]:
+def _together(do: Callable[..., Any], chunks: Iterable[tuple[Any, ...]]) -> list[Any]:
     """Call `do` for all chunks concurrently. Return, or raise, when all calls have ended."""
     futures = [_pool().submit(do, *chunk) for chunk in chunks]
     wait(futures)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 import zarr
-from numpy.typing import NDArray
 
 from distmm.storage.durability import fsync, published
 from distmm.storage.flat import write_rows
-from distmm.storage.output import Output, Target
+from distmm.storage.output import Block, Output, Region, Target
 from distmm.storage.zarr_folder import ZarrMatrix
 
 __all__ = ["ZarrTarget", "create_raw"]
@@ -67,28 +66,38 @@ class ZarrTarget(Target):
         assert stored.chunks is not None
         return cls(output, stored.shape, stored.dtype, stored.chunks)
 
-    def _write(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
+    def _write(self, blocks: Sequence[Block]) -> None:
         # An uncompressed chunk has its elements in C order. A chunk at the edge also has the full shape. Zarr itself
         # would copy the block, and would not write a chunk of zeros, which would then look like a lost chunk.
         height, width = self.chunks
+        paths = [self._file(rows, cols) for rows, cols, _ in blocks]
+        with published(paths, self.drafts or os.path.dirname(self.output.draft)) as files:
+            for file, (_, _, block) in zip(files, blocks, strict=True):
+                if block.shape != (height, width):
+                    os.ftruncate(file.fileno(), height * width * self.dtype.itemsize)
+                write_rows(file, 0, width, 0, 0, block.astype(self.dtype.newbyteorder("<"), copy=False))
+
+    def _file(self, rows: slice, cols: slice) -> str:
+        """Return the path of the chunk of a block."""
         whole = range(rows.start, rows.stop), range(cols.start, cols.stop)
         if any(
             at.start % edge or (len(at) < edge and at.stop != n) or len(at) > edge
             for at, edge, n in zip(whole, self.chunks, self.shape, strict=True)
         ):
+            height, width = self.chunks
             raise IndexError(f"{self.output.path}: [{rows}, {cols}] is not one of its chunks, {height} x {width}")
-        with published(self._file(rows, cols), self.drafts or os.path.dirname(self.output.draft)) as file:
-            os.ftruncate(file.fileno(), height * width * self.dtype.itemsize)
-            write_rows(file, 0, width, 0, 0, block.astype(self.dtype.newbyteorder("<"), copy=False))
-
-    def _file(self, rows: slice, cols: slice) -> str:
-        """Return the path of the chunk of a block."""
         row, column = rows.start // self.chunks[0], cols.start // self.chunks[1]
         return os.path.join(self.output.draft, "c", str(row), str(column))
 
-    def sync(self, rows: slice, cols: slice) -> None:
-        """Return when the name of a written chunk is on the disk. Its elements and its folder already are."""
-        fsync(os.path.dirname(self._file(rows, cols)))
+    def sync(self, regions: Collection[Region]) -> None:
+        """Return when the names of written chunks are on the disk. Their elements and their folders already are."""
+        folders = {
+            os.path.dirname(self._file(rows, cols))
+            for rows, cols in regions
+            if rows.start < rows.stop and cols.start < cols.stop
+        }
+        for folder in sorted(folders):
+            fsync(folder)
 
     def _make_folders(self) -> None:
         """Create the folders of the chunks, and sync their names.

@@ -153,7 +153,7 @@ def describe(f: Figures) -> str:
     else:
         parts = [units.scaled(f.rate, "FLOP/s")]
         if f.state == "running" and f.done == f.total and f.unwritten:
-            parts.append(f"checking and writing, {f.unwritten} blocks left")
+            parts.append(f"checking and writing, {f.unwritten} tasks left")
         elif f.state == "running" and math.isfinite(f.left):
             parts.append(f"{units.duration(f.left)} left")
         elif f.state != "running":

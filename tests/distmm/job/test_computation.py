@@ -31,10 +31,10 @@ def test_blocks_that_are_written_before_one_that_fails_are_fetched_together_and_
     writer = Writer(unused, CountedRun(), unused, judge)
     computation = Computation(client, spec, plan, writer, unused, unused)
 
-    def record(i: int) -> dict[str, Any]:
+    def record(i: int) -> list[dict[str, Any]]:
         if i == 2:
             raise OSError("the disk is gone")
-        return {"i": i, "j": 0, "inputs": {"A": str(i), "B": "0"}, "residual": i / 8, "written": True}
+        return [{"i": i, "j": 0, "inputs": {"A": str(i), "B": "0"}, "residual": i / 8, "written": True}]
 
     futures = client.map(record, range(4), pure=False)
     until(lambda: all(future.done() for future in futures))

@@ -281,7 +281,7 @@ class TestLock:
 
     def foreign(self, folder: str, number: int = 3, token: str = "x") -> None:
         content = {"host": "far", "pid": 7, "machine": "far away", "born": "1", "token": token}
-        records(folder).write(f"{folder}/lock.{number}", json.dumps(content).encode())
+        records(folder).write({f"{folder}/lock.{number}": json.dumps(content).encode()})
 
     def test_it_is_taken_once_and_given_up(self, folder: str, stored: str) -> None:
         first = Lock.take(folder)

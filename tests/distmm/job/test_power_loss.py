@@ -14,6 +14,7 @@ from distributed import Client, LocalCluster
 
 from distmm import job
 from distmm.errors import InputError
+from distmm.job import wave_graph
 from distmm.storage import open_matrix, output
 from tests.distmm.job.powerless import Disk
 from tests.distmm.storage.samples import save_matrix
@@ -48,18 +49,19 @@ def refusal(call: Callable[[], object]) -> str | None:
 @pytest.mark.minutes
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("out", "before", "options", "atomic"),
+    ("out", "before", "options", "atomic", "shared"),
     [
-        ("C.zarr", False, {}, True),
-        pytest.param("C.npy", False, {}, True, marks=LATER),
-        pytest.param("C.zarr", True, {"overwrite": True}, True, marks=LATER),
-        pytest.param("C.zarr", True, {"beta": 1}, True, marks=LATER),
-        ("C.npy", True, {"beta": 1}, True),
-        pytest.param("C.zarr", True, {"beta": 1}, False, marks=LATER),
+        ("C.zarr", False, {}, True, False),
+        ("C.zarr", False, {}, True, True),
+        pytest.param("C.npy", False, {}, True, True, marks=LATER),
+        pytest.param("C.zarr", True, {"overwrite": True}, True, False, marks=LATER),
+        pytest.param("C.zarr", True, {"beta": 1}, True, True, marks=LATER),
+        ("C.npy", True, {"beta": 1}, True, False),
+        pytest.param("C.zarr", True, {"beta": 1}, False, False, marks=LATER),
     ],
 )
 def test_after_a_loss_of_power_c_is_right_once_it_is_there(
-    out: str, before: bool, options: dict[str, Any], atomic: bool, here: Client, tmp_path: Path,
+    out: str, before: bool, options: dict[str, Any], atomic: bool, shared: bool, here: Client, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     np.save(tmp_path / "A.npy", A)
@@ -69,6 +71,8 @@ def test_after_a_loss_of_power_c_is_right_once_it_is_there(
     path = disk.root / out
     if before:
         save_matrix(path, BEFORE, (4, 4))
+    if shared:
+        monkeypatch.setattr(wave_graph, "TASKS", 1)  # one task writes both blocks
     if not atomic:
         monkeypatch.setattr(output, "exchange", lambda one, other: False)
     expected = A @ B + (BEFORE if "beta" in options else 0)

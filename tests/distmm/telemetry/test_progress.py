@@ -83,7 +83,7 @@ def test_a_log_gets_a_line_now_and_then_with_rate_and_time_left(monkeypatch: pyt
 
 def test_after_the_last_step_the_line_says_what_is_left_to_write() -> None:
     late = figures(80, 12, "running")._replace(unwritten=3)
-    assert describe(late).endswith("FLOP/s, checking and writing, 3 blocks left")
+    assert describe(late).endswith("FLOP/s, checking and writing, 3 tasks left")
     assert "writing" not in describe(late._replace(done=60))
 
 
