@@ -47,9 +47,6 @@ STORES = "store-map-"
 # Functions that cut blocks.
 VIEWS = frozenset({getitem, getter, getter_inline, getter_nofancy, tasks.part})
 
-# Functions of the steps of chains.
-MULTIPLY = frozenset({tasks.multiply, tasks.multiply_and_store})
-
 
 class PlacedTask(Task):
     """A task whose first argument is its `Placement`. It keeps its key through Dask's optimisers."""
@@ -98,11 +95,16 @@ class ProductTask(PlacedTask):
     @property
     def is_first(self) -> bool:
         """Whether it begins a chain: it adds to no earlier sum."""
-        return self.func in MULTIPLY and self.args[2] is None
+        return self._multiplies and self.args[2] is None
+
+    @property
+    def _multiplies(self) -> bool:
+        """Whether it is a step of a chain, and not a sum."""
+        return self.func in (tasks.multiply, tasks.multiply_and_store)
 
     def operands(self) -> tuple[Key, ...]:
         """Key of every block of A and B that it reads; none for a sum of partial blocks."""
-        if self.func not in MULTIPLY:
+        if not self._multiplies:
             return ()
         a_blocks, b_blocks = self.args[3:5]
         return tuple(_keys(a_blocks)) + tuple(_keys(b_blocks))

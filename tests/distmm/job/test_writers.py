@@ -98,7 +98,8 @@ def test_small_blocks_share_their_syncs(out: str, tmp_path: Path, monkeypatch: p
         call = getattr(os, name)
 
         def counted(*arguments: Any, name: str = name, call: Any = call) -> Any:
-            calls[name] += 1
+            # Dask lists the open files of this process.
+            calls[name] += name == "fsync" or str(tmp_path) in str(arguments)
             return call(*arguments)
 
         monkeypatch.setattr(os, name, counted)
