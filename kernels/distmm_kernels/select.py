@@ -52,12 +52,7 @@ def why_not(
 
 
 def select(
-    problem: Problem,
-    device: Device,
-    precision: str = "highest",
-    *,
-    reproducible: bool = False,
-    name: str | None = None,
+    problem: Problem, device: Device, precision: str = "highest", *, reproducible: bool = False, name: str | None = None
 ) -> Kernel:
     """Return the kernel for a problem: by measured rates, the fastest of those that may be used.
 

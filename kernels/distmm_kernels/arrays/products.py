@@ -59,13 +59,7 @@ def result_of(a: Array, b: Array, out: Array | None) -> tuple[tuple[int, ...], n
 
 
 def product(
-    a: Array,
-    b: Array,
-    c: Array | None,
-    out: Array | None,
-    device: Device,
-    options: Options,
-    new: bool = False,
+    a: Array, b: Array, c: Array | None, out: Array | None, device: Device, options: Options, new: bool = False
 ) -> Array:
     """Return ``alpha * a @ b + beta * c`` for NumPy or CuPy arrays, on the device; in ``out``, if there is one.
 
@@ -90,13 +84,7 @@ def product(
 
 
 def of_matrices(
-    a: Array,
-    b: Array,
-    c: Array | None,
-    out: Array | None,
-    dtype: np.dtype[Any],
-    device: Device,
-    options: Options,
+    a: Array, b: Array, c: Array | None, out: Array | None, dtype: np.dtype[Any], device: Device, options: Options
 ) -> Array:
     """Return the product of matrices ``(..., m, k)`` and ``(..., k, n)``, in ``out`` or as a new contiguous array."""
     working = _working(a.dtype, b.dtype)

@@ -40,14 +40,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from distmm_kernels.device_code.copies.halves import (
-    OVERFLOW,
-    RANGE,
-    SPARSE,
-    UNDERFLOW,
-    guards_of_counts,
-    raise_guards,
-)
+from distmm_kernels.device_code.copies.halves import OVERFLOW, RANGE, SPARSE, UNDERFLOW, guards_of_counts, raise_guards
 from distmm_kernels.device_code.copies.split import add_global, warp_sum
 from distmm_kernels.device_code.emit import I32, I64, assembly, cuda, inlined, instruction, intrinsic, types
 from distmm_kernels.emulation.formats import GRANULE

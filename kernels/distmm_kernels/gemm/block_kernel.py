@@ -59,12 +59,7 @@ def stacks(a: Array, b: Array, c: Array | None, d: Array) -> Iterator[list[Array
 
 
 @functools.cache
-def compiled(
-    source: Source,
-    tile: int,
-    dtype: np.dtype[Any],
-    compute_capability: tuple[int, int],
-) -> Any:
+def compiled(source: Source, tile: int, dtype: np.dtype[Any], compute_capability: tuple[int, int]) -> Any:
     """Compile a kernel for one type, once per process and architecture (about a second).
 
     All arguments are stacks of matrices with any strides, so the same machine code serves C and Fortran order,

@@ -21,11 +21,6 @@ class NaiveKernel(BlockKernel):
 
 TABLE = (
     Candidate(
-        NaiveKernel,
-        "one thread per element of C",
-        ALL,
-        "ieee",
-        tile=(TILE, TILE),
-        loads=lambda problem: 2 * problem.k,
+        NaiveKernel, "one thread per element of C", ALL, "ieee", tile=(TILE, TILE), loads=lambda problem: 2 * problem.k
     ),
 )

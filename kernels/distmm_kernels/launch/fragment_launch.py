@@ -30,12 +30,7 @@ class FragmentGemm:
         self._kept = functools.lru_cache(maxsize=1024)(self._launch)
 
     def __call__(
-        self,
-        a: tuple[Stack, ...],
-        b: tuple[Stack, ...],
-        c: Stack | None,
-        d: Stack,
-        scales: Scales = NO_SCALES,
+        self, a: tuple[Stack, ...], b: tuple[Stack, ...], c: Stack | None, d: Stack, scales: Scales = NO_SCALES
     ) -> None:
         """Enqueue ``D = C + scales * (A_high B_high + A_low B_high + A_high B_low)`` on CuPy's current stream.
 
@@ -79,10 +74,7 @@ def _factors(scales: Scales, first: int, d: Stack) -> tuple[Stack | None, Stack 
     if not scales.rows:
         return None, None
     rows, columns = scales.rows + first * scales.row_step, scales.columns + first * scales.column_step
-    return (
-        Stack(rows, d.shape, (scales.row_step, 4, 0), 4),
-        Stack(columns, d.shape, (scales.column_step, 0, 4), 4),
-    )
+    return (Stack(rows, d.shape, (scales.row_step, 4, 0), 4), Stack(columns, d.shape, (scales.column_step, 0, 4), 4))
 
 
 def _part(x: Stack, first: int, count: int) -> Stack:

@@ -5,15 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from distmm_kernels.device_code.copies.split import (
-    bits,
-    magnitude,
-    split_half,
-    split_tf32,
-    store2,
-    store4,
-    store_word,
-)
+from distmm_kernels.device_code.copies.split import bits, magnitude, split_half, split_tf32, store2, store4, store_word
 from distmm_kernels.device_code.emit import inlined, types
 from distmm_kernels.emulation.formats import (
     GRANULE,
