@@ -10,7 +10,7 @@ from numpy.typing import DTypeLike
 from distmm_kernels import select
 from distmm_kernels.config import FLOAT8, Problem
 from distmm_kernels.device import Device, current
-from distmm_kernels.gemm.hopper import HopperFloat8Kernel
+from distmm_kernels.gemm.hopper_float8 import HopperFloat8Kernel
 from distmm_kernels.kernel import Array, Kernel, product_shape
 from distmm_kernels.layout.float8 import native
 from distmm_kernels.tiles.hopper_tiles import STRETCH_OF_FLOAT8 as BLOCK

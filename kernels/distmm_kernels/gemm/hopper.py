@@ -27,12 +27,11 @@ from distmm_kernels.gemm.guarded import WORKSPACE
 from distmm_kernels.gemm.hopper_operands import HopperOperand, HopperPanels, Prepared, joined
 from distmm_kernels.kernel import Array, Last, product_shape
 from distmm_kernels.launch.bounded import Bounded
-from distmm_kernels.launch.hopper_launch import NO_SCALES, Finish, HopperGemm, HopperGemms, Scales
-from distmm_kernels.layout.float8 import native
+from distmm_kernels.launch.hopper_launch import NO_SCALES, Finish, HopperGemm, HopperGemms
 from distmm_kernels.layout.stack import Stack, address, distinct
 from distmm_kernels.layout.vectors import in_vectors, row_pitch
 from distmm_kernels.tiles import hopper_tiles, slices
-from distmm_kernels.tiles.hopper_tiles import ROWS, STRETCH, STRETCH_OF_FLOAT8, WIDEST_OF_TWO
+from distmm_kernels.tiles.hopper_tiles import ROWS, STRETCH, WIDEST_OF_TWO
 
 Stacks: TypeAlias = tuple[tuple[Stack, ...], tuple[Stack, ...]]  # of A and of B: one each, or those of all panels
 
@@ -258,63 +257,6 @@ class HopperKernel(AlignedKernel):
             c = total
 
 
-class HopperFloat8Kernel(HopperKernel):
-    """8-bit floats of either type, accumulated in float32.
-
-    The tensor cores' sums keep 13 bits. Each sum of `STRETCH_OF_FLOAT8` steps of k is added to C by a float32 addition.
-    """
-
-    name = "hopper_float8"
-    takes_float8 = True
-    granule = STRETCH_OF_FLOAT8
-    formats: ClassVar[dict[str, hopper_tiles.OperandFormat]] = {
-        "float8_e4m3fn": "float8_e4m3fn",
-        "float8_e5m2": "float8_e5m2",
-    }
-
-    def _operands(self) -> tuple[str, ...]:
-        return tuple(self.formats.values())
-
-    def _format(self, block: Array, operand: str) -> HopperOperand:
-        return replace(super()._format(block, operand), operand=self.formats[native(block.dtype).name])
-
-    def _converted(self, block: Array) -> Array:
-        return block.view(np.uint8)
-
-    def multiply_scaled(
-        self, a: HopperOperand, b: HopperOperand, rows: Array, columns: Array, dtype: np.dtype[Any]
-    ) -> Array:
-        """Return the product of one matrix each, with factors of rows and columns, once its launch is enqueued.
-
-        Parameters
-        ----------
-        a, b
-            Prepared ``(m, k)`` and ``(k, n)``; no size is 0.
-        rows, columns
-            ``(1, m)`` and ``(1, n)``, or as many rows as there are `STRETCH_OF_FLOAT8` steps in k: the product of these
-            steps has factors of its own.
-        dtype
-            float32, float16 or bfloat16.
-        """
-        self._check(a, "a")
-        self._check(b, "b")
-        with self._on_device():
-            d = self._empty(product_shape(a.shape, b.shape), dtype)
-            to, factors = Stack.for_tensor_map(d), [self._factors_in_memory(x) for x in (rows, columns)]
-            kind = "scaled" if len(rows) == len(columns) == 1 else "scaled_blocks"
-            gemm = self._gemm(a, b, to, dtype, promotes=True, **{kind: True})
-            of_rows, of_columns = ((address(x), x.strides[0] if len(x) > 1 else 0) for x in factors)
-            gemm(a.stacks, b.stacks, None, to, Scales(*of_rows, *of_columns))
-        return d
-
-    def _factors_in_memory(self, factors: Array) -> Array:
-        """Return float32 factors with the words after each row that `Scales` asks for."""
-        stages, count = factors.shape
-        whole = self._module.empty((stages, -(-count // 4) * 4 + 256), np.float32)
-        whole[:, :count] = factors
-        return whole
-
-
 class HopperTf32Kernel(HopperKernel):
     """float32 operands, which the TMA rounds to nearest to 11 significant bits (TF32) as it loads them."""
 
@@ -345,21 +287,11 @@ class HopperBf16Kernel(HopperKernel):
         return block.astype(self.dtype, copy=False).astype(ml_dtypes.bfloat16)
 
 
-_ON_HOPPER = partial(
+ON_HOPPER = partial(
     Candidate, tile=(128, 128), capabilities=HOPPER, unit="tensor", sizes_below=hopper_tiles.COORDINATES
 )
 TABLE = (
-    _ON_HOPPER(
-        HopperFloat8Kernel,
-        "8-bit floats on tensor cores",
-        frozenset(dtype.name for dtype in FLOAT8),
-        "high",
-        prepared=1.0,  # A or B whose k is not contiguous
-        in_place=dict.fromkeys((dtype.name for dtype in FLOAT8), "A"),
-        one_launch=frozenset(dtype.name for dtype in FLOAT8),
-        triangles=frozenset(dtype.name for dtype in FLOAT8),
-    ),
-    _ON_HOPPER(
+    ON_HOPPER(
         HopperBf16Kernel,
         "operands rounded to bfloat16, on tensor cores",
         frozenset({"float32"}),
@@ -368,7 +300,7 @@ TABLE = (
         workspace=slices.WORKSPACE,
         triangles=frozenset({"float32"}),
     ),
-    _ON_HOPPER(
+    ON_HOPPER(
         HopperTf32Kernel,
         "operands rounded to TF32, on tensor cores",
         frozenset({"float32"}),
@@ -377,7 +309,7 @@ TABLE = (
         workspace=slices.WORKSPACE,
         triangles=frozenset({"float32"}),
     ),
-    _ON_HOPPER(
+    ON_HOPPER(
         HopperKernel,
         "tensor cores fed by the tensor memory accelerator",
         frozenset(dtype.name for dtype in NARROW),

@@ -33,20 +33,11 @@ def in_rows(block: Array, device: Device) -> Array:
 def as_real(rows: Array) -> Array:
     """Return complex matrices ``(*batch, m, k)`` with contiguous rows as real ones ``(*batch, m, 2k)``: a view."""
     *others, columns = rows.shape
-    return _view(rows, REALS[rows.dtype.name], (*others, 2 * columns))
-
-
-def as_complex(rows: Array) -> Array:
-    """Return real matrices ``(*batch, m, 2k)`` with contiguous rows as complex ones ``(*batch, m, k)``: a view."""
-    *others, columns = rows.shape
-    return _view(rows, np.dtype(f"complex{16 * rows.itemsize}"), (*others, columns // 2))
-
-
-def _view(rows: Array, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
+    dtype = REALS[rows.dtype.name]
     if isinstance(rows, np.ndarray):
         return rows.view(dtype)
     # CuPy's own view needs contiguous matrices; here only the rows are
-    return type(rows)(shape, dtype, rows.data, (*rows.strides[:-1], dtype.itemsize))
+    return type(rows)((*others, 2 * columns), dtype, rows.data, (*rows.strides[:-1], dtype.itemsize))
 
 
 def doubled(block: Array, device: Device) -> Array:

@@ -9,13 +9,13 @@ import pytest
 
 from distmm_kernels.config import Problem
 from distmm_kernels.emulation.formats import GRANULE, Guard, granules
-from distmm_kernels.layout.real_view import REALS, as_complex, as_real, doubled
+from distmm_kernels.layout.real_view import REALS, as_real, doubled
 from distmm_kernels.reference import products
 from distmm_kernels.reference.products import doubled_twin
 from distmm_kernels.select import select
 from tests.kernels.reference import accuracy, complex_twin, twins
 from tests.kernels.reference import products as reference
-from tests.kernels.reference.matrices import RAGGED_SHAPES, error_bound, on_gpu
+from tests.kernels.reference.matrices import RAGGED_SHAPES, as_complex, error_bound, on_gpu
 from tests.kernels.reference.products import first_difference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]

@@ -20,7 +20,7 @@ PAIRS = pytest.mark.parametrize(("of_a", "of_b"), list(itertools.product(FLOAT8,
 
 @pytest.fixture
 def kernel(hopper):
-    from distmm_kernels.gemm.hopper import HopperFloat8Kernel
+    from distmm_kernels.gemm.hopper_float8 import HopperFloat8Kernel
 
     return HopperFloat8Kernel(Problem(1, 1, 1, FLOAT8[0]), hopper)
 

@@ -13,13 +13,13 @@ from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import GRANULE, Guard
 from distmm_kernels.layout import real_view
-from distmm_kernels.layout.real_view import as_complex, as_real
+from distmm_kernels.layout.real_view import as_real
 from distmm_kernels.reference import products
 from distmm_kernels.reference.matrices import matrix
 from distmm_kernels.reference.products import doubled_twin
 from tests.kernels.reference import accuracy, residue_twin, twins
 from tests.kernels.reference import products as reference
-from tests.kernels.reference.matrices import error_bound
+from tests.kernels.reference.matrices import as_complex, error_bound
 
 SIZES = st.integers(1, 7)
 TYPES = pytest.mark.parametrize("dtype", ["complex64", "complex128"])

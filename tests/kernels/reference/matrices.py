@@ -9,7 +9,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from distmm_kernels.reference.matrices import strided
 
-__all__ = ["RAGGED_SHAPES", "error_bound", "on_gpu"]
+__all__ = ["RAGGED_SHAPES", "as_complex", "error_bound", "on_gpu"]
 
 # (m, k, n) for a tile of 32: empty, one element, one less than a tile, one more, and long and thin in each direction
 RAGGED_SHAPES = (
@@ -26,6 +26,11 @@ RAGGED_SHAPES = (
     (200, 3, 1),
     (65, 129, 97),
 )
+
+
+def as_complex(rows: NDArray[Any]) -> NDArray[Any]:
+    """View real matrices ``(*batch, m, 2k)`` with contiguous rows as complex ones: the inverse of `as_real`."""
+    return rows.view(f"c{2 * rows.itemsize}")
 
 
 def on_gpu(values: NDArray[Any], order: str = "C", dtype: DTypeLike | None = None) -> Any:

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from distmm_kernels.emulation.formats import GRANULE, Guard
 from distmm_kernels.emulation.moduli import LIMIT, MODULI, OFFSET
-from distmm_kernels.layout.real_view import as_complex, as_real
+from distmm_kernels.layout.real_view import as_real
 from distmm_kernels.reference import products
 from distmm_kernels.reference.products import doubled_twin
 from tests.kernels.reference import accuracy, complex_twin, residue_twin
+from tests.kernels.reference.matrices import as_complex
 from tests.tables import later
 
 

@@ -1,9 +1,4 @@
-"""The consumers of the Hopper kernel: two warpgroups multiply pipeline stages with wgmma, and store tiles of D.
-
-A tile of C has separate pipeline stages. wgmma reads A and B, but threads read C. The TMA may overwrite a stage before
-a thread's reads are complete, unless the thread executes a fence, as `read_c` does. Without the fence, one element in
-10,000 was wrong.
-"""
+"""The consumers of the Hopper kernel: two warpgroups multiply pipeline stages with wgmma, and store tiles of D."""
 
 from __future__ import annotations
 
@@ -12,19 +7,12 @@ from typing import Any
 
 from distmm_kernels.device_code.emit import cuda, inlined, types
 from distmm_kernels.device_code.hopper import instructions, wgmma
-from distmm_kernels.device_code.hopper.epilogue import (
-    add_scaled,
-    finish_d,
-    load_factors,
-    not_zero,
-    read_c,
-    residue,
-    scale,
-    store_d,
-)
+from distmm_kernels.device_code.hopper.epilogue import add_scaled, load_factors
+from distmm_kernels.device_code.hopper.finish import finish_of, last_step_of, scales_at, take_c_of
 from distmm_kernels.device_code.hopper.ring import following, locate, slice_of
+from distmm_kernels.device_code.hopper.stores import store_d
 from distmm_kernels.tiles.hopper_places import box_place, mirrored_place, pairs_place
-from distmm_kernels.tiles.hopper_tiles import MOST_C_STAGES, ROWS, SPAN, WARP_ROWS, HopperTile
+from distmm_kernels.tiles.hopper_tiles import ROWS, SPAN, WARP_ROWS, HopperTile
 
 float32, int32, uint32, uint64 = types.float32, types.int32, types.uint32, types.uint64
 
@@ -43,8 +31,8 @@ def multiply_tiles(tile: HopperTile) -> Callable[..., None]:
     d_place, c_place = inlined(box_place(tile.output)), inlined(box_place("float32"))
     clear, image_place = wgmma.clear(accumulators), inlined(mirrored_place(tile.output))
     c0_place = inlined(pairs_place if tile.c0 in ("float16", "bfloat16") else box_place("float32"))
-    finish, last_step, store, own = _finish(tile), _finish_d(tile), store_d(tile), slice_of(tile)
-    scales_at = _scales_at(tile)
+    finish, last_step, store, own = finish_of(tile), last_step_of(tile), store_d(tile), slice_of(tile)
+    factors_of = scales_at(tile)
     deep = _stretches if tile.promotes else _panels_of_integers if tile.panels else _one_product
     deep = _each_stage if tile.float8 else deep
     multiply, find = _three_products(tile) if tile.products == 3 else deep(tile), locate(tile)
@@ -72,7 +60,7 @@ def multiply_tiles(tile: HopperTile) -> Callable[..., None]:
             row, column = uint32(i * rows + warp_row), uint32(j * columns)
             clear(totals)
             _, _, steps = own(z, last)
-            factors_at = scales_at(scales, z, row, column, lane)
+            factors_at = factors_of(scales, z, row, column, lane)
             of_lane = lane, c_at, c_permuted, factors_at
             stage, parity = multiply(acc, totals, ring, stage, parity, steps, half, of_lane, mine, other)
             stage, parity = finish(totals, ring, stage, parity, scales, z, factors_at, c_at, c_permuted, lane)
@@ -103,7 +91,7 @@ def _descriptors(tile: HopperTile) -> Callable[..., Any]:
 def _one_product(tile: HopperTile) -> Callable[..., Any]:
     """Make ``(acc, totals, ring, stage, parity, k, half, of_lane, mine, other)``: add A B to ``acc``.
 
-    ``of_lane`` is the lane, where it reads a box of C, and the address of its first factors (`_scales_at`). ``mine``
+    ``of_lane`` is the lane, where it reads a box of C, and the address of its first factors (`scales_at`). ``mine``
     and ``other`` are the numbers of the warpgroups' turns, for tiles that take turns. Returns the next stage and its
     parity.
 
@@ -150,7 +138,7 @@ def _stretches(tile: HopperTile) -> Callable[..., Any]:
     while the tensor cores multiply. If ``totals`` started from C, the tensor cores would wait for C in each tile.
     """
     multiply, clear, add = _one_product(tile), wgmma.clear(tile.columns // 2), wgmma.add(tile.columns // 2)
-    stretch, adds, take_c, panelled = uint32(tile.stretch), tile.adds, _take_c(tile, added=False), tile.panels
+    stretch, adds, take_c, panelled = uint32(tile.stretch), tile.adds, take_c_of(tile, added=False), tile.panels
 
     def accumulate(acc, totals, ring, stage, parity, last, half, of_lane, mine, other):
         lane, c_at, c_permuted, _ = of_lane
@@ -182,7 +170,7 @@ def _each_stage(tile: HopperTile) -> Callable[..., Any]:
     steps, stage_bytes, below = tile.depth // tile.instruction_depth, uint32(tile.stage_bytes), uint32(tile.depth - 1)
     describe, multiply, after = _descriptors(tile), wgmma.multiply(tile), following(tile)
     step, wait_all, add = wgmma.step(True, tile.instruction_depth), wgmma.wait_for(0), wgmma.add(tile.columns // 2)
-    adds, take_c, panelled = tile.adds_early, _take_c(tile, added=False), tile.panels
+    adds, take_c, panelled = tile.adds_early, take_c_of(tile, added=False), tile.panels
     scaled, shift, count = tile.scaled_blocks, uint32(tile.depth.bit_length() - 1), tile.columns // 4 + 2
     load, scale_and_add = load_factors(tile.columns), add_scaled(tile.columns)
 
@@ -281,106 +269,3 @@ def _three_products(tile: HopperTile) -> Callable[..., Any]:
         return stage, parity
 
     return inlined(accumulate)
-
-
-def _scales_at(tile: HopperTile) -> Callable[..., Any]:
-    """Make ``(scales, z, row, column, lane)``: addresses of a thread's first factors of rows and columns, and steps.
-
-    ``row`` and ``column`` are those of the warp's first element of matrix ``z``. The steps lead to the factors of the
-    next stage, if stages have their own. Then a launch has one matrix.
-    """
-    scaled = tile.scaled or tile.scaled_blocks
-
-    def at(scales, z, row, column, lane):
-        rows, row_step, columns, column_step = scales
-        if scaled:
-            my_row, my_column = uint32(row + lane // uint32(4)), uint32(column + lane % uint32(4) * uint32(2))
-            rows += uint64(z) * row_step + uint64(my_row) * uint64(4)
-            columns += uint64(z) * column_step + uint64(my_column) * uint64(4)
-        return rows, row_step, columns, column_step
-
-    return inlined(at)
-
-
-def _finish(tile: HopperTile) -> Callable[..., Any]:
-    """Make ``(totals, ring, stage, parity, scales, z, at, c_at, c_permuted, lane)``: scale, add C, convert.
-
-    ``at`` is what `_scales_at` returns. C is read from the ring after A and B, so the function
-    returns the next stage and parity.
-    """
-    scaled, add_c = tile.scaled, tile.adds and not tile.adds_early
-    reduced, compared = tile.output == "int8", tile.output == "bool"
-    rescale, reduce, compare = scale(tile.columns), residue(tile.columns), not_zero(tile.columns)
-    take_c = _take_c(tile, added=True)
-
-    def finish(totals, ring, stage, parity, scales, z, at, c_at, c_permuted, lane):
-        if scaled:
-            rescale(totals, at[0], at[2])
-        if add_c:
-            stage, parity = take_c(totals, ring, stage, parity, c_at, c_permuted, lane, ())
-        if reduced:
-            reduce(totals, scales[0] + uint64(z) * scales[1])
-        if compared:
-            compare(totals)
-        return stage, parity
-
-    return inlined(finish)
-
-
-def _finish_d(tile: HopperTile) -> Callable[..., Any]:
-    """Make ``(totals, ring, stage, parity, at, permuted, lane, factors)``: ``alpha * totals + beta * C0``.
-
-    C0 is the last operand in the ring, so the function returns the next stage and parity.
-    """
-    if tile.c0 is not None:
-        return _take(tile, tile.c0_boxes, tile.c0_stage_boxes, lambda first, count: finish_d(first, count, tile.c0))
-    multiplies, multiplied = tile.finishes, finish_d(0, tile.c_boxes, None)
-
-    def finish(totals, ring, stage, parity, at, permuted, lane, factors):
-        if multiplies:
-            multiplied(totals, at, permuted, factors)
-        return stage, parity
-
-    return inlined(finish)
-
-
-def _take_c(tile: HopperTile, added: bool) -> Callable[..., Any]:
-    """Make what `_take` makes, for C, without factors: read a tile of C to accumulators, or add it."""
-    return _take(
-        tile, tile.c_boxes, tile.c_stage_boxes, lambda first, count: read_c(first, count, tile.accumulator, added)
-    )
-
-
-def _take(tile: HopperTile, boxes: int, together: int, reader: Callable[[int, int], Any]) -> Callable[..., Any]:
-    """Make ``(acc, ring, stage, parity, at, permuted, lane, factors)``: read a tile's boxes, several from each stage.
-
-    ``at`` is the thread's address in a box, and ``permuted`` its position in that row. ``reader(first, count)`` makes
-    the function that reads ``count`` boxes, from number ``first`` on. Returns the next stage and parity.
-    """
-    stage_bytes, after = uint32(tile.stage_bytes), following(tile)
-
-    def taker(first):
-        """Make the function that reads the stage with box ``first``. Without such a box, it does nothing."""
-        count = max(0, min(together, boxes - first))
-        read = reader(first, count)
-
-        def take(acc, ring, stage, parity, at, permuted, lane, factors):
-            if count == 0:
-                return stage, parity
-            instructions.wait(ring.full + stage * uint32(8), parity)
-            read(acc, ring.stages + stage * stage_bytes + at, permuted, factors)
-            if lane == uint32(0):
-                instructions.arrive(ring.empty + stage * uint32(8))
-            return after(stage, parity)
-
-        return inlined(take)
-
-    # register numbers are constants, so each stage has a separate function
-    take_0, take_1, take_2 = (taker(number * together) for number in range(MOST_C_STAGES))
-
-    def take_all(acc, ring, stage, parity, at, permuted, lane, factors):
-        stage, parity = take_0(acc, ring, stage, parity, at, permuted, lane, factors)
-        stage, parity = take_1(acc, ring, stage, parity, at, permuted, lane, factors)
-        return take_2(acc, ring, stage, parity, at, permuted, lane, factors)
-
-    return inlined(take_all)
