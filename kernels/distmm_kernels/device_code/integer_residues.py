@@ -11,7 +11,7 @@ from typing import Any
 
 from distmm_kernels.device_code.emit import I32, I64, cuda, inlined, instruction, intrinsic, types
 from distmm_kernels.device_code.reconstruct import byte_of, words_of
-from distmm_kernels.device_code.residues import (
+from distmm_kernels.device_code.residue_tiles import (
     PITCH,
     ROWS_EACH,
     filler,

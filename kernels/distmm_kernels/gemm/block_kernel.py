@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from abc import abstractmethod
-from collections.abc import Callable, Iterator
+import importlib
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,11 +13,11 @@ from distmm_kernels.config import TILE
 from distmm_kernels.kernel import Array
 from distmm_kernels.launch.launches import CudaKernel, matrices
 
-Source = Callable[[np.dtype[Any], int], Callable[..., None]]
-
 
 class BlockKernel(CudaKernel):
     """A Numba kernel ``(a, b, c, d)`` on stacks of matrices in which one thread block owns one tile of C.
+
+    A function of its name, in a file of its name in `distmm_kernels.device_code`, makes it from a type and the tile.
 
     Attributes
     ----------
@@ -27,13 +27,8 @@ class BlockKernel(CudaKernel):
 
     tile: ClassVar[int] = TILE
 
-    @property
-    @abstractmethod
-    def source(self) -> Source:
-        """Makes the kernel's function, in Numba's CUDA Python, from a dtype and the tile."""
-
     def _accumulate(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
-        kernel = compiled(self.source, self.tile, self.dtype, self.device.compute_capability)
+        kernel = compiled(self.name, self.tile, self.dtype, self.device.compute_capability)
         stream = current_stream()
         for stack in stacks(a, b, c, d):
             blocks, threads = grid(stack[3].shape, self.tile)
@@ -59,7 +54,7 @@ def stacks(a: Array, b: Array, c: Array | None, d: Array) -> Iterator[list[Array
 
 
 @functools.cache
-def compiled(source: Source, tile: int, dtype: np.dtype[Any], compute_capability: tuple[int, int]) -> Any:
+def compiled(name: str, tile: int, dtype: np.dtype[Any], compute_capability: tuple[int, int]) -> Any:
     """Compile a kernel for one type, once per process and architecture (about a second).
 
     All arguments are stacks of matrices with any strides, so the same machine code serves C and Fortran order,
@@ -70,8 +65,9 @@ def compiled(source: Source, tile: int, dtype: np.dtype[Any], compute_capability
 
     del compute_capability  # a key of the cache; Numba compiles for the current device
     stack = types.Array(from_dtype(dtype), 3, "A")
+    function = getattr(importlib.import_module(f"distmm_kernels.device_code.{name}"), name)
     # no launch_bounds: they cost 15 % on an H200, and 1024 threads fit without them (tests check that)
-    return cuda.jit(types.void(stack, stack, stack, stack))(source(dtype, tile))
+    return cuda.jit(types.void(stack, stack, stack, stack))(function(dtype, tile))
 
 
 def view(array: Array) -> Any:

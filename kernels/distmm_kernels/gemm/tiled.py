@@ -4,19 +4,13 @@ from __future__ import annotations
 
 from distmm_kernels.candidate import ALL, Candidate
 from distmm_kernels.config import TILE
-from distmm_kernels.gemm.block_kernel import BlockKernel, Source
+from distmm_kernels.gemm.block_kernel import BlockKernel
 
 
 class TiledKernel(BlockKernel):
     """Tiles in shared memory."""
 
     name = "tiled"
-
-    @property
-    def source(self) -> Source:  # noqa: D102 - BlockKernel says what it is
-        from distmm_kernels.device_code.tiled import tiled
-
-        return tiled
 
 
 TABLE = (
