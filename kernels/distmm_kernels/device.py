@@ -97,25 +97,28 @@ class _Search:
 def _found() -> _Search:
     """Search once per process: hardware and CUDA_VISIBLE_DEVICES are fixed when the driver is initialised."""
     try:
-        devices, cuda = _driver_devices()
+        return _Search(_usable_devices(), None)
     except _NoGpuError as error:
         return _Search((), str(error))
+
+
+def _usable_devices() -> tuple[Device, ...]:
+    devices, cuda = _driver_devices()
     oldest = min(devices, key=lambda device: device.compute_capability or (0, 0))
     if cuda < LEAST_DRIVER:
         needed = f"{LEAST_DRIVER // 1000}.{LEAST_DRIVER % 1000 // 10}"
-        return _Search(
-            (),
+        raise _NoGpuError(
             f"GPU found ({oldest.name}), but its driver supports CUDA {cuda // 1000}.{cuda % 1000 // 10}, and the "
-            f"kernels need {needed}: install the NVIDIA driver 550 or a later one",
+            f"kernels need {needed}: install the NVIDIA driver 550 or a later one"
         )
     missing = _missing_library(oldest)
     if missing is not None:
         extra = "cuda13" if cuda >= 13000 and not _needs_cuda_12(oldest) else "cuda12"
-        return _Search((), f"GPU found ({oldest.name}), but {missing}: type pip install '.[{extra}]'")
+        raise _NoGpuError(f"GPU found ({oldest.name}), but {missing}: type pip install '.[{extra}]'")
     # The simulator replaces Numba's CUDA by Python threads. Its kernels do not take CuPy's arrays.
     if _simulated():
-        return _Search((), "Numba's CUDA simulator is on: unset NUMBA_ENABLE_CUDASIM to use the GPU")
-    return _Search(devices, None)
+        raise _NoGpuError("Numba's CUDA simulator is on: unset NUMBA_ENABLE_CUDASIM to use the GPU")
+    return devices
 
 
 class _NoGpuError(Exception):

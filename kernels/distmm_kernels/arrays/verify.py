@@ -113,7 +113,6 @@ class Check:
         product, self._columns = self._times(b, x)
         self._left, self._rows = self._times(a, product)
         self._right, self._norms = self._times(c, x)
-        self._known: tuple[float, str] | None = None
 
     def __bool__(self) -> bool:
         return self.residual <= 1
@@ -124,12 +123,12 @@ class Check:
     @property
     def residual(self) -> float:
         """The largest ratio of an error to its bound."""
-        return self._verdict()[0]
+        return self._verdict[0]
 
     @property
     def message(self) -> str:
         """One sentence that says what was found."""
-        return self._verdict()[1]
+        return self._verdict[1]
 
     def _times(self, matrices: Any, vectors: Any) -> tuple[Any, Any]:
         """Return matrices times vectors, and the squared norms of rows. Batches broadcast."""
@@ -146,12 +145,8 @@ class Check:
         with np.errstate(over="ignore", invalid="ignore"):
             return wide @ vectors, (abs(wide) ** 2).sum(-1)
 
+    @functools.cached_property
     def _verdict(self) -> tuple[float, str]:
-        if self._known is None:
-            self._known = self._judged()
-        return self._known
-
-    def _judged(self) -> tuple[float, str]:
         left, rows, right, norms, columns = map(
             _on_host, (self._left, self._rows, self._right, self._norms, self._columns)
         )

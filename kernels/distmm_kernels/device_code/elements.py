@@ -6,7 +6,7 @@ becomes one instruction of up to 16 bytes, which the compiler may move.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeAlias
 
 from distmm_kernels.device_code.emit import (
@@ -127,6 +127,14 @@ class Registers(_Elements):
         for i, element in enumerate(elements):
             for c, part in enumerate(element):
                 self.builder.store(part, self._pointer(first + i, c))
+
+    def values(self, first: int, count: int = 1) -> list[Any]:
+        """Return ``count`` real elements from the first on."""
+        return [value for (value,) in self.get(first, count)]
+
+    def set_values(self, first: int, values: Iterable[Any]) -> None:
+        """Set real elements from the first on."""
+        self.put(first, [(value,) for value in values])
 
 
 class Shared(_Elements):

@@ -53,13 +53,13 @@ def multiply(operand: Multiplicand) -> Callable[[FragmentTiling, int, int], Call
                 for part in parts:
                     place = tile.pointer(fragment.offset + part * tiling.part_elements(which))
                     words = reads[which](builder, [builder.ptrtoint(place, I32)])
-                    operands.put(first + 4 * ((of_a, of_b)[which] * part + number), [(word,) for word in words])
+                    operands.set_values(first + 4 * ((of_a, of_b)[which] * part + number), words)
 
             def multiplied(product, now, of, c):
                 """Return C plus the products of a part of A and a part of B."""
                 a, b = now + 4 * of_a * of[0], first_b + 4 * of_b * of[1]
                 registers = [*(a + x for x in product.a), *(b + x for x in product.b)]
-                return issue(builder, [*(operands.get(x, 1)[0][0] for x in registers), *c])
+                return issue(builder, [*(operands.values(x)[0] for x in registers), *c])
 
             for k in range(first, last):
                 now, following, step = k % 2 * first_b // 2, (k + 1) % 2 * first_b // 2, (k + 1) % steps
@@ -67,7 +67,7 @@ def multiply(operand: Multiplicand) -> Callable[[FragmentTiling, int, int], Call
                     load(0, i, step, following)
                 for j in range(of_b):
                     products = tiling.products(j) if k >= 0 else ()
-                    old = [[acc.get(x, 1)[0][0] for x in product.c] for product in products]
+                    old = [[acc.values(x)[0] for x in product.c] for product in products]
                     if tiling.halves:
                         new = [[constant(F32, 0)] * 4] * len(products)
                         for of in ((low, high), (high, low), (high, high)):  # the smallest first
@@ -77,7 +77,7 @@ def multiply(operand: Multiplicand) -> Callable[[FragmentTiling, int, int], Call
                         new = [multiplied(p, now, (high, high), c) for p, c in zip(products, old, strict=True)]
                     for product, values in zip(products, new, strict=True):
                         for register, value in zip(product.c, values, strict=True):
-                            acc.put(register, [(value,)])
+                            acc.set_values(register, [value])
                     load(1, j, step, first_b)  # overwrites registers that were just multiplied
 
         return intrinsic(write, (ANY, ANY, ANY, types.int32, ANY, types.int32))

@@ -41,9 +41,9 @@ def multiply(tiling: MmaTiling, first: int, last: int) -> Callable[..., None]:
         def product(i, j):
             for a, b, c in tiling.products(i, j):
                 registers = [*a, *(first_b + register for register in b)]
-                values = [operands.get(x, 1)[0][0] for x in registers] + [acc.get(x, 1)[0][0] for x in c]
+                values = [operands.values(x)[0] for x in registers] + [acc.values(x)[0] for x in c]
                 for register, value in zip(c, issue(builder, values), strict=True):
-                    acc.put(register, [(value,)])
+                    acc.set_values(register, [value])
 
         for k in range(first, last):
             step = (k + 1) % steps  # that is loaded

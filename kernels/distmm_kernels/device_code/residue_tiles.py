@@ -1,7 +1,7 @@
 """What the kernels that split floats and integers into residues have in common: tiles, loads and stores.
 
-A matrix is ``(rows, k)``. A thread block reads `ROWS` rows and `STRETCH` steps of k: along k, four neighbours a lane, or
-along the rows, a row a lane, and then through a tile in shared memory.
+A matrix is ``(rows, k)``. A thread block reads `ROWS` rows and `STRETCH` steps of k: along k, four neighbours a lane,
+or along the rows, a row a lane, and then through a tile in shared memory.
 """
 
 from __future__ import annotations

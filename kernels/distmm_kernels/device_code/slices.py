@@ -113,13 +113,13 @@ def _loads(accumulator: str, width: int, sums: int | None) -> Callable[..., None
             loaded.append(load(builder, [at]))
             at = builder.add(at, step)
         if sums is None:
-            registers.put(0, [(x,) for x in loaded[0]])
+            registers.set_values(0, loaded[0])
             return
         add = builder.add if accumulator == "int32" else builder.fadd
-        values = [x for (x,) in registers.get(0, width)]
+        values = registers.values(0, width)
         for each in loaded:
             values = [add(x, y) for x, y in zip(values, each, strict=True)]
-        registers.put(0, [(x,) for x in values])
+        registers.set_values(0, values)
 
     return intrinsic(write, (ANY, u64, u64))
 
@@ -140,6 +140,6 @@ def _store(accumulator: str, output: str, width: int) -> Callable[..., None]:
     store = assembly(text, [], [I64, *[number] * width], ["l", *[letter] * width])
 
     def write(builder: Any, total: Any, d: Any) -> None:
-        store(builder, [d, *(x for (x,) in Registers(builder, total).get(0, width))])
+        store(builder, [d, *Registers(builder, total).values(0, width)])
 
     return intrinsic(write, (ANY, u64))

@@ -68,10 +68,9 @@ def reduce(count: int) -> Callable[..., None]:
     def write(builder, array, stack, batch, row, column, inside):
         registers = Registers(builder, array)
         modulus = Matrix(builder, stack, (batch, I64(0), I64(0)), None).address()
-        sums = [element for (element,) in registers.get(0, count)]
+        residues = reduced(builder, registers.values(0, count), modulus)
         # the lowest byte of residue + 128, with its highest bit inverted, is that of the residue
-        values = [(builder.xor(value, I32(0x80)),) for value in reduced(builder, sums, modulus)]
-        registers.put(0, values)
+        registers.set_values(0, [builder.xor(value, I32(0x80)) for value in residues])
 
     return intrinsic(write, (ANY, ANY, i64, i64, i64, boolean))
 

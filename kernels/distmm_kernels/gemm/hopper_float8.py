@@ -26,10 +26,7 @@ class HopperFloat8Kernel(HopperKernel):
     name = "hopper_float8"
     takes_float8 = True
     granule = STRETCH_OF_FLOAT8
-    formats: ClassVar[dict[str, OperandFormat]] = {
-        "float8_e4m3fn": "float8_e4m3fn",
-        "float8_e5m2": "float8_e5m2",
-    }
+    formats: ClassVar[dict[str, OperandFormat]] = {"float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2"}
 
     def _operands(self) -> tuple[str, ...]:
         return tuple(self.formats.values())

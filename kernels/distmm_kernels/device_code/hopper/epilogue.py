@@ -21,6 +21,12 @@ together = assembly("bar.warp.sync 0xffffffff;", [], [], [])  # all threads of a
 fence = assembly("fence.proxy.async.shared::cta;", [], [], [])
 
 
+def hand_over(builder: Any) -> None:
+    """Write what orders all accesses of shared memory by the warp before those of the TMA."""
+    fence(builder, [])
+    together(builder, [])
+
+
 def read_c(first: int, boxes: int, accumulator: Output, added: bool) -> Callable[..., None]:
     """Make ``read_c(acc, row, permuted, factors)``: read boxes of 32-bit C, from a tile's ``first`` on.
 
@@ -35,10 +41,9 @@ def read_c(first: int, boxes: int, accumulator: Output, added: bool) -> Callable
         acc, plus = Registers(builder, array), builder.add if accumulator == "int32" else builder.fadd
         for at, quad in quads(builder, first, boxes, row, permuted):
             if added:
-                quad = [plus(x, y) for (x,), y in zip(acc.get(at, 4), quad, strict=True)]
-            acc.put(at, [(element,) for element in quad])
-        fence(builder, [])
-        together(builder, [])
+                quad = [plus(x, y) for x, y in zip(acc.values(at, 4), quad, strict=True)]
+            acc.set_values(at, quad)
+        hand_over(builder)
 
     return intrinsic(write, (ANY, u32, u32, ANY))
 
@@ -58,13 +63,12 @@ def finish_d(first: int, boxes: int, c0: Output | None) -> Callable[..., None]:
         acc = Registers(builder, array)
         alpha, beta = (number(builder, [builder.trunc(builder.extract_value(factors, i), I32)])[0] for i in (0, 1))
         for at, quad in quads(builder, first, boxes, row, permuted):
-            sums = [times(builder, [x, alpha])[0] for (x,) in acc.get(at, 4)]
+            sums = [times(builder, [x, alpha])[0] for x in acc.values(at, 4)]
             if quad:
                 sums = [plus(builder, [x, times(builder, [y, beta])[0]])[0] for x, y in zip(sums, quad, strict=True)]
-            acc.put(at, [(element,) for element in sums])
+            acc.set_values(at, sums)
         if c0:
-            fence(builder, [])
-            together(builder, [])
+            hand_over(builder)
 
     return intrinsic(write, (ANY, u32, u32, types.UniTuple(u64, 2)))
 
@@ -114,7 +118,7 @@ def scale(columns: int) -> Callable[..., None]:
 
     def write(builder, array, row_factors, column_factors):
         acc, factors = Registers(builder, array), read(builder, row_factors, column_factors)
-        acc.put(0, [(x,) for x in _scaled(builder, acc.get(0, columns // 2), factors)])
+        acc.set_values(0, _scaled(builder, acc.values(0, columns // 2), factors))
 
     return intrinsic(write, (ANY, u64, u64))
 
@@ -124,7 +128,7 @@ def load_factors(columns: int) -> Callable[..., None]:
     read = _read_factors(columns)
 
     def write(builder, array, row_factors, column_factors):
-        Registers(builder, array).put(0, [(x,) for x in read(builder, row_factors, column_factors)])
+        Registers(builder, array).set_values(0, read(builder, row_factors, column_factors))
 
     return intrinsic(write, (ANY, u64, u64))
 
@@ -134,9 +138,9 @@ def add_scaled(columns: int) -> Callable[..., None]:
 
     def write(builder, *arrays):
         totals, acc, factors = (Registers(builder, array) for array in arrays)
-        each = _scaled(builder, acc.get(0, columns // 2), [x for (x,) in factors.get(0, columns // 4 + 2)])
-        before = totals.get(0, columns // 2)
-        totals.put(0, [(builder.fadd(x, y),) for (x,), y in zip(before, each, strict=True)])
+        each = _scaled(builder, acc.values(0, columns // 2), factors.values(0, columns // 4 + 2))
+        before = totals.values(0, columns // 2)
+        totals.set_values(0, map(builder.fadd, before, each))
 
     return intrinsic(write, (ANY, ANY, ANY))
 
@@ -155,11 +159,11 @@ def _read_factors(columns: int) -> Callable[[Any, Any, Any], list[Any]]:
     return read
 
 
-def _scaled(builder: Any, elements: Sequence[tuple[Any, ...]], factors: Sequence[Any]) -> list[Any]:
+def _scaled(builder: Any, elements: Sequence[Any], factors: Sequence[Any]) -> list[Any]:
     """Return a thread's accumulators times the factors of their rows, then of their columns."""
     return [
         builder.fmul(builder.fmul(x, factors[i % 4 // 2]), factors[2 + i // 4 * 2 + i % 2])
-        for i, (x,) in enumerate(elements)
+        for i, x in enumerate(elements)
     ]
 
 
@@ -171,8 +175,7 @@ def residue(columns: int) -> Callable[..., None]:
 
     def write(builder, array, address):
         acc = Registers(builder, array)
-        sums = [element for (element,) in acc.get(0, columns // 2)]
-        acc.put(0, [(value,) for value in reduced(builder, sums, address)])
+        acc.set_values(0, reduced(builder, acc.values(0, columns // 2), address))
 
     return intrinsic(write, (ANY, u64))
 
@@ -183,7 +186,7 @@ def not_zero(columns: int) -> Callable[[Any], None]:
 
     def write(builder, array):
         acc = Registers(builder, array)
-        for i, (element,) in enumerate(acc.get(0, columns // 2)):
-            acc.put(i, [(truth(builder, [element])[0],)])
+        for i, element in enumerate(acc.values(0, columns // 2)):
+            acc.set_values(i, truth(builder, [element]))
 
     return intrinsic(write, (ANY,))

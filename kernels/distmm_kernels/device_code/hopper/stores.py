@@ -7,7 +7,7 @@ from typing import Any
 
 from distmm_kernels.device_code.elements import Registers
 from distmm_kernels.device_code.emit import ANY, F32, I32, I64, assembly, intrinsic, types
-from distmm_kernels.device_code.hopper.epilogue import fence, quads_of, together
+from distmm_kernels.device_code.hopper.epilogue import fence, hand_over, quads_of, together
 from distmm_kernels.tiles.hopper_tiles import SPAN, WARP_ROWS, HopperTile, Output
 
 i32, u32, u64 = types.int32, types.uint32, types.uint64
@@ -55,8 +55,7 @@ def store_d(tile: HopperTile) -> Callable[..., None]:
             free(builder, [lane])
             together(builder, [])
             put(builder, acc, box, tile.output, builder.add(buffer, row), permuted)
-            fence(builder, [])
-            together(builder, [])
+            hand_over(builder)
             send(builder, [lane, tensor_map, buffer, column, y, z, inside])
 
     return intrinsic(write, (ANY, u32, u32, u32, u32, u64, i32, i32, i32, i32, types.UniTuple(u32, 4)))
@@ -99,14 +98,14 @@ def _mirror(tile: HopperTile, free: Callable[..., Any], send: Callable[..., Any]
             my_row = builder.add(y, builder.lshr(lane, I32(2)))
             my_column = builder.add(column, builder.mul(builder.and_(lane, I32(3)), I32(2)))
             for at_quad, quad in quads_of("float32")(builder, 0, 1, of, permuted):
-                own = [element for (element,) in acc.get(16 * box + at_quad, 4)]
+                own = acc.values(16 * box + at_quad, 4)
                 columns = [builder.add(my_column, I32(2 * at_quad + i)) for i in (0, 1)]
                 rows = my_row, builder.add(my_row, I32(8))
                 chosen = [
                     builder.select(builder.icmp_signed(">", columns[i % 2], rows[i // 2]), quad[i], own[i])
                     for i in range(4)
                 ]
-                acc.put(16 * box + at_quad, [(element,) for element in chosen])
+                acc.set_values(16 * box + at_quad, chosen)
 
     return write
 
@@ -118,7 +117,7 @@ def _put_mirrored_words(
     number, letter = (F32, "f") if output == "float32" else (I32, "r")
     put = assembly("st.shared.b32 [$0], $1;", [], [I32, number], ["r", letter])
     for j in range(4):
-        for i, (element,) in enumerate(acc.get(4 * (4 * box + j), 4)):
+        for i, element in enumerate(acc.values(4 * (4 * box + j), 4)):
             lower, second = divmod(i, 2)
             rows = j // 2 * 2 * warp_bytes + (j % 2 * 8 + second) * SPAN
             place = builder.add(to, builder.xor(swizzled, I32(16 * second + 32 * lower)))
@@ -139,7 +138,7 @@ def _narrowed(builder: Any, acc: Registers, first: int, output: Output) -> list[
     """Return eight accumulators as four pairs of 16-bit numbers."""
     name = "bf16" if output == "bfloat16" else "f16"
     narrow = assembly(f"cvt.rn.{name}x2.f32 $0, $2, $1;", [I32], [F32, F32], ["=r", "f", "f"], pure=True)
-    part = [element for (element,) in acc.get(first, 8)]
+    part = acc.values(first, 8)
     return [narrow(builder, part[i : i + 2])[0] for i in range(0, 8, 2)]
 
 
@@ -148,7 +147,7 @@ def _put_words(builder: Any, acc: Registers, box: int, output: Output, row: Any,
     number, letter = (F32, "f") if output == "float32" else (I32, "r")
     put = assembly("st.shared.v2.b32 [$0], {$1, $2};", [], [I32, number, number], ["r", letter, letter])
     for j in range(4):
-        quad = [element for (element,) in acc.get(4 * (4 * box + j), 4)]
+        quad = acc.values(4 * (4 * box + j), 4)
         place = builder.add(row, builder.xor(permuted, I32(32 * j)))
         put(builder, [place, *quad[:2]])
         put(builder, [builder.add(place, I32(8 * SPAN)), *quad[2:]])
@@ -167,7 +166,7 @@ def _put_bytes(builder: Any, acc: Registers, box: int, output: Output, row: Any,
     put = assembly("{ .reg .b16 pair; cvt.u16.u32 pair, $1; st.shared.b16 [$0], pair; }", [], [I32] * 2, ["r", "r"])
     last_bytes = assembly("prmt.b32 $0, $1, $2, 0x0040;", [I32], [I32] * 2, ["=r", "r", "r"], pure=True)
     for j in range(16):
-        quad = [element for (element,) in acc.get(4 * (16 * box + j), 4)]
+        quad = acc.values(4 * (16 * box + j), 4)
         place = builder.add(builder.add(row, builder.xor(permuted, I32(16 * (j // 2)))), I32(8 * (j % 2)))
         for upper, (first, second) in enumerate((quad[:2], quad[2:])):
             if output == "int8":

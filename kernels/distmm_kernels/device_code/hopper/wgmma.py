@@ -80,8 +80,7 @@ def multiply(tile: HopperTile) -> Callable[..., None]:
 
     def write(builder, array, a, b, add):
         acc = Registers(builder, array)
-        before = [element for (element,) in acc.get(0, count)]
-        acc.put(0, [(element,) for element in emit(builder, [a, b, add, *before])])
+        acc.set_values(0, emit(builder, [a, b, add, *acc.values(0, count)]))
 
     return intrinsic(write, (ANY, u64, u64, i32))
 
@@ -101,7 +100,6 @@ def add(count: int) -> Callable[[Any, Any], None]:
 
     def write(builder, *arrays):
         totals, acc = (Registers(builder, array) for array in arrays)
-        sums = [(builder.fadd(x, y),) for (x,), (y,) in zip(totals.get(0, count), acc.get(0, count), strict=True)]
-        totals.put(0, sums)
+        totals.set_values(0, map(builder.fadd, totals.values(0, count), acc.values(0, count)))
 
     return intrinsic(write, (ANY, ANY))
