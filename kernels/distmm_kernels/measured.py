@@ -10,10 +10,12 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from datetime import date
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from distmm_kernels.candidate import Candidate
 from distmm_kernels.candidates import CANDIDATES
@@ -135,24 +137,29 @@ _of_this_process: dict[Path, Measurement] = {}
 
 def _rate(candidate: Candidate, cube: Problem, device: Device) -> float:
     """Return the operations per second of one kernel, the preparation of both operands included."""
-    import cupy
-
     kernel = candidate.kernel(cube, device)
     a, b = (_operand(cube, seed) for seed in (1, 2))
+
+    def multiply(_: int) -> None:
+        kernel.multiply(kernel.prepare_a(a, wait=False), kernel.prepare_b(b, wait=False), None, wait=False)
+
+    multiply(0)  # the first product compiles and loads the kernel
+    once = event_seconds(multiply, range(1))
+    products = min(MOST_PRODUCTS, math.ceil(SECONDS / once))
+    return cube.operations / (once if once > SECONDS else event_seconds(multiply, range(products)))
+
+
+def event_seconds(call: Callable[[int], Any], numbers: Collection[int]) -> float:
+    """Return the seconds of one call, from two CUDA events around the calls with these numbers."""
+    import cupy
+
     start, stop = cupy.cuda.Event(), cupy.cuda.Event()
-
-    def seconds(products: int) -> float:
-        start.record()
-        for _ in range(products):
-            kernel.multiply(kernel.prepare_a(a, wait=False), kernel.prepare_b(b, wait=False), None, wait=False)
-        stop.record()
-        stop.synchronize()
-        return float(cupy.cuda.get_elapsed_time(start, stop)) / 1e3 / products
-
-    seconds(1)  # the first product compiles and loads the kernel
-    once = seconds(1)
-    least = once if once > SECONDS else seconds(min(MOST_PRODUCTS, math.ceil(SECONDS / once)))
-    return cube.operations / least
+    start.record()
+    for number in numbers:
+        call(number)
+    stop.record()
+    stop.synchronize()
+    return float(cupy.cuda.get_elapsed_time(start, stop)) / 1e3 / len(numbers)
 
 
 def _operand(cube: Problem, seed: int):  # type: ignore[no-untyped-def]  # CuPy ships no types

@@ -36,6 +36,7 @@ from distmm_kernels.bench.results import Results, Run
 from distmm_kernels.bench.timing import rotation
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
+from distmm_kernels.measured import event_seconds
 from distmm_kernels.rates import rate
 from distmm_kernels.reference import products
 from distmm_kernels.select import CANDIDATES, select, why_not
@@ -238,16 +239,8 @@ def turn(call: Callable[[int], Any], seconds: float) -> tuple[float, float]:
 
 def seconds_of(call: Callable[[int], Any], number: int) -> float:
     """Return rough seconds of one product, from which `turn` computes the number of products in a turn."""
-    import cupy
-
-    start, stop = cupy.cuda.Event(), cupy.cuda.Event()
     call(0)
-    start.record()
-    for i in range(number):
-        call(i)
-    stop.record()
-    stop.synchronize()
-    return max(1e-6, float(cupy.cuda.get_elapsed_time(start, stop)) / 1e3 / number)
+    return max(1e-6, event_seconds(call, range(number)))
 
 
 def normal(shape: tuple[int, int], dtype: np.dtype[Any], seed: int) -> Any:

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from distmm_kernels.measured import event_seconds
+
 # A call slower than this many seconds (plain Python, NumPy's integers) has no repetition and no warm-up.
 BUDGET = 2.0
 
@@ -28,16 +30,10 @@ def wall_seconds(call: Callable[[], Result], repeat: int) -> tuple[Result, float
 
 def cuda_seconds(call: Callable[[int], Any], repeat: int) -> float:
     """Return the median seconds between two CUDA events around ``call(i)`` on the current stream, after a warm-up."""
-    import cupy
-
-    start, stop, numbers = cupy.cuda.Event(), cupy.cuda.Event(), itertools.count()
+    numbers = itertools.count()
 
     def once() -> float:
-        start.record()
-        call(next(numbers))
-        stop.record()
-        stop.synchronize()
-        return float(cupy.cuda.get_elapsed_time(start, stop)) / 1e3
+        return event_seconds(call, [next(numbers)])
 
     return _median(once(), once, repeat)
 

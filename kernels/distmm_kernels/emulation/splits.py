@@ -192,9 +192,9 @@ class Splitter:
         """Choose the kernels and the layout of the parts; None if the stack must be copied first."""
         batch, rows, k = source.shape
         form, empty = self.form, 0 in source.shape
-        copy, recipes = choose(source, form)
+        copy = choose(source, form)
         by_rows = empty or copy.name == "split_rows"
-        if not (empty or recipes):
+        if not (empty or copy.recipes):
             return None
         at = Layout.of(form, batch, rows, k, by_rows)
         numbers = (
@@ -209,7 +209,7 @@ class Splitter:
         else:
             block_rows, block_k = copy.block
             grid = -(-rows // block_rows) * -(-k // block_k), 1
-        launches = tuple((loaded(recipe, self.device), grid) for recipe in recipes)
+        launches = tuple((loaded(recipe, self.device), grid) for recipe in copy.recipes)
         return Plan(at, launches, numbers, (at.scales, 0 if by_rows else at.end - at.scales))
 
 

@@ -41,15 +41,15 @@ def in_vectors(rows: Array, device: Device) -> Array:
     whole = type(rows)((*others, m, row_pitch(length, itemsize)), rows.dtype)  # NumPy's or CuPy's, not initialised
     filled = _up(length * itemsize, VECTOR_BYTES)  # bytes
     if rows.size:
-        copy, recipes = choose(Stack.of(rows))
-        if not recipes:
+        copy = choose(Stack.of(rows))
+        if not copy.recipes:
             whole[..., :length], whole[..., length : filled // itemsize] = rows, 0
-        for source, _, _, target in launch.matrices(rows, rows, None, whole) if recipes else ():
+        for source, _, _, target in launch.matrices(rows, rows, None, whole) if copy.recipes else ():
             if copy.name == "realign":
-                _realign(recipes[0], Stack.of(source), Stack.of(target), filled, device)
+                _realign(copy.recipes[0], Stack.of(source), Stack.of(target), filled, device)
             else:
                 given = Stack.of(source).at(0), Stack.of(target).at(0)
-                _transposition(copy, recipes[0], *given, filled, device)(stack.address(source), stack.address(target))
+                _transposition(copy, *given, filled, device)(stack.address(source), stack.address(target))
     made = whole if whole.shape[-1] == length else whole[..., :length]
     return made if made.shape == shape else np.broadcast_to(made, shape)  # NumPy dispatches CuPy's arrays to CuPy
 
@@ -65,9 +65,7 @@ def row_pitch(columns: int, itemsize: int) -> int:
 
 
 @functools.lru_cache(maxsize=1024)
-def _transposition(
-    copy: Copy, recipe: Recipe, source: Stack, target: Stack, filled: int, device: Device
-) -> launch.Launch:
+def _transposition(copy: Copy, source: Stack, target: Stack, filled: int, device: Device) -> launch.Launch:
     """Return the launch that transposes columns into rows. It writes the first ``filled`` bytes of each row."""
     (matrices, m, n), (step, _, pitch), itemsize = source[1:]
     if copy.name == "transpose_words":
@@ -77,7 +75,7 @@ def _transposition(
         target = target._replace(shape=(matrices, m, filled // itemsize))
     down, across = copy.block
     blocks = -(-source.rows // down) * -(-target.columns // across), matrices
-    return launch.Launch(recipe, device, blocks, (source, target))
+    return launch.Launch(copy.recipes[0], device, blocks, (source, target))
 
 
 def _realign(recipe: Recipe, source: Stack, target: Stack, filled: int, device: Device) -> None:
