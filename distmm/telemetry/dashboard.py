@@ -65,8 +65,9 @@ def _page(names: Sequence[str], scheduler: Scheduler, extra: dict[str, Any], doc
         if whole:
             table.text = dashboard_text.products(records, record.product, asked, now) if record else ""
             head.text = dashboard_text.head(record, now)
-        for pane in panes.values():
-            pane.update(record, now)
+        if record is not None:
+            for pane in panes.values():
+                pane.update(record, now)
 
     grid = [panes["blocks"].root, key] if "blocks" in panes else []
     others = [pane.root for name, pane in panes.items() if name != "blocks"]

@@ -33,8 +33,8 @@ class Pane:
 
     root: Any
 
-    def update(self, record: Record | None, now: float) -> None:
-        """Show `record` at the time `now` (seconds since the epoch); None: there is no product yet."""
+    def update(self, record: Record, now: float) -> None:
+        """Show `record` at the time `now` (seconds since the epoch)."""
         raise NotImplementedError
 
 
@@ -131,10 +131,8 @@ class Bars(Drawing):
         )  # fmt: skip
         self.root.add_tools(HoverTool(renderers=[bars], tooltips=[("worker", "@name"), ("", "@text")]))
 
-    def update(self, record: Record | None, now: float) -> None:
+    def update(self, record: Record, now: float) -> None:
         """Redraw the bars."""
-        if record is None:
-            return
         q, seconds = self.quantity, record.end(now) - record.submitted
         lanes = {name: record.lanes[name] for name in sorted(record.lanes, key=units.natural)}
         bar, mark = (np.array([float(of(lane, record, seconds)) for lane in lanes.values()]) for of in (q.bar, q.mark))
@@ -173,10 +171,8 @@ class Curves(Drawing):
         lines = self.root.multi_line(xs="x", ys="y", source=self.source, line_color="color", line_width=1.8)
         self.root.add_tools(HoverTool(renderers=[lines], tooltips=[("", "@name")]))
 
-    def update(self, record: Record | None, now: float) -> None:
+    def update(self, record: Record, now: float) -> None:
         """Redraw the curves every `CURVE_SECONDS`; the curves of an ended product do not change."""
-        if record is None:
-            return
         state = record.product, record.submitted, record.over and record.end(now)
         if state == self.drawn[0] and now - self.drawn[1] < CURVE_SECONDS:
             return

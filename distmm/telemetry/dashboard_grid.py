@@ -110,10 +110,8 @@ class Blocks(Pane):
             )
         )
 
-    def update(self, record: Record | None, now: float) -> None:
+    def update(self, record: Record, now: float) -> None:
         """Redraw the cells."""
-        if record is None:
-            return
         layout = Layout.of(record)
         matrix, place = np.divmod(np.arange(record.chains), record.rows * record.columns)
         tile = matrix // layout.together
