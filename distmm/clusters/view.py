@@ -27,7 +27,7 @@ from distmm.errors import InputError
 from distmm.scheduler.plugin import CHANGES_TOPIC, PlacementPlugin
 from distmm.telemetry.faults import tolerated
 from distmm.telemetry.scheduler import Telemetry
-from distmm.transfer import client_array, loan_readers, process_memory, serialization
+from distmm.transfer import lending, loan_readers, process_memory, serialization
 from distmm.worker.plugin import DevicePlugin
 
 __all__ = ["Question", "ask", "forget", "hosts_of", "on_scheduler"]
@@ -120,7 +120,7 @@ def _asked(client: Client, view: _View, question: Question | None) -> dict[str, 
         now = time.monotonic()
         view.hosts, view.since = hosts, now
         view.reads = {address: read for address, read in {**view.reads, **reads}.items() if address in hosts}
-        client_array.note_reach(client, bool(view.reads) and all(view.reads.values()))
+        lending.note_reach(client, bool(view.reads) and all(view.reads.values()))
         if question is not None:
             view.answers[question] = now, changes, answers
     return answers  # type: ignore[no-any-return]
@@ -180,7 +180,7 @@ class _Changed:
         view.of_scheduler.clear()
         if event[1] == "workers":
             view.hosts = None
-            client_array.forget_reach(client)
+            lending.forget_reach(client)
 
 
 async def _answer(

@@ -4,7 +4,8 @@ On a local cluster, an operand of `distmm.matmul` in memory is not sent through 
 from the client's memory, on the host or on a GPU. README.md describes the modules.
 """
 
-from distmm.transfer.client_array import ClientArray, has_gaps, share
+from distmm.transfer.client_array import ClientArray
+from distmm.transfer.lending import has_gaps, share
 from distmm.transfer.shared_memory import drop_freed, empty
 
 __all__ = ["ClientArray", "drop_freed", "empty", "has_gaps", "share"]

@@ -6,30 +6,21 @@ and both kinds of memory.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import socket
-import weakref
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from distributed import Client
 
-from distmm.all_workers import everywhere
 from distmm.errors import InputError
 from distmm.transfer import gpu_allocations, loans, process_memory, shared_memory
 from distmm.transfer.write_lease import Lease
 
-__all__ = ["ClientArray", "has_gaps", "share"]
-
-logger = logging.getLogger(__name__)
-
-# Arrays of fewer bytes are sent with lazy graphs: the end of a loan costs more messages.
-SMALLEST = 1 << 20
+__all__ = ["MOST_PITCH", "ClientArray"]
 
 MOST_PITCH = 2**31 - 1  # bytes from row to row that cudaMemcpy2D accepts
 
@@ -263,48 +254,6 @@ def _received(*fields: Any) -> ClientArray:
     return replace(array, loan=loan)
 
 
-def share(array: Any, client: Client, name: str | None = None, writable: bool = False) -> ClientArray | None:
-    """Describe an array of this process so that the workers of a cluster on this machine can use it.
-
-    Parameters
-    ----------
-    array : numpy.ndarray or cupy.ndarray of at least two dimensions
-        Copied only if neither of its last two dimensions is contiguous, or if its GPU memory cannot be lent. Work that
-        the current stream has for it is waited for.
-    client : distributed.Client
-        Client of the cluster.
-    name : str, optional
-        The array is kept alive under this name as long as the result, or a task that has received it, may read it
-        (`distmm.transfer.loans`). By default the caller keeps it alive.
-    writable : bool
-        Whether workers will write to it. Such an array is never copied.
-
-    Returns
-    -------
-    ClientArray or None
-        None for a small array with a name, for foreign byte order, and if a worker cannot reach this process's memory:
-        on another machine, as another user, or because the system forbids it. With `writable`, also None for an array
-        with gaps between elements in host memory, and on a system without ``memfd_create``, which a `Lease` needs.
-        In GPU memory, such an array is not written to itself: `loan` has another array, to copy from afterwards.
-    """
-    if (name and array.nbytes < SMALLEST) or array.ndim < 2 or not array.dtype.isnative or not _within_reach(client):
-        return None
-    if writable and not hasattr(os, "memfd_create"):
-        return None
-    if gpu_allocations.is_on_gpu(array):
-        return ClientArray.of(_lendable(array, writable), name or "") if _gpu_within_reach(client, array) else None
-    if has_gaps(array):
-        if writable:
-            return None
-        array = np.ascontiguousarray(array)
-    return ClientArray.of(array, name or "")
-
-
-def has_gaps(array: np.ndarray) -> bool:
-    """Whether neither of the last two dimensions is contiguous, so that the array cannot be read by rows."""
-    return all(s != array.itemsize and n > 1 for s, n in zip(array.strides[-2:], array.shape[-2:], strict=True))
-
-
 @lru_cache(maxsize=64)
 def _check_reach(pid: int, proof: tuple[int, bytes]) -> None:
     """Raise `InputError` unless this process reads `proof` in the memory of `pid`; errors are not cached."""
@@ -315,61 +264,3 @@ def _check_reach(pid: int, proof: tuple[int, bytes]) -> None:
             "that process has ended. Call distmm again: with the present workers the array is sent through the "
             "scheduler. Or write it to a file that all workers read, such as a Zarr folder"
         )
-
-
-def _lendable(array: Any, writable: bool) -> Any:
-    """Return a CuPy array when the work on it is done. Memory that workers cannot copy by rows is replaced by other."""
-    import cupy
-
-    with array.device:
-        cupy.cuda.get_current_stream().synchronize()
-        pitch = array.strides[-1] if array.strides[-2] == array.itemsize else array.strides[-2]
-        by_rows = not has_gaps(array) and 0 < pitch <= MOST_PITCH
-        if by_rows and gpu_allocations.behind(array) is not None:
-            return array
-        other = gpu_allocations.plain(array.shape, array.dtype)
-        if not writable:
-            other[...] = array
-        cupy.cuda.get_current_stream().synchronize()
-        return other
-
-
-# Whether all workers reach this process's memory, and that of each of its GPUs, until `forget_reach`.
-_tried: weakref.WeakKeyDictionary[Client, dict[int | None, bool]] = weakref.WeakKeyDictionary()
-
-
-def note_reach(client: Client, reached: bool) -> None:
-    """Note whether all workers reach this process's memory, until `forget_reach`."""
-    _tried.setdefault(client, {})[None] = reached
-
-
-def forget_reach(client: Client) -> None:
-    """Note that there may be other workers."""
-    _tried.pop(client, None)
-
-
-def _within_reach(client: Client) -> bool:
-    """Whether every worker reaches this process's memory. The workers are asked if it has not been noted."""
-    reached = _tried.get(client, {}).get(None)
-    if reached is None and process_memory.allow():
-        secret = process_memory.secret()
-        answers = everywhere(client, process_memory.can_read, os.getpid(), secret.ctypes.data, secret.tobytes())
-        reached = bool(answers) and all(answers.values())
-    return bool(reached)
-
-
-def _gpu_within_reach(client: Client, array: Any) -> bool:
-    """Whether the GPU of every worker reaches the memory of a CuPy array's GPU. The first answer is kept and logged."""
-    known, device = _tried.setdefault(client, {}), array.device.id
-    if device not in known:
-        allocation, *proof = gpu_allocations.secret(device)
-        answers = {} if allocation is None else everywhere(client, gpu_allocations.can_map, allocation, *proof)
-        known[device] = bool(answers) and all(answers.values())
-        if not known[device]:
-            logger.warning(
-                "workers do not reach this process's memory on GPU %d: its arrays go through the scheduler, which is "
-                "slower. Reasons may be MIG, a worker without a GPU, GPUs without peer access, another user or host, "
-                "or a container with an IPC namespace of its own",
-                device,
-            )
-    return known[device]

@@ -19,7 +19,7 @@ from distmm.errors import InputError
 from tests import forked
 from tests.until import until
 
-EDGE = 400  # of float64 matrices: more bytes than `client_array.SMALLEST`
+EDGE = 400  # of float64 matrices: more bytes than `lending.SMALLEST`
 
 
 def environment(**more: str) -> dict[str, str]:

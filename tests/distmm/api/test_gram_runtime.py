@@ -17,7 +17,7 @@ from distmm.planning.grid import Grid
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.telemetry import client as telemetry
 from distmm.telemetry.scheduler import Telemetry
-from distmm.transfer import client_array, process_memory
+from distmm.transfer import lending, process_memory
 from distmm.worker.tasks import Epilogue, KernelChoice
 from tests.bench.experiment.moved_bytes import moved_bytes
 from tests.distmm.api.symmetric import mirrored, sample, truth
@@ -144,7 +144,7 @@ def test_waves_fill_both_triangles(client: Client, waves: str, dtype: str, tmp_p
 
 def test_waves_come_to_a_client_that_workers_do_not_reach(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_memory, "allow", lambda: False)
-    monkeypatch.delitem(client_array._tried, client, raising=False)
+    monkeypatch.delitem(lending._tried, client, raising=False)
     a, out = sample((500, 200)), np.zeros((500, 500))
     distmm.gram(a, plan="g2x2x1 b128x100x128 p1 w2 l2", out=out, client=client)
     np.testing.assert_allclose(out, truth(a), atol=1e-9)

@@ -14,7 +14,7 @@ from distributed import Client, Scheduler, futures_of
 
 import distmm
 from distmm.errors import InputError
-from distmm.transfer import client_array, process_memory
+from distmm.transfer import lending, process_memory
 from tests.until import until
 
 
@@ -43,7 +43,7 @@ def test_blocks_come_to_the_client_where_workers_do_not_reach_it(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process_memory, "allow", lambda: False)
-    monkeypatch.delitem(client_array._tried, client, raising=False)
+    monkeypatch.delitem(lending._tried, client, raising=False)
     a, b = operands()
     out = np.zeros((500, 400))
     distmm.matmul(a, b, out=out, client=client, blocks=(128, 100, 150))

@@ -25,7 +25,7 @@ import distmm
 from distmm.errors import DoesNotFitError, InputError
 from tests.tables import later
 
-EDGE = 400  # of float64 matrices: more bytes than `client_array.SMALLEST`
+EDGE = 400  # of float64 matrices: more bytes than `lending.SMALLEST`
 
 
 def matrix(edge: int = EDGE) -> np.ndarray:

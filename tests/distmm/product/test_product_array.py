@@ -16,10 +16,10 @@ from distributed import Client, get_client
 
 import distmm
 from distmm.product.product_array import ProductArray
-from distmm.transfer import client_array
+from distmm.transfer import lending
 from tests.tables import later
 
-N = 400  # float64 matrices of this size have more bytes than `client_array.SMALLEST`
+N = 400  # float64 matrices of this size have more bytes than `lending.SMALLEST`
 
 
 @pytest.fixture(autouse=True)
@@ -145,7 +145,7 @@ def test_other_schedulers_compute_it() -> None:
 def test_where_workers_do_not_reach_this_process_dask_computes_it(
     by_dask: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(client_array, "_within_reach", lambda client: False)
+    monkeypatch.setattr(lending, "_within_reach", lambda client: False)
     C = distmm.matmul(A, B)
     np.testing.assert_array_equal(C.compute(), A @ B)
     np.testing.assert_array_equal(C.persist().compute(), A @ B)

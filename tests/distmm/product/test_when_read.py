@@ -19,9 +19,9 @@ from distmm.errors import InputError
 from distmm.product.choices import Choices
 from distmm.product.operand import wrap
 from distmm.product.product import Gemm
-from distmm.transfer import client_array
+from distmm.transfer import lending
 
-SMALL, LARGE = 40, 400  # edges of float64 matrices: the second one has more bytes than `client_array.SMALLEST`
+SMALL, LARGE = 40, 400  # edges of float64 matrices: the second one has more bytes than `lending.SMALLEST`
 
 Compute = Callable[[Any], np.ndarray]
 
@@ -34,7 +34,7 @@ def compute(request: pytest.FixtureRequest, client: Client, monkeypatch: pytest.
             yield lambda make: make(None).compute
         return
     if request.param == "cluster out of reach":
-        monkeypatch.setattr(client_array, "_within_reach", lambda client: False)
+        monkeypatch.setattr(lending, "_within_reach", lambda client: False)
     with client.as_current():
         yield lambda make: make(client).compute
 

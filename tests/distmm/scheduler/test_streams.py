@@ -18,7 +18,7 @@ import distmm
 from distmm import DoesNotFitError
 from distmm.clusters import view
 from distmm.planning.plan import Plan
-from distmm.transfer import client_array
+from distmm.transfer import lending
 from tests.distmm.scheduler import lockstep
 from tests.distmm.scheduler.streamed import BLOCK, EDGE, TEXT, M, N, enough, left, operands
 from tests.tables import later
@@ -105,8 +105,8 @@ def test_a_c_that_does_not_fit_is_computed_into_the_memory_of_this_process(
     client: Client, memory: Callable[[int], None], monkeypatch: pytest.MonkeyPatch, reach: bool
 ) -> None:
     a, b = operands()
-    monkeypatch.setattr(client_array, "SMALLEST", 0)
-    monkeypatch.setattr(client_array, "_within_reach", lambda client: reach)
+    monkeypatch.setattr(lending, "SMALLEST", 0)
+    monkeypatch.setattr(lending, "_within_reach", lambda client: reach)
     memory(enough())
     C = distmm.matmul(a, b, plan=TEXT)
     np.testing.assert_array_equal(C.compute(), a @ b)

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 import distmm
 from distmm import transfer
 from distmm.errors import InputError
-from distmm.transfer import ClientArray, client_array, loans, process_memory, shared_memory
+from distmm.transfer import ClientArray, lending, loans, process_memory, shared_memory
 from tests.distmm.scheduler.known import known
 from tests.tables import number_of
 from tests.until import until
@@ -334,7 +334,7 @@ def test_small_byte_swapped_and_one_dimensional_arrays_travel_with_the_graph(cli
 
 def test_an_array_out_of_reach_travels_with_the_graph(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_memory, "allow", lambda: False)
-    monkeypatch.delitem(client_array._tried, client, raising=False)
+    monkeypatch.delitem(lending._tried, client, raising=False)
     a = np.random.default_rng(4).standard_normal((400, 400))
     assert transfer.share(a, client) is None
     with client.as_current():

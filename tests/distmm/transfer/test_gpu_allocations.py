@@ -117,10 +117,10 @@ def lend(kind: str, ready: Any, done: Any) -> None:
 
     if kind == "async":
         cupy.cuda.set_allocator(cupy.cuda.MemoryAsyncPool().malloc)
-    from distmm.transfer import client_array
+    from distmm.transfer import lending
 
     array = cupy.arange(800 * 700, dtype="f4").reshape(800, 700)
-    lent = {name: client_array._lendable(view(array), False) for name, view in VIEWS.items()}
+    lent = {name: lending._lendable(view(array), False) for name, view in VIEWS.items()}
     ready.put({name: pickle.dumps(ClientArray.of(x, name)) for name, x in lent.items()})
     done.get(timeout=100)
 
