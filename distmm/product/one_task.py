@@ -28,24 +28,27 @@ from distmm.worker.client_output import ClientOutput
 if TYPE_CHECKING:
     from distmm.product.product import Gemm
 
-__all__ = ["block", "graph"]
+__all__ = ["block", "graph", "may_be_a_call"]
 
 
 def block(product: Gemm, plan: Plan) -> Any:
     """Return the only block of a product of NumPy arrays, which this process computes at once.
 
-    None if the plan has several tasks, for other operands, and if Dask's tasks run elsewhere or are observed.
+    None if it `may_be_a_call` for no scheduler, and if Dask's tasks run elsewhere or are observed.
     """
-    here = all(isinstance(x.source, np.ndarray) and x.file is None for x in product.operands)
-    if not (here and _is_one_task(product, plan) and plan.cluster.device == "cpu") or any(product.vectors):
-        return None
-    if Callback.active or not tasks_run_here():
+    if Callback.active or not (may_be_a_call(product, plan) and tasks_run_here()):
         return None
     symmetry, choice = product.symmetry, product_graph.kernel_choice(plan)
     a, c0 = _elements(product.a), None if product.c is None else _elements(product.c)
     b = _elements(product.b) if symmetry is None else a
     epilogue = product.epilogue(product.dtype, "numpy", symmetry)
     return tasks.multiply(None, choice, None, [a], [b], epilogue, c0, symmetry)
+
+
+def may_be_a_call(product: Gemm, plan: Plan) -> bool:
+    """Whether the plan has one task, for the CPU, and the operands are NumPy arrays and no vectors."""
+    here = all(isinstance(x.source, np.ndarray) and x.file is None for x in product.operands)
+    return here and _is_one_task(product, plan) and plan.cluster.device == "cpu" and not any(product.vectors)
 
 
 def _elements(operand: Operand) -> np.ndarray:

@@ -204,7 +204,8 @@ class Gemm:
         device = here[0] if here else None
         at_once = partial(one_task.block, self, plan)
         if choices.client is None or any(self.vectors):
-            return ProductArray.of(array, None, at_once, package, device)
+            own = package or one_task.may_be_a_call(self, plan)
+            return ProductArray.of(array, None, at_once, package, device) if own else array
         annotations = dask.get_annotations()  # those of the call hold for the graph that `compute` makes
 
         def fill(out: Any, client: Client) -> bool:

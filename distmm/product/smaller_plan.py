@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from distmm import units
-from distmm.errors import DeviceMemoryError
+from distmm.errors import DeviceMemoryError, DistmmError
 from distmm.planning.plan import Plan
 
 __all__ = ["SHARES", "memory_full", "smaller_plan"]
@@ -23,9 +23,12 @@ SHARES = (0.7, 0.4)
 logger = logging.getLogger(__name__)
 
 
-def memory_full(error: MemoryError) -> DeviceMemoryError:
-    """Return the error of a task that found no memory. NumPy, and Dask when it receives blocks, raise other types."""
-    if isinstance(error, DeviceMemoryError):
+def memory_full(error: MemoryError) -> DistmmError:
+    """Return the error of a task that found no memory. NumPy, and Dask when it receives blocks, raise other types.
+
+    The error of a product that was refused (`DoesNotFitError`) stays: no task of it has run.
+    """
+    if isinstance(error, DistmmError):
         return error
     return DeviceMemoryError(f"the memory of a worker is full: {str(error) or type(error).__name__}")
 

@@ -92,7 +92,7 @@ def test_without_a_cluster_there_is_no_smaller_plan(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("distmm.product.sinks.store", full)
     a, b = operands()
     with pytest.raises(MemoryError, match="of this process"):
-        distmm.matmul(a, b, out=np.zeros((120, 120), "f4"))
+        distmm.matmul(a, b, out=np.zeros((120, 120), "f4"), blocks=(60, 60, 60))
 
 
 def take_all_but(nbytes: int, dask_worker: Worker) -> None:

@@ -67,7 +67,7 @@ def test_a_data_array_of_xarray_becomes_a_dask_array() -> None:
         for data in (A, da.from_array(A, chunks=2)):
             left, right = xarray.DataArray(data, dims=("x", "y")), xarray.DataArray(data, dims=("y", "x"))
             product = distmm.matmul(left, right.T, precision="ieee")  # NumPy's product: "x" and "y" are not matched
-            assert type(product) is da.Array
+            assert isinstance(product, da.Array)
             np.testing.assert_array_equal(product.compute(), A @ A.T)
 
 

@@ -329,7 +329,7 @@ def test_blocks_are_stored_into_an_array_of_the_client(client: Client) -> None:
     "array", [np.zeros((10, 10)), np.zeros((400, 400), ">f8"), np.zeros(200_000)], ids=["small", "swapped", "vector"]
 )
 def test_small_byte_swapped_and_one_dimensional_arrays_travel_with_the_graph(client: Client, array: np.ndarray) -> None:
-    assert transfer.share(array, client) is None
+    assert transfer.share(array, client, "lent") is None
 
 
 def test_an_array_out_of_reach_travels_with_the_graph(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
