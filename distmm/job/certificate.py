@@ -37,8 +37,7 @@ WHAT_OF_REDUCED = (
 
 
 def certificate(
-    manifest: Json, blocks: Iterable[Json], tolerance: Tolerance | None, rejected: int, seconds: float,
-    sample: Verdict | None = None,
+    manifest: Json, blocks: Iterable[Json], tolerance: Tolerance | None, seconds: float, sample: Verdict | None
 ) -> Json:  # fmt: skip
     """Compose the certificate of a complete C.
 
@@ -49,11 +48,9 @@ def certificate(
         The markers.
     tolerance : Tolerance or None
         None if blocks were not checked.
-    rejected : int
-        Number of blocks that were computed again, over all runs.
     seconds : float
         Duration of the last run.
-    sample : Verdict, optional
+    sample : Verdict or None
         The verdict on the rows of a reduced product that were computed again.
 
     Returns
@@ -64,13 +61,8 @@ def certificate(
     residuals = [block["residual"] for block in blocks if block.get("residual") is not None]
     bound = None
     if tolerance is not None:
-        bound = {
-            "formula": "integers agree to the bit"
-            if tolerance.exact
-            else FORMULA,
-            "SIGMAS": SIGMAS, "k": tolerance.k, "u": tolerance.u, "u_in": tolerance.u_in, "u_out": tolerance.u_out,
-            "eta": tolerance.eta,
-        }  # fmt: skip
+        facts = {name: getattr(tolerance, name) for name in ("k", "u", "u_in", "u_out", "eta")}
+        bound = {"formula": "integers agree to the bit" if tolerance.exact else FORMULA, "SIGMAS": SIGMAS, **facts}
     return {
         "format": FORMAT,
         "job": manifest["id"],
@@ -81,7 +73,7 @@ def certificate(
         "bound": bound,
         "largest_residual": max(residuals, default=None),
         "judged": dict(Counter(block.get("how", "not judged") for block in blocks)),
-        "rejected": rejected,
+        "rejected": manifest["rejected"],
         "retired": manifest.get("retired", []),
         "seconds": seconds,
         **({} if sample is None else {"sample": {"outcome": sample.outcome, "message": sample.message}}),

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import Literal
 
@@ -106,19 +107,9 @@ class Seen:
                 )
 
 
-@dataclass(frozen=True)
-class _ReadAgain:
-    """Reads blocks of an operand, and returns their folded checksum. Runs on workers."""
-
-    operand: Operand
-    order: Order
-
-    def __call__(self, regions: list[Region]) -> str:
-        total = None
-        for rows, columns in regions:
-            total = fold(total, [checksum_of_input(self.operand.region(rows, columns), *self.order)])
-        assert total is not None
-        return f"{total[0]:016x}"
+def _read_again(operand: Operand, order: Order, regions: list[Region]) -> str:
+    """Read blocks of an operand, and return their folded checksum. Runs on workers."""
+    return folded([f"{checksum_of_input(operand.region(*region), *order):016x}" for region in regions])
 
 
 @dataclass(frozen=True)
@@ -207,7 +198,7 @@ class Inputs:
 
     def _sums(self, name: str, regions: list[list[Region]]) -> list[str]:
         """Read regions of an operand again, and return the folded checksum of each list of regions."""
-        task = _ReadAgain(self.spec.operands[name], orders(self.spec, self.device)[name])
+        task = partial(_read_again, self.spec.operands[name], orders(self.spec, self.device)[name])
         found: list[str] = self.client.gather(self.client.map(task, regions, pure=False, batch_size=1000))
         return found
 

@@ -74,22 +74,18 @@ class Status:
             ("blocks", f"{self.done} of {self.total} ({100 * self.done / max(1, self.total):.0f} %)"),
             ("runs", f"{self.runs}, {self.rejected} blocks computed again"),
         ]
-        if self.seconds_left is not None:
-            rows.append(("left", f"about {units.duration(self.seconds_left)}"))
-        if self.certificate is not None:
-            rows.append(("certificate", self.certificate))
-        if self.report is not None:
-            rows.append(("report", self.report))
-        match self.state:
-            case "stopped" | "failed":
-                rows += [("error", self.error)] if self.error is not None else []
-                rows += [("ended", units.date(self.ended))] if self.ended is not None else []
-                rows += [("continue with", self.continue_with)] if self.continue_with is not None else []
-            case "changed":
-                rows.append(("check with", f"distmm verify {shlex.quote(self.path)}"))
-            case "missing":
-                rows.append(("compute again with", f"distmm multiply ... -o {shlex.quote(self.path)}"))
-        return rows
+        path, left = shlex.quote(self.path), self.seconds_left
+        more = {
+            "left": None if left is None else f"about {units.duration(left)}",
+            "certificate": self.certificate,
+            "report": self.report,
+            "error": self.error,
+            "ended": None if self.ended is None else units.date(self.ended),
+            "continue with": self.continue_with,
+            "check with": f"distmm verify {path}" if self.state == "changed" else None,
+            "compute again with": f"distmm multiply ... -o {path}" if self.state == "missing" else None,
+        }
+        return rows + [(label, value) for label, value in more.items() if value is not None]
 
 
 def status(out: str | os.PathLike[str]) -> Status:

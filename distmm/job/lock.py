@@ -66,6 +66,14 @@ class LockHolder:
     age: float
     stale: bool
 
+    def refuse(self, folder: str) -> None:
+        """Raise `InputError` if another job works in this folder."""
+        if not self.stale:
+            raise InputError(
+                f"{folder}: another job works on this output: process {self.pid} on {self.host}, last seen "
+                f"{self.age:.0f} s ago; wait for it, or stop it (a dead job is ignored after {STALE_SECONDS:.0f} s)"
+            )
+
 
 def holder(folder: str) -> LockHolder | None:
     """Return the owner of a job's lock. None if there is no lock."""
@@ -117,12 +125,8 @@ class Lock:
         InputError
             If another job has it.
         """
-        found = holder(folder)
-        if found is not None and not found.stale:
-            raise InputError(
-                f"{folder}: another job works on this output: process {found.pid} on {found.host}, last seen "
-                f"{found.age:.0f} s ago; wait for it, or stop it (a dead job is ignored after {STALE_SECONDS:.0f} s)"
-            )
+        if (found := holder(folder)) is not None:
+            found.refuse(folder)
         number, token, store = 0 if found is None else found.number + 1, uuid.uuid4().hex, records(folder)
         content = {
             "host": socket.gethostname(), "pid": os.getpid(), "machine": machine(), "born": start_time(os.getpid()),
@@ -180,11 +184,8 @@ class Lock:
         self._released.set()
         self._beat.join()
         self.held.discard(self.token)
-        path, store, owner = (
-            _path(self.folder, self.number),
-            records(self.folder),
-            os.path.join(self.folder, self.token),
-        )
+        path, owner = _path(self.folder, self.number), os.path.join(self.folder, self.token)
+        store = records(self.folder)
         # If another job has taken over, the folder does not exist. If the disk is lost or read-only, another call has
         # already raised an error. A leftover lock file is stale, because its token is no longer in `held`.
         with suppress(OSError):

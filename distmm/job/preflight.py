@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterator
+from typing import Any
 
 from distmm.clusters.hardware import Hardware
 from distmm.errors import InputError
 from distmm.job.commit import complete_result
 from distmm.job.folder import Folder
-from distmm.job.lock import STALE_SECONDS, holder
+from distmm.job.lock import holder
 from distmm.job.manifest import refuse_changes
 from distmm.job.planning import request
 from distmm.job.records import read_manifest
 from distmm.job.spec import Check, Spec
-from distmm.planning.precision import Precision
 from distmm.product.request import plan_for
 from distmm.product.verification import check_possible
 from distmm.storage import check_output
-from distmm.storage.output import Output
+from distmm.storage.output import Output, check_folder
 
 __all__ = ["preflight"]
 
@@ -29,16 +28,13 @@ def preflight(
     b: str,
     out: str,
     *,
-    transa: bool = False,
-    transb: bool = False,
-    precision: Precision = "highest",
-    kernel: str | None = None,
     blocks: tuple[int, int, int] | None = None,
     plan: str | None = None,
     overwrite: bool = False,
     check: Check = "freivalds",
     machines: Hardware | None = None,
     run_seconds: float | None = None,
+    **how: Any,
 ) -> Iterator[str]:
     """Check a call of `distmm.multiply` before the job is submitted. Nothing is written.
 
@@ -46,12 +42,14 @@ def preflight(
 
     Parameters
     ----------
-    a, b, out, transa, transb, precision, kernel, blocks, plan, overwrite, check
+    a, b, out, blocks, plan, overwrite, check
         As in `distmm.multiply`. Paths must be valid on this machine, too.
     machines : Hardware, optional
         The workers that will be requested. Without them the fit in memory is not checked.
     run_seconds : float, optional
         Seconds after which a run is stopped.
+    **how
+        transa, transb, precision and kernel, as in `distmm.multiply`.
 
     Yields
     ------
@@ -72,7 +70,7 @@ def preflight(
         _refuse_folder(folder)
     if "://" in a or "://" in b:
         return
-    spec = Spec.of(a, b, None, transa=transa, transb=transb, precision=precision, kernel=kernel, check=check)
+    spec = Spec.of(a, b, None, check=check, **how)
     if folder is not None:
         spec.refuse(out, overwrite)
     check_possible(check, spec.problem)
@@ -98,17 +96,8 @@ def preflight(
 
 def _refuse_folder(folder: Folder) -> None:
     """Refuse an output if its folder is missing or read-only, or if another process works on it."""
-    parent = os.path.dirname(folder.target)
-    if not os.path.isdir(parent):
-        raise InputError(
-            f"{folder.target}: there is no folder {parent}; make it first (mkdir -p {shlex.quote(parent)})"
-        )
-    for path in (parent, folder.path):
-        if os.path.isdir(path) and not os.access(path, os.W_OK | os.X_OK):
-            raise InputError(f"{folder.target}: the folder {path} is read-only for you; choose another place")
-    owner = holder(folder.path) if os.path.isdir(folder.path) else None
-    if owner is not None and not owner.stale:
-        raise InputError(
-            f"{folder.path}: another job works on this output: process {owner.pid} on {owner.host}; wait for it, or "
-            f"stop it (a dead job is ignored after {STALE_SECONDS:.0f} s)"
-        )
+    check_folder(folder.target, os.path.dirname(folder.target))
+    if os.path.isdir(folder.path):
+        check_folder(folder.target, folder.path)
+        if (owner := holder(folder.path)) is not None:
+            owner.refuse(folder.path)

@@ -152,8 +152,7 @@ class Run:
             except InputError as error:
                 raise self._explained(error) from error
             self.manifest["runs"][-1]["ended"] = time.time()
-            rejected = self.manifest["rejected"]
-            content = certificate(self.manifest, markers, self._tolerance, rejected, made.seconds, sample)
+            content = certificate(self.manifest, markers, self._tolerance, made.seconds, sample)
             self.spec.refuse(job.out, job.replaces)  # other files may have been created in the meantime
             finish(self.folder, content, self.lock)
             return Summary.of(self.folder, content, self.plan, made)

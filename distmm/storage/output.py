@@ -20,7 +20,7 @@ from distmm.errors import InputError
 from distmm.storage.durability import exchange, fsync, remove
 from distmm.storage.matrix import normalise
 
-__all__ = ["Block", "Output", "Region", "Target"]
+__all__ = ["Block", "Output", "Region", "Target", "check_folder"]
 
 Region = tuple[slice, slice]  # rows and columns
 Block = tuple[slice, slice, NDArray[Any]]
@@ -57,10 +57,7 @@ class Output:
         folder = os.path.dirname(path)
         if os.path.lexists(path) and not overwrite:
             raise InputError(f"{path}: exists; give another name, or --overwrite (overwrite=True) to replace it")
-        if not os.path.isdir(folder):
-            raise InputError(f"{path}: there is no folder {folder}; make it first (mkdir -p {shlex.quote(folder)})")
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise InputError(f"{path}: the folder {folder} is read-only for you; choose another one")
+        check_folder(path, folder)
         free = shutil.disk_usage(folder).free
         if nbytes > free:
             raise InputError(
@@ -117,6 +114,14 @@ class Output:
         """Remove the draft, if there is one."""
         if os.path.lexists(self.draft):
             remove(self.draft)
+
+
+def check_folder(path: str, folder: str) -> None:
+    """Raise `InputError` if the folder that an output is written to is missing or read-only."""
+    if not os.path.isdir(folder):
+        raise InputError(f"{path}: there is no folder {folder}; make it first (mkdir -p {shlex.quote(folder)})")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"{path}: the folder {folder} is read-only for you; choose another one")
 
 
 @dataclass(frozen=True)
