@@ -173,15 +173,15 @@ def _shared(content: bytes) -> Writer:
 
 
 @contextmanager
-def _beside_products(writer: Writer) -> Iterator[None]:
+def _beside_products(writer: Writer, blocks: int) -> Iterator[None]:
     """Let products continue while blocks are checked and written.
 
     A GPU worker writes at most as many blocks concurrently as it has slots. If the disk is slower than the GPU,
     products wait, and host memory has no more blocks than planned. On CPU workers the plan counts all finished blocks
-    of a wave, but each write takes a thread.
+    of a wave, but each write takes a thread, and an open file for each of the task's `blocks`.
     """
     cluster = writer.judge.plan.cluster
-    with slot_released("write", WRITERS if cluster.device == "cpu" else cluster.threads):
+    with slot_released("write", max(1, WRITERS // blocks) if cluster.device == "cpu" else cluster.threads):
         yield
 
 
@@ -190,7 +190,7 @@ def write(where: Placement, writer: Writer, row: RowOfA, blocks: Sequence[Sequen
 
     `blocks` has the column of each block, the block, and what `Judge.judged` also takes.
     """
-    with _beside_products(writer):
+    with _beside_products(writer, len(blocks)):
         made_blocks.report(writer.run.id)
         return writer.write(
             {(where.i, j): writer.judge.judged(replace(where, j=j), block, row, *about) for j, block, *about in blocks}
@@ -200,7 +200,7 @@ def write(where: Placement, writer: Writer, row: RowOfA, blocks: Sequence[Sequen
 def reduce(where: Placement, writer: Writer, row: RowOfA, blocks: Sequence[Sequence[Any]]) -> Kept:
     """Check and reduce a block: the task of a block of a C that is reduced. Runs on workers."""
     ((_, block, *about),) = blocks
-    with _beside_products(writer):
+    with _beside_products(writer, 1):
         return writer.judge.judged(where, block, row, *about)
 
 

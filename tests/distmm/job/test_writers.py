@@ -7,7 +7,9 @@ import os
 import threading
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ import pytest
 from distributed import Client, LocalCluster, Worker, WorkerPlugin
 from distributed.metrics import context_meter
 
+import distmm
 from distmm import job
 from distmm.all_workers import workers_of
 from distmm.checking.checksum import checksum
@@ -78,6 +81,17 @@ def test_a_disk_that_hangs_makes_products_wait(client: Client, tmp_path: Path) -
     finally:
         client.unregister_worker_plugin(HungDisk.name)
     np.testing.assert_array_equal(open_matrix(tmp_path / "C.zarr")[...], a @ b.T)
+
+
+def test_a_task_that_writes_several_blocks_counts_as_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    monkeypatch.setattr(writer, "slot_released", lambda kind, most: asked.append(most) or nullcontext())
+    plan = distmm.plan(np.ones((4, 4)), np.ones((4, 4)), blocks=(1, 4, 1))
+    one: Any = SimpleNamespace(judge=SimpleNamespace(plan=plan))
+    for blocks in (1, 8, 100):
+        with writer._beside_products(one, blocks):
+            pass
+    assert asked == [32, 4, 1]
 
 
 def test_tasks_that_leave_their_slot_leave_no_callbacks_to_those_after_them(client: Client) -> None:
