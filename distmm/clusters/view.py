@@ -180,6 +180,7 @@ class _Changed:
         view.of_scheduler.clear()
         if event[1] == "workers":
             view.hosts = None
+            view.answers.clear()
             lending.forget_reach(client)
 
 

@@ -30,11 +30,14 @@ if TYPE_CHECKING:
 
 __all__ = ["block", "graph", "may_be_a_call"]
 
+# Most seconds that the plan expects: after Ctrl-C the call waits for its task, which uses memory of this process.
+MOST_SECONDS = 1.0
+
 
 def block(product: Gemm, plan: Plan) -> Any:
     """Return the only block of a product of NumPy arrays, which this process computes at once.
 
-    None if it `may_be_a_call` for no scheduler, and if Dask's tasks run elsewhere or are observed.
+    None if no such product `may_be_a_call`, and if Dask's tasks run elsewhere or are observed.
     """
     if Callback.active or not (may_be_a_call(product, plan) and tasks_run_here()):
         return None
@@ -89,6 +92,7 @@ def graph(product: Gemm, plan: Plan, client: Client) -> Callable[[ClientOutput],
 
 
 def _is_one_task(product: Gemm, plan: Plan) -> bool:
-    """Whether one task computes a product, and a C that is added needs no broadcast."""
+    """Whether one short task computes a product, and a C that is added needs no broadcast."""
     product.check_added()
-    return plan.schedule.tasks == 1 and (product.c is None or product.c.shape == product.problem.shape)
+    whole = product.c is None or product.c.shape == product.problem.shape
+    return whole and plan.schedule.tasks == 1 and plan.cost.seconds <= MOST_SECONDS

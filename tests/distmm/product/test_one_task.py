@@ -12,10 +12,11 @@ import dask.array as da
 import numpy as np
 import pytest
 from dask.callbacks import Callback
-from distributed import Client, core
+from distributed import Client, LocalCluster, core
 
 import distmm
 from distmm.clusters import view
+from tests.until import until
 
 N = 48
 
@@ -203,3 +204,37 @@ def annotated() -> Iterator[None]:
 def test_restrictions_that_no_worker_meets_are_an_error(client: Client) -> None:
     with pytest.raises(Exception, match="nobody"):
         distmm.matmul(A, B, out=np.empty((N, N)), client=client)
+
+
+def test_old_answers_are_those_of_the_present_workers() -> None:
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster, set_as_default=False) as there,
+    ):
+        assert distmm.plan(A, B, client=there).cluster.workers == 1
+        cluster.scale(2)
+        there.wait_for_workers(2)
+        until(lambda: len(view.hosts_of(there)) == 2)
+        assert distmm.plan(A, B, client=there).cluster.workers == 2
+
+
+class _ByRegions:
+    """An object without chunks that takes one range of a step of 1 for each dimension."""
+
+    shape, dtype, ndim = (N, N), np.dtype("f8"), 2
+
+    def __init__(self) -> None:
+        self.elements = np.empty(self.shape)
+
+    def __setitem__(self, index: tuple[slice, ...], block: np.ndarray) -> None:
+        assert [type(part) for part in index] == [slice, slice]
+        self.elements[index] = block
+
+    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
+        return self.elements[index]
+
+
+def test_an_array_like_object_gets_its_region() -> None:
+    out = _ByRegions()
+    assert distmm.matmul(A, B, out=out) is out
+    np.testing.assert_array_equal(out.elements, A @ B)
