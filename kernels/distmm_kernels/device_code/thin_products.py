@@ -11,10 +11,10 @@ from typing import Any
 from distmm_kernels.device_code.copies.split import number
 from distmm_kernels.device_code.emit import cuda, inlined, instruction, types
 from distmm_kernels.launch.compiler import Source
+from distmm_kernels.reductions.thin_products import LANES, ROWS, WARPS
 
 f32, f64, i32, u32, u64 = types.float32, types.float64, types.int32, types.uint32, types.uint64
 
-ROWS, WARPS, LANES = 4, 4, 32  # rows of a warp, warps of a block
 VECTORS = 2
 
 _load = instruction("ld.global.nc.L1::no_allocate.v4.u32 {$0, $1, $2, $3}, [$4];", (u64,), (u32,) * 4, pure=True)

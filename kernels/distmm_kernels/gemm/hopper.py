@@ -19,9 +19,6 @@ import numpy as np
 from distmm_kernels.candidate import HOPPER, Candidate
 from distmm_kernels.config import FLOAT8, NARROW, Problem
 from distmm_kernels.device import Device
-from distmm_kernels.emulation.formats import TF32
-from distmm_kernels.emulation.launches import as_stack
-from distmm_kernels.emulation.splits import splitter
 from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.gemm.guarded import WORKSPACE
 from distmm_kernels.gemm.hopper_operands import HopperOperand, HopperPanels, Prepared, joined
@@ -257,58 +254,10 @@ class HopperKernel(AlignedKernel):
             c = total
 
 
-class HopperTf32Kernel(HopperKernel):
-    """float32 operands, which the TMA rounds to nearest to 11 significant bits (TF32) as it loads them."""
-
-    name = "hopper_tf32"
-    formats: ClassVar[dict[str, hopper_tiles.OperandFormat]] = {"float32": "tfloat32"}
-
-    def __init__(self, problem: Problem, device: Device) -> None:
-        super().__init__(problem, device)
-        self._split = splitter(TF32, device)
-
-    def _format(self, block: Array, operand: str) -> HopperOperand:
-        # rows of A, columns of B
-        own = distinct(block)
-        rows = self._converted(own if operand == "A" else own.swapaxes(-1, -2))
-        if Stack.of(rows).loadable():
-            return self._operand(block.shape, rows, "k")
-        parts, _ = self._split(as_stack(rows))
-        return self._operand(block.shape, parts.rounded(rows.shape), "k")
-
-
-class HopperBf16Kernel(HopperKernel):
-    """float32 operands rounded to bfloat16."""
-
-    name = "hopper_bf16"
-    formats: ClassVar[dict[str, hopper_tiles.OperandFormat]] = {"float32": "bfloat16"}
-
-    def _converted(self, block: Array) -> Array:
-        return block.astype(self.dtype, copy=False).astype(ml_dtypes.bfloat16)
-
-
 ON_HOPPER = partial(
     Candidate, tile=(128, 128), capabilities=HOPPER, unit="tensor", sizes_below=hopper_tiles.COORDINATES
 )
 TABLE = (
-    ON_HOPPER(
-        HopperBf16Kernel,
-        "operands rounded to bfloat16, on tensor cores",
-        frozenset({"float32"}),
-        "medium",
-        prepared=0.5,
-        workspace=slices.WORKSPACE,
-        triangles=frozenset({"float32"}),
-    ),
-    ON_HOPPER(
-        HopperTf32Kernel,
-        "operands rounded to TF32, on tensor cores",
-        frozenset({"float32"}),
-        "high",
-        prepared=1.0,
-        workspace=slices.WORKSPACE,
-        triangles=frozenset({"float32"}),
-    ),
     ON_HOPPER(
         HopperKernel,
         "tensor cores fed by the tensor memory accelerator",

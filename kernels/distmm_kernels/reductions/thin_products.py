@@ -15,7 +15,7 @@ from distmm_kernels.layout.stack import Stack
 from distmm_kernels.layout.vectors import in_vectors
 
 MAKER = "distmm_kernels.device_code.thin_products:times_vectors"
-ROWS, WARPS, LANES = 4, 4, 32  # as in the device code, which needs Numba
+ROWS, WARPS, LANES = 4, 4, 32  # rows of a warp, warps of a block, and lanes
 TYPES = ("float16", "bfloat16", "float32", "float64")
 
 

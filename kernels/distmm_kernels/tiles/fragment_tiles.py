@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from numpy import int32, uint32
 
-from distmm_kernels.tiles.mma_tiles import LANES, lane_place
+from distmm_kernels.tiles.mma_tiles import LANES, Product, lane_place
 from distmm_kernels.tiles.tiling import VECTOR_BYTES, Tiling
 
 Multiplicand: TypeAlias = Literal["bfloat16", "float16", "int8", "tfloat32"]
@@ -36,14 +36,6 @@ class Fragment(NamedTuple):
     register: int
     flipped: int
     offset: int
-
-
-class Product(NamedTuple):
-    """Indices of one instruction's registers among those of A, B and C, in the order of the instruction's operands."""
-
-    a: tuple[int, ...]
-    b: tuple[int, ...]
-    c: tuple[int, ...]
 
 
 @dataclass(frozen=True)

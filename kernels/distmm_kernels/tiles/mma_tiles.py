@@ -53,6 +53,7 @@ class MmaTiling(Tiling):
 
     warp: ClassVar[tuple[int, int]] = LANES
     place: ClassVar[Any] = staticmethod(lane_place)
+    sets: ClassVar[int] = 1  # a fragment is loaded for the next step as soon as it has been multiplied
     apart: ClassVar[tuple[int, int]] = (2, 1)  # rows of A, and columns of B, from a row of lanes to the next
 
     along_k: tuple[bool, bool] = (False, False)
@@ -80,11 +81,6 @@ class MmaTiling(Tiling):
     def fragments(self) -> tuple[int, int]:
         """Number of fragments of A and of B that a warp multiplies in a step."""
         return self.thread_rows // 2, self.thread_columns // 2
-
-    @property
-    def sets(self) -> int:
-        """See `Tiling.sets`. A fragment is loaded for the next step as soon as it has been multiplied."""
-        return 1
 
     @property
     def operands(self) -> int:

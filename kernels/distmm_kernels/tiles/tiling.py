@@ -58,6 +58,7 @@ class Tiling:
 
     warp: ClassVar[tuple[int, int]] = WARP
     place: ClassVar[Any] = staticmethod(lane_place)
+    sets: ClassVar[int] = 2  # of registers that hold the operands of a step; two are used in turn
 
     rows: int
     columns: int
@@ -99,11 +100,6 @@ class Tiling:
     def step(self) -> int:
         """Steps of k whose operands a thread loads into registers at the same time."""
         return 1
-
-    @property
-    def sets(self) -> int:
-        """Sets of registers that hold the operands of a step. If there are two, they are used in turn."""
-        return 2
 
     @property
     def runs(self) -> tuple[int, int]:

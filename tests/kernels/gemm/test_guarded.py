@@ -16,7 +16,8 @@ from distmm_kernels.emulation.formats import GRANULE, Guard
 from distmm_kernels.gemm import emulated, guarded
 from distmm_kernels.gemm.emulated import TF32_BYTES, Fp16x3Kernel
 from distmm_kernels.gemm.guarded import WORKSPACE, GuardedOperand, Way, by_parts
-from distmm_kernels.gemm.hopper import HopperBf16Kernel, HopperKernel, HopperTf32Kernel
+from distmm_kernels.gemm.hopper import HopperKernel
+from distmm_kernels.gemm.hopper_rounded import HopperBf16Kernel, HopperTf32Kernel
 from distmm_kernels.gemm.residues import ResidueKernel
 from distmm_kernels.layout import vectors
 from distmm_kernels.layout.stack import distinct

@@ -11,7 +11,8 @@ from distmm_kernels.candidates import CANDIDATES
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.gemm import hopper
-from distmm_kernels.gemm.hopper import HopperBf16Kernel, HopperKernel, HopperTf32Kernel
+from distmm_kernels.gemm.hopper import HopperKernel
+from distmm_kernels.gemm.hopper_rounded import HopperBf16Kernel, HopperTf32Kernel
 from distmm_kernels.kernel import Last
 from distmm_kernels.launch import hopper_launch
 from distmm_kernels.layout.stack import Stack

@@ -25,7 +25,8 @@ SHAPES = [
 
 @pytest.fixture
 def kernel_for(hopper):
-    from distmm_kernels.gemm.hopper import HopperBf16Kernel, HopperKernel, HopperTf32Kernel
+    from distmm_kernels.gemm.hopper import HopperKernel
+    from distmm_kernels.gemm.hopper_rounded import HopperBf16Kernel, HopperTf32Kernel
 
     classes = {"tf32": HopperTf32Kernel, "bf16 of float32": HopperBf16Kernel}
 

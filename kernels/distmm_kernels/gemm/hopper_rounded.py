@@ -1,0 +1,71 @@
+"""Products of float32 on Hopper's tensor cores, with operands rounded to TF32 or to bfloat16."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import ml_dtypes
+
+from distmm_kernels.config import Problem
+from distmm_kernels.device import Device
+from distmm_kernels.emulation.formats import TF32
+from distmm_kernels.emulation.launches import as_stack
+from distmm_kernels.emulation.splits import splitter
+from distmm_kernels.gemm.hopper import ON_HOPPER, HopperKernel
+from distmm_kernels.gemm.hopper_operands import HopperOperand
+from distmm_kernels.kernel import Array
+from distmm_kernels.layout.stack import Stack, distinct
+from distmm_kernels.tiles import slices
+from distmm_kernels.tiles.hopper_tiles import OperandFormat
+
+
+class HopperTf32Kernel(HopperKernel):
+    """float32 operands, which the TMA rounds to nearest to 11 significant bits (TF32) as it loads them."""
+
+    name = "hopper_tf32"
+    formats: ClassVar[dict[str, OperandFormat]] = {"float32": "tfloat32"}
+
+    def __init__(self, problem: Problem, device: Device) -> None:
+        super().__init__(problem, device)
+        self._split = splitter(TF32, device)
+
+    def _format(self, block: Array, operand: str) -> HopperOperand:
+        # rows of A, columns of B
+        own = distinct(block)
+        rows = self._converted(own if operand == "A" else own.swapaxes(-1, -2))
+        if Stack.of(rows).loadable():
+            return self._operand(block.shape, rows, "k")
+        parts, _ = self._split(as_stack(rows))
+        return self._operand(block.shape, parts.rounded(rows.shape), "k")
+
+
+class HopperBf16Kernel(HopperKernel):
+    """float32 operands rounded to bfloat16."""
+
+    name = "hopper_bf16"
+    formats: ClassVar[dict[str, OperandFormat]] = {"float32": "bfloat16"}
+
+    def _converted(self, block: Array) -> Array:
+        return block.astype(self.dtype, copy=False).astype(ml_dtypes.bfloat16)
+
+
+TABLE = (
+    ON_HOPPER(
+        HopperBf16Kernel,
+        "operands rounded to bfloat16, on tensor cores",
+        frozenset({"float32"}),
+        "medium",
+        prepared=0.5,
+        workspace=slices.WORKSPACE,
+        triangles=frozenset({"float32"}),
+    ),
+    ON_HOPPER(
+        HopperTf32Kernel,
+        "operands rounded to TF32, on tensor cores",
+        frozenset({"float32"}),
+        "high",
+        prepared=1.0,
+        workspace=slices.WORKSPACE,
+        triangles=frozenset({"float32"}),
+    ),
+)
