@@ -68,9 +68,8 @@ def scaled_product(
     with kernel._on_device():
         rows = _factors(scale_a, m, k, "scale_a", kernel)
         columns = _factors(scale_b if np.ndim(scale_b) < 2 else scale_b.T, n, k, "scale_b", kernel)
-        a_, b_ = (a, b)
         if isinstance(kernel, HopperFloat8Kernel) and 0 not in (m, k, n):
-            return kernel.multiply_scaled(kernel.prepare_a(a_), kernel.prepare_b(b_), rows, columns, out)
+            return kernel.multiply_scaled(kernel.prepare_a(a), kernel.prepare_b(b), rows, columns, out)
         blocks = max(len(rows), len(columns))
         total = None
         for i in range(blocks):

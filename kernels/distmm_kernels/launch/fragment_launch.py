@@ -6,7 +6,7 @@ import functools
 
 from distmm_kernels.device import Device
 from distmm_kernels.launch.binary import Recipe
-from distmm_kernels.launch.hopper_launch import NO_SCALES, Scales
+from distmm_kernels.launch.hopper_launch import NO_SCALES, Scales, Stacks
 from distmm_kernels.launch.launches import MAX_GRID_Y, Launch
 from distmm_kernels.layout.stack import Stack
 from distmm_kernels.tiles.fragment_tiles import FragmentTiling, Multiplicand, tilings, tilings_of_halves
@@ -29,9 +29,7 @@ class FragmentGemm:
         self._choices, self._along_k = choices, choices[0].along_k
         self._kept = functools.lru_cache(maxsize=1024)(self._launch)
 
-    def __call__(
-        self, a: tuple[Stack, ...], b: tuple[Stack, ...], c: Stack | None, d: Stack, scales: Scales = NO_SCALES
-    ) -> None:
+    def __call__(self, a: Stacks, b: Stacks, c: Stack | None, d: Stack, scales: Scales = NO_SCALES) -> None:
         """Enqueue ``D = C + scales * (A_high B_high + A_low B_high + A_high B_low)`` on CuPy's current stream.
 
         Of residues it is ``D = A B`` modulo the numbers in ``scales``.

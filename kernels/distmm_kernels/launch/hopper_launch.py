@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import struct
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from distmm_kernels.device import Device
 from distmm_kernels.launch.binary import Recipe
@@ -25,6 +25,8 @@ from distmm_kernels.tiles.hopper_tiles import (
     HopperTile,
 )
 from distmm_kernels.tiles.hopper_widths import best_columns
+
+Stacks: TypeAlias = tuple[Stack, ...]
 
 
 class Scales(NamedTuple):
@@ -108,8 +110,8 @@ class HopperGemm:
 
     def __call__(
         self,
-        a: tuple[Stack, ...],
-        b: tuple[Stack, ...],
+        a: Stacks,
+        b: Stacks,
         c: Stack | None,
         d: Stack,
         scales: Scales = NO_SCALES,
@@ -140,27 +142,16 @@ class HopperGemm:
         kept = self._kept(a, b, c, d, scales, finish, pace_counter(self._device), above)
         self._kernel.launch_with(kept.grid, kept.parameters)
 
-    def bound(self, a: tuple[Stack, ...], b: tuple[Stack, ...], d: Stack, stream: int) -> Callable[[], None]:
+    def bound(self, a: Stacks, b: Stacks, d: Stack, stream: int) -> Callable[[], None]:
         """Return a function that enqueues ``D = A B`` on a stream, which it knows by its handle.
 
         If the stream ends and another one gets its handle, both may share a counter, and only the pace is lost.
         """
         kept = self._launch(a, b, None, d, NO_SCALES, NO_FINISH, pace_counter(self._device, stream), 0)
-        return functools.partial(self._keeping, kept, stream)
-
-    def _keeping(self, kept: _Launch, stream: int) -> None:
-        self._kernel.launch_with(kept.grid, kept.parameters, stream)
+        return lambda: self._kernel.launch_with(kept.grid, kept.parameters, stream)  # and keeps what it points to
 
     def _launch(
-        self,
-        a: tuple[Stack, ...],
-        b: tuple[Stack, ...],
-        c: Stack | None,
-        d: Stack,
-        scales: Scales,
-        finish: Finish,
-        counter: int,
-        above: int,
+        self, a: Stacks, b: Stacks, c: Stack | None, d: Stack, scales: Scales, finish: Finish, counter: int, above: int
     ) -> _Launch:
         tile, matrices, m, n = self.tile, d.matrices, d.rows, d.columns
         k, *others = (each.columns if tile.a_major == "k" else each.rows for each in a)
