@@ -44,6 +44,8 @@ import ml_dtypes
 import numpy as np
 
 from distmm_kernels.config import FLOAT8, compute_dtype, result_type
+from distmm_kernels.tiles.hopper_tiles import STRETCH as STRETCH
+from distmm_kernels.tiles.hopper_tiles import STRETCH_OF_FLOAT8
 
 FORMULA = (
     "SIGMAS (sqrt(k d^2 u^2 + n u_64^2) |A||B| + sqrt(u_out^2 + n u_64^2) |C| + eta) + 2 u_in |A||B|, for n columns "
@@ -57,11 +59,9 @@ SIGMAS = 8.0  # standard deviations of the bound: lambda above, and the tail of 
 # Unit roundoff to which float32 operands may be rounded: none, TF32's 11 bits, bfloat16's 8.
 ROUNDOFF = {"highest": 0.0, "ieee": 0.0, "high": 2.0**-11, "medium": 2.0**-8}
 
-# Figures of tensor cores, explained at distmm_kernels.tiles.hopper_tiles.STRETCH.
-STRETCH = 8192
+# By how much tensor cores truncate a sum and its products, relative to |A||B|: `distmm_kernels.tiles.hopper_tiles` says
+# why, and after how many steps the sum is added in float32. An instruction has 16 steps; of 8-bit floats, 32.
 CUT_OFF = 17 * 2.0**-25 + 2.0**-23
-# The same of 8-bit floats, of which an instruction has 32 steps.
-STRETCH_OF_FLOAT8 = 128
 CUT_OFF_OF_FLOAT8 = 34 * 2.0**-13
 
 
