@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -15,23 +14,11 @@ from numpy.typing import DTypeLike
 
 from distmm_kernels.config import FLOAT8, Problem
 from distmm_kernels.device import Device
+from distmm_kernels.last_step import Last
 from distmm_kernels.layout.float8 import native, widened
 from distmm_kernels.symmetric import Symmetry, mirror, turned
 
 Array = Any  # numpy.ndarray or cupy.ndarray: CuPy ships no types
-
-
-@dataclass(frozen=True)
-class Last:
-    """The last step of a chain, whose result is ``alpha * (c + a @ b) + beta * c0``.
-
-    ``c0`` is None, or has the result's shape, and any type, strides and values. ``dtype`` is the result's type.
-    """
-
-    alpha: Any
-    beta: Any
-    c0: Array | None
-    dtype: np.dtype[Any]
 
 
 class Kernel(ABC):
@@ -182,19 +169,18 @@ class Kernel(ABC):
         if c is not None and c.shape != shape:
             raise ValueError(f"c has shape {c.shape}, but a @ b has {shape}: {a.shape} @ {b.shape}")
         out_dtype = self.accumulator if dtype is None else np.dtype(dtype)
-        alpha, beta = self._factors(alpha, beta, c0, out_dtype, symmetry)
+        last = self._last(alpha, beta, c0, out_dtype, symmetry)
         if symmetry is not None and shape[-1] != shape[-2]:
             raise ValueError(f"a @ b is {shape[-2]} x {shape[-1]}: with symmetry={symmetry!r}, b must be a's transpose")
         with self._on_device():
             c, d = None if c is None else self._to_device(c), None
-            plain, mirrored = alpha == 1 and beta == 0, False
-            if not plain and a.shape[-1] and 0 not in shape:
-                addend = None if beta == 0 else self._module.broadcast_to(widened(self._to_device(c0)), shape)
-                last = Last(alpha, beta, addend, out_dtype)
-                d = self._finished(a, b, c, last, symmetry is not None, out)
+            mirrored = False
+            if not last.plain and a.shape[-1] and 0 not in shape:
+                addend = None if last.beta == 0 else self._module.broadcast_to(widened(self._to_device(c0)), shape)
+                d = self._finished(a, b, c, last._replace(c0=addend), symmetry is not None, out)
                 mirrored = d is not None
             if d is None:
-                direct = plain and self._stores(out_dtype)
+                direct = last.plain and self._stores(out_dtype)
                 if direct and out is not None and self._writes(out):
                     d = out
                 else:
@@ -204,8 +190,8 @@ class Kernel(ABC):
                 elif 0 not in shape and symmetry is None:
                     self._accumulate(a, b, c, d)
                 elif 0 not in shape:
-                    mirrored = self._triangle(a, b, c, d) and beta == 0
-                d = self._in_passes(d, alpha, beta, c0, out_dtype)
+                    mirrored = self._triangle(a, b, c, d) and last.beta == 0
+                d = self._in_passes(d, last)
             if symmetry is not None and not mirrored:
                 self._mirror(d, symmetry)
             if out is not None and d is not out:
@@ -260,10 +246,9 @@ class Kernel(ABC):
             If ``alpha`` or ``beta`` is not exact in the result's type, or complex and the result is Hermitian; if
             ``c0`` is missing or has another shape.
         """
-        out_dtype = np.dtype(dtype)
-        alpha, beta = self._factors(alpha, beta, c0, out_dtype, symmetry)
+        last = self._last(alpha, beta, c0, np.dtype(dtype), symmetry)
         with self._on_device():
-            out = self._in_passes(d, alpha, beta, c0, out_dtype)
+            out = self._in_passes(d, last)
             if symmetry is not None:
                 out = out.copy() if out is d else out
                 self._mirror(out, symmetry)
@@ -291,14 +276,25 @@ class Kernel(ABC):
         """
         return None
 
-    def _in_passes(self, d: Array, alpha: Any, beta: Any, c0: Array | None, dtype: np.dtype[Any]) -> Array:
-        out = d if alpha == 1 else d * alpha
-        if beta != 0:
+    def _last(
+        self, alpha: complex, beta: complex, c0: Array | None, dtype: np.dtype[Any], symmetry: Symmetry | None
+    ) -> Last:
+        """Return the last step of a chain, after the checks of `finish`."""
+        for name, factor in (("alpha", alpha), ("beta", beta)):
+            if symmetry == "hermitian" and factor.imag:
+                raise ValueError(f"{name} is {factor}, and a Hermitian product needs a real {name}: give a real number")
+        return Last.of(alpha, beta, c0, dtype, self.accumulator)
+
+    def _in_passes(self, d: Array, last: Last) -> Array:
+        out = d if last.alpha == 1 else d * last.alpha
+        if last.beta != 0:
             # without the type check of `prepare`: c0 may have the result's type, for example bool or uint8
-            addend = self._module.broadcast_to(widened(self._to_device(c0)), d.shape)
+            addend = self._module.broadcast_to(widened(self._to_device(last.c0)), d.shape)
             addend = addend.astype(self.accumulator, copy=False)
-            out = out + (addend if beta == 1 else addend * beta)
-        return _cast(out, dtype)
+            out = out + (addend if last.beta == 1 else addend * last.beta)
+        if out.dtype == last.dtype:
+            return out
+        return out != 0 if last.dtype.kind == "b" else out.astype(last.dtype, copy=False)
 
     def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Return a new array for a result."""
@@ -370,40 +366,6 @@ class Kernel(ABC):
     def _transposed(self, a: Any) -> Any | None:
         """Return a prepared A, transposed, as `turned` does."""
         return None
-
-    def _factors(
-        self, alpha: complex, beta: complex, c0: Array | None, dtype: np.dtype[Any], symmetry: Symmetry | None
-    ) -> tuple[Any, Any]:
-        """Return alpha and beta in the accumulator's type, after the checks of `finish`."""
-        for name, factor in (("alpha", alpha), ("beta", beta)):
-            if symmetry == "hermitian" and factor.imag:
-                raise ValueError(f"{name} is {factor}, and a Hermitian product needs a real {name}: give a real number")
-        if dtype in FLOAT8:
-            raise TypeError(f"a result cannot be {dtype}: ask for float32, float16 or bfloat16, and convert it")
-        alpha, beta = self._scalar("alpha", alpha, dtype), self._scalar("beta", beta, dtype)
-        if beta != 0 and c0 is None:
-            raise ValueError(f"beta is {beta}, so c0 is needed: give it, or beta=0")
-        return alpha, beta
-
-    def _scalar(self, name: str, value: complex, out_dtype: np.dtype[Any]) -> Any:
-        """Return the factor in the accumulator's type; raise ValueError if that could change the result."""
-        dtype = self.accumulator
-        if dtype.kind == "c":
-            return dtype.type(value)
-        if isinstance(value, (complex, np.complexfloating)):
-            raise ValueError(f"{name} is {value}, but the product is {dtype}: give a real number")
-        if dtype.kind == "f":
-            return dtype.type(value)
-        ranges = [np.iinfo(dtype)] + ([np.iinfo(out_dtype)] if out_dtype.kind in "iu" else [])
-        if value % 1 != 0 or not any(r.min <= value <= r.max for r in ranges):  # NaN and infinity fail the first
-            raise ValueError(f"{name} is {value}, but the product is {out_dtype}: give an integer in its range")
-        return np.array(int(value) & 2 ** (8 * dtype.itemsize) - 1).astype(dtype)[()]  # modulo 2^bits
-
-
-def _cast(array: Array, dtype: np.dtype[Any]) -> Array:
-    if array.dtype == dtype:
-        return array
-    return array != 0 if dtype.kind == "b" else array.astype(dtype, copy=False)
 
 
 def product_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:

@@ -144,8 +144,12 @@ def _gpu_times(kernel: Kernel, a: NDArray[Any], b: NDArray[Any], repeat: int) ->
 
     with cupy.cuda.Device(kernel.device.index) as chosen:
         copies = rotation(a.nbytes + b.nbytes, chosen.attributes["L2CacheSize"])
-        # each copy from the host is a separate buffer, in the same order
-        operands = [(kernel.prepare_a(a), kernel.prepare_b(b)) for _ in range(copies)]
+        operands = _copies(kernel, a, b, copies)
         alone = cuda_seconds(lambda i: kernel.multiply(*operands[i % copies], None), repeat)
         whole = cuda_seconds(lambda _: kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), None).get(), repeat)
     return alone, whole
+
+
+def _copies(kernel: Kernel, a: NDArray[Any], b: NDArray[Any], number: int) -> list[tuple[Any, Any]]:
+    """Prepare the operands several times: each copy from the host is a separate buffer, in the same order."""
+    return [(kernel.prepare_a(a), kernel.prepare_b(b)) for _ in range(number)]

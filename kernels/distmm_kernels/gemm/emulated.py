@@ -25,7 +25,8 @@ from distmm_kernels.emulation.formats import FP16_PAIR, GRANULE, TF32_PAIR, Form
 from distmm_kernels.emulation.launches import as_stack
 from distmm_kernels.emulation.splits import Parts, Piece, splitter
 from distmm_kernels.gemm.guarded import WORKSPACE, GuardedKernel, GuardedOperand, Way, by_parts
-from distmm_kernels.kernel import Array, Last, product_shape
+from distmm_kernels.kernel import Array, product_shape
+from distmm_kernels.last_step import Last
 from distmm_kernels.launch.hopper_launch import Finish, HopperGemms, Scales
 from distmm_kernels.layout.stack import Stack
 from distmm_kernels.tiles import slices

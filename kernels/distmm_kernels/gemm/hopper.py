@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
@@ -22,7 +21,8 @@ from distmm_kernels.device import Device
 from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.gemm.guarded import WORKSPACE
 from distmm_kernels.gemm.hopper_operands import HopperOperand, HopperPanels, Prepared, joined
-from distmm_kernels.kernel import Array, Last, product_shape
+from distmm_kernels.kernel import Array, product_shape
+from distmm_kernels.last_step import Last
 from distmm_kernels.launch.bounded import Bounded
 from distmm_kernels.launch.hopper_launch import NO_SCALES, Finish, HopperGemm, HopperGemms
 from distmm_kernels.layout.stack import Stack, address, distinct
@@ -136,7 +136,7 @@ class HopperKernel(AlignedKernel):
         d = out if out is not None and self._writes(out) else self._empty(product_shape(a.shape, b.shape), last.dtype)
         if isinstance(a, HopperOperand) and self._slices_at_once(d.shape, a.shape[-1], symmetric) > 1:
             return None
-        self._add(a, b, self._loadable(c), d, replace(last, c0=self._loadable(last.c0)), symmetric)
+        self._add(a, b, self._loadable(c), d, last._replace(c0=self._loadable(last.c0)), symmetric)
         return d
 
     def direct(self, a: Array, b: Array, d: Array) -> Callable[[int, int, int, int], None] | None:
@@ -190,7 +190,7 @@ class HopperKernel(AlignedKernel):
         for index in np.ndindex(batch[:-1]):
             of_a, of_b = (Stack.for_tensor_map(array[index]) for array in arrays)
             added = None if c is None else c[index]
-            here = last if last is None or last.c0 is None else replace(last, c0=last.c0[index])
+            here = last if last is None or last.c0 is None else last._replace(c0=last.c0[index])
             self._multiply(a, b, ((of_a,), (of_b,)), added, d[index], here, symmetric)
 
     def _multiply(

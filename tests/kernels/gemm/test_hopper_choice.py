@@ -13,7 +13,7 @@ from distmm_kernels.device import Device
 from distmm_kernels.gemm import hopper
 from distmm_kernels.gemm.hopper import HopperKernel
 from distmm_kernels.gemm.hopper_rounded import HopperBf16Kernel, HopperTf32Kernel
-from distmm_kernels.kernel import Last
+from distmm_kernels.last_step import Last
 from distmm_kernels.launch import hopper_launch
 from distmm_kernels.layout.stack import Stack
 from distmm_kernels.tiles.hopper_tiles import MOST_PANELS, STRETCH
