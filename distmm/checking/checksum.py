@@ -10,8 +10,6 @@ from distmm.transfer.crc32c import crc32c
 from distmm.transfer.row_sums import PIECE, pieces, row_sums
 from distmm.worker import gpu
 
-__all__ = ["checksum", "checksum_of_input"]
-
 
 def checksum(block: np.ndarray) -> int:
     """Return the CRC-32C of the elements in C order."""

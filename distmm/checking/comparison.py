@@ -8,8 +8,6 @@ from distmm.checking.scaling import scaled
 from distmm.checking.thin_products import Sums
 from distmm_kernels.tolerance import SIGMAS, Tolerance, in_type, mantissa
 
-__all__ = ["compared", "elements", "stands_out"]
-
 # A row of a job is an outlier above this multiple of the median residual. Gaussian errors of 10**5 rows reach 5.
 OUTLIER = 15.0
 

@@ -29,8 +29,6 @@ from distmm.worker.blas_threads import shared_by
 from distmm.worker.tasks import to_host
 from distmm_kernels.tolerance import SIGMAS, Tolerance, mantissa
 
-__all__ = ["ProductCheck"]
-
 VECTORS = sketch.VECTORS_OF_INTEGERS  # a job has fewer: it tests each block on its own, and so finds smaller errors
 SUSPECTS = 16  # number of rows that are computed again element by element; each takes O(kn)
 # Rows are suspect above this multiple of a vector's median residual. Gaussian errors of 10**6 rows reach 8.

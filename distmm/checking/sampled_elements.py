@@ -50,8 +50,6 @@ from distmm.checking.sampled_sums import EDGE, GROUP, Sample, lines
 from distmm.checking.scaling import Block
 from distmm_kernels.tolerance import CUT_OFF, Tolerance
 
-__all__ = ["FALSE_ALARM", "dependence", "level", "threshold"]
-
 FALSE_ALARM = 1e-9  # probability that a right block is called wrong
 # Relative errors of float32 products by halves: of sums and products, and of the largest number of a row or column.
 HALVES, COARSE = 2.0**-20, 2.0**-38

@@ -17,8 +17,6 @@ from distmm.checking.thin_products import on_host
 from distmm.worker import gpu
 from distmm_kernels.tolerance import STRETCH
 
-__all__ = ["EDGE", "GROUP", "Columns", "Sample", "columns_of", "lines", "positions", "sampled"]
-
 EDGE = 8  # number of sampled rows, and of sampled columns, of a block
 GROUP = 16  # products between two partial sums that are known; an instruction of tensor cores adds as many products
 

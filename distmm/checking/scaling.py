@@ -14,8 +14,6 @@ import numpy as np
 
 from distmm.worker.gpu import namespace, numbers
 
-__all__ = ["EMPTY", "SPOILT", "Block", "exponents", "normalised", "scaled", "uneven", "weights", "widened"]
-
 # Exponents of rows or columns of zeros, and of those with inf or NaN.
 EMPTY, SPOILT = -(2**20), 2**20
 

@@ -15,8 +15,6 @@ import numpy as np
 from distmm.checking.scaling import SPOILT, Block, normalised, scaled, widened
 from distmm.worker import gpu
 
-__all__ = ["Sums", "largest", "on_host", "summed", "times"]
-
 # Bytes of a piece of a block in the type of the check. It fits into the cache of the CPU, or of the GPU.
 CPU_PIECE, GPU_PIECE = 2**20, 2**26
 

@@ -7,8 +7,6 @@ from typing import Literal
 
 from distmm.errors import UndecidedError, WrongResultError
 
-__all__ = ["Outcome", "Verdict", "of_tolerance"]
-
 Outcome = Literal["right", "wrong", "cannot tell"]
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from distmm.cli.options import Where
     from distmm.clusters.cluster import DeviceChoice
-    from distmm.storage import Matrix
+    from distmm.storage.matrix import Matrix
 
 __all__ = ["cluster", "debugging", "out", "print_json", "table", "tell_device", "tell_missing"]
 

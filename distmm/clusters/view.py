@@ -24,7 +24,8 @@ from distributed.protocol.pickle import dumps
 
 from distmm.config import chosen
 from distmm.errors import InputError
-from distmm.scheduler.plugin import CHANGES_TOPIC, PlacementPlugin
+from distmm.scheduler.changes import CHANGES_TOPIC
+from distmm.scheduler.plugin import PlacementPlugin
 from distmm.telemetry.faults import tolerated
 from distmm.telemetry.scheduler import Telemetry
 from distmm.transfer import lending, loan_readers, process_memory, serialization
@@ -193,7 +194,7 @@ async def _answer(
     with tolerated("telemetry"):
         await dask_scheduler.register_scheduler_plugin(Telemetry(), idempotent=True)
     placement = dask_scheduler.plugins[PlacementPlugin.name]
-    placement.tell(client)  # of changes from now on
+    placement.changes.tell(client)  # of changes from now on
     if DevicePlugin.name not in dask_scheduler.worker_plugins:
         dask_scheduler.worker_plugins[DevicePlugin.name] = plugin  # the scheduler sends it to new workers
         await _send(dask_scheduler, {"op": "plugin-add", "plugin": plugin, "name": DevicePlugin.name}, seconds)

@@ -21,7 +21,7 @@ from distmm.planning.blocks import Wave, even_edges
 from distmm.planning.plan import Plan
 from distmm.storage import is_url, locate, open_matrix
 from distmm.storage.durability import fsync_tree
-from distmm.storage.output import Output
+from distmm.storage.output import Output, TargetArray
 from distmm.storage.overwriting import check_place
 from distmm.storage.zarr_folder import ZarrMatrix
 from distmm.storage.zarr_internals import open_zarr
@@ -137,7 +137,7 @@ class Contents:
         """Open these files and folders again."""
         if self.reduction is None:
             return Target(folder, {"C": storage.reopen_output(out, folder.draft, replaces)}, self.cuts(blocks))
-        arrays: dict[str, storage.Target] = {}
+        arrays: dict[str, TargetArray] = {}
         for name, dtype in self.reduction.arrays(self.dtype).items():
             if isinstance(self.reduction, Threshold):
                 arrays[name] = Pieces(Output(folder.target, folder.rows, replaces), (0,), dtype, name, blocks[0])

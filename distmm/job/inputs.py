@@ -30,7 +30,8 @@ from distmm.job.folder import Json
 from distmm.job.spec import Spec
 from distmm.planning.blocks import Blocking, slices
 from distmm.product.operand import Operand
-from distmm.storage import Matrix, open_matrix
+from distmm.storage import open_matrix
+from distmm.storage.matrix import Matrix
 
 __all__ = ["Inputs", "Order", "Seen", "fold", "folded", "orders", "stamps"]
 

@@ -24,7 +24,7 @@ from distmm.job.reduction import Reduction, TopK
 from distmm.job.spec import Spec
 from distmm.planning.blocks import even_edges, slices
 from distmm.product.operand import Operand
-from distmm.storage import Matrix
+from distmm.storage.matrix import Matrix
 from distmm_kernels.tolerance import SIGMAS, Tolerance
 
 __all__ = ["ROWS", "check_sample"]

@@ -24,8 +24,8 @@ from distmm.product.array_types import check_sendable
 from distmm.product.operand import Operand, check_pair, wrap
 from distmm.product.scalars import check_represents, common_type, plain
 from distmm.product.verification import CHECKS, verdict
-from distmm.storage import Matrix, is_url, open_matrix
-from distmm.storage.matrix import check_dtype
+from distmm.storage import is_url, open_matrix
+from distmm.storage.matrix import Matrix, check_dtype
 
 __all__ = ["RECHUNK", "Check", "Spec", "differences"]
 

@@ -25,7 +25,7 @@ from distmm.job.folder import Folder, Json
 from distmm.planning.blocks import slices
 from distmm.storage import fsync
 from distmm.storage.durability import fsync_tree, published, remove
-from distmm.storage.output import Block, Region
+from distmm.storage.output import Block, Region, TargetArray
 
 __all__ = ["Cuts", "Pieces", "Target", "Unit", "Units", "whole_chunks"]
 
@@ -79,7 +79,7 @@ class Units:
 
 
 @dataclass(frozen=True)
-class Pieces(storage.Target):
+class Pieces(TargetArray):
     """A vector whose length is known only at the end. The part of each unit is in a file, without a header.
 
     Attributes
@@ -153,7 +153,7 @@ class Target:
     """
 
     folder: Folder
-    arrays: Mapping[str, storage.Target]
+    arrays: Mapping[str, TargetArray]
     cuts: Cuts
     facts: Json | None = None
 

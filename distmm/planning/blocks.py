@@ -22,8 +22,6 @@ from distmm.errors import InputError
 if TYPE_CHECKING:
     from distmm.planning.problem import Problem
 
-__all__ = ["Blocking", "Wave", "are_even", "cut", "even_edges", "part_lengths", "ranges", "slices", "united"]
-
 Cuts = tuple[tuple[range, ...], list[tuple[range, range]]]
 
 
@@ -161,11 +159,6 @@ class Blocking:
     def part_panels(self, layers: int) -> int:
         """Count the panels of each part of k, a multiple of the panels of a step. The last part may have fewer."""
         return _length(len(self.k), layers, self.panels)
-
-    @property
-    def steps(self) -> tuple[range, ...]:
-        """Panels of each step of the longest chain, in ascending k, where k is not split."""
-        return self.parts()[0]
 
     def mirrored(self, wave: Wave) -> int:
         """Count the blocks of C that are transposes of a wave's blocks."""

@@ -8,13 +8,12 @@ from dataclasses import replace
 
 from distmm.planning.blocks import Blocking, cut, united
 from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec
+from distmm.planning.families import MOST_PRODUCTS, candidates
 from distmm.planning.grid import Grid
-from distmm.planning.owners import MOST_PRODUCTS, Chunks, Owners, Places, candidates
+from distmm.planning.owners import Chunks, Owners, Places
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import LOOKAHEAD, Schedule
 from distmm.planning.table_layout import TableLayout
-
-__all__ = ["DEEPER_STEPS", "STEPS", "free", "given", "placed", "waves"]
 
 # Chains per worker, as blocks of C down and across. With one chain, a worker waits for the scheduler between steps.
 # More than 4 x 4 chains add tasks and gain nothing.

@@ -6,8 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["SCHEDULER_SECONDS", "ClusterSpec", "Residence", "Result"]
-
 # CPU time of the Dask scheduler for one task: 0.30 to 0.40 ms measured with 2 to 64 workers.
 SCHEDULER_SECONDS = 0.35e-3
 

@@ -15,8 +15,6 @@ from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import Schedule
 
-__all__ = ["LONG_SECONDS", "doublings_too_long", "largest_share", "refuse", "short_enough"]
-
 # Share of a run that a wave may take: a run should lose at most a fifth of its work, and a wave may take 1.4 times as
 # long as predicted.
 WAVE_SHARE = 1 / 7

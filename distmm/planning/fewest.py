@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["MOST_WORKERS", "few_workers"]
-
 # More workers than one Dask scheduler serves.
 MOST_WORKERS = 4096
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from distmm.errors import InputError
 from distmm.planning.blocks import Blocking, part_lengths
 
-__all__ = ["Grid"]
-
 
 @dataclass(frozen=True)
 class Grid:

@@ -23,11 +23,10 @@ import numpy as np
 
 from distmm.planning.blocks import Wave, are_even
 from distmm.planning.cluster_spec import ClusterSpec, Residence, Result
-from distmm.planning.layout import Ints, Layout, Traffic
+from distmm.planning.grid_layout import GridLayout
+from distmm.planning.layout import Ints, Traffic
 from distmm.planning.table_layout import TableLayout
 from distmm.planning.time_model import TimeModel
-
-__all__ = ["MemoryModel", "Peak"]
 
 # Time until a block is freed after its last use. On CPU clusters it is 6 ms, and 25 ms if the cores are overloaded. On
 # one and two H200 it is up to 10 ms: products of 1.6, 5, 13 and 20 ms left 6, 3, 2 and 2 blocks of C not yet freed.
@@ -80,7 +79,7 @@ class MemoryModel:
     If `streamed`, blocks of C leave when the tasks that read them are done.
     """
 
-    layout: Layout | TableLayout
+    layout: GridLayout | TableLayout
     cluster: ClusterSpec
     operands: tuple[Residence, Residence]
     result: Result

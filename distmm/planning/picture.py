@@ -8,8 +8,6 @@ from collections.abc import Callable
 
 from distmm.planning.schedule import Schedule
 
-__all__ = ["html", "svg"]
-
 # Lengths in pixels: the longest edge of C, the gap between matrices, and the smallest block that still gets a border.
 SIZE, GAP, SMALLEST = 240, 20, 4
 

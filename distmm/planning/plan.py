@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from distmm.errors import DoesNotFitError
-from distmm.planning import early_end, picture
+from distmm.planning import description, early_end, picture
 from distmm.planning.blocks import Blocking, Wave
 from distmm.planning.cluster_spec import ClusterSpec, Residence, Result
 from distmm.planning.grid import Grid
-from distmm.planning.layout import Layout
+from distmm.planning.grid_layout import GridLayout
 from distmm.planning.memory import MemoryModel, Peak
 from distmm.planning.owners import Owners
 from distmm.planning.precision import Precision
@@ -22,9 +22,7 @@ from distmm.planning.problem import Problem
 from distmm.planning.schedule import Schedule
 from distmm.planning.table_layout import TableLayout
 from distmm.planning.time_model import Cost, TimeModel
-from distmm.units import count, scaled, size
-
-__all__ = ["Plan"]
+from distmm.units import count, size
 
 # A worker that would need so many times its free memory is full: more workers like it would not help.
 MANY_TIMES = 100
@@ -101,9 +99,9 @@ class Plan:
         return self.blocking.largest
 
     @property
-    def layout(self) -> Layout | TableLayout:
+    def layout(self) -> GridLayout | TableLayout:
         """Bytes by rank; not kept, because a plan travels to the scheduler."""
-        kind = TableLayout if isinstance(self.grid, Owners) else Layout
+        kind = TableLayout if isinstance(self.grid, Owners) else GridLayout
         return kind(self.problem, self.schedule)
 
     @cached_property
@@ -264,76 +262,7 @@ class Plan:
         list of tuple of str
             Label and value of each row.
         """
-        p, b, c, grid = self.problem, self.blocking, self.cost, self.grid
-        m, k, n = b.largest
-        what = "GPUs" if self.cluster.device == "cuda" else "CPU workers"
-        batch = f" x {math.prod(p.batch)} (batch {p.batch})" if p.batch else ""
-        if isinstance(grid, Owners):
-            workers = f"{grid.size} {what}: {grid.title}"
-            bound = "2-D bound" if grid.fewest is None else "the fewest from where A and B are:"
-        else:
-            layers = f" x {grid.layers} (k is split)" if grid.layers > 1 else ""
-            workers, bound = f"{grid.rows} x {grid.columns}{layers} {what}", "2-D bound"
-        steps, panels = self.schedule.steps, min(b.panels, self.schedule.longest)
-        chained = count(steps, "step")
-        if panels > 1:
-            chained += f" of {'up to ' * (len(b.k) % panels > 0)}{panels} panels{' each' * (steps > 1)}"
-        waves = f", in {len(self.waves)} waves of" if len(self.waves) > 1 else ","
-        what_by_what = f"{p.m} x {p.k} times {p.k} x {p.n}"
-        blocks = count(b.c_blocks, "block of C")
-        if p.symmetry is not None:
-            what_by_what = f"{p.m} x {p.k} times its {'conjugate ' * (p.symmetry == 'hermitian')}transpose"
-            blocks = f"{b.whole.c_blocks} of {blocks} (its lower triangle)"
-        bits = "as if C were one block"
-        if not self.cluster.promises_bits:
-            bits = "not promised: the kernel adds in an order of its own"
-            bits += " (reproducible takes one that promises them)" if self.cluster.device == "cuda" else ""
-        elif not self.keeps_bits:
-            bits = f"differ with the cuts along k (multiples of {self.cluster.granule} keep them the same)"
-        streamed = []
-        if self.streamed and self.peak.output_slots is not None:
-            slots = (
-                f"does not fit: at most {self.peak.output_slots} blocks a worker, which leave when they have been read"
-            )
-            streamed = [("C", slots)]
-        host = [("host memory", f"{size(c.peak_host_bytes)} for each GPU")] if c.peak_host_bytes else []
-        fits = "yes" if self.fits else "if C is read block by block"
-        if self.shortfall:
-            fits = f"no: short by {size(self.shortfall)} on each worker"
-        idle = []
-        if self.idle_workers:
-            few = f"{self.idle_workers} of {self.cluster.workers} have no block of C: smaller blocks would use them"
-            idle = [("without work", few)]
-        disk = ""
-        if self.on_disk:
-            rate = scaled(self.cluster.load * self.cluster.workers, "B/s")
-            disk = f", with files read at {rate}, and without the time in which a disk writes C"
-        early = []
-        if self.run_seconds is not None:
-            early = [("a stop", f"loses the work of about {self.wave_seconds:.2g} s at most: a wave")]
-        what_would_do = [] if self.fewest is None else [("would do", _at_least(self.fewest, what))]
-        return [
-            ("product", f"{what_by_what}{batch}, {p.dtype}, {p.flops:.3g} operations"),
-            ("kernel", f"{self.kernel or self.cluster.kernel or 'automatic'}, precision {self.precision}"),
-            ("workers", workers),
-            ("blocks", f"{m} x {k} x {n} (m x k x n), {blocks}{waves} {chained}"),
-            ("tasks", f"{c.tasks}"),
-            ("memory", f"{size(c.peak_bytes)} a worker at most, {size(self.cluster.memory)} are free"),
-            ("lookahead", f"blocks of A and B of {self.lookahead} steps in memory"),
-            *host,
-            *idle,
-            ("fits", fits),
-            *what_would_do,
-            *streamed,
-            (
-                "moved",
-                f"{size(c.bytes_moved)} between workers ({bound} {size(c.bytes_bound)})",
-            ),
-            ("bits", bits),
-            ("time", f"about {c.seconds:.2g} s, limited by {c.bound_by}{disk}"),
-            *early,
-            ("plan", str(self)),
-        ]
+        return description.rows(self)
 
     def __str__(self) -> str:
         return str(self.schedule)
@@ -343,9 +272,3 @@ class Plan:
 
     def _repr_html_(self) -> str:
         return picture.html(self.rows(), self.schedule)
-
-
-def _at_least(fewest: float, what: str) -> str:
-    if fewest == math.inf:
-        return f"no number of these {what}"
-    return f"{fewest} {what if fewest > 1 else what[:-1]} and more"

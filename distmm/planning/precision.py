@@ -10,8 +10,6 @@ from typing import Literal, get_args
 
 from distmm.errors import InputError
 
-__all__ = ["PRECISIONS", "Precision", "check_precision"]
-
 # For float32 products, "highest" has an error no worse than that of IEEE arithmetic, "high" one like that of TF32, and
 # "medium" one like that of bfloat16. "ieee" gives products of any float type the bits of a plain chain of fused
 # multiply-adds.

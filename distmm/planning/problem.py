@@ -12,8 +12,6 @@ import numpy as np
 
 from distmm.errors import InputError
 
-__all__ = ["FLOAT8", "Problem", "Symmetry", "accumulator_dtype", "operand_batch", "result_type"]
-
 # What C is as the product of A with its own transpose (BLAS: SYRK), or with its conjugate transpose (HERK).
 Symmetry = Literal["symmetric", "hermitian"]
 

@@ -21,9 +21,6 @@ from distmm.planning.precision import Precision, check_precision
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import LOOKAHEAD, Schedule, parse
 
-__all__ = ["TILE", "checked_edges", "make_plan"]
-
-
 # Edge of the textbook kernel's tile. Blocks that are multiples of it leave no partial tile inside the matrix, and
 # with k cut at multiples of it the bits of C do not depend on the cut.
 TILE = 32

@@ -1,7 +1,7 @@
 """The bytes of a product that each worker owns, receives and sends, if its owners are a table.
 
-The same figures as `distmm.planning.layout.Layout`, which has formulas for grids; here every block product is counted.
-C is one wave, and there are no batches.
+`distmm.planning.grid_layout.GridLayout` has formulas for the same figures; here every block product is counted. C is
+one wave, and there are no batches.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from distmm.planning.blocks import Wave
-from distmm.planning.layout import Ints, OfSchedule, Traffic
+from distmm.planning.layout import Ints, Layout, Traffic
 from distmm.planning.owners import Chunks, Owners
-
-__all__ = ["TableLayout"]
 
 
 class Products(NamedTuple):
@@ -54,7 +52,7 @@ def _chunks_of_blocks(blocks: Chunks) -> list[int]:
     return [len(block) for block in blocks]
 
 
-class TableLayout(OfSchedule[Owners]):
+class TableLayout(Layout[Owners]):
     """Bytes by rank, for a product whose schedule has `Owners`."""
 
     @cached_property

@@ -15,10 +15,8 @@ from typing import Literal
 import numpy as np
 
 from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec, Residence, Result
-from distmm.planning.layout import Layout
+from distmm.planning.grid_layout import GridLayout
 from distmm.planning.table_layout import TableLayout
-
-__all__ = ["Cost", "Resource", "TimeModel"]
 
 # What a product may be bound by; "storing" is the copy of C from the GPUs to their hosts.
 Resource = Literal["arithmetic", "transfers", "loading", "storing", "scheduler"]
@@ -85,7 +83,7 @@ class Cost:
 class TimeModel:
     """Predicts seconds, for a schedule on `cluster` with A and B where `operands` says and C where `result` says."""
 
-    layout: Layout | TableLayout
+    layout: GridLayout | TableLayout
     cluster: ClusterSpec
     operands: tuple[Residence, Residence]
     result: Result
@@ -95,9 +93,7 @@ class TimeModel:
         layout, cluster, problem, schedule = self.layout, self.cluster, self.layout.problem, self.layout.schedule
         waves, steps, on_gpu = schedule.waves, schedule.steps, cluster.device == "cuda"
         arithmetic = loading = storing = 0.0
-        # Not counted on grids: their sums come when the last products are done, from one other rank each.
-        sums = layout.received_sums() if isinstance(layout, TableLayout) else 0
-        moved, transfers = layout.summed_bytes(), sums / cluster.link
+        moved, transfers = layout.summed_bytes(), layout.received_sums() / cluster.link
         per_product = problem.element_flops / max(1, problem.k) / cluster.rate
         # On CPU clusters nothing overlaps with products: what counts is all that a worker receives, in whatever step.
         ahead = max(1, min(steps, schedule.lookahead - 1)) if on_gpu else max(1, steps)

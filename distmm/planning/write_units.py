@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["are_shared", "unit_of", "whole_units"]
-
 Unit = tuple[int, ...]
 
 

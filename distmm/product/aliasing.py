@@ -147,7 +147,7 @@ def _parts(array: Any) -> Iterator[Part]:
     import h5py  # late: the imports take a second, and a caller with such an array has imported them already
     import zarr
 
-    from distmm.storage import Matrix
+    from distmm.storage.matrix import Matrix
     from distmm.storage.opened import OpenedZarr
 
     if isinstance(array, OpenedZarr):

@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from distmm.graph.placement import Key
 
-__all__ = ["MadeBlock", "Neighbours", "most_at_a_time", "reached"]
-
 Neighbours = Callable[[Key], Iterable[Key]]
 
 

@@ -1,4 +1,4 @@
-"""What distmm does to Dask's scheduler through its private parts. No other module of this package touches them.
+"""What distmm does to the tasks of Dask's scheduler through its private parts; `dask_extensions` uses its extensions.
 
 Dask documents the attributes of `TaskState` and the states of tasks, but not that a plugin may change them. They were
 seen on the versions of distributed in `VERSIONS_SEEN`. ``tests/distmm/scheduler/test_dask_internals.py`` fails first
@@ -7,43 +7,13 @@ when they change.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import cast
 
-import dask
-from dask.utils import parse_timedelta
 from distributed.comm import CommClosedError
 from distributed.protocol.pickle import dumps
 from distributed.scheduler import Scheduler, TaskState
-
-__all__ = [
-    "HELD",
-    "VERSIONS_SEEN",
-    "AdaptiveTarget",
-    "MemoryManager",
-    "Restriction",
-    "allowed",
-    "annotate",
-    "copy_blocks",
-    "described",
-    "drop_blocks",
-    "elsewhere",
-    "fail",
-    "hold",
-    "is_held",
-    "is_placed",
-    "leave_queue",
-    "makers",
-    "move_tasks",
-    "park",
-    "place",
-    "restrictions",
-    "start",
-    "to_run",
-    "unrestrict_operands",
-]
 
 VERSIONS_SEEN = ("2026.7.1", "2026.8.0")
 
@@ -281,60 +251,3 @@ def unrestrict_operands(failed: Iterable[TaskState]) -> None:
                 ts.loose_restrictions = False
                 gone.add(ts)
                 stack.append(ts)
-
-
-class AdaptiveTarget:
-    """The number of workers that an adaptive cluster asks the scheduler for, with the product tasks that are held.
-
-    Dask counts the tasks that are ready. Of each chain of a product that is one.
-
-    Parameters
-    ----------
-    scheduler : Scheduler
-    waiting : callable
-        Yields for each product one of its tasks, how many are to be done, and how many may run at the same time.
-
-    Attributes
-    ----------
-    asked : bool
-        Whether the cluster is adaptive: it has asked.
-    """
-
-    def __init__(self, scheduler: Scheduler, waiting: Callable[[], Iterable[tuple[TaskState, int, int]]]) -> None:
-        self.scheduler, self.waiting, self.asked = scheduler, waiting, False
-        self.without = scheduler.handlers["adaptive_target"]
-        scheduler.handlers["adaptive_target"] = self.target
-
-    def target(self, target_duration: float | str | None = None) -> int:
-        """Return the number of workers with which the tasks end in `target_duration`, seconds or as Dask writes it."""
-        self.asked, scheduler = True, self.scheduler
-        least: int = self.without(target_duration=target_duration)
-        within = parse_timedelta(target_duration or dask.config.get("distributed.adaptive.target-duration"))
-        threads = scheduler.total_nthreads / max(1, len(scheduler.workers))
-        wanted = 0.0
-        for ts, tasks, parallel in self.waiting():
-            wanted += min(parallel, tasks * scheduler._get_prefix_duration(ts.prefix) / within)
-        return int(max(least, math.ceil(wanted / max(1.0, threads))))
-
-
-class MemoryManager:
-    """Dask's Active Memory Manager, paused while products run.
-
-    Every 2 s it drops one of two replicas of a block, perhaps the one at home. The block would then travel again.
-    """
-
-    def __init__(self, scheduler: Scheduler) -> None:
-        self.manager = scheduler.extensions.get("amm")
-        self.paused = False  # by `pause`
-
-    def pause(self) -> None:
-        """Stop it, if it runs."""
-        if self.manager is not None and self.manager.running:
-            self.manager.stop()
-            self.paused = True
-
-    def resume(self) -> None:
-        """Start it again, if it was paused here."""
-        if self.paused:
-            self.manager.start()
-            self.paused = False

@@ -13,8 +13,6 @@ from itertools import chain
 from distmm.graph.placement import Key, Placement
 from distmm.scheduler.product_state import ProductState
 
-__all__ = ["HeldLoads"]
-
 Step = tuple[str, int]  # a product, and the order of a step
 Load = tuple[tuple[Key, ...], int]  # the tasks that make a block, and their rank
 

@@ -21,8 +21,6 @@ from heapq import heappop, heappush
 
 from distmm.graph.placement import Key
 
-__all__ = ["HeldStep", "Lookahead"]
-
 
 @dataclass(slots=True)
 class HeldStep:

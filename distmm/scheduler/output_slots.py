@@ -26,8 +26,6 @@ from typing import Any, NamedTuple
 
 from distmm.graph.placement import Chain, Key, Placement
 
-__all__ = ["Holder", "OutputSlots", "Waiting"]
-
 Holder = tuple[str, Chain]  # a product and one of its chains
 
 
@@ -66,13 +64,13 @@ class OutputSlots:
         if key[0] == where.product:
             self.results[where.product, where.chain].add(key)
 
-    def ask(self, key: Key, where: Placement, rank: int, priority: tuple[Any, ...]) -> None:
+    def ask(self, key: Key, where: Placement, priority: tuple[Any, ...]) -> None:
         """Let the first step of a chain wait for a slot; `admit` says when it has one."""
-        heappush(self.waiting[rank], Waiting(priority, next(self.numbers), key, where))
-        self.products[rank][where.product] += 1
-        self.changed.add(rank)
+        heappush(self.waiting[where.rank], Waiting(priority, next(self.numbers), key, where))
+        self.products[where.rank][where.product] += 1
+        self.changed.add(where.rank)
 
-    def admit(self, is_wanted: Callable[[str, Key], bool]) -> list[tuple[Key, Placement]]:
+    def admit(self, wanted: Callable[[Key, Placement], object]) -> list[tuple[Key, Placement]]:
         """Return the first steps that get a slot now, except for tasks that are not wanted any more."""
         admitted = []
         for rank in self.changed:
@@ -86,7 +84,7 @@ class OutputSlots:
                 products[where.product] -= 1
                 if not products[where.product]:
                     del products[where.product]
-                if is_wanted(where.product, key):
+                if wanted(key, where):
                     # A chain that was given up takes no slot, for nothing would give it back. It may start, for a
                     # client may retry it.
                     if (holder := (where.product, where.chain)) in self.results:

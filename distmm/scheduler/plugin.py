@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
@@ -22,31 +21,24 @@ from distributed import SchedulerPlugin
 from distributed.scheduler import Scheduler, TaskState
 
 from distmm.errors import DoesNotFitError
-from distmm.graph.dask_tasks import PlacedTask, ProductTask, is_view
+from distmm.graph.dask_tasks import PlacedTask
 from distmm.graph.placement import Key, Placement
 from distmm.scheduler import dask_internals
+from distmm.scheduler.changes import Changes
 from distmm.scheduler.consumers import reached
-from distmm.scheduler.product_state import Limits, OperandBlock, PlannedTask
+from distmm.scheduler.dask_extensions import AdaptiveTarget, MemoryManager
+from distmm.scheduler.new_graph import NewGraph
 from distmm.scheduler.products import Products
 from distmm.scheduler.replicas import Replica
-from distmm.scheduler.restrictions import Restrictions
-
-__all__ = ["CHANGES_TOPIC", "PlacementPlugin"]
 
 logger = logging.getLogger(__name__)
 
-# Topic of the message by which a client learns that what it knows of the cluster has changed.
-CHANGES_TOPIC = "distmm-changed"
-
-# The state machine is told of tasks that reach one of these states.
-TOLD = frozenset({"memory", "released", "erred", "forgotten"})
+# States of tasks that call for something, mostly for a word to the state machine.
+TOLD = frozenset({"memory", "released", "erred", "forgotten", "no-worker"})
 
 # If all workers are lost at once, tasks wait this long for the replacements of their own workers. Then they start on
 # the workers that are there. Without the wait, the first worker that comes back would get all tasks.
 STRANDED_SECONDS = 30.0
-
-# States of tasks that still have to run.
-PENDING = frozenset({"waiting", "no-worker", "queued", "processing"})
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -75,13 +67,12 @@ class PlacementPlugin(SchedulerPlugin):
         """Give the workers that are there ranks, in the order of their names."""
         self.scheduler = scheduler
         self.loop = asyncio.get_running_loop()
-        self.memory_manager = dask_internals.MemoryManager(scheduler)
+        self.memory_manager = MemoryManager(scheduler)
         self.products = Products()
-        self.adaptive = dask_internals.AdaptiveTarget(scheduler, self._waiting)
+        self.adaptive = AdaptiveTarget(scheduler, self._waiting)
         self.deciding = False
         self.watch: asyncio.TimerHandle | None = None
-        # Clients that are told of the next change of the workers, or of their memory.
-        self.told: dict[str, set[str]] = {"workers": set(), "memory": set()}
+        self.changes = Changes(scheduler)
         self.said: dict[bytes, dict[str, Any]] = {}  # last answer of each worker to a question of clients
         for worker in sorted(scheduler.workers.values(), key=lambda ws: (str(type(ws.name)), ws.name)):
             self.add_worker(scheduler, worker.address)
@@ -104,33 +95,22 @@ class PlacementPlugin(SchedulerPlugin):
             if (key := next(iter(product.tasks.keys() - product.done), None)) is not None:
                 yield self.scheduler.tasks[key], product.total - len(product.done), product.parallel
 
-    def tell(self, client: str) -> None:
-        """Tell a client of the next change, once: it asks again, and is then told again."""
-        for clients in self.told.values():
-            clients.add(client)
-
-    def _announce(self, what: str) -> None:
-        clients, self.told[what] = self.told[what], set()
-        event = {"op": "event", "topic": CHANGES_TOPIC, "event": (time.time(), what)}
-        self.scheduler.send_all({client: [event] for client in clients}, {})
-
     # Events
 
     @reported
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Give a new worker a rank, and the tasks of the dead worker that it replaces."""
-        self._announce("workers")
-        products = self.products
-        replaced = products.ranks.join(worker, scheduler.workers[worker].name)
+        self.changes.announce("workers")
+        replaced = self.products.ranks.join(worker, scheduler.workers[worker].name)
         if replaced is not None:
             dask_internals.move_tasks(scheduler, replaced, worker)
         elif self.adaptive.asked:
-            products.share(products.ranks.alive[worker])
+            self.products.share(self.products.ranks.alive[worker])
 
     @reported
     def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
         """Note that a worker is dead."""
-        self._announce("workers")
+        self.changes.announce("workers")
         self.products.ranks.leave(worker)
 
     @reported
@@ -150,37 +130,19 @@ class PlacementPlugin(SchedulerPlugin):
     def _arrive(self, wanted: set[object]) -> None:
         """Hold or place the product tasks that clients want now, and the tasks that make their operands."""
         self.products.renumber()
-        known, restrictions = self.scheduler.tasks, Restrictions(self.scheduler, self.products)
-        new = dask_internals.to_run(self.scheduler, wanted)
-        placed = [ts for key in new if isinstance((ts := known[key]).run_spec, PlacedTask)]
-        refused = restrictions.read(placed)
-        tasks, others = [], []
-        operands: dict[Key, OperandBlock] = {}
-        limits: dict[str, Limits] = {}
-        for ts in placed:
-            task, where = ts.run_spec, ts.run_spec.placement
-            if where.product in refused:
-                continue
-            if not isinstance(task, ProductTask):
-                others.append((task.key, where))
-                continue
-            blocks = task.operands()
-            tasks.append(PlannedTask(task.key, where, where.rank, task.is_first, blocks, ts.priority))
-            for block in blocks:
-                if block not in operands:
-                    operands[block] = self._operand(known[block], new, restrictions)
-            if where.product not in limits and where.product not in self.products.products:
-                limits[where.product] = Limits.of(task.plan)
-        kept = {key[0] for key in wanted if isinstance(key, tuple)}
-        arranged = self.products.arrived(tasks, others, operands, kept, limits, restrictions.products)
+        known, graph = self.scheduler.tasks, NewGraph(self.scheduler, self.products, wanted)
+        restrictions = graph.restrictions
+        arranged = self.products.arrived(
+            graph.tasks, graph.others, graph.operands, graph.kept, graph.limits, restrictions.products
+        )
         for key, order in arranged.hold:
             dask_internals.hold(known[key], order, restrictions.strict(known[key]))
         for key, rank, order in arranged.place:
             if restrictions.allow(known[key], {rank}):  # the user's own place of the task comes first
                 dask_internals.place(known[key], self.ranks[rank], order, restrictions.strict(known[key]))
-        self._make_room(new, wanted)
-        for name, error in refused.items():
-            failed = [ts for ts in placed if ts.run_spec.placement.product == name]
+        self._make_room(graph)
+        for name, error in graph.refused.items():
+            failed = [ts for ts in graph.placed if ts.run_spec.placement.product == name]
             self._refuse(failed, error)
             dask_internals.unrestrict_operands(failed)
         self._decide_soon()  # after Dask has sent the tasks that do not wait, in its own order
@@ -196,9 +158,8 @@ class PlacementPlugin(SchedulerPlugin):
     @reported
     def transition(self, key: Key, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """Tell the state machine what a change of a task's state means. A fault ends the task's product."""
-        if self.told["memory"]:
-            self._announce("memory")
-        if finish not in TOLD and finish != "no-worker":
+        self.changes.announce("memory")
+        if finish not in TOLD:
             return
         try:
             self._tell(key, start, finish)
@@ -211,13 +172,12 @@ class PlacementPlugin(SchedulerPlugin):
             self.loop.call_soon(self.give_up_product, name, error)
 
     def _tell(self, key: Key, start: str, finish: str) -> None:
+        products, ts = self.products, self.scheduler.tasks[key]
         if finish == "no-worker":
-            ts = self.scheduler.tasks[key]
             dask_internals.park(self.scheduler, ts)
             if ts.state == "no-worker":
                 self.loop.call_soon(self._start_elsewhere, [ts])
             return
-        products, ts = self.products, self.scheduler.tasks[key]
         # A result or a task that was lost with its worker is computed again: the chain keeps its slot.
         if finish == "released" and (ts.waiters or ts.who_wants):
             return
@@ -238,7 +198,7 @@ class PlacementPlugin(SchedulerPlugin):
         if not self.deciding and products.undecided:
             self._decide_soon()
 
-    def _make_room(self, new: set[object], wanted: set[object]) -> None:
+    def _make_room(self, graph: NewGraph) -> None:
         """Give each streamed product the slots that the readers of its C need, or let it fail if they do not fit.
 
         It is known only now whether a client keeps C, and whether tasks read blocks of several waves at a time.
@@ -246,49 +206,14 @@ class PlacementPlugin(SchedulerPlugin):
         known, products = self.scheduler.tasks, self.products
         if not any(state.limits.wave_orders for state in products.products.values()):
             return
-
-        def readers(key: Key) -> list[Key]:
-            found = [ts.key for ts in known[key].dependents if ts.key in new or ts.state in PENDING]
-            # A view keeps the memory of the block: a task that reads the view reads the block.
-            return found + [reader for each in found if is_view(known[each].run_spec) for reader in readers(each)]
-
-        def reads(key: Key) -> list[Key]:
-            return [ts.key for ts in known[key].dependencies]
-
-        def stays(key: Key) -> bool:
-            return (
-                key in wanted
-                or bool(known[key].who_wants)
-                or any(isinstance(known[reader].run_spec, ProductTask) for reader in readers(key))
-            )
-
-        affected = {
-            ts.key[0] for key in new for ts in (known[key], *known[key].dependencies) if isinstance(ts.key, tuple)
-        }
-        affected |= {key[0] for key in wanted if isinstance(key, tuple)}
-        for name, slots, blocks in products.make_room(affected, readers, reads, stays):
+        for name, slots, blocks in products.make_room(graph.read, graph.readers, graph.reads, graph.stays):
             # The tasks that the client asks for fail, and not C: other tasks may read its blocks one by one.
-            failed = [known[key] for key in reached(blocks, readers) & wanted]
+            failed = [known[key] for key in reached(blocks, graph.readers) & graph.wanted]
             plan = next(known[key].run_spec.plan for key in products.products[name].tasks)
             try:
                 plan.check_memory(slots)
             except DoesNotFitError as error:
                 self.loop.call_soon(dask_internals.fail, self.scheduler, failed, error)
-
-    def _operand(self, ts: TaskState, new: set[object], restrictions: Restrictions) -> OperandBlock:
-        """Describe a block of A or B."""
-        readers = {
-            dependent.run_spec.placement.product if isinstance(dependent.run_spec, PlacedTask) else None
-            for dependent in ts.dependents
-        }
-        alive = self.products.ranks.alive
-        at = {rank for name in readers for rank in restrictions.ranks(name)}
-        makers = dask_internals.makers(ts, new, lambda maker: restrictions.allow(maker, at))
-        return OperandBlock(
-            () if isinstance(ts.run_spec, ProductTask) else tuple(maker.key for maker in makers),
-            readers.pop() if len(readers) == 1 else None,
-            [alive[worker.address] for worker in ts.who_has or () if worker.address in alive],
-        )
 
     # Decisions
 
@@ -312,12 +237,9 @@ class PlacementPlugin(SchedulerPlugin):
                 started.append(ts)
         for address, keys in self._by_worker(decided.copy):
             dask_internals.copy_blocks(scheduler, address, keys)
-        if started:
-            dask_internals.start(scheduler, started)
-        if decided.busy is True:
-            self.memory_manager.pause()
-        elif decided.busy is False:
-            self.memory_manager.resume()
+        dask_internals.start(scheduler, started)
+        if decided.busy is not None:
+            self.memory_manager.pause(decided.busy)
 
     @reported
     def _start_elsewhere(self, tasks: Iterable[TaskState]) -> None:
@@ -334,21 +256,18 @@ class PlacementPlugin(SchedulerPlugin):
 
     async def close(self) -> None:
         """Stop looking for stranded tasks, and telling of changes."""
-        self._announce("workers")
+        self.changes.announce("workers")
         if self.watch is not None:
             self.watch.cancel()
 
     def _holders(self, key: Key) -> Collection[int]:
         """Ranks that hold a block."""
-        ts = self.scheduler.tasks.get(key)
-        alive = self.products.ranks.alive
+        ts, alive = self.scheduler.tasks.get(key), self.products.ranks.alive
         if ts is None or ts.state != "memory":
             return ()
         return {alive[worker.address] for worker in ts.who_has or () if worker.address in alive}
 
     def _by_worker(self, replicas: list[Replica]) -> Iterable[tuple[str, list[object]]]:
-        if not replicas:
-            return ()
         found: defaultdict[str, list[object]] = defaultdict(list)
         for key, rank in replicas:
             found[self.ranks[rank]].append(key)
@@ -368,13 +287,10 @@ class PlacementPlugin(SchedulerPlugin):
     def give_up(self, error: Exception) -> None:
         """Let all products under way fail: the state that they share may be wrong."""
         self.products, self.deciding = Products(self.products.ranks), False
-        held = [
-            ts
-            for ts in self.scheduler.tasks.values()
-            if isinstance(ts.run_spec, PlacedTask) or dask_internals.is_held(ts)
-        ]
+        known = self.scheduler.tasks.values()
+        held = [ts for ts in known if isinstance(ts.run_spec, PlacedTask) or dask_internals.is_held(ts)]
         dask_internals.fail(self.scheduler, held, _fault(error))
-        self.memory_manager.resume()
+        self.memory_manager.pause(False)
 
 
 def _fault(error: Exception) -> RuntimeError:

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
-from distmm.graph.placement import Key, Placement
+from distmm.graph.placement import Chain, Key, Placement
 from distmm.planning.plan import Plan
 from distmm.planning.schedule import LOOKAHEAD
+from distmm.scheduler.consumers import MadeBlock
 from distmm.scheduler.lookahead import HeldStep, Lookahead
 from distmm.scheduler.output_slots import OutputSlots
-
-__all__ = ["Limits", "OperandBlock", "PlannedTask", "ProductState"]
 
 
 class Limits(NamedTuple):
@@ -61,8 +61,6 @@ class PlannedTask(NamedTuple):
     ----------
     key : tuple
     where : Placement
-    rank : int
-        ``where.rank``, the rank of the plan.
     is_first : bool
         Whether it begins a chain, and therefore needs a slot for its block of C.
     operands : tuple of keys
@@ -73,7 +71,6 @@ class PlannedTask(NamedTuple):
 
     key: Key
     where: Placement
-    rank: int
     is_first: bool
     operands: tuple[Key, ...]
     priority: tuple[Any, ...] = (0,)
@@ -127,6 +124,32 @@ class ProductState:
     def parallel(self) -> int:
         """Most product tasks that may run at the same time: the unfinished ones of one step."""
         return max(map(len, self.lookahead.unfinished.values()), default=0)
+
+    def even_share(self) -> list[tuple[HeldStep, PlannedTask]]:
+        """Return the tasks in steps to come that one more worker takes over: chains of the ranks that have the most."""
+        chains: defaultdict[tuple[Chain, int], list[tuple[HeldStep, PlannedTask]]] = defaultdict(list)
+        for held in self.lookahead.held.values():
+            for key in held.tasks:
+                if (task := self.tasks.get(key)) is not None:
+                    chains[task.where.chain, task.where.rank].append((held, task))
+        by_rank: defaultdict[int, list[list[tuple[HeldStep, PlannedTask]]]] = defaultdict(list)
+        for steps in chains.values():
+            held, task = steps[0]
+            by_rank[held.tasks[task.key]].append(steps)
+        shared: list[tuple[HeldStep, PlannedTask]] = []
+        for _ in range(len(chains) // (len(by_rank) + 1)):
+            shared += max(by_rank.values(), key=len).pop()
+        return shared
+
+    def made_blocks(self, name: str, stays: Callable[[Key], bool]) -> list[MadeBlock]:
+        """List the blocks of C that are still to be made, or in memory, if they leave when they have been read."""
+        made = []
+        for (of, _), keys in self.slots.results.items() if self.slots and self.limits.wave_orders else ():
+            task = next((self.tasks[key] for key in keys if key in self.tasks), None) if of == name else None
+            if task is not None:
+                where, wave = task.where, task.where.order // self.limits.wave_orders
+                made.append(MadeBlock(tuple(keys), wave, set(where.owners), any(map(stays, keys))))
+        return made
 
     def add(self, task: PlannedTask) -> HeldStep:
         """Add a task that is to run; return what waits for its step to open."""

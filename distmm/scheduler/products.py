@@ -8,43 +8,19 @@ on the scheduler, and carries out what it decides.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from operator import attrgetter
 from types import MappingProxyType
 from weakref import WeakValueDictionary
 
-from distmm.graph.placement import Chain, Key, Placement
-from distmm.scheduler.consumers import MadeBlock, Neighbours, most_at_a_time
+from distmm.graph.placement import Key, Placement
+from distmm.scheduler.consumers import Neighbours, most_at_a_time
+from distmm.scheduler.decisions import Arrangement, Decisions
 from distmm.scheduler.held_loads import HeldLoads
-from distmm.scheduler.lookahead import HeldStep
 from distmm.scheduler.output_slots import OutputSlots
 from distmm.scheduler.product_state import Limits, OperandBlock, PlannedTask, ProductState
 from distmm.scheduler.ranks import Ranks
-from distmm.scheduler.replicas import Replica, Replicas
-
-__all__ = ["Arrangement", "Decisions", "Products"]
-
-
-@dataclass(slots=True)
-class Arrangement:
-    """What happens to the tasks of a graph that has just arrived, before any of them runs.
-
-    `order` is added to the priority of a task: tasks of early steps start first, whatever their chains.
-    """
-
-    hold: list[tuple[Key, int]] = field(default_factory=list)  # task, order: it waits for its step
-    place: list[tuple[Key, int, int]] = field(default_factory=list)  # task, rank, order: it may run
-
-
-@dataclass(slots=True)
-class Decisions:
-    """What to do now. Drops come first: they make room. Tasks and blocks that are gone by then are left out."""
-
-    drop: list[Replica] = field(default_factory=list)
-    start: list[tuple[Key, int]] = field(default_factory=list)  # held tasks that may run now, at these ranks
-    copy: list[Replica] = field(default_factory=list)
-    busy: bool | None = None  # whether a product has unfinished steps, where that may have changed
+from distmm.scheduler.replicas import Replicas
 
 
 class Products:
@@ -72,24 +48,12 @@ class Products:
         Products that may not run on all workers are left alone.
         """
         for product in self.products.values():
-            if not isinstance(product.ranks, range):
-                continue
-            chains: defaultdict[tuple[Chain, int], list[tuple[HeldStep, PlannedTask]]] = defaultdict(list)
-            for held in product.lookahead.held.values():
-                for key in held.tasks:
-                    if (task := product.tasks.get(key)) is not None:
-                        chains[task.where.chain, task.where.rank].append((held, task))
-            by_rank: defaultdict[int, list[list[tuple[HeldStep, PlannedTask]]]] = defaultdict(list)
-            for steps in chains.values():
-                held, task = steps[0]
-                by_rank[held.tasks[task.key]].append(steps)
-            for _ in range(len(chains) // (len(by_rank) + 1)):
-                for held, task in max(by_rank.values(), key=len).pop():
-                    self.replicas.used(task.operands, held.tasks[task.key])
-                    product.shared[task.key] = held.tasks[task.key] = rank
-                    for block in task.operands:
-                        if self.replicas.use(block, rank):
-                            held.replicas[block, rank] = None
+            for held, task in product.even_share() if isinstance(product.ranks, range) else ():
+                self.replicas.used(task.operands, held.tasks[task.key])
+                product.shared[task.key] = held.tasks[task.key] = rank
+                for block in task.operands:
+                    if self.replicas.use(block, rank):
+                        held.replicas[block, rank] = None
 
     def renumber(self) -> None:
         """Give up the ranks of dead workers before a graph arrives, where no product is under way."""
@@ -109,24 +73,19 @@ class Products:
 
         Parameters
         ----------
-        tasks : iterable of PlannedTask
-        others : iterable of (key, Placement)
-            Tasks that read what product tasks read or make, and wait for nothing else.
-        operands : mapping
-            The blocks that `tasks` read.
-        kept : collection of str
-            Names of arrays whose blocks clients keep.
-        limits : mapping
-            Limits of the products that are new.
-        ranks : mapping
-            The ranks of new products that may not run on all.
+        tasks, others
+            Product tasks; and tasks that read what product tasks read or make, and wait for nothing else.
+        operands, kept
+            The blocks that `tasks` read, and the names of arrays whose blocks clients keep.
+        limits, ranks : mapping
+            Limits of the products that are new, and the ranks of those of them that may not run on all.
         """
         arranged = Arrangement()
         replicas = self.replicas
         seen: set[Key] = set()
         advanced: set[tuple[str, Key]] = set()
         # By order: a block that several steps read waits for the first of them.
-        for task in sorted(tasks, key=_order):
+        for task in sorted(tasks, key=attrgetter("where.order")):
             where, order = task.where, task.where.order
             product = self.products.get(where.product)
             if product is None:
@@ -134,7 +93,7 @@ class Products:
                 product = self._begin(where, limits.get(where.product, Limits()), allowed)
             # A task that was given up before it ran, and is wanted again, has its uses planned already.
             planned = task.key in product.tasks and task.key not in product.done
-            held, rank = product.add(task), product.rank(task.rank, task.key)
+            held, rank = product.add(task), product.rank(task.where.rank, task.key)
             held.tasks[task.key] = rank
             arranged.hold.append((task.key, order))
             if product.slots is not None:
@@ -175,7 +134,7 @@ class Products:
             product = self.products.get(name)
             if product is not None and product.slots is not None and not product.limits.wave_orders:
                 # A client keeps blocks of C: they do not leave, and return no slot.
-                self.opening.update(dict.fromkeys(product.slots.require(math.inf)))
+                self.opening |= dict.fromkeys(product.slots.require(math.inf))
         return arranged
 
     def make_room(
@@ -199,65 +158,46 @@ class Products:
         """
         refused = []
         for name in names:
-            made = self._made_blocks(name, stays)
-            if not made or (slots := self.products[name].slots) is None:
+            product = self.products.get(name)
+            if product is None or product.slots is None or not (made := product.made_blocks(name, stays)):
                 continue
             needed = most_at_a_time(made, readers, reads)
-            if needed > max(self.products[name].limits.slots_that_fit, slots.most):
+            if needed > max(product.limits.slots_that_fit, product.slots.most):
                 refused.append((name, needed, [key for each in made for key in each.keys]))
             else:
-                self.opening.update(dict.fromkeys(slots.require(needed)))
+                self.opening |= dict.fromkeys(product.slots.require(needed))
         return refused
-
-    def _made_blocks(self, name: str, stays: Callable[[Key], bool]) -> list[MadeBlock]:
-        """List the blocks of a streamed product that are still to be made, or in memory; none of another product."""
-        product = self.products.get(name)
-        if product is None or product.slots is None or not product.limits.wave_orders:
-            return []
-        made = []
-        for (of, _), keys in product.slots.results.items():
-            task = next((product.tasks[key] for key in keys if key in product.tasks), None) if of == name else None
-            if task is not None:
-                where, wave = task.where, task.where.order // product.limits.wave_orders
-                made.append(MadeBlock(tuple(keys), wave, set(where.owners), any(map(stays, keys))))
-        return made
 
     def finished(self, key: Key, where: Placement) -> None:
         """Count a product task that is done."""
-        product = self.products.get(where.product)
-        task = product.tasks.get(key) if product is not None else None
-        if product is not None and task is not None:
-            self._count(product, task)
-            self._close(product, task)
-            if product.limits.reduced:
+        if (known := self._known(key, where)) is not None:
+            self._count(*known)
+            self._close(*known)
+            if known[0].limits.reduced:
                 self.released(key, where)
         self.block_loaded(key)  # C may be an operand of another product
 
     def given_up(self, key: Key, where: Placement) -> None:
         """Stop waiting for a task that has failed, or that is not wanted any more."""
         self.released(key, where)
-        product = self.products.get(where.product)
-        task = product.tasks.get(key) if product is not None else None
-        if product is not None and task is not None:
-            self._close(product, task)
+        if (known := self._known(key, where)) is not None:
+            self._close(*known)
 
     def released(self, key: Key, where: Placement) -> None:
         """Return the slot of a block of C that was released. A lost block keeps its slot, and is computed again."""
         product = self.products.get(where.product)
         if product is not None and product.slots is not None:
-            for waiting in product.slots.leave(key, where):
-                self.opening[waiting] = None
+            self.opening |= dict.fromkeys(product.slots.leave(key, where))
 
     def forgotten(self, key: Key, where: Placement) -> None:
         """Forget a task that the scheduler has forgotten; if it was the last one, forget the product."""
         self.released(key, where)
         self.replicas.forget(key)
-        product = self.products.get(where.product)
-        task = product.tasks.get(key) if product is not None else None
-        if product is None or task is None:
+        if (known := self._known(key, where)) is None:
             return
-        self._count(product, task)
-        self._close(product, task)
+        self._count(*known)
+        self._close(*known)
+        product, _ = known
         del product.tasks[key]
         product.shared.pop(key, None)
         if not product.tasks:
@@ -318,18 +258,14 @@ class Products:
                 self.replicas.want(held.replicas)
                 blocks.update((block, None) for block, _ in held.replicas)
                 decided.start += [(maker, rank) for makers, rank in held.loads.values() for maker in makers]
-                if product.slots is None:
-                    decided.start += held.tasks.items()
-                    continue
                 for key, rank in held.tasks.items():
-                    if (task := product.tasks.get(key)) is None:
-                        continue
-                    if task.is_first:
-                        product.slots.ask(key, task.where, task.rank, _priority(task))
+                    task = product.tasks.get(key)
+                    if product.slots is not None and task is not None and task.is_first:
+                        product.slots.ask(key, task.where, _priority(task))
                     else:
                         decided.start.append((key, rank))
             if product.slots is not None:
-                for key, where in product.slots.admit(self._is_wanted):
+                for key, where in product.slots.admit(self._known):
                     decided.start.append((key, self.products[where.product].rank(where.rank, key)))
 
     def _begin(self, where: Placement, limits: Limits, ranks: Sequence[int]) -> ProductState:
@@ -339,24 +275,22 @@ class Products:
         product = self.products[where.product] = ProductState(limits, ranks, slots)
         return product
 
-    def _is_wanted(self, name: str, key: Key) -> bool:
-        product = self.products.get(name)
-        return product is not None and key in product.tasks
+    def _known(self, key: Key, where: Placement) -> tuple[ProductState, PlannedTask] | None:
+        """Return a product task with its product. None for other tasks, and for those that are forgotten."""
+        product = self.products.get(where.product)
+        task = None if product is None else product.tasks.get(key)
+        return None if product is None or task is None else (product, task)
 
     def _count(self, product: ProductState, task: PlannedTask) -> None:
         """Count a task as done, once: it does not need its operands any more."""
         if task.key not in product.done:
             product.done.add(task.key)
-            self.replicas.used(task.operands, product.rank(task.rank, task.key))
+            self.replicas.used(task.operands, product.rank(task.where.rank, task.key))
 
     def _close(self, product: ProductState, task: PlannedTask) -> None:
         """Open another step of the product if this task was the last one of its step."""
         if product.lookahead.finish(task.where.order, task.key):
             self.opening[task.where.product] = None
-
-
-def _order(task: PlannedTask) -> int:
-    return task.where.order
 
 
 def _priority(task: PlannedTask) -> tuple[object, ...]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-__all__ = ["Ranks"]
-
 
 class Ranks:
     """Rank r is the worker ``addresses[r]``. A replacement inherits the rank of a dead worker, and with it its blocks.

@@ -12,8 +12,6 @@ from collections.abc import Callable, Collection, Iterable
 
 from distmm.graph.placement import Key
 
-__all__ = ["Replica", "Replicas"]
-
 Replica = tuple[Key, int]  # a block, and the rank that holds it
 
 

@@ -15,8 +15,6 @@ from distmm.graph.dask_tasks import ProductTask
 from distmm.scheduler import dask_internals
 from distmm.scheduler.products import Products
 
-__all__ = ["Restrictions"]
-
 
 class Restrictions:
     """Those of one graph.

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import os
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from distmm.errors import InputError
 from distmm.storage import paths
 from distmm.storage.durability import fsync, fsync_tree
 from distmm.storage.object_store import is_url
+from distmm.storage.overwriting import check_place, check_replaceable, is_array
 from distmm.storage.paths import file_of, locate
 from distmm.storage.stamps import stamp_of
 
 if TYPE_CHECKING:
     from distmm.storage.matrix import Matrix
-    from distmm.storage.output import Output, Target
+    from distmm.storage.output import Output, TargetArray
 
 # Modules that use NumPy, Zarr or HDF5 are imported in functions: they take half a second; `distmm status` needs none.
 
 __all__ = [
-    "Matrix", "Target", "check_output", "create_output", "file_of", "fsync", "is_there", "is_url", "locate",
+    "check_output", "create_output", "file_of", "fsync", "is_there", "is_url", "locate",
     "open_draft", "open_matrix", "output_type", "reopen_output", "stamp_of",
 ]  # fmt: skip
 
@@ -28,13 +28,6 @@ FORMATS = (
     "name.npy, name.zarr (or a Zarr folder, group/name, URL), name.h5, name.h5:/dataset, and raw binary as "
     "name.bin:1000x500:float32"
 )
-
-
-def __getattr__(name: str) -> Any:
-    """Import a class on first use (PEP 562)."""
-    if name in ("Matrix", "Target"):
-        return getattr(import_module(f"distmm.storage.{'matrix' if name == 'Matrix' else 'output'}"), name)
-    raise AttributeError(f"module 'distmm.storage' has no attribute {name!r}")
 
 
 def open_matrix(path: str | os.PathLike[str]) -> Matrix:
@@ -98,13 +91,7 @@ def check_output(path: str | os.PathLike[str], overwrite: bool) -> None:
         If the output is inside a Zarr array. With `overwrite`: if it would replace anything but a single matrix of the
         same format, for example a pipe, a device, a symbolic link, a text file, or several matrices.
     """
-    from distmm.storage.overwriting import check_place, check_replaceable
-    from distmm.storage.zarr_objects import check_url
-
     file, dataset = locate(path)
-    if is_url(file):
-        check_url(file, overwrite)
-        return
     check_place(file)
     if overwrite:
         check_replaceable(file, dataset)
@@ -118,7 +105,7 @@ def create_output(
     overwrite: bool = False,
     draft: str | None = None,
     job: str | None = None,
-) -> Target:
+) -> TargetArray:
     """Create the file or folder that a product is written to.
 
     The suffix determines the format: ``.npy``, ``.h5`` or ``.hdf5``; Zarr for ``.zarr``, for no suffix, and for a
@@ -145,7 +132,7 @@ def create_output(
 
     Returns
     -------
-    Target
+    TargetArray
         ``target[i0:i1, j0:j1] = block`` writes a block.
 
     Raises
@@ -166,7 +153,7 @@ def create_output(
         if is_url(file):
             return ObjectTarget.create(output, shape, dtype, chunks, job)
         if paths.hdf5(file):
-            target: Target = hdf5.create(output, dataset or "/C", shape, dtype)
+            target: TargetArray = hdf5.create(output, dataset or "/C", shape, dtype)
         elif file.lower().endswith(".npy"):
             target = npy.create(output, shape, dtype)
         else:
@@ -179,7 +166,7 @@ def create_output(
         raise InputError(f"{file}: cannot be written: {error}; choose another folder") from error
 
 
-def reopen_output(path: str | os.PathLike[str], draft: str, overwrite: bool = False) -> Target:
+def reopen_output(path: str | os.PathLike[str], draft: str, overwrite: bool = False) -> TargetArray:
     """Open a draft that `create_output` has created, to continue writing. Shape and type are read from the draft."""
     from distmm.storage import hdf5, npy
     from distmm.storage.zarr_objects import ObjectTarget
@@ -211,8 +198,4 @@ def open_draft(path: str, draft: str) -> Matrix:
 
 def is_there(path: str) -> bool:
     """Whether the output exists: a file or folder with its name, or an array in an object store."""
-    if is_url(path):
-        from distmm.storage.zarr_objects import is_array
-
-        return is_array(path)
-    return os.path.lexists(path)
+    return is_array(path) if is_url(path) else os.path.lexists(path)

@@ -31,10 +31,8 @@ from distmm import units
 from distmm.errors import InputError
 from distmm.storage.durability import fsync
 from distmm.storage.matrix import FileMatrix, check_dtype, stripes
-from distmm.storage.output import Block, Region, Target
+from distmm.storage.output import Block, Region, TargetArray
 from distmm.storage.regular_files import check_regular
-
-__all__ = ["FlatMatrix", "FlatTarget", "RawMatrix", "read_into", "write_rows"]
 
 # Seconds to wait for a block that another process is writing.
 ENDING_SECONDS = 60.0
@@ -64,7 +62,6 @@ class FlatMatrix(FileMatrix):
         Rows or columns first.
     """
 
-    file: str = field(kw_only=True)
     offset: int = field(kw_only=True)
     stored: np.dtype[Any] = field(kw_only=True)
     order: Literal["C", "F"] = field(kw_only=True)
@@ -204,7 +201,7 @@ def write_rows(file: BinaryIO, offset: int, width: int, row: int, column: int, b
 
 
 @dataclass(frozen=True)
-class FlatTarget(Target):
+class FlatTarget(TargetArray):
     """A matrix in C order, which begins at byte `offset` of the draft."""
 
     offset: int

@@ -16,8 +16,6 @@ from distmm.storage.matrix import FileMatrix, check_dtype, check_shape, only_mat
 from distmm.storage.output import Output
 from distmm.storage.regular_files import check_regular
 
-__all__ = ["Hdf5Matrix", "check_replaceable", "create", "reopen"]
-
 # Largest number of soft links on the way to a dataset. More links are treated as a cycle.
 MOST_LINKS = 16
 
@@ -87,7 +85,6 @@ def _dataset(opened: h5py.File, name: str) -> h5py.Dataset | None:
 class Hdf5Matrix(FileMatrix):
     """One dataset of an HDF5 file. ``path`` has the names of the file and the dataset."""
 
-    file: str = field(kw_only=True)
     dataset: str = field(kw_only=True)
 
     @classmethod

@@ -22,8 +22,6 @@ from numpy.typing import NDArray
 from distmm.errors import InputError
 from distmm.storage.unpacking import SLACK, unpacked
 
-__all__ = ["check_filters", "read"]
-
 Z = h5py.h5z
 OWN = {Z.FILTER_DEFLATE, Z.FILTER_SHUFFLE, Z.FILTER_FLETCHER32}
 

@@ -19,11 +19,6 @@ from numpy.typing import NDArray
 from distmm.errors import InputError
 from distmm.storage import stamps
 
-__all__ = [
-    "FileMatrix", "Matrix", "check_dtype", "check_shape", "explained", "modified", "normalise", "only_matrix",
-    "stripes",
-]  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Matrix(ABC):
@@ -150,17 +145,19 @@ class Matrix(ABC):
         """Return a new array of ``self.dtype``. The slices are ascending, not empty, and within the shape."""
 
 
+@dataclass(frozen=True)
 class FileMatrix(Matrix):
-    """A matrix in one file: that of its attribute `file`, or else of its path."""
+    """A matrix in one file, `file`. Its path may also name a dataset, or a shape and type."""
+
+    file: str = field(kw_only=True)
 
     def fingerprint(self) -> dict[str, Any]:
         """Return size and time of the file too."""
-        return {**super().fingerprint(), **modified(getattr(self, "file", self.path))}
+        return {**super().fingerprint(), **modified(self.file)}
 
     def stamp(self) -> str:
         """Hash what the file system says of the file."""
-        file = getattr(self, "file", self.path)
-        return stamps.of_files([(file, os.stat(file))])
+        return stamps.of_files([(self.file, os.stat(self.file))])
 
 
 @contextmanager

@@ -14,8 +14,6 @@ from distmm.storage.matrix import check_dtype, check_shape
 from distmm.storage.output import Output
 from distmm.storage.regular_files import check_regular
 
-__all__ = ["NpyMatrix", "create", "reopen"]
-
 # One thread at a time parses a header. NumPy uses `ast`, which fails in CPython before 3.11.8 if several threads parse
 # at the same time: "SystemError: AST constructor recursion depth mismatch".
 _parsing = threading.Lock()

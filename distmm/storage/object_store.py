@@ -22,8 +22,6 @@ from typing import Any
 
 from distmm.errors import InputError
 
-__all__ = ["ObjectFolder", "check_access", "is_url", "located", "tag_of", "within"]
-
 # fsspec's packages that support conditional puts, by the scheme of a URL.
 PACKAGES = {
     "s3": "s3fs",
@@ -103,7 +101,7 @@ def within(url: str, other: str) -> bool:
 
 
 class ObjectFolder:
-    """The objects whose names begin with a URL and a slash. Names are relative to that URL.
+    """The objects whose names begin with a URL and a slash; an empty name is the object of the URL itself.
 
     All errors of the store are raised as `OSError` with an error number and a name.
 
@@ -120,7 +118,7 @@ class ObjectFolder:
             # fsspec returns the same object, with its open connections, for all calls in a process.
             self._store, self._key = fsspec.url_to_fs(self.url, use_listings_cache=False)
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str = "") -> bytes:
         """Return the contents of an object."""
         with self._explained(name):
             content: bytes = self._store.cat_file(self._at(name), start=0)  # without `start`, s3fs first gets the size
@@ -135,15 +133,16 @@ class ObjectFolder:
             return dict.fromkeys(at.values(), found)
         return {at[key]: content for key, content in found.items()}
 
-    def put(self, name: str, content: bytes) -> None:
-        """Put an object. It replaces an existing object of this name."""
-        self._put(name, content, "overwrite")
+    def put(self, name: str, content: bytes, is_new: bool = False) -> None:
+        """Put an object. If an object of this name exists, replace it, or raise FileExistsError if the one `is_new`."""
+        try:
+            with self._explained(name):
+                self._store.pipe_file(self._at(name), content, mode="create" if is_new else "overwrite")
+        except FileNotFoundError:
+            bucket = self._key.split("/", 1)[0]
+            raise InputError(f"{self.url}: there is no bucket (or container) {bucket}; create it first") from None
 
-    def create(self, name: str, content: bytes) -> None:
-        """Put an object. Raise FileExistsError if an object of this name exists."""
-        self._put(name, content, "create")
-
-    def facts(self, name: str) -> dict[str, Any] | None:
+    def facts(self, name: str = "") -> dict[str, Any] | None:
         """Return the store's facts of an object, such as its size. None if it does not exist."""
         try:
             with self._explained(name):
@@ -159,7 +158,7 @@ class ObjectFolder:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{self.url}/{name}")
         return tag_of(facts)
 
-    def modified(self, name: str) -> float:
+    def modified(self, name: str = "") -> float:
         """Return the time of an object's put in seconds, by the store's clock. 0 if it does not exist."""
         try:
             with self._explained(name):
@@ -199,14 +198,6 @@ class ObjectFolder:
                     for key in keys:
                         if self._store.exists(key):
                             self._store.rm_file(key)
-
-    def _put(self, name: str, content: bytes, mode: str) -> None:
-        try:
-            with self._explained(name):
-                self._store.pipe_file(self._at(name), content, mode=mode)
-        except FileNotFoundError:
-            bucket = self._key.split("/", 1)[0]
-            raise InputError(f"{self.url}: there is no bucket (or container) {bucket}; create it first") from None
 
     def _at(self, name: str) -> str:
         return f"{self._key}/{name}" if name else self._key

@@ -25,11 +25,6 @@ from distmm.storage.zarr_chunks import Present
 from distmm.storage.zarr_folder import ZarrMatrix, check_codecs, metadata_hash
 from distmm.storage.zarr_internals import bounded, keys_of, opened_again, store_of
 
-__all__ = ["OpenedZarr", "by_path", "in_memory", "unsendable"]
-
-# Drivers of HDF5 that open a file by its name.
-BY_NAME = ("sec2", "stdio")
-
 # Options that Zarr itself gives to a file system of fsspec. With others, such as keys, a URL alone is not enough.
 OPTIONS = {"asynchronous", "loop", "skip_instance_cache"}
 
@@ -63,7 +58,7 @@ def unsendable(source: Any) -> str | None:
                 f"{what}, which is open for writing ({file.mode}): workers cannot open it at the same time; close it "
                 "and open it again with h5py.File(path, 'r'), or give its path to distmm.multiply"
             )
-        if file.driver not in BY_NAME:
+        if file.driver != "sec2":  # of the others, `_hdf5` cannot tell whether the file still has its name
             return (
                 f"{what}, which the driver {file.driver!r} has opened: open it by its path, with h5py.File(path, 'r')"
             )

@@ -20,8 +20,6 @@ from distmm.errors import InputError
 from distmm.storage.durability import exchange, fsync, remove
 from distmm.storage.matrix import normalise
 
-__all__ = ["Block", "Output", "Region", "Target", "check_folder"]
-
 Region = tuple[slice, slice]  # rows and columns
 Block = tuple[slice, slice, NDArray[Any]]
 
@@ -125,7 +123,7 @@ def check_folder(path: str, folder: str) -> None:
 
 
 @dataclass(frozen=True)
-class Target(ABC):
+class TargetArray(ABC):
     """A matrix that is written block by block: ``target[i0:i1, j0:j1] = block``.
 
     Many processes may write at the same time, but no two to the same storage chunk.

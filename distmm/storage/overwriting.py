@@ -1,4 +1,4 @@
-"""Checks that an output replaces nothing but one matrix of its format."""
+"""Checks that an output replaces nothing but one matrix of its format, and is in no other Zarr array."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import json
 import os
 import re
 import stat
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 
 from distmm.errors import InputError
-from distmm.storage import hdf5, paths
-from distmm.storage.npy import NpyMatrix
-from distmm.storage.regular_files import kind
-from distmm.storage.zarr_folder import ZarrMatrix
-
-__all__ = ["check_place", "check_replaceable"]
+from distmm.storage import paths
+from distmm.storage.object_store import ObjectFolder, is_url
+from distmm.storage.regular_files import check_regular, kind
 
 REMEDY = "it is not replaced: choose another name, or remove it yourself"
 
-# Files and folders of a two-dimensional Zarr array of version 2 or 3, for any naming of chunks.
-ZARR_NAME = re.compile(r"zarr\.json|\.zarray|\.zattrs|(c[./]?)?(\d+([./]\d+)?)?")
+# Files, objects and folders of a two-dimensional Zarr array of version 2 or 3, for any naming of chunks.
+ZARR_NAME = re.compile(r"zarr\.json|\.zarray|\.zattrs|(c[./])?\d+[./]\d+|(c/)?(\d+/)?")
 
 
 def check_place(path: str) -> None:
@@ -27,18 +26,18 @@ def check_place(path: str) -> None:
     Parameters
     ----------
     path : str
-        File or folder of the output, absolute.
+        File or folder of the output, absolute, or its URL.
 
     Raises
     ------
     InputError
         With the name of the array.
     """
-    folder = os.path.dirname(path)
-    while folder != os.path.dirname(folder):
-        if _is_array(folder):
-            raise InputError(f"{path}: is inside the Zarr array {folder}, which it would damage; choose another place")
-        folder = os.path.dirname(folder)
+    above = os.path.dirname(path)
+    while above != os.path.dirname(above) and not (is_url(above) and above.count("/") < 3):  # not the bucket itself
+        if is_array(above):
+            raise InputError(f"{path}: is inside the Zarr array {above}, which it would damage; choose another place")
+        above = os.path.dirname(above)
 
 
 def check_replaceable(path: str, dataset: str | None) -> None:
@@ -47,7 +46,7 @@ def check_replaceable(path: str, dataset: str | None) -> None:
     Parameters
     ----------
     path : str
-        File or folder of the output, absolute.
+        File or folder of the output, absolute, or its URL.
     dataset : str or None
         Name in an HDF5 file, if the user gave one.
 
@@ -56,6 +55,9 @@ def check_replaceable(path: str, dataset: str | None) -> None:
     InputError
         With the contents that would be lost.
     """
+    if is_url(path):
+        _check_names(path, ObjectFolder(path).everything())
+        return
     if not os.path.lexists(path):
         return
     mode = os.lstat(path).st_mode
@@ -66,40 +68,58 @@ def check_replaceable(path: str, dataset: str | None) -> None:
         raise InputError(
             f"{path}: is {kind(mode)}, not {'a file' if is_file else 'the folder'} of a matrix, and {REMEDY}"
         )
+    from distmm.storage import hdf5, npy, zarr_folder  # late: `is_array` needs no NumPy
+
     if paths.hdf5(path):
         hdf5.check_replaceable(path, dataset)
         return
     try:
         if is_file:
-            NpyMatrix.open(path)
+            npy.NpyMatrix.open(path)
+        elif not is_array(path):
+            raise InputError(f"{path}: is a folder, but not a Zarr array")
         else:
-            _check_zarr(path)
+            zarr_folder.ZarrMatrix.open(path)
     except InputError as error:
         raise InputError(f"{error}; {REMEDY}") from error
+    if not is_file:
+        _check_names(path, _contents(path))
 
 
-def _check_zarr(path: str) -> None:
-    """Refuse a folder with other contents than one Zarr array."""
-    if not _is_array(path):
-        raise InputError(f"{path}: is a folder, but not a Zarr array")
-    ZarrMatrix.open(path)
-    for folder, folders, files in os.walk(path):
-        for name in (*folders, *files):
-            inside = os.path.relpath(os.path.join(folder, name), path)
-            if not ZARR_NAME.fullmatch(inside):
-                raise InputError(f"{path}: contains {inside}, which is not part of a Zarr array")
-
-
-def _is_array(folder: str) -> bool:
-    """Whether a folder is a Zarr array, of version 2 or 3."""
-    if os.path.isfile(os.path.join(folder, ".zarray")):
+def is_array(place: str) -> bool:
+    """Whether a folder or a URL is a Zarr array of version 2 or 3."""
+    names = ("zarr.json", ".zarray")
+    found = ObjectFolder(place).read_all(names) if is_url(place) else {}
+    for error in found.values():
+        if isinstance(error, Exception) and not isinstance(error, FileNotFoundError):
+            raise InputError(f"{place}: cannot be read: {error}")
+    if not is_url(place):
+        for name in names:
+            with suppress(OSError):
+                path = os.path.join(place, name)
+                check_regular(path)
+                with open(path, "rb") as file:
+                    found[name] = file.read()
+    described, of_version_2 = (found.get(name) for name in names)
+    if isinstance(of_version_2, bytes):
         return True
-    described = os.path.join(folder, "zarr.json")
-    if not os.path.isfile(described):
-        return False
     try:
-        with open(described) as file:
-            content = json.load(file)
-    except (OSError, ValueError):
+        content = json.loads(described) if isinstance(described, bytes) else None
+    except ValueError:
         return False  # not a readable array
     return isinstance(content, dict) and content.get("node_type") == "array"
+
+
+def _contents(path: str) -> Iterator[str]:
+    """Yield the names of the files and folders in a folder. Those of folders end with a slash."""
+    for folder, folders, files in os.walk(path):
+        inside = os.path.relpath(folder, path)
+        yield from (os.path.normpath(os.path.join(inside, name)) for name in files)
+        yield from (os.path.normpath(os.path.join(inside, name)) + "/" for name in folders)
+
+
+def _check_names(path: str, names: Iterable[str]) -> None:
+    """Refuse names that are not of a Zarr array."""
+    other = next((name for name in names if not ZARR_NAME.fullmatch(name)), None)
+    if other is not None:
+        raise InputError(f"{path}: contains {other}, which is not part of a Zarr array; {REMEDY}")

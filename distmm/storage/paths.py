@@ -8,8 +8,6 @@ import re
 from distmm.errors import InputError
 from distmm.storage.object_store import is_url, located
 
-__all__ = ["existing_hdf5", "file_of", "hdf5", "locate", "raw"]
-
 
 def raw(path: str) -> tuple[str, str] | None:
     """Split ``file:ROWSxCOLUMNS:TYPE[:F]`` into file and description. None for any other path."""

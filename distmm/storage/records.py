@@ -24,8 +24,6 @@ from distmm.errors import InputError
 from distmm.storage.durability import fsync, published, remove
 from distmm.storage.object_store import ObjectFolder, is_url
 
-__all__ = ["OWNER", "Records", "records"]
-
 # Name of an owner's subfolder: a token of `distmm.job.lock`.
 OWNER = re.compile("[0-9a-f]{32}")
 
@@ -159,15 +157,13 @@ class _Objects:
     """Objects of S3, Google Cloud Storage or Azure. A folder is a prefix of names, and need not be created."""
 
     def exists(self, path: str) -> bool:
-        folder, name = _split(path)
-        return folder.facts(name) is not None
+        return ObjectFolder(path).facts() is not None
 
     def names(self, folder: str) -> list[str]:
         return ObjectFolder(folder).names()
 
     def read(self, path: str) -> bytes:
-        folder, name = _split(path)
-        return folder.read(name)
+        return ObjectFolder(path).read()
 
     def read_all(self, folder: str) -> Iterator[tuple[str, bytes | Exception]]:
         here = ObjectFolder(folder)
@@ -175,26 +171,25 @@ class _Objects:
 
     def write(self, contents: Mapping[str, bytes], drafts: str | None = None) -> None:
         for path, content in contents.items():
-            folder, name = _split(path)
-            folder.put(name, content)
+            ObjectFolder(path).put("", content)
 
     def create(self, path: str, content: bytes) -> None:
         """Write a new record.
 
         Some stores accept the condition of a put, but ignore it. So a second put is made, which has to fail.
         """
-        folder, name = _split(path)
+        record = ObjectFolder(path)
         try:
-            folder.create(name, content)
+            record.put("", content, is_new=True)
         except FileExistsError:
             # If the response to a put is lost, the package sends the put again. The content identifies the owner.
-            if folder.read(name) != content:
+            if record.read() != content:
                 raise
         try:
-            folder.create(name, b"")
+            record.put("", b"", is_new=True)
         except FileExistsError:
             return
-        folder.remove([name])
+        record.remove([""])
         raise InputError(
             f"{path}: this store replaces an object although the request forbids it (If-None-Match: *), so two jobs "
             f"could write the same C; use a store that supports this condition, or write C to a folder"
@@ -202,28 +197,26 @@ class _Objects:
 
     def touch(self, path: str) -> None:
         # Not the record itself: a suspended owner could put back a record that was removed in the meantime.
-        folder, name = _split(path)
-        folder.put(f"{name}.beat", b"")
+        ObjectFolder(f"{path}.beat").put("", b"")
 
     def age(self, path: str) -> float:
-        folder, name = _split(path)
-        written = folder.modified(name)
+        written = ObjectFolder(path).modified()
         if not written:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        probe = f"clock.{uuid.uuid4().hex}"
-        folder.put(probe, b"")
+        probe = ObjectFolder(f"{os.path.dirname(path)}/clock.{uuid.uuid4().hex}")
+        probe.put("", b"")
         try:
-            return folder.modified(probe) - max(written, folder.modified(f"{name}.beat"))
+            return probe.modified() - max(written, ObjectFolder(f"{path}.beat").modified())
         finally:
-            folder.remove([probe])
+            probe.remove([""])
 
     def remove(self, path: str) -> None:
-        folder, name = _split(path)
-        folder.remove([name, f"{name}.beat"])
+        ObjectFolder(os.path.dirname(path)).remove([os.path.basename(path), f"{os.path.basename(path)}.beat"])
 
     def discard(self, path: str, owner: str) -> None:
-        above, name = _split(path)
-        above.remove([*(f"{name}/{each}" for each in ObjectFolder(path).everything()), name, f"{name}.beat"])
+        folder = ObjectFolder(path)
+        folder.remove([*folder.everything(), ""])
+        ObjectFolder(f"{path}.beat").remove([""])
 
     def own(self, folder: str, token: str) -> str:
         return f"{folder}/{token}"
@@ -247,11 +240,6 @@ def _work(folder: str) -> Iterator[str]:
             yield from _work(path)
         elif os.path.isdir(path) and not name.startswith("removed."):
             yield path
-
-
-def _split(path: str) -> tuple[ObjectFolder, str]:
-    folder, name = path.rsplit("/", 1)
-    return ObjectFolder(folder), name
 
 
 DISK, OBJECTS = Disk(), _Objects()

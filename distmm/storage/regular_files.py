@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import stat
 
-__all__ = ["check_regular", "kind"]
-
 KINDS = {
     stat.S_ISDIR: "a folder", stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device",
     stat.S_ISBLK: "a device",

@@ -10,8 +10,6 @@ from contextlib import suppress
 
 from distmm.storage.object_store import ObjectFolder, is_url
 
-__all__ = ["entries", "of_array", "of_files", "stamp_of"]
-
 
 def stamp_of(path: str) -> str:
     """Return the stamp of an output: a file, a folder, or an array in an object store."""

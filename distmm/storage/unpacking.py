@@ -15,8 +15,6 @@ from typing import Any
 import numcodecs
 import numpy as np
 
-__all__ = ["PACKED", "SLACK", "unpacked"]
-
 # Bytes that a chunk may have beyond twice the size of its elements: checksums, and headers of other formats.
 SLACK = 1 << 16
 

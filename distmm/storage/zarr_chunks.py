@@ -20,8 +20,6 @@ from distmm.storage.object_store import ObjectFolder
 if TYPE_CHECKING:
     import zarr
 
-__all__ = ["Present"]
-
 NUMBER = re.escape("{}")  # of a pattern of names
 
 

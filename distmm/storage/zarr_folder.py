@@ -25,11 +25,7 @@ from distmm.storage.regular_files import check_regular
 from distmm.storage.zarr_chunks import Present
 from distmm.storage.zarr_internals import bounded, chunk_names, open_zarr, register_bfloat16
 
-__all__ = ["ZarrMatrix", "check_codecs", "metadata_hash"]
-
 register_bfloat16()
-
-Facts = tuple[str, int, int, int, int]
 
 
 @dataclass(frozen=True)
@@ -44,8 +40,8 @@ class ZarrMatrix(Matrix):
         Pattern of the chunks' names, such as ``c/{}/{}``, if chunks are plain: uncompressed elements in C order.
     fill : scalar
         Value of the elements of missing chunks.
-    facts : tuple or None
-        Name of the file with the metadata, and its inode, size and times. None for a URL.
+    facts : str or None
+        Hash of inode, size and times of the file with the metadata. None for a URL.
     present : Present
         Which of its files existed when it was opened.
     """
@@ -53,7 +49,7 @@ class ZarrMatrix(Matrix):
     metadata: str = field(kw_only=True)
     plain: str | None = field(kw_only=True)
     fill: Any = field(kw_only=True, repr=False, compare=False)
-    facts: Facts | None = field(kw_only=True, repr=False, compare=False)
+    facts: str | None = field(kw_only=True, repr=False, compare=False)
     present: Present = field(kw_only=True, repr=False)
 
     @classmethod
@@ -153,7 +149,7 @@ class ZarrMatrix(Matrix):
         # A missing chunk reads as the fill value, and so do all chunks if the mount is lost during the read. The data
         # are valid only if the array's metadata still exists and is unchanged. A stat takes 10 us. To read the metadata
         # takes 1 to 3 ms, and is needed only if the file has changed, or is a copy on another machine.
-        if self.facts is not None and _facts(self.path, self.facts[0]) == self.facts:
+        if self.facts is not None and _facts(self.path) == self.facts:
             return
         if metadata_hash(open_zarr(self.path)) != self.metadata:
             raise OSError("the array has been replaced since it was opened")
@@ -180,12 +176,11 @@ def _plain(path: str, stored: zarr.Array[Any]) -> str | None:
     return chunk_names(stored)
 
 
-def _facts(path: str, *names: str) -> Facts | None:
-    """Return name, inode, size and times of the file with an array's metadata. None if there is none."""
-    for name in names or ("zarr.json", ".zarray"):
+def _facts(path: str) -> str | None:
+    """Return a hash of inode, size and times of the file with an array's metadata. None if there is none."""
+    for name in ("zarr.json", ".zarray"):
         with suppress(OSError):
-            found = os.stat(os.path.join(path, name))
-            return name, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+            return stamps.of_files([(name, os.stat(os.path.join(path, name)))])
     return None
 
 

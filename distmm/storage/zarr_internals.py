@@ -39,11 +39,6 @@ try:
 except (ImportError, AttributeError) as error:
     NO_TYPES, BaseFloat = str(error), object  # type: ignore[assignment, misc]
 
-__all__ = [
-    "bounded", "chunk_names", "dictionary_of", "keys_of", "open_zarr", "opened_again",
-    "register_bfloat16", "store_of",
-]  # fmt: skip
-
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 

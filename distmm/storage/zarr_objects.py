@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -26,11 +25,10 @@ from zarr.storage import MemoryStore
 from distmm.errors import InputError
 from distmm.storage.matrix import Matrix
 from distmm.storage.object_store import ObjectFolder, tag_of
-from distmm.storage.output import Block, Output, Region, Target
+from distmm.storage.output import Block, Output, Region, TargetArray
+from distmm.storage.overwriting import ZARR_NAME
 from distmm.storage.zarr_folder import ZarrMatrix
 from distmm.storage.zarr_target import create_raw
-
-__all__ = ["ObjectDraft", "ObjectOutput", "ObjectTarget", "check_url", "is_array"]
 
 # Largest size of a chunk in bytes, if a block can be cut into equal stripes. A put copies its chunk. With `UPLOADS`
 # puts at a time, the copies take half a gigabyte in each process. Above 100 MB s3fs makes a multipart upload, which has
@@ -44,8 +42,6 @@ UPLOADS = 8
 # be cut into stripes of one row.
 MOST_STRIPES = 4
 
-# Objects of a two-dimensional Zarr array of version 2 or 3, for any naming of chunks.
-ZARR_NAME = re.compile(r"zarr\.json|\.zarray|\.zattrs|(c[./])?\d+[./]\d+")
 
 APPEARED = (
     "{}: was created by another program while the product was computed, and is not replaced: move it away, and resume "
@@ -70,7 +66,7 @@ class ObjectOutput(Output):
         metadata = ObjectFolder(self.draft).read("zarr.json")
         final = ObjectFolder(self.path)
         try:
-            final.create("zarr.json", metadata)
+            final.put("zarr.json", metadata, is_new=True)
         except FileExistsError:
             if final.read("zarr.json") != metadata:
                 raise InputError(APPEARED.format(self.path)) from None
@@ -82,7 +78,7 @@ class ObjectOutput(Output):
 
 
 @dataclass(frozen=True)
-class ObjectTarget(Target):
+class ObjectTarget(TargetArray):
     """A Zarr array (version 3) in an object store. A block of C is one chunk, or several stripes of rows.
 
     Attributes
@@ -126,7 +122,7 @@ class ObjectTarget(Target):
                 whole = np.zeros(self.chunks, little)
                 whole[: part.shape[0], : part.shape[1]] = part
                 part = whole
-            folder.create(name, part.astype(little, copy=False).tobytes())
+            folder.put(name, part.astype(little, copy=False).tobytes(), is_new=True)
 
         inside = (((*chunk, block) for chunk in self._inside(rows, cols)) for rows, cols, block in blocks)
         _together(put, itertools.chain.from_iterable(inside))
@@ -219,42 +215,6 @@ class ObjectDraft(Matrix):
             slice(s.start - first, s.stop - first, s.step) for s, first in ((rows, top * height), (cols, left * width))
         )
         return np.ascontiguousarray(block[tuple(inside)])
-
-
-def check_url(url: str, overwrite: bool) -> None:
-    """Refuse an output that is inside a Zarr array, or would replace anything but one array.
-
-    Raises
-    ------
-    InputError
-        With the array, or with the object that is not part of an array.
-    """
-    scheme, rest = url.split("://")
-    bucket, *names = rest.split("/")
-    for n in range(1, len(names)):
-        above = f"{scheme}://{'/'.join([bucket, *names[:n]])}"
-        if is_array(above):
-            raise InputError(f"{url}: is inside the Zarr array {above}, which it would damage; choose another place")
-    if overwrite:
-        other = next((name for name in ObjectFolder(url).everything() if not ZARR_NAME.fullmatch(name)), None)
-        if other is not None:
-            raise InputError(
-                f"{url}: contains {other}, which is not part of a Zarr array; it is not replaced: choose another name, "
-                f"or remove it yourself"
-            )
-
-
-def is_array(url: str) -> bool:
-    """Whether a URL is a Zarr array of version 2 or 3."""
-    folder = ObjectFolder(url)
-    found = folder.read_all(["zarr.json", ".zarray"])
-    for error in found.values():
-        if isinstance(error, Exception) and not isinstance(error, FileNotFoundError):
-            raise InputError(f"{folder.url}: cannot be read: {error}")
-    if isinstance(found[".zarray"], bytes):
-        return True
-    described = found["zarr.json"]
-    return isinstance(described, bytes) and json.loads(described).get("node_type") == "array"
 
 
 def _stripe(height: int, row: int) -> int:

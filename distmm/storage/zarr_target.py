@@ -14,7 +14,7 @@ import zarr
 
 from distmm.storage.durability import fsync, published
 from distmm.storage.flat import write_rows
-from distmm.storage.output import Block, Output, Region, Target
+from distmm.storage.output import Block, Output, Region, TargetArray
 from distmm.storage.zarr_folder import ZarrMatrix
 
 __all__ = ["ZarrTarget", "create_raw"]
@@ -32,7 +32,7 @@ def create_raw(
 
 
 @dataclass(frozen=True)
-class ZarrTarget(Target):
+class ZarrTarget(TargetArray):
     """A Zarr array (version 3) whose chunks are C's blocks, so that each chunk has one writer.
 
     Attributes

@@ -25,7 +25,7 @@ BUFFER = 32 << 20
 
 @runtime_checkable
 class Source(Protocol):
-    """A matrix that can be read in pieces, such as `distmm.storage.Matrix`."""
+    """A matrix that can be read in pieces, such as `distmm.storage.matrix.Matrix`."""
 
     @property
     def shape(self) -> tuple[int, ...]:

@@ -182,11 +182,12 @@ class Simulation(VirtualCluster):
         if isinstance(spec, ProductTask):
             where = spec.placement
             area = blocking.m[where.i] * blocking.n[where.j]
-            depth = sum(blocking.k[p] for p in blocking.steps[where.step])
-            last = where.step == len(blocking.steps) - 1
+            steps = blocking.parts()[0]
+            depth = sum(blocking.k[p] for p in steps[where.step])
+            last = where.step == len(steps) - 1
             accumulator = accumulator_dtype(self.plan.problem.dtype).itemsize
             size = item if last else accumulator
-            sums = area * accumulator if len(blocking.steps[where.step]) > 1 else 0  # of all its panels but the last
+            sums = area * accumulator if len(steps[where.step]) > 1 else 0  # of all its panels but the last
             return True, 2 * area * depth / self.machine.rate + self.machine.gap, area * size, sums
         name, row, column = spec.key
         edges = (blocking.m[row], blocking.k[column]) if name == self.a else (blocking.k[row], blocking.n[column])

@@ -43,7 +43,7 @@ def test_loads_that_may_begin_do_before_products_of_open_steps(monkeypatch: pyte
             name, row, column, *step = message["key"]
             product = name.startswith(("distmm-step", "distmm-matmul"))
             panel = column if name == self.cluster.a else row
-            number = (step or [len(plan.blocking.steps) - 1])[0] if product else panel // plan.blocking.panels
+            number = (step or [len(plan.blocking.parts()[0]) - 1])[0] if product else panel // plan.blocking.panels
             asked.setdefault(self.address, []).append((product, number, message["priority"]))
         receive(self, message)
 

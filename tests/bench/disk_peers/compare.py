@@ -24,7 +24,8 @@ from rich.table import Table
 
 import distmm
 from distmm.errors import InputError
-from distmm.storage import Matrix, create_output, open_matrix
+from distmm.storage import create_output, open_matrix
+from distmm.storage.matrix import Matrix
 
 from .task import Task
 from .usage import Usage

@@ -20,7 +20,7 @@ from distmm.graph.dask_tasks import PlacedTask, ProductTask
 from distmm.planning.blocks import Blocking, even_edges
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.grid import Grid
-from distmm.planning.layout import Layout
+from distmm.planning.grid_layout import GridLayout
 from distmm.planning.problem import Problem, Symmetry
 from distmm.planning.schedule import Schedule
 from distmm.planning.search import make_plan
@@ -175,7 +175,7 @@ def test_bytes_are_those_of_the_blocks_that_leave_home(
     problem = Problem(rows * 3 - 1, panels * 2 - 1, rows * 3 - 1, F4, batch, batch, symmetry)
     edges = even_edges(problem.m, 3)
     blocking = Blocking(edges, even_edges(problem.k, 2), edges, tuple((1,) * x for x in batch), triangle=True)
-    layout = Layout(problem, Schedule(blocking, grid))
+    layout = GridLayout(problem, Schedule(blocking, grid))
     layers = len(blocking.parts(grid.layers))
     for wave in blocking.waves((1, cuts, cuts), (grid.rows, grid.columns)):
         needs: set[tuple[Any, ...]] = set()

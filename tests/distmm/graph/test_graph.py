@@ -150,7 +150,7 @@ def test_earlier_waves_come_first() -> None:
         Epilogue(np.dtype("f8"), "numpy"),
     )
     orders = [{task.placement.order for task in ProductLayer(*what, wave).values()} for wave in cut.waves]
-    assert sorted(o for wave in orders for o in wave) == list(range(len(cut.waves) * len(cut.blocking.steps)))
+    assert sorted(o for wave in orders for o in wave) == list(range(len(cut.waves) * len(cut.blocking.parts()[0])))
     assert all(max(a) < min(b) for a, b in pairwise(orders))
 
 

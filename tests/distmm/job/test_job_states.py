@@ -28,7 +28,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from distmm import job
 from distmm.errors import InputError, Stopped
 from distmm.storage import flat, open_matrix, reopen_output
-from distmm.storage.output import Target
+from distmm.storage.output import TargetArray
 from tests import forked
 from tests.distmm.job.killed_runs import ENDING_SECONDS, EVENTS, Enough, KilledRun, markers
 from tests.until import until
@@ -54,15 +54,15 @@ AT_REST = {"memory", "released", "error", "forgotten"}  # states of Dask's tasks
 def full_disk(writes: int) -> Iterator[None]:
     """Let writes of blocks fail, but for the first ones."""
     left = iter(range(writes))
-    write = Target.__setitem__
+    write = TargetArray.__setitem__
 
-    def limited(self: Target, key: Any, block: Any) -> None:
+    def limited(self: TargetArray, key: Any, block: Any) -> None:
         if next(left, None) is None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         write(self, key, block)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Target, "__setitem__", limited)
+        patch.setattr(TargetArray, "__setitem__", limited)
         yield
 
 

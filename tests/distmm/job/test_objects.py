@@ -19,7 +19,7 @@ from distmm.errors import InputError, Stopped
 from distmm.job import lock
 from distmm.job.folder import Folder
 from distmm.job.lock import Lock, holder
-from distmm.storage import create_output, open_matrix, reopen_output, zarr_objects
+from distmm.storage import check_output, create_output, open_matrix, reopen_output, zarr_objects
 from distmm.storage.object_store import ObjectFolder, within
 from distmm.storage.records import records
 from distmm.storage.zarr_objects import ObjectDraft, ObjectTarget
@@ -205,6 +205,12 @@ def test_what_a_product_reads_or_what_is_no_array_is_not_replaced(client: Client
     assert job.multiply(url(stored), "in/B.zarr", url(f"{stored}/../D.zarr".replace("C.zarr/../", "")), client=client)
 
 
+@pytest.mark.parametrize("content", [b"{", b"[]"])
+def test_damaged_metadata_above_an_output_are_no_array(content: bytes, stored: str) -> None:
+    store().pipe_file(f"{BUCKET}/{stored}/zarr.json", content)
+    check_output(url(f"{stored}/inside/C.zarr"), overwrite=False)
+
+
 @pytest.mark.parametrize(("one", "other", "inside"), [
     ("s3://b/C.zarr", "s3://b/C.zarr", True), ("s3a://b//C.zarr/", "s3://b/C.zarr", True),
     ("s3://b/C.zarr/x", "s3://b/C.zarr", True), ("s3://b/C.zarr2", "s3://b/C.zarr", False),
@@ -324,7 +330,8 @@ class TestLock:
     def test_a_store_that_does_not_look_at_the_condition_is_refused(
         self, folder: str, stored: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(ObjectFolder, "create", ObjectFolder.put)
+        put = ObjectFolder.put
+        monkeypatch.setattr(ObjectFolder, "put", lambda self, name, content, **_: put(self, name, content))
         with pytest.raises(InputError, match="If-None-Match"):
             Lock.take(folder)
         assert objects(stored) == {}
@@ -332,13 +339,13 @@ class TestLock:
     def test_a_put_that_was_sent_again_because_its_answer_was_lost_has_taken_it(
         self, folder: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        create = ObjectFolder.create
+        put = ObjectFolder.put
 
-        def twice(self: ObjectFolder, name: str, content: bytes) -> None:
-            create(self, name, content)
-            create(self, name, content)
+        def twice(self: ObjectFolder, name: str, content: bytes, is_new: bool = False) -> None:
+            put(self, name, content, is_new)
+            put(self, name, content, is_new)
 
-        monkeypatch.setattr(ObjectFolder, "create", twice)
+        monkeypatch.setattr(ObjectFolder, "put", twice)
         held = Lock.take(folder)
         Lock.check(folder, held.token)
         held.release()

@@ -50,7 +50,7 @@ def run(environment: dict[str, str], folder: str, stored: str, signalled: Callab
     os.environ.update(environment)
     os.chdir(folder)
     lock.machine = lambda: "another machine"  # type: ignore[attr-defined]
-    put, remove, one = ObjectFolder._put, ObjectFolder.remove, threading.Lock()
+    put, remove, one = ObjectFolder.put, ObjectFolder.remove, threading.Lock()
 
     def changing(what: str, change: Callable[[], None]) -> None:
         with one:
@@ -61,13 +61,13 @@ def run(environment: dict[str, str], folder: str, stored: str, signalled: Callab
         if number < 0:
             os.kill(os.getpid(), -number)
 
-    def putting(self: Any, key: str, content: bytes, mode: str) -> None:
-        changing(f"put {self.url}/{key}", lambda: put(self, key, content, mode))
+    def putting(self: Any, key: str, content: bytes, is_new: bool = False) -> None:
+        changing(f"put {self.url}/{key}".rstrip("/"), lambda: put(self, key, content, is_new))
 
     def removing(self: Any, names: Any) -> None:
         changing("remove", lambda: remove(self, names))
 
-    ObjectFolder._put, ObjectFolder.remove = putting, removing  # type: ignore[method-assign]
+    ObjectFolder.put, ObjectFolder.remove = putting, removing  # type: ignore[method-assign]
     with (
         dask.config.set({"distributed.scheduler.work-stealing": False}),
         LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None) as cluster,

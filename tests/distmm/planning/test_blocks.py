@@ -47,7 +47,7 @@ def test_a_block_of_a_meets_only_one_row_of_workers(rows: int, columns: int, i: 
 @given(st.lists(edges, min_size=1, max_size=20), st.integers(1, 30))
 def test_steps_take_every_panel_once_in_ascending_k(k: list[int], panels: int) -> None:
     blocking = Blocking((1,), tuple(k), (1,), panels=panels)
-    assert [p for step in blocking.steps for p in step] == list(range(len(k)))
+    assert [p for step in blocking.parts()[0] for p in step] == list(range(len(k)))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 6, 7, 64, 4096])

@@ -14,8 +14,9 @@ from distmm.errors import InputError
 from distmm.graph.serial import execute
 from distmm.planning.blocks import Blocking, cut, united
 from distmm.planning.cluster_spec import ClusterSpec, Residence
+from distmm.planning.families import BALANCE, candidates, of_family, of_grid
 from distmm.planning.grid import Grid
-from distmm.planning.owners import BALANCE, FAMILIES, Family, Homes, Owners, Places, candidates, of_family, of_grid
+from distmm.planning.owners import FAMILIES, Family, Homes, Owners, Places
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import Schedule, parse
@@ -186,6 +187,8 @@ def test_a_tall_array_that_is_stored_by_rows_stays_and_only_partial_sums_move() 
     assert plan.bytes_moved == plan.cost.bytes_bound == 3 * 256 * 256 * 8
     assert ("workers", "4 CPU workers: panels of A and B stay") in plan.rows()
     assert not plan.keeps_bits
+    again = make_plan(problem, cluster, text=str(plan), homes=of, operands=("resident", "resident"))
+    assert again.bytes_moved == again.cost.bytes_bound == plan.bytes_moved
 
 
 def test_reproducible_products_do_not_split_k_by_homes() -> None:

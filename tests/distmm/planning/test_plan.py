@@ -14,7 +14,7 @@ from distmm.planning import candidates
 from distmm.planning.blocks import Blocking, even_edges
 from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec
 from distmm.planning.grid import Grid
-from distmm.planning.layout import Layout
+from distmm.planning.grid_layout import GridLayout
 from distmm.planning.plan import Plan
 from distmm.planning.precision import PRECISIONS
 from distmm.planning.problem import Problem, operand_batch
@@ -100,7 +100,7 @@ def test_bytes_are_those_of_the_blocks_that_leave_home(
     problem = Problem(blocks[0] * 3 - 1, blocks[1] * 2 - 1, blocks[2] * 5 - 2, F4, *batches)
     edges = (even_edges(problem.m, 3), even_edges(problem.k, 2), even_edges(problem.n, 5))
     blocking = Blocking(*edges, tuple(even_edges(x, matrices) for x in problem.batch), panels)
-    layout = Layout(problem, Schedule(blocking, grid))
+    layout = GridLayout(problem, Schedule(blocking, grid))
 
     def size(own: tuple[int, ...], at: tuple[int, ...], rows: int, columns: int) -> int:
         """Bytes of a block of an operand, or of C, at a batch block of it."""
@@ -298,7 +298,7 @@ def test_on_gpus_only_the_transfers_of_the_first_products_are_waited_for(grid: G
     problem, spec = Problem(4096, 4096, 4096, F4), replace(CPU, workers=grid.size, device="cuda", rate=1e9, link=1e9)
     plan = Plan(problem, Schedule(Blocking(*[(1024,) * 4] * 3, panels=4), grid), spec, operands=("resident",) * 2)
     transfers = plan.cost.seconds - replace(plan, cluster=replace(spec, link=math.inf)).cost.seconds
-    most = max(Layout(problem, plan.schedule).operand_bytes(plan.waves[0]).received) / 1e9
+    most = max(GridLayout(problem, plan.schedule).operand_bytes(plan.waves[0]).received) / 1e9
     assert transfers == pytest.approx(most / waited)
 
 

@@ -90,6 +90,19 @@ def test_a_file_that_is_open_for_writing_is_no_operand_of_a_cluster(client: Clie
         np.testing.assert_array_equal(distmm.matmul(file["x"], B).compute(), A @ B)
 
 
+@pytest.mark.parametrize("driver", ["stdio", "core"])
+def test_a_file_that_another_driver_has_opened_is_no_operand_of_a_cluster(
+    driver: str, client: Client, tmp_path: Path
+) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = A
+    with h5py.File(tmp_path / "a.h5", "r", driver=driver) as file:
+        with pytest.raises(InputError, match=rf"the driver '{driver}' has opened: open it by its path"):
+            distmm.matmul(file["x"], B, client=client)
+        with dask.config.set(scheduler="synchronous"):  # this process reads it itself
+            np.testing.assert_array_equal(distmm.matmul(file["x"], B).compute(), A @ B)
+
+
 @pytest.mark.parametrize("letter", ["N", "T", "C", 1, None])
 @pytest.mark.parametrize(
     ("name", "call"),

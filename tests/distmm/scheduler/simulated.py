@@ -93,12 +93,10 @@ class Model:
         run, spoilt = self._wait([self.tasks[key] for key in wanted])
         awake = dict.fromkeys(task.key for task in run)
         planned = [
-            PlannedTask(
-                task.key, task.where, task.where.rank, task.spec.is_first, task.operands, (0, self.random.random())
-            )
+            PlannedTask(task.key, task.where, task.spec.is_first, task.operands, (0, self.random.random()))
             for task in run
             if task.product and task.where is not None
-        ]  # fmt: skip
+        ]
         self.random.shuffle(planned)
         for one in planned:
             task = self.tasks[one.key]

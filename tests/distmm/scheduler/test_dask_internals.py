@@ -13,7 +13,7 @@ from distributed.comm import CommClosedError
 from distributed.stealing import WorkStealing
 
 from distmm.all_workers import workers_of
-from distmm.scheduler import dask_internals
+from distmm.scheduler import dask_extensions, dask_internals
 from tests.until import until
 
 
@@ -346,11 +346,11 @@ def waited(number: int) -> int:
 
 def test_the_memory_manager_pauses_and_goes_on(two: Client) -> None:
     def look(dask_scheduler: Scheduler) -> list[bool]:
-        paused = dask_internals.MemoryManager(dask_scheduler)
+        paused = dask_extensions.MemoryManager(dask_scheduler)
         assert paused.manager is not None
         states = [paused.manager.running]
-        for change in (paused.pause, paused.pause, paused.resume, paused.resume):
-            change()
+        for busy in (True, True, False, False):
+            paused.pause(busy)
             states.append(paused.manager.running)
         return states
 

@@ -86,7 +86,7 @@ def test_a_chain_that_was_given_up_while_it_waited_takes_no_slot() -> None:
     slots, first, second = OutputSlots(1), *(Placement("c", (), 0, j, 0, j, owners=(0,)) for j in range(2))
     for where in (first, second):
         slots.expect(("c", 0, where.j), where)
-        slots.ask(("step", 0, where.j), where, 0, (where.j,))
+        slots.ask(("step", 0, where.j), where, (where.j,))
     slots.leave(("c", 0, 0), first)  # its block will never be made
     admitted = [where for _, where in slots.admit(lambda *_: True)]
     assert admitted == [first, second]  # the first may be retried, and must not wait for ever

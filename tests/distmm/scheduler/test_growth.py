@@ -89,7 +89,7 @@ def product(size: int) -> Callable[[], object]:
         products = Products()
         products.ranks.join("w", "w")
         where = [Placement("c", (), 0, 0, step, step, owners=(0,), homes=(0, 0), run="c") for step in range(size)]
-        tasks = [PlannedTask(("s", n), at, 0, not n, (("a", 0, n), ("b", n, 0))) for n, at in enumerate(where)]
+        tasks = [PlannedTask(("s", n), at, not n, (("a", 0, n), ("b", n, 0))) for n, at in enumerate(where)]
         operands = {block: OperandBlock((block,), "c") for task in tasks for block in task.operands}
         products.arrived(tasks, (), operands, (), {"c": Limits()})
         for task in tasks:
@@ -113,7 +113,7 @@ def products(count: int) -> Callable[[], object]:
         for number in range(count):
             name = f"c{number}"
             where = [Placement(name, (), 0, 0, step, step, owners=(0,), homes=(0, 0), run=name) for step in range(4)]
-            tasks = [PlannedTask((name, n), at, 0, not n, (("a", 0, n), (name, n, 0))) for n, at in enumerate(where)]
+            tasks = [PlannedTask((name, n), at, not n, (("a", 0, n), (name, n, 0))) for n, at in enumerate(where)]
             operands = {block: OperandBlock((block,), name) for task in tasks for block in task.operands}
             if number:
                 operands |= {("a", 0, n): OperandBlock() for n in range(4)}

@@ -27,7 +27,7 @@ def chain(name: str, grid: Grid, j: int = 0) -> list[PlannedTask]:
         for step in range(DEPTH)
     ]
     return [
-        PlannedTask((name, 0, j, step), where, where.rank, not step, (("A", 0, step), ("B", step, j)))
+        PlannedTask((name, 0, j, step), where, not step, (("A", 0, step), ("B", step, j)))
         for step, where in enumerate(places)
     ]
 
@@ -60,7 +60,7 @@ def test_a_load_that_a_cancelled_product_held_starts_for_the_product_that_shares
 
 def test_a_load_that_a_late_step_holds_comes_in_time_for_an_early_task_that_arrives_later() -> None:
     products, (first, _, last) = machine(1), chain("c", Grid(1, 1))
-    early = PlannedTask(("c", 0, 1, 0), Placement("c", (), 0, 1, 0, 0, 0, (0,), (0, 0)), 0, True, last.operands)
+    early = PlannedTask(("c", 0, 1, 0), Placement("c", (), 0, 1, 0, 0, 0, (0,), (0, 0)), True, last.operands)
     limits = {"c": Limits(lookahead=1)}
     products.arrived([first, last], (), operands([first, last], "c"), (), limits)
     assert not set(last.operands) & {key for key, _ in decide(products).start}
@@ -79,7 +79,7 @@ def test_two_products_do_not_wait_for_each_others_late_steps() -> None:
     decide(products)
     # Clients ask for another block of each. Its first task reads what the other product's late step loads.
     for name, block in (("one", Y), ("two", X)):
-        task = PlannedTask((name, 0, 1, 0), Placement(name, (), 0, 1, 0, 0, 0, (0,), (0,)), 0, True, (block,))
+        task = PlannedTask((name, 0, 1, 0), Placement(name, (), 0, 1, 0, 0, 0, (0,), (0,)), True, (block,))
         products.arrived([task], (), {block: OperandBlock()}, (), limits)
     started = [key for key, _ in decide(products).start]
     assert (X in started) != (Y in started), "one of them waits for the other one, which then must not wait"

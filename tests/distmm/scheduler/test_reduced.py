@@ -44,7 +44,7 @@ def test_a_chain_whose_block_is_reduced_gives_its_slot_back_when_it_has_finished
     products = Products()
     products.ranks.join("tcp://0", 0)
     first, second = (Placement("c", (), 0, j, 0, j, owners=(0,)) for j in range(2))
-    tasks = [PlannedTask(("c", 0, where.j), where, 0, True, ()) for where in (first, second)]
+    tasks = [PlannedTask(("c", 0, where.j), where, True, ()) for where in (first, second)]
     limits = Limits(lookahead=2, output_slots=1, reduced=is_reduced)
     products.arrived(tasks, (), {}, (), {"c": limits})
     assert [key for key, _ in products.decide(lambda _: ()).start] == [("c", 0, 0)]

@@ -16,7 +16,8 @@ import pytest
 import zarr
 
 from distmm.errors import InputError
-from distmm.storage import Matrix, locate, open_matrix
+from distmm.storage import locate, open_matrix
+from distmm.storage.matrix import Matrix
 from tests.distmm.storage.samples import DTYPES, FORMS, sample, save_matrix, stored
 
 

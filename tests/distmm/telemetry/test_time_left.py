@@ -62,7 +62,7 @@ class Job:
             Problem(side, depth, side, np.dtype("f4")), ClusterSpec(self.workers, 10**9, "cpu", 1e9, 1e9),
             text=f"g1x{self.workers}x1 b32x32x32 p1 w1 l2",
         )  # fmt: skip
-        assert (plan.blocking.c_blocks, len(plan.blocking.steps)) == (self.blocks**2, self.steps)
+        assert (plan.blocking.c_blocks, len(plan.blocking.parts()[0])) == (self.blocks**2, self.steps)
         return Record("job", plan, SUBMITTED, "/data/C.zarr", range(int(self.kept * self.blocks**2)))
 
     def events(self) -> list[tuple[float, str, tuple[Any, ...]]]:

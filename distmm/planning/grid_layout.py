@@ -1,0 +1,300 @@
+"""The bytes of a product that each worker owns, receives and sends, if its owners are a grid.
+
+Blocks whose indices differ by a multiple of the grid's edges have the same owner, so sums over residues are enough.
+Layers differ only in their depth. A batch index rotates the ranks. The figures are arrays ``(layers, rows, columns)``
+of the grid, first for one matrix of batch block 0; nothing here loops over layers, ranks or blocks.
+
+In a symmetric product block row i of A is needed by the workers of row ``i % rows`` of the grid, as A, and by those of
+column ``i % columns``, as its transpose; a worker that needs it as both gets it once.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from distmm.planning.blocks import Wave, are_even
+from distmm.planning.grid import Grid
+from distmm.planning.layout import Ints, Layout, Traffic
+
+
+class Depths(NamedTuple):
+    """Elements along k of each layer: of all panels ``(layers,)``, and of the panels with one residue modulo the grid.
+
+    `by_row` is ``(layers, rows)``, `by_column` ``(layers, columns)``.
+    """
+
+    whole: Ints
+    by_row: Ints
+    by_column: Ints
+
+
+class GridLayout(Layout[Grid]):
+    """Bytes by rank, for a product and its schedule, in array arithmetic: a search looks at hundreds of schedules."""
+
+    @cached_property
+    def layers(self) -> int:
+        """Layers that have a part of k."""
+        return math.ceil(len(self.blocking.k) / self.blocking.part_panels(self.grid.layers))
+
+    @cached_property
+    def depth(self) -> int:
+        """Elements along k of the deepest layer."""
+        return int(self._depths(slice(None)).whole.max())
+
+    def c_bytes(self, wave: Wave, itemsize: int, layers: int) -> Ints:
+        """Bytes of the blocks of C of a wave that each rank multiplies, on the first `layers` layers."""
+        owned = np.zeros(self._shape, np.int64)
+        owned[:layers] = self._areas(wave) * itemsize
+        return self._of_all_batches(owned.ravel(), wave, self.problem.batch)
+
+    def mirror_bytes(self, wave: Wave, itemsize: int) -> Ints:
+        """Bytes of the mirror images of a wave's blocks, by the rank of their source.
+
+        A mirror image in a symmetric product is a view of its source and takes none. A conjugate needs its own memory.
+        """
+        images = np.zeros(self._shape, np.int64)
+        if self.problem.symmetry == "hermitian":
+            images[0] = self._areas(wave)
+            if wave.triangle:
+                images[0] -= self._on_diagonal(wave)
+        return self._of_all_batches(images.ravel() * itemsize, wave, self.problem.batch)
+
+    def multiplied(self, wave: Wave, triangles: bool) -> float:
+        """Multiply-adds of the busiest rank in a wave. Of blocks on the diagonal, a kernel may compute `triangles`."""
+        twice = np.zeros(self._shape, np.int64)
+        twice[: self.layers] = 2 * self._areas(wave)
+        if triangles and wave.triangle:
+            twice[: self.layers] -= self._on_diagonal(wave)
+        return float(self._of_all_batches(twice.ravel(), wave, self.problem.batch).max()) / 2 * self.depth
+
+    def summed_bytes(self) -> int:
+        """Bytes of the partial sums of C that are sent."""
+        return (self.layers - 1) * self.blocking.c_elements * self.problem.accumulator_bytes
+
+    def received_sums(self) -> int:
+        """Return 0. Sums of layers are not counted: they come when the last products are done, from one other rank."""
+        return 0
+
+    def sums_at_once(self, wave: Wave) -> Ints:
+        """Bytes of the partial sums of other ranks that each rank may hold in a wave: one for each chain."""
+        return self.c_bytes(wave, self.problem.accumulator_bytes, self.layers)
+
+    def chains_abreast(self, wave: Wave) -> int:
+        """Chains of a wave that a rank runs, if these are shared out evenly."""
+        return math.ceil(wave.c_blocks / self.grid.rows / self.grid.columns)
+
+    def first_products(self) -> float:
+        """Largest share of the transfers of a worker's first step that its first products wait for.
+
+        A GPU waits for its first block row of A and block column of B, and receives the others while it multiplies. On
+        a grid of one column, no blocks of A are sent; on a grid of one row, none of B.
+        """
+        wave, grid = self.schedule.waves[0], self.grid
+        rows, columns = len(wave.rows) // grid.rows, len(wave.columns) // grid.columns
+        sent = [lines for lines, receivers in ((rows, grid.columns), (columns, grid.rows)) if receivers > 1]
+        return 1 / max(1, min(sent, default=1))
+
+    def chains(self, wave: Wave) -> Ints:
+        """Blocks of C of a wave that each rank multiplies."""
+        counts = np.zeros(self._shape, np.int64)
+        counts[: self.layers] = self._cells(wave, np.ones_like(self._edges[0]), np.ones_like(self._edges[2]))
+        by_rank: Ints = counts.ravel()
+        for blocks in self.blocking.wave_batches(wave):
+            by_rank = turned(by_rank, blocks, np.ones(len(blocks), np.int64))
+        return by_rank
+
+    @property
+    def deepest_step(self) -> slice:
+        """The step with the most elements along k."""
+        if are_even(self.blocking.k):
+            return slice(0, 1)
+        return max(self.windows(1), key=lambda steps: int(self._depths(steps).whole.max()))
+
+    def windows(self, length: int) -> list[slice]:
+        """Ranges of `length` steps: the deepest one for each arrangement of the homes of their panels.
+
+        A rank that is the home of the first panels receives no copies of them, but copies of later panels.
+        """
+        k, panels, count = self.blocking.k, self.blocking.panels, self.schedule.steps
+        lines = math.lcm(self.grid.rows, self.grid.columns)
+        period = lines // math.gcd(lines, panels)
+        starts = range(max(1, count - length + 1))
+        if are_even(k):  # later ranges repeat the first ones, or are less deep
+            return [slice(s, s + length) for s in starts[:period]]
+        if self.layers > 1:  # one of two equally deep ranges may be deeper on another layer
+            return [slice(s, s + length) for s in starts]
+        ends = np.cumsum((0, *k))
+        last = len(k)
+        deepest: dict[int, tuple[int, int]] = {}
+        for s in starts:
+            depth = int(ends[min(last, (s + length) * panels)] - ends[min(last, s * panels)])
+            deepest[s % period] = max(deepest.get(s % period, (0, 0)), (depth, s))
+        return [slice(s, s + length) for _, s in deepest.values()]
+
+    def operand_bytes(self, wave: Wave, steps: slice = slice(None)) -> Traffic:
+        """Bytes of A and B that each rank receives and sends for some steps of a wave, and those at home on it.
+
+        A block comes from its home once to each rank that needs it.
+        """
+        depths = self._depths(steps)
+        if self.problem.symmetry is not None:
+            received, sent, home, both = self._symmetric_operand(wave, depths)
+            return Traffic(received, sent, (home, np.zeros_like(home)), both)
+        heights, widths = self._sums(wave, self._edges[0], self._edges[2])
+        ranks = np.arange(self.grid.size).reshape(self._shape)
+        a = self._operand(wave, self.problem.a_batch, ranks, heights, widths, depths.by_column)
+        b = self._operand(wave, self.problem.b_batch, ranks.swapaxes(1, 2), widths, heights, depths.by_row)
+        received, sent, _ = a + b
+        return Traffic(received, sent, (a[2], b[2]), np.zeros_like(sent))
+
+    def _operand(self, wave: Wave, own: tuple[int, ...], ranks: Ints, edges: Ints, others: Ints, depths: Ints) -> Ints:
+        """Bytes of one operand that each rank receives, sends, and has at home: ``(3, ranks)``.
+
+        A *line* is a row of the grid for A, whose blocks are needed along it, and a column for B.
+
+        Parameters
+        ----------
+        wave : Wave
+        own : tuple of int
+            The operand's batch dimensions.
+        ranks : array of int ``(layers, lines, along)``
+        edges : array of int ``(lines,)``
+            Elements of the operand's blocks of each line, along m for A and along n for B.
+        others : array of int ``(along,)``
+            Those of the other operand: as many workers of a line as have any, from the first one on, have blocks of C.
+        depths : array of int ``(layers, along)``
+            Elements along k of the panels at home there.
+        """
+        needs = np.zeros(self.grid.size, np.int64)  # by rank: the blocks of line 0 on layer 0
+        needs[ranks[0, 0, : np.count_nonzero(others)]] = 1
+        for length, blocks in zip(self._aligned(own), self.blocking.wave_batches(wave), strict=True):
+            if length == 1:  # all batch blocks of C read the same blocks, and are on other ranks
+                needs = np.minimum(turned(needs, blocks, np.ones(len(blocks), np.int64)), 1)
+        users, at_home, used = np.flatnonzero(needs), needs[ranks[0, 0]], edges > 0
+        received = np.zeros(self.grid.size, np.int64)
+        size = np.outer(depths.sum(axis=1), edges[used])
+        np.add.at(received, (ranks[:, used, :1] + users).ravel() % self.grid.size, np.repeat(size.ravel(), len(users)))
+        home = edges[:, None] * depths[:, None]
+        figures = np.empty((3, self.grid.size), np.int64)
+        figures[:, ranks] = received[ranks] - home * at_home, home * (len(users) - at_home), home
+        return self._of_all_batches(figures, wave, own) * self.problem.dtype.itemsize
+
+    def _symmetric_operand(self, wave: Wave, depths: Depths) -> Ints:
+        """Bytes of A that each rank receives, sends, has at home, and needs both as A and as its transpose."""
+        rows, columns = self.grid.rows, self.grid.columns
+        line = np.array(sorted({*wave.rows, *wave.columns}), np.int64)  # block rows of A that the wave needs
+        every = np.arange(len(line))
+        # C[i, j] of block row i are in columns of the grid from wave.columns.start on: as many as there are, or up to
+        # the diagonal. Likewise C[r, i] of block column i, from the diagonal on.
+        is_row, is_column = ((at.start <= line) & (line < at.stop) for at in (wave.rows, wave.columns))
+        across = np.where(is_row, (line + 1 if wave.triangle else wave.columns.stop) - wave.columns.start, 0)
+        first = line if wave.triangle else np.full_like(line, wave.rows.start)
+        down = np.where(is_column, wave.rows.stop - first, 0)
+        as_a = (np.arange(columns) - wave.columns.start) % columns < across[:, None]
+        as_b = (np.arange(rows) - first[:, None]) % rows < down[:, None]
+        row, column = line % rows, line % columns
+        twice = as_a[every, column] & as_b[every, row]
+        once = as_b.copy()
+        once[every, row] &= ~twice
+        needed = as_a.copy()  # by the homes of the row's blocks
+        needed[every, column] |= as_b[every, row]
+        users = np.count_nonzero(as_a, axis=1) + np.count_nonzero(once, axis=1)
+        edges = self._edges[0][line]
+        at_home, needed_at_home, given, used, doubled = (np.zeros((rows, columns), np.int64) for _ in range(5))
+        np.add.at(at_home, row, edges[:, None])
+        np.add.at(needed_at_home, row, edges[:, None] * needed)
+        np.add.at(given, row, edges[:, None] * (users[:, None] - needed))
+        np.add.at(used, row, edges[:, None] * as_a)
+        np.add.at(used.T, column, edges[:, None] * once)
+        np.add.at(doubled, (row, column), edges * twice)
+        whole, part = depths.whole[:, None, None], depths.by_column[:, None]
+        figures = whole * used - part * needed_at_home, part * given, part * at_home, whole * doubled
+        by_rank = np.reshape(figures, (4, self.grid.size))
+        return self._of_all_batches(by_rank, wave, self.problem.batch) * self.problem.dtype.itemsize
+
+    @property
+    def _shape(self) -> tuple[int, int, int]:
+        return self.grid.layers, self.grid.rows, self.grid.columns
+
+    def _depths(self, steps: slice) -> Depths:
+        """Elements along k of some steps."""
+        count, length, panels = len(self.blocking.k), self.blocking.part_panels(self.grid.layers), self.blocking.panels
+        chosen = np.arange(length)[slice(*(None if x is None else x * panels for x in (steps.start, steps.stop)))]
+        layer = np.arange(self.grid.layers)[:, None]
+        panel = layer * length + chosen
+        depth = np.where(panel < count, self._edges[1][np.minimum(panel, count - 1)], 0)
+
+        def alike(lines: int) -> Ints:
+            return by_residue(layer * lines + panel % lines, depth, self.grid.layers * lines).reshape(-1, lines)
+
+        return Depths(depth.sum(axis=1), alike(self.grid.rows), alike(self.grid.columns))
+
+    def _areas(self, wave: Wave) -> Ints:
+        """Elements of the blocks of C of a wave that each cell of the grid multiplies."""
+        return self._cells(wave, self._edges[0], self._edges[2])
+
+    def _on_diagonal(self, wave: Wave) -> Ints:
+        """Elements of a wave's blocks on the diagonal, for each cell of the grid."""
+        areas, i = np.zeros((self.grid.rows, self.grid.columns), np.int64), np.arange(wave.rows.start, wave.rows.stop)
+        np.add.at(areas, (i % self.grid.rows, i % self.grid.columns), self._edges[0][i] ** 2)
+        return areas
+
+    def _cells(self, wave: Wave, heights: Ints, widths: Ints) -> Ints:
+        """Sum of ``heights[i] * widths[j]`` over the blocks (i, j) of C of a wave, for each cell of the grid."""
+        if not wave.triangle:
+            cells: Ints = np.outer(*self._sums(wave, heights, widths))
+            return cells
+        rows, columns = self.grid.rows, self.grid.columns
+        at = np.arange(wave.rows.start, wave.rows.stop)
+        across = np.zeros((len(at), columns), np.int64)
+        across[np.arange(len(at)), at % columns] = widths[at]
+        cells = np.zeros((rows, columns), np.int64)
+        np.add.at(cells, at % rows, heights[at][:, None] * np.cumsum(across, axis=0))  # of row i: the columns j <= i
+        return cells
+
+    def _sums(self, wave: Wave, heights: Ints, widths: Ints) -> tuple[Ints, Ints]:
+        """Sum of the heights of a wave's block rows on each row of the grid, and of the widths on each column."""
+        i, j = (np.arange(at.start, at.stop) for at in (wave.rows, wave.columns))
+        rows, columns = self.grid.rows, self.grid.columns
+        return by_residue(i % rows, heights[i], rows), by_residue(j % columns, widths[j], columns)
+
+    def _aligned(self, own: tuple[int, ...]) -> tuple[int, ...]:
+        """Lengths of an operand's batch dimensions, with those of C that it lacks as 1."""
+        return (1,) * (len(self.blocking.batch) - len(own)) + own
+
+    def _of_all_batches(self, figures: Ints, wave: Wave, own: tuple[int, ...]) -> Ints:
+        """Sum `figures` ``(..., ranks)`` of the matrix of batch block 0 over all matrices of an operand in a wave."""
+        for length, blocks, edges in zip(
+            self._aligned(own), self.blocking.wave_batches(wave), self.blocking.batch, strict=True
+        ):
+            if length != 1:
+                figures = turned(figures, blocks, np.array(edges[blocks.start : blocks.stop], np.int64))
+        return figures
+
+
+def by_residue(at: Ints, figures: Ints, count: int) -> Ints:
+    """Sum the figures with the same place below `count`. Exact: sums of lengths are less than 2**53."""
+    return np.bincount(at.ravel(), figures.ravel(), count).astype(np.int64)
+
+
+def turned(figures: Ints, blocks: range, weights: Ints) -> Ints:
+    """Sum of ``weights[i] * np.roll(figures, blocks[i], axis=-1)``: a batch index rotates the ranks.
+
+    Nearly all neighbouring rotations have equal weights. They cancel in the differences between neighbouring ranks, so
+    few terms are left. The differences are computed first, and then accumulated from rank 0 on.
+    """
+    if len(blocks) == 1:
+        return np.roll(figures, blocks.start, axis=-1) * weights
+    size = figures.shape[-1]
+    by_turn = np.zeros(size, np.int64)
+    np.add.at(by_turn, np.arange(blocks.start, blocks.stop) % size, weights)
+    change = by_turn - np.roll(by_turn, 1)
+    total = np.zeros_like(figures)
+    for turn in np.flatnonzero(change):
+        total += change[turn] * np.roll(figures, turn, axis=-1)
+    total[..., 0] = np.roll(figures[..., ::-1], 1, axis=-1) @ by_turn  # rank 0 itself
+    return np.cumsum(total, axis=-1)
