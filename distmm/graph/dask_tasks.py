@@ -104,10 +104,15 @@ class ProductTask(PlacedTask):
 
     def operands(self) -> tuple[Key, ...]:
         """Key of every block of A and B that it reads; none for a sum of partial blocks."""
-        if not self._multiplies:
-            return ()
-        a_blocks, b_blocks = self.args[3:5]
-        return tuple(_keys(a_blocks)) + tuple(_keys(b_blocks))
+        return tuple(key for blocks in self._blocks for key in _keys(blocks))
+
+    def arrays(self) -> tuple[str | None, ...]:
+        """Name of the array of each operand, None if the task reads it itself; none for a sum of partial blocks."""
+        return tuple(next((name for name, *_ in _keys(blocks)), None) for blocks in self._blocks)
+
+    @property
+    def _blocks(self) -> tuple[Any, ...]:
+        return self.args[3:5] if self._multiplies else ()
 
 
 def _keys(blocks: Any) -> Iterator[Key]:
@@ -116,7 +121,7 @@ def _keys(blocks: Any) -> Iterator[Key]:
         if isinstance(block, TaskRef):
             yield block.key
         elif isinstance(block, List):
-            yield from _keys(block)
+            yield from (chunk.key for line in block.args for chunk in line.args)
 
 
 def needs(graph: Mapping[Any, Any], key: Any) -> frozenset[Any]:

@@ -109,7 +109,7 @@ class ProductLayer(ParametricLayer):
         symmetry = plan.problem.symmetry
         both: dict[str, Any] = {} if symmetry is None else {"symmetry": symmetry}
         if self.choice.device == "cuda":
-            both |= {"prepared": plan.peak.prepared, "planned": plan.peak.worker}
+            both |= {"most_prepared": plan.peak.most_prepared, "peak": plan.peak.worker}
         else:
             both["tasks"] = wave.c_blocks * plan.layout.layers
         on_diagonal = replace(self.epilogue, symmetry=symmetry)

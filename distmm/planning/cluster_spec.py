@@ -9,11 +9,11 @@ from typing import Literal
 # CPU time of the Dask scheduler for one task: 0.30 to 0.40 ms measured with 2 to 64 workers.
 SCHEDULER_SECONDS = 0.35e-3
 
-# Where an operand is. "resident": in the workers' memory before and after the product. "streamed": loaded step by step,
+# Where an operand is. "resident": in the workers' memory before and after the product. "loaded": loaded step by step,
 # and freed after its step; a wave that needs it again loads it again, unless all of C stays in memory. "kept": loaded
 # step by step, and in memory until the last wave has read it. "whole": made by tasks that others need too, and in
 # memory from when they are made until their last use.
-Residence = Literal["resident", "streamed", "kept", "whole"]
+Residence = Literal["resident", "loaded", "kept", "whole"]
 
 # Where finished blocks of C stay. "workers": where they were made. "host": in host memory beside the GPU. "out":
 # elsewhere, in a file or in the client's memory. "reduced": nowhere, the task that finishes a block reduces it.

@@ -37,7 +37,7 @@ RELEASE_SECONDS = {"cpu": 25e-3, "cuda": 12e-3}
 LOADS_BEFORE_RELEASE_SECONDS = 6e-3
 
 # Operands whose blocks are loaded step by step.
-BY_STEP = ("streamed", "kept")
+BY_STEP = ("loaded", "kept")
 
 # Most panels of one launch: that of `distmm_kernels.tiles.hopper_tiles`, which the client does not import.
 MOST_PANELS = 8
@@ -61,7 +61,7 @@ class Peak(NamedTuple):
         (`distmm.scheduler.output_slots`); None if they stay, or if C is one wave.
     slot : int
         Bytes of such a block, and of its mirror image.
-    prepared : int
+    most_prepared : int
         Elements of A and B that a GPU worker keeps in the kernel's own format (`distmm.worker.gpu.Prepared`).
     """
 
@@ -69,7 +69,7 @@ class Peak(NamedTuple):
     host: int
     output_slots: int | None
     slot: int
-    prepared: int
+    most_prepared: int
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class MemoryModel:
             fullest = [wave for wave, _ in schedule.kinds_of_waves]
         peaks = [self._peak_of(wave) for wave in fullest]
         slots = max((each.output_slots for each in peaks if each.output_slots is not None), default=None)
-        worker, prepared = max(each.worker for each in peaks), max(each.prepared for each in peaks)
+        worker, prepared = max(each.worker for each in peaks), max(each.most_prepared for each in peaks)
         slot = peaks[0].slot
         staying = 0
         if self.result == "host":
@@ -191,7 +191,7 @@ class MemoryModel:
         waves = schedule.waves
         rows, columns = len({wave.rows for wave in waves}) > 1, len({wave.columns for wave in waves}) > 1
         again = (True, True) if whole.triangle else (columns, rows)
-        stays = {"kept"} if self.streamed else {"kept", "streamed"}
+        stays = {"kept"} if self.streamed else {"kept", "loaded"}
         a, b = ("whole" if at in stays and needed else at for at, needed in zip(self.operands, again, strict=True))
         read = whole if whole.triangle else replace(largest, columns=whole.columns) if rows else largest
         if not self.streamed:

@@ -44,7 +44,7 @@ class Plan:
     cluster : ClusterSpec
     precision, kernel
         For the workers' kernel selection.
-    operands : pair of {"resident", "streamed", "kept", "whole"}
+    operands : pair of {"resident", "loaded", "kept", "whole"}
         Where A and B are; see `distmm.planning.cluster_spec.Residence`.
     result : {"workers", "host", "out", "reduced"}
         Where finished blocks of C stay.
@@ -66,7 +66,7 @@ class Plan:
     cluster: ClusterSpec
     precision: Precision = "highest"
     kernel: str | None = None
-    operands: tuple[Residence, Residence] = ("streamed", "streamed")
+    operands: tuple[Residence, Residence] = ("loaded", "loaded")
     result: Result = "workers"
     streamed: bool = False
     run_seconds: float | None = None

@@ -45,7 +45,7 @@ def make_plan(
     multiples: tuple[int, int, int] = (TILE, TILE, TILE),
     precision: Precision = "highest",
     kernel: str | None = None,
-    operands: tuple[Residence, Residence] = ("streamed", "streamed"),
+    operands: tuple[Residence, Residence] = ("loaded", "loaded"),
     result: Result = "workers",
     streamed: bool = False,
     run_seconds: float | None = None,

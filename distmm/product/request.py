@@ -380,4 +380,4 @@ def _residence(
         return "whole"
     if resident:
         return "resident"
-    return "kept" if streamed and not operand.loads_again else "streamed"
+    return "kept" if streamed and not operand.loads_again else "loaded"

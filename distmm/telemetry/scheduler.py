@@ -214,8 +214,8 @@ class Telemetry(SchedulerPlugin):
             placing = self.scheduler.plugins.get(PlacementPlugin.name)
             record.want(chain, step, self._name(placing.owner(task.placement)) if placing else "", now)
             record.arrays |= {task.placement.product, task.key[0]}
-            if blocks := task.operands():
-                for (array, *_), where in zip((blocks[0], blocks[-1]), record.plan.operands, strict=True):
+            for array, where in zip(task.arrays(), record.plan.operands, strict=False):  # a sum reads none
+                if array is not None:
                     (record.resident if where == "resident" else record.arrays).add(array)
             if record.plan.result == "reduced":
                 record.verb = record.verb or task_names.verb(task)

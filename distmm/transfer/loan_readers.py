@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 from distributed import Scheduler, SchedulerPlugin
@@ -20,9 +21,6 @@ from distmm.transfer.client_array import ClientArray
 from distmm.transfer.loans import TOPIC
 
 __all__ = ["LoanReaders", "install"]
-
-# Common types that refer to no array.
-PLAIN = frozenset({int, float, bool, str, bytes, slice, type(None)})
 
 
 class LoanReaders(SchedulerPlugin):  # type: ignore[misc]  # Dask's classes are untyped
@@ -99,14 +97,24 @@ def _lent_to(task: Any) -> list[ClientArray]:
     while left:
         value = left.pop()
         kind = type(value)
-        if kind in PLAIN:
-            continue
         if kind is ClientArray:
             found += [value] if value.name else []
-        elif isinstance(value, dict):
-            left += value.values()
-        elif isinstance(value, (list, tuple, set, frozenset)):
-            left += value
-        elif hasattr(value, "dependencies"):  # a node of a graph, whose types have a private name
-            left += [getattr(value, name) for name in ("args", "kwargs", "value") if hasattr(value, name)]
+        elif (contents := _contents(kind)) is not None:
+            left += contents(value)
     return found
+
+
+@cache
+def _contents(kind: type) -> Callable[[Any], Iterable[Any]] | None:
+    """Return a function that lists what an object of this type has in it; None for objects that have nothing.
+
+    The answer is kept for each type: a step over blocks of many chunks refers to hundreds of tasks.
+    """
+    if issubclass(kind, dict):
+        return dict.values
+    if issubclass(kind, (list, tuple, set, frozenset)):
+        return iter
+    if hasattr(kind, "dependencies"):  # a node of a graph, whose types have a private name
+        names = [name for name in ("args", "kwargs", "value") if hasattr(kind, name)]
+        return lambda node: [getattr(node, name) for name in names]
+    return None

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 HEALED_TOPIC = "distmm-memory"
 
 Work = Literal["product", "merge", "upload", "download"]
-Result = TypeVar("Result")
+Returned = TypeVar("Returned")
 
 # Seconds to wait for memory before another try: the scheduler frees blocks by messages, which take milliseconds.
 PAUSES = (0.0, 0.1, 1.0)
@@ -180,7 +180,7 @@ def _alias(block: Any) -> Any:
 prepared = Prepared()  # of this process
 
 
-def retrying(work: Callable[[], Result], what: str, needs: int | None = None, planned: int | None = None) -> Result:
+def retrying(work: Callable[[], Returned], what: str, needs: int | None = None, peak: int | None = None) -> Returned:
     """Return ``work()``; if the GPU's memory is full, free what can be freed, wait a little, and try again, alone.
 
     Prepared operands and the free memory of CuPy's pools are released. Each further try runs while no other task of
@@ -194,7 +194,7 @@ def retrying(work: Callable[[], Result], what: str, needs: int | None = None, pl
         What needs the memory, for the message.
     needs : int, optional
         Bytes that it needs, for the message.
-    planned : int, optional
+    peak : int, optional
         Bytes that the plan expects on a worker at the peak, for the message.
 
     Raises
@@ -226,7 +226,7 @@ def retrying(work: Callable[[], Result], what: str, needs: int | None = None, pl
     known = [
         f"{what} found no room ({reason})",
         "" if needs is None else f"it needs {units.size(needs)}",
-        "" if planned is None else f"the plan expects {units.size(planned)} on a worker at the peak",
+        "" if peak is None else f"the plan expects {units.size(peak)} on a worker at the peak",
         figures(),
     ]
     raise DeviceMemoryError(

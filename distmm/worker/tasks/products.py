@@ -37,11 +37,11 @@ def multiply(
     epilogue: Epilogue | None = None,
     c0: Block | None = None,
     symmetry: Symmetry | None = None,
-    prepared: float = math.inf,
+    most_prepared: float = math.inf,
     tasks: int = 1,
     reduction: BlockReduction | None = None,
     norms: list[np.ndarray] | None = None,
-    planned: int | None = None,
+    peak: int | None = None,
     arrivals: Arrivals | None = None,
 ) -> Block | tuple[Part, ...]:
     """One step of a chain: ``D = C + sum(A[i, p] @ B[p, j])`` over the step's panels, in ascending k, into a new block.
@@ -59,7 +59,7 @@ def multiply(
         The user's C of ``beta * C``.
     symmetry : {"symmetric", "hermitian"}, optional
         For a symmetric product. `b_blocks` are then blocks ``(*batch, n, k_p)`` of A, whose transposes are B's.
-    prepared : float
+    most_prepared : float
         Most elements of A and B that a GPU worker keeps in the kernel's own format.
     tasks : int
         Number of these tasks that run side by side, on all workers together: on CPUs they share the cores.
@@ -67,7 +67,7 @@ def multiply(
         Given at the last step of a product that is reduced: the block's parts are returned in its place.
     norms : list of arrays ``(m,)`` and ``(n,)``, optional
         For a reduction that asks for norms. All steps have them if products of rows may overflow (`exponents`).
-    planned : int, optional
+    peak : int, optional
         Bytes that the plan expects on a GPU at the peak, for the message where its memory is full.
     arrivals : Arrivals, optional
         What A, B and C say of these blocks, which are then checked.
@@ -106,14 +106,14 @@ def multiply(
             a_form, b_form = ("A", *form), ("B", *form, symmetry)
 
             def left(block: Block) -> Any:
-                return gpu.prepared.get(block, a_form, partial(prepare_a, wait=False), prepared)
+                return gpu.prepared.get(block, a_form, partial(prepare_a, wait=False), most_prepared)
 
             def right(block: Block) -> Any:
                 if symmetry and powers is None:  # one copy of a block serves as A and as the transpose of B
                     made = kernel.turned(left(block), symmetry)
                     if made is not None:
                         return made
-                return gpu.prepared.get(block, b_form, partial(prepare_b, wait=False), prepared)
+                return gpu.prepared.get(block, b_form, partial(prepare_b, wait=False), most_prepared)
 
             operands = [(left(a), right(b)) for a, b in _joined(a_blocks, b_blocks)]
             return _step(kernel, c, operands, epilogue, c0, reduced, on_diagonal)
@@ -121,7 +121,7 @@ def multiply(
     height, width = a_blocks[0].shape[-2], b_blocks[0].shape[-2 if symmetry else -1]
     result = math.prod(batch) * height * width * kernel.accumulator.itemsize
     needs = result + sum(block.nbytes for block in (*a_blocks, *b_blocks))
-    out = gpu.retrying(on_gpu, f"a block of C, {height} x {width} {kernel.accumulator},", needs, planned)
+    out = gpu.retrying(on_gpu, f"a block of C, {height} x {width} {kernel.accumulator},", needs, peak)
     if reduction is not None:
         return on_host(out)
     return to_host(out) if epilogue is not None and epilogue.kind == "numpy" else out

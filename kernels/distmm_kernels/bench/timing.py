@@ -13,13 +13,13 @@ from distmm_kernels.measured import event_seconds
 # A call slower than this many seconds (plain Python, NumPy's integers) has no repetition and no warm-up.
 BUDGET = 2.0
 
-Result = TypeVar("Result")
+Returned = TypeVar("Returned")
 
 
-def wall_seconds(call: Callable[[], Result], repeat: int) -> tuple[Result, float]:
+def wall_seconds(call: Callable[[], Returned], repeat: int) -> tuple[Returned, float]:
     """Return the result of the call, and the median wall-clock seconds of up to ``repeat`` calls after a warm-up."""
 
-    def once() -> tuple[Result, float]:
+    def once() -> tuple[Returned, float]:
         start = time.perf_counter()
         result = call()
         return result, time.perf_counter() - start

@@ -199,7 +199,7 @@ def test_the_text_of_a_plan_with_the_operands_chunks_predicts_what_the_plan_does
     made = plan(A, B)
     again, other = plan(A, B, plan=str(made)), plan(A, B, plan=str(made).replace("b20x20x20", "b20x40x20"))
     assert again == made
-    assert (made.operands, other.operands) == (("streamed",) * 2, ("whole",) * 2)  # those would be made by a rechunk
+    assert (made.operands, other.operands) == (("loaded",) * 2, ("whole",) * 2)  # those would be made by a rechunk
 
 
 def test_two_products_of_the_same_arrays_share_their_keys() -> None:

@@ -22,8 +22,8 @@ from tests.tables import number_of
 F4, F2 = np.dtype("f4"), np.dtype("f2")
 BATCHES = [((), ()), ((3,), (3,)), ((5,), ()), ((2, 1), (1, 3))]
 RESIDENCES: list[tuple[Residence, Residence]] = [
-    ("streamed", "streamed"), ("resident", "streamed"), ("streamed", "whole"), ("resident", "resident"),
-    ("kept", "kept"), ("streamed", "kept"),
+    ("loaded", "loaded"), ("resident", "loaded"), ("loaded", "whole"), ("resident", "resident"),
+    ("kept", "kept"), ("loaded", "kept"),
 ]  # fmt: skip
 
 RESULTS: list[tuple[Result, bool]] = [

@@ -17,7 +17,7 @@ from distmm.planning.search import make_plan
 from distmm_kernels.tiles import hopper_tiles
 
 BF16, F4 = np.dtype(ml_dtypes.bfloat16), np.dtype("f4")
-HOST: tuple[tuple[Residence, Residence], Result] = (("streamed", "streamed"), "out")
+HOST: tuple[tuple[Residence, Residence], Result] = (("loaded", "loaded"), "out")
 RESIDENT: tuple[tuple[Residence, Residence], Result] = (("resident", "resident"), "workers")
 
 

@@ -26,7 +26,7 @@ from tests.distmm.planning.brute_force import BruteForce
 from tests.tables import number_of
 
 F8 = np.dtype("f8")
-RESIDENCES: list[tuple[Residence, Residence]] = [("resident", "resident"), ("streamed", "resident"), ("whole", "kept")]
+RESIDENCES: list[tuple[Residence, Residence]] = [("resident", "resident"), ("loaded", "resident"), ("whole", "kept")]
 
 
 def homes_of(draw: st.DrawFn, rows: int, columns: int, workers: int, kinds: str = "none all some") -> Homes | None:
@@ -98,7 +98,7 @@ def test_many_small_chunks_become_few_blocks_for_each_worker() -> None:
     problem = Problem(4096, 4096, 4096, F8)
     cluster = ClusterSpec(4, 10**11, "cpu", rate=1e10, link=1e9, load=1e9)
     homes = tuple(tuple((i + 3 * j) % 4 for j in range(64)) for i in range(64))
-    for at, where in ((Places(homes, homes), "resident"), (Places(), "streamed")):
+    for at, where in ((Places(homes, homes), "resident"), (Places(), "loaded")):
         blocking = Blocking(edges, edges, edges)
         plan = make_plan(problem, cluster, blocking=blocking, homes=at, operands=(where, where), unions=True)  # type: ignore[arg-type]
         assert plan.cost.tasks <= 256
@@ -216,7 +216,7 @@ def test_a_product_that_does_not_fit_as_one_wave_gets_a_grid_and_waves() -> None
     problem = Problem(2048, 512, 2048, F8)
     homes = Places(tuple((i % 4, i % 4) for i in range(8)))
     cluster = ClusterSpec(4, 7_000_000, "cpu", rate=1e9, link=1e9, load=1e9)
-    plan = make_plan(problem, cluster, blocking=blocking, homes=homes, operands=("resident", "streamed"), result="out")
+    plan = make_plan(problem, cluster, blocking=blocking, homes=homes, operands=("resident", "loaded"), result="out")
     assert isinstance(plan.grid, Grid)
     assert len(plan.waves) > 1
 

@@ -139,7 +139,7 @@ def test_where_the_way_of_c_takes_next_to_nothing_one_number_of_waves_is_tried(m
     st.integers(1, 3),
     st.integers(2, 4),
     st.sampled_from(["workers", "host", "out"]),
-    st.sampled_from([("streamed", "streamed"), ("resident", "streamed"), ("whole", "resident"), RESIDENT]),
+    st.sampled_from([("loaded", "loaded"), ("resident", "loaded"), ("whole", "resident"), RESIDENT]),
     st.sampled_from([((), ()), ((3,), ()), ((5, 2), (1, 2))]),
     st.booleans(),
     st.tuples(st.floats(1e8, 1e13), st.floats(1e5, 1e11), st.integers(1, 6)),

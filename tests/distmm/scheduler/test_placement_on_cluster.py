@@ -121,7 +121,7 @@ def test_no_worker_holds_more_than_the_plan_says(client: Client, resident: bool)
         A, B = (da.random.default_rng(s).random(shape, chunks=edge) for s, shape in enumerate(shapes))
     text = f"g2x2x1 b{edge}x{edge}x{edge} p1 w1 l2"
     p = plan(A, B, client=client, plan=text if resident else None)
-    assert p.operands == (("resident" if resident else "streamed"),) * 2
+    assert p.operands == (("resident" if resident else "loaded"),) * 2
     assert str(p) == text
     before = moved_bytes(client)
     block, own, panel = edge * edge * 8, blocks**2 // 4, blocks // 2

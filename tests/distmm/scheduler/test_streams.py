@@ -189,7 +189,7 @@ def test_no_worker_holds_more_than_the_plan_says_though_nothing_is_read(
     view.ask(client)
     memory(distmm.plan(a, b, plan=text).peak.worker - 1)
     p = distmm.plan(a, b, plan=text)
-    assert (p.streamed, p.peak.output_slots, p.operands[0]) == (True, 5, "streamed" if files else "kept")
+    assert (p.streamed, p.peak.output_slots, p.operands[0]) == (True, 5, "loaded" if files else "kept")
     C = distmm.matmul(a, b, plan=text)
     shelf = lockstep.Shelf(C.shape, C.dtype)
     stored = da.store(C, shelf, lock=False, compute=False)

@@ -90,7 +90,7 @@ def test_memory_that_stays_full_is_reported_with_figures_and_the_remedy(cupy: li
         raise FULL[1]
 
     with pytest.raises(DeviceMemoryError) as raised:
-        gpu.retrying(work, "a block of C", needs=5 * 10**9, planned=60 * 10**9)
+        gpu.retrying(work, "a block of C", needs=5 * 10**9, peak=60 * 10**9)
     for part in (
         "a block of C found no room (cudaErrorMemoryAllocation", "it needs 5 GB", "the plan expects 60 GB on a worker",
         "the GPU has 80 GB, 64 GB of it in this worker's pool; outside of pools 3 GB are free", "Use smaller blocks",
