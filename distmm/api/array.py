@@ -6,7 +6,8 @@ from typing import Any, Unpack
 
 from distmm.errors import InputError
 from distmm.product.choices import BlockKeywords, Choices, takes
-from distmm.product.operand import Operand, check_pair, with_itself, wrap
+from distmm.product.operand import Operand, wrap
+from distmm.product.operand_pair import check_pair, with_itself
 from distmm.product.out_target import is_written
 from distmm.product.product import Gemm
 from distmm.product.scalars import check_flags, check_scalars

@@ -9,7 +9,8 @@ from distmm.errors import InputError
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Symmetry
 from distmm.product.choices import BlockKeywords, Choices, takes
-from distmm.product.operand import check_pair, with_itself, wrap
+from distmm.product.operand import wrap
+from distmm.product.operand_pair import check_pair, with_itself
 from distmm.product.out_target import elements_of
 from distmm.product.product import Gemm
 from distmm.product.scalars import check_flags

@@ -14,7 +14,8 @@ from dask.array.utils import meta_from_array
 from distmm.api.array import gram
 from distmm.errors import InputError
 from distmm.product.choices import Choices, Keywords, takes
-from distmm.product.labelled import Labelled, check_kinds
+from distmm.product.labelled import Labelled
+from distmm.product.operand_pair import check_kinds
 from distmm.product.scalars import check_flags, common_type
 from distmm.product.two_passes import second_pass
 

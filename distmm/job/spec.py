@@ -21,7 +21,8 @@ from distmm.planning.precision import Precision, check_precision
 from distmm.planning.problem import Problem, result_type
 from distmm.product.aliasing import lies_in
 from distmm.product.array_types import check_sendable
-from distmm.product.operand import Operand, check_pair, wrap
+from distmm.product.operand import Operand, wrap
+from distmm.product.operand_pair import check_pair
 from distmm.product.scalars import check_represents, common_type, plain
 from distmm.product.verification import CHECKS, verdict
 from distmm.storage import is_url, open_matrix

@@ -11,13 +11,12 @@ from typing import Any, Literal
 import dask.array as da
 import numpy as np
 
-from distmm.errors import InputError
 from distmm.planning.problem import accumulator_dtype
 from distmm.product.array_types import package_of
 from distmm.product.operand import checked, kind_of, multipliable, wrap
 from distmm.transfer.memory_map import is_mapped
 
-__all__ = ["Edges", "Label", "Labelled", "check_kinds", "chosen"]
+__all__ = ["Edges", "Label", "Labelled", "chosen"]
 
 Label = Hashable
 Edges = Mapping[Label, tuple[int, ...]]  # the chunks of each label
@@ -159,23 +158,6 @@ class Labelled:
         if self.dtype == dtype:
             return self
         return Labelled(self.movable().source.astype(dtype), self.labels, self.name)
-
-
-def check_kinds(arrays: Sequence[Labelled]) -> None:
-    """Refuse arrays of which some have NumPy blocks and others CuPy blocks.
-
-    Raises
-    ------
-    InputError
-        With the names of two arrays.
-    """
-    first = arrays[0]
-    for array in arrays:
-        if array.kind != first.kind:
-            raise InputError(
-                f"{first.name} has {first.kind} blocks and {array.name} {array.kind} blocks: convert one, for example "
-                "with x.map_blocks(cupy.asarray) or x.map_blocks(cupy.asnumpy)"
-            )
 
 
 def chosen(wanted: tuple[Any, ...], shape: tuple[int, ...], dtype: np.dtype) -> tuple[tuple[int, ...], ...]:

@@ -13,7 +13,8 @@ from distmm.errors import DoesNotFitError
 from distmm.planning.problem import accumulator_dtype
 from distmm.product.choices import Choices
 from distmm.product.contraction import contract
-from distmm.product.labelled import Label, Labelled, check_kinds
+from distmm.product.labelled import Label, Labelled
+from distmm.product.operand_pair import check_kinds
 from distmm.product.out_target import check_out, elements_of
 from distmm.product.scalars import common_type
 from distmm.product.sinks import fill

@@ -13,7 +13,7 @@ from dask.array.utils import meta_from_array
 from distributed import Client, futures_of
 
 from distmm.errors import InputError
-from distmm.planning.problem import Symmetry, accumulator_dtype
+from distmm.planning.problem import accumulator_dtype
 from distmm.product.array_types import as_array, package_of
 from distmm.product.inline_array import inline_array
 from distmm.product.scalars import check_flags
@@ -22,7 +22,7 @@ from distmm.transfer.gpu_allocations import is_on_gpu
 from distmm.transfer.memory_map import MappedFile, is_mapped
 from distmm.worker import tasks
 
-__all__ = ["Operand", "as_matrix", "check_pair", "checked", "kind_of", "multipliable", "with_itself", "wrap"]
+__all__ = ["Operand", "as_matrix", "checked", "kind_of", "multipliable", "wrap"]
 
 
 @dataclass(frozen=True)
@@ -270,47 +270,3 @@ def kind_of(source: Any, name: str) -> Literal["numpy", "cupy"]:
     raise InputError(
         f"{name} has blocks of type {type(meta).__name__} ({package}): convert them to plain NumPy or CuPy arrays first"
     )
-
-
-def _inner(operand: Operand, plain: str) -> str:
-    """Say which dimension of an operand, as the user gave it, is summed over: `plain` if it is not transposed."""
-    if len(operand.shape) < 2:
-        return "only"
-    return {"last": "last but one", "last but one": "last"}[plain] if operand.transposed else plain
-
-
-def check_pair(a: Operand, b: Operand) -> None:
-    """Check that two operands can be multiplied.
-
-    Raises
-    ------
-    InputError
-        If the inner dimensions differ, the batch dimensions do not broadcast, or one has CuPy blocks and the other
-        NumPy blocks.
-    """
-    k_a, k_b = a.shape[-1], b.shape[-2] if len(b.shape) > 1 else b.shape[0]
-    if k_a != k_b:
-        raise InputError(
-            f"{a.name} has shape {a.source.shape} and {b.name} {b.source.shape}: the {_inner(a, 'last')} dimension of "
-            f"{a.name} ({k_a}) must equal the {_inner(b, 'last but one')} dimension of {b.name} ({k_b})"
-        )
-    try:
-        np.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    except ValueError:
-        raise InputError(
-            f"{a.name} has shape {a.shape} and {b.name} {b.shape}: "
-            f"the batch dimensions {a.shape[:-2]} and {b.shape[:-2]} do not broadcast"
-        ) from None
-    if a.kind != b.kind:
-        raise InputError(
-            f"{a.name} has {a.kind} blocks and {b.name} {b.kind} blocks: convert one, for example with "
-            "x.map_blocks(cupy.asarray) or x.map_blocks(cupy.asnumpy)"
-        )
-
-
-def with_itself(A: Any, trans: bool, hermitian: bool, name: str = "A") -> tuple[Operand, Operand, Symmetry]:
-    """Return both operands of a symmetric product, and its kind of symmetry."""
-    a = wrap(A, name, trans)
-    if len(a.shape) < 2:
-        raise InputError(f"{name} has shape {a.shape}: give a matrix, to multiply it by its own transpose")
-    return a, replace(a, transposed=not trans), "hermitian" if hermitian and a.dtype.kind == "c" else "symmetric"

@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 import itertools
-import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import dask
 import dask.array as da
 import numpy as np
-from dask.array.utils import meta_from_array
-from dask.base import tokenize
-from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
 
 from distmm.clusters import view
 from distmm.errors import DeviceMemoryError, InputError
-from distmm.graph import product_graph
-from distmm.graph.consumers import in_chunks
-from distmm.graph.parametric_layer import with_copies
-from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
 from distmm.planning.problem import FLOAT8, Problem, Symmetry
 from distmm.planning.write_units import unit_of
 from distmm.product import one_task, out_target, sinks
 from distmm.product.aliasing import coincide
 from distmm.product.array_types import check_sendable
+from distmm.product.chains import Chains
 from distmm.product.choices import Choices
 from distmm.product.operand import Operand, as_matrix
+from distmm.product.operand_pair import check_kinds
 from distmm.product.product_array import ProductArray
 from distmm.product.request import PlanRequest, plan_for
 from distmm.product.scalars import check_represents, common_type
 from distmm.product.smaller_plan import smaller_plan
-from distmm.product.users_blocks import Chunks, batch_chunks
+from distmm.product.users_blocks import Chunks
 from distmm.transfer import ClientArray
 from distmm.transfer.gpu_allocations import is_on_gpu
 from distmm.worker.tasks import Epilogue
@@ -150,7 +144,7 @@ class Gemm:
             # After a failure a task may run again. It must then read the old C, and not a block that it has written.
             product = replace(self, c=replace(self.c, source=self.c.source.copy()))
         if not written:
-            lazy = product._lazy(plan, None, client)(None)
+            lazy = Chains(product, plan, self.a.kind, client).array(None, user_chunks=True)
             return product._computable(lazy, choices, plan) if out is None else sinks.become(out, lazy)
         for attempt in itertools.count():
             try:
@@ -174,12 +168,15 @@ class Gemm:
         if isinstance(to, ClientArray) and (graph := one_task.graph(self, plan, client)) is not None:
             sinks.store_block(graph, out, to, client)
             return
-        lazy = replace(self, once=True)._lazy(plan, to, client)
+        on_gpu = plan.cluster.device == "cuda" and sinks.takes_gpu_blocks(to)
+        chains = Chains(replace(self, once=True), plan, "cupy" if on_gpu else self.a.kind, client)
         if client is None or any(self.vectors) or len(plan.waves) == 1:
-            sinks.store(lambda: [(lazy(None), [None])], out, to, client)
+            sinks.store(lambda: [(chains.array(None, to is None), [None])], out, to, client)
         else:
             regions = plan.blocking.regions
-            sinks.store(lambda: ((lazy(wave), regions(wave)) for wave in plan.waves), out, to, client)
+            sinks.store(
+                lambda: ((chains.array(wave, to is None), regions(wave)) for wave in plan.waves), out, to, client
+            )
 
     def epilogue(self, dtype: np.dtype, kind: Literal["numpy", "cupy"], diagonal: Symmetry | None = None) -> Epilogue:
         """Return what is done with finished sums of type `dtype`, which become blocks of a `kind`.
@@ -265,120 +262,16 @@ class Gemm:
             plan.check_memory()
         view.ask(choices.client)
 
-    def _lazy(self, plan: Plan, to: Any, client: Client | None) -> Callable[[Wave | None], da.Array]:
-        """Return a function that makes C as a lazy array. Given a wave, the graph has only the blocks of that wave."""
-        a, blocking, (vector_a, vector_b) = self.a, plan.blocking, self.vectors
-        kind = "cupy" if plan.cluster.device == "cuda" and sinks.takes_gpu_blocks(to) else a.kind
-        chunks = (*blocking.batch, blocking.m, blocking.n)
-        meta = meta_from_array(a.source if a.kind == "cupy" else None, ndim=len(chunks), dtype=self.dtype)
-        graphs = self.graphs(plan, kind, client)
-
-        def lazy(wave: Wave | None) -> da.Array:
-            name, layers = graphs(wave)
-            c = da.Array(layers, name, chunks, meta=meta)
-            if plan.schedule.chunks is not None and to is None:
-                c = in_chunks(c, plan)
-            c = c[..., 0, :] if vector_a else c
-            return with_copies(c[..., 0] if vector_b else c)
-
-        return lazy
-
-    def graphs(
-        self,
-        plan: Plan,
-        kind: Literal["numpy", "cupy"],
-        client: Client | None,
-        reduced: product_graph.Reduced | None = None,
-        norms: tuple[da.Array, ...] = (),
-    ) -> Callable[[Wave | None], tuple[str, HighLevelGraph]]:
-        """Return a function that makes the graph of one wave of C, or of all of C for None.
-
-        Parameters
-        ----------
-        plan : Plan
-        kind : {"numpy", "cupy"}
-            Type of the finished blocks.
-        client : distributed.Client, optional
-        reduced, norms
-            As in `product_graph.build`.
-
-        Returns
-        -------
-        callable
-            Takes a wave or None. Returns the name in the keys of C's blocks, and the graph.
-
-        Raises
-        ------
-        InputError
-            If the C of ``beta * C`` does not broadcast to the product, or has other blocks than A and B.
-        """
-        a, b, symmetry, on, blocking = self.a, self.b, self.symmetry, plan.cluster.device, plan.blocking
-        choice = product_graph.kernel_choice(plan)
-        epilogue = self.epilogue((reduced and reduced.dtype) or self.dtype, kind)
-        self.check_added()
-        chunks = (*blocking.batch, blocking.m, blocking.n)
-        how: dict[str, Any] = {"reduced": reduced, "norms": norms}
-        name = ""
-
-        def blocked(x: Operand, cuts: Chunks) -> Callable[[], da.Array]:
-            # Each call gives the operand new names. Blocks that one wave has read are then freed at its end, and the
-            # next wave loads them again. Waves of a streamed plan share the blocks that cannot be loaded again.
-            make = partial(x.blocked, (*batch_chunks(x, blocking), *cuts), on, client)
-            return cache(make) if plan.streamed and not x.loads_again else make
-
-        m, k, n = plan.schedule.cuts
-        a_of, b_of = blocked(a, (m, k)), blocked(b, (k, n))
-
-        def graph(wave: Wave | None) -> HighLevelGraph:
-            nonlocal name
-            a_blocks, b_blocks = a_of(), b_of() if symmetry is None else None
-            c_blocks = None if self.c is None else self._added(self.c, chunks, client)
-            if not name:
-                names = [x.name for x in (a_blocks, b_blocks, c_blocks) if x is not None]
-                # Arrays of this process have new names in each graph.
-                shared = all(isinstance(x.source, da.Array) for x in self.operands)
-                own = uuid.uuid4().hex if self.once or reduced is not None or not shared else None
-                name = f"distmm-matmul-{own or tokenize(names, self.problem, plan.schedule, choice, epilogue)}"
-            return product_graph.build(name, plan, a_blocks, b_blocks, choice, epilogue, c_blocks, wave, **how)
-
-        def named(wave: Wave | None) -> tuple[str, HighLevelGraph]:
-            apart = wave is None and plan.streamed and (a.loads_again or b.loads_again)
-            made = [graph(each) for each in (plan.waves if apart else (wave,))]
-            return name, product_graph.one_graph(name, made) if apart else made[0]
-
-        return named
-
     def check_added(self) -> None:
         """Refuse a C of ``beta * C`` that does not broadcast to the product, or has other blocks than A and B."""
-        c, kind = self.c, self.a.kind
-        if c is None:
+        if self.c is None:
             return
-        if c.kind != kind:
-            convert = "cupy.asarray" if kind == "cupy" else "cupy.asnumpy"
-            raise InputError(
-                f"C has {c.kind} blocks, A and B have {kind} blocks: convert C, for example with "
-                f"C.map_blocks({convert})"
-            )
+        check_kinds([self.a, self.c])
         try:
-            fits = np.broadcast_shapes(c.shape, self.shape) == self.shape
+            fits = np.broadcast_shapes(self.c.shape, self.shape) == self.shape
         except ValueError:
             fits = False
         if not fits:
             raise InputError(
-                f"C has shape {c.shape}, the product {self.shape}: give a C that broadcasts to the product's shape"
+                f"C has shape {self.c.shape}, the product {self.shape}: give a C that broadcasts to the product's shape"
             )
-
-    def _added(self, c: Operand, chunks: Chunks, client: Client | None) -> da.Array:
-        """Return the C of ``beta * C``, broadcast to the product's shape, in the product's chunks.
-
-        Workers read a NumPy array of the product's shape from the client's memory. An array that has to be broadcast
-        is smaller, and is sent inside the graph.
-        """
-        shape = self.problem.shape
-        if c.shape == shape:
-            return c.blocked(chunks, "cpu", client)
-        source = c.source if isinstance(c.source, da.Array) else c.blocked(tuple((n,) for n in c.shape), "cpu")
-        # C lacks the dimensions that the product of a vector lacks.
-        source = source[..., None] if self.vectors[1] else source
-        source = source[..., None, :] if self.vectors[0] else source
-        return da.broadcast_to(source, shape).rechunk(chunks)

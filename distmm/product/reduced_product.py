@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from operator import index
 from typing import Any, Literal, SupportsIndex, Unpack
@@ -11,33 +11,31 @@ from typing import Any, Literal, SupportsIndex, Unpack
 import dask
 import dask.array as da
 import numpy as np
-from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
 
 from distmm.errors import InputError
 from distmm.graph import consumers
 from distmm.graph.product_graph import Reduced
-from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Symmetry, accumulator_dtype
 from distmm.product.aliasing import same, transposes
 from distmm.product.array_types import check_sendable
+from distmm.product.chains import Chains
 from distmm.product.choices import BlockKeywords, Choices
-from distmm.product.operand import Operand, check_pair, with_itself, wrap
+from distmm.product.operand import Operand, wrap
+from distmm.product.operand_pair import check_pair, with_itself
 from distmm.product.product import Gemm
 from distmm.worker import tasks
 
 __all__ = [
     "Kinds", "bytes_widened", "check_metric", "check_ordered", "checked_k", "is_transpose", "product_of",
-    "reduced_graphs", "results",
+    "reduced_chains", "results",
 ]  # fmt: skip
 
 Kinds = Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
 
 # Metrics that need the norms of rows.
 NORMED = ("cosine", "euclidean")
-
-Graphs = Callable[[Wave | None], tuple[str, HighLevelGraph]]
 
 # Bytes of the piece of an operand that one task computes norms of.
 NORMS_PIECE = 32 << 20
@@ -179,19 +177,21 @@ def results(
         return nbytes + parts + (0 if metric is None else bytes_widened(plan))
 
     plan = product.plan_reduced(choices, kept, shared=metric in NORMED)
-    reduced, graph = reduced_graphs(product, plan, reduction, choices.client, down)
-    return consumers.results(*graph(None), plan, reduced, kinds)
+    chains = reduced_chains(product, plan, reduction, choices.client, down)
+    graph = chains.graph(None)
+    assert chains.reduced is not None
+    return consumers.results(chains.name, graph, plan, chains.reduced, kinds)
 
 
-def reduced_graphs(
+def reduced_chains(
     product: Gemm,
     plan: Plan,
     reduction: tasks.Consumer,
     client: Client | None,
     down: bool = False,
     by_wave: bool = False,
-) -> tuple[Reduced, Graphs]:
-    """Return how blocks are reduced, and a function that makes the graph of a wave, or of all waves for None.
+) -> Chains:
+    """Return the chains of a product whose tasks reduce the blocks that they finish.
 
     With `by_wave`, the parts of blocks are collected, wave by wave, and not merged along lines. Blocks have no mirror
     images then. Norms are computed first, and not again for each wave.
@@ -203,7 +203,7 @@ def reduced_graphs(
     dtype = None if metric is None else accumulator_dtype(product.dtype)
     reduced = Reduced(reduction, down, (norms[0].name, norms[1].name) if norms else None, not by_wave, dtype)
     kind: Literal["numpy", "cupy"] = "cupy" if plan.cluster.device == "cuda" else "numpy"
-    return reduced, product.graphs(plan, kind, client, reduced, norms)
+    return Chains(product, plan, kind, client, reduced, norms)
 
 
 def bytes_widened(plan: Plan) -> int:

@@ -9,13 +9,10 @@ from typing import Literal
 
 from distributed import Client
 
-from distmm.all_workers import everywhere
-from distmm.clusters import cluster, view
-from distmm.clusters.homes import chunk_homes, homes_of_blocks
-from distmm.clusters.measured import link_rate, load_rate
+from distmm.clusters import view
 from distmm.errors import InputError
 from distmm.planning.blocks import Blocking, cut, even_edges
-from distmm.planning.cluster_spec import ClusterSpec, Residence, Result
+from distmm.planning.cluster_spec import ClusterSpec, Result
 from distmm.planning.fewest import few_workers
 from distmm.planning.owners import NOWHERE, Places
 from distmm.planning.plan import Plan
@@ -24,8 +21,9 @@ from distmm.planning.schedule import EXAMPLE, parse
 from distmm.planning.search import checked_edges, make_plan
 from distmm.product.choices import Choices
 from distmm.product.operand import Operand
+from distmm.product.resources import cluster_for, measured, places, residence, with_homes
 from distmm.product.users_blocks import Chunks, storage_multiples, users_blocking
-from distmm.worker.tasks import WORKSPACE, KernelChoice
+from distmm.worker.tasks import KernelChoice
 
 __all__ = ["FileJob", "PlanRequest", "plan_for"]
 
@@ -135,14 +133,14 @@ def plan_for(request: PlanRequest, client: Client | None) -> Plan:
             f"plan is {choices.plan!r}: give one that distmm.plan has made, or its text, such as {EXAMPLE}"
         )
     small = client is not None and request.job is None and request.kept is None and _nbytes(request) <= SMALL_BYTES
-    spec = _cluster(request, client, old=small)
-    request = _with_homes(request, spec.workers, client)
+    spec = cluster_for(request, client, old=small)
+    request = with_homes(request, spec.workers, client)
     plan = _within_host_memory(request, spec)
     if small and (plan.schedule.tasks > 1 or plan.peak.worker > spec.memory * SMALL_SHARE):
-        spec = _cluster(request, client)
+        spec = cluster_for(request, client)
         plan = _within_host_memory(request, spec)
     if plan.shortfall and client is not None and view.forget(client):  # workers may have more free memory by now
-        spec = _cluster(request, client)
+        spec = cluster_for(request, client)
         plan = _within_host_memory(request, spec)
     if choices.plan is not None:
         _check_blocks(choices, plan)
@@ -151,29 +149,14 @@ def plan_for(request: PlanRequest, client: Client | None) -> Plan:
         return plan if choices.plan is not None else replace(plan, fewest=_fewest(request, plan))
     if (client is None and (hardware is None or hardware.workers > 1)) or plan.cost.seconds < WORTH_MEASURING_SECONDS:
         return plan
-    measured = _measured(request, plan, spec, client)
-    return plan if measured == spec else _within_host_memory(request, measured)
+    with_rates = measured(request, plan, spec, client)
+    return plan if with_rates == spec else _within_host_memory(request, with_rates)
 
 
 def _nbytes(request: PlanRequest) -> int:
     """Return the bytes of A, B and C."""
     operands = sum(math.prod(each.shape) * each.dtype.itemsize for each in (request.a, request.b))
     return operands + math.prod(request.problem.shape) * request.problem.dtype.itemsize
-
-
-def _with_homes(request: PlanRequest, workers: int, client: Client | None) -> PlanRequest:
-    """Find out which workers hold the chunks of A and B."""
-    if client is None or request.job is not None or request.choices.hardware is not None or request.problem.batch:
-        return request
-    sources = [each.source if each.chunks is not None else None for each in (request.a, request.b)]
-    if all(source is None for source in sources):
-        return request
-    a, b = chunk_homes(client, sources, workers)
-    a, b = (
-        tuple(zip(*homes, strict=True)) if homes is not None and each.transposed else homes
-        for homes, each in ((a, request.a), (b, request.b))
-    )
-    return replace(request, homes=Places(a, b))
 
 
 def _check_blocks(choices: Choices, plan: Plan) -> None:
@@ -186,26 +169,6 @@ def _check_blocks(choices: Choices, plan: Plan) -> None:
         raise InputError(
             f"blocks are {choices.blocks}, and the plan {plan} has blocks {plan.block_shape}: leave out blocks, or plan"
         )
-
-
-def _measured(request: PlanRequest, plan: Plan, spec: ClusterSpec, client: Client | None) -> ClusterSpec:
-    """Return the description of the cluster with measured rates of its links, files and copies, if they are lower.
-
-    Only the rates that the plan uses are measured.
-    """
-    job = request.job
-    links = [link_rate(client, spec.device)] if client is not None and plan.bytes_moved else []
-    if job is not None:
-        loads = [job.read_rate(client, each, spec.device, spec.threads) for each in (request.a, request.b)]
-    else:
-        loads = (
-            [load_rate(client)] if client is not None and spec.device == "cuda" and request.a.kind == "numpy" else []
-        )
-    return replace(
-        spec,
-        link=min([spec.link, *(rate for rate in links if rate is not None)]),
-        load=min([spec.load, *(rate for rate in loads if rate is not None)]),
-    )
 
 
 def _fewest(request: PlanRequest, plan: Plan) -> float:
@@ -238,49 +201,6 @@ def _within_host_memory(request: PlanRequest, spec: ClusterSpec) -> Plan:
     return _planned_for(request, spec) if plan.shortfall else plan
 
 
-def _cluster(request: PlanRequest, client: Client | None, old: bool = False) -> ClusterSpec:
-    """Return a description of the cluster for this product: free memory, rates and kernels.
-
-    `old` is as in `distmm.clusters.view.ask`.
-    """
-    problem, a, b, choices, job = request.problem, request.a, request.b, request.choices, request.job
-    on_gpu = a.kind == "cupy" and job is None
-    if on_gpu and choices.device == "cpu":
-        raise InputError(
-            "device is 'cpu', but A and B have CuPy blocks: convert them with x.map_blocks(cupy.asnumpy), or drop "
-            "device='cpu'"
-        )
-
-    spec = choices.described(client, problem.multiplied, on_gpu, old)
-    if job is not None:
-        if client is not None:
-            # Libraries take memory: they are loaded before the free memory is read.
-            everywhere(
-                client, job.prepare, KernelChoice(spec.device, problem.multiplied, choices.precision, choices.kernel)
-            )
-            view.forget(client)
-            spec = choices.described(client, problem.multiplied, on_gpu)
-        load = job.loads[spec.device] * (spec.threads if spec.device == "cpu" else 1)
-        spec = replace(spec, memory=int(spec.memory * (1 - job.spare)), load=load)
-    if request.most is not None:
-        spec = replace(spec, memory=min(spec.memory, request.most))
-    if request.kept is not None:
-        spec = _with_room_for_parts(spec, request.kept)
-    if job is None and choices.hardware is None and spec.device == "cuda" and (a.pageable or b.pageable):
-        return replace(spec, load=cluster.LOADS["cuda, pageable"])
-    return spec
-
-
-def _with_room_for_parts(spec: ClusterSpec, kept: int) -> ClusterSpec:
-    """Subtract the memory of reduced blocks and results, and on GPUs the workspace of the reduction."""
-    each = -(-kept // spec.workers) if spec.workers else 0
-    if spec.device == "cpu":
-        return replace(spec, memory=max(0, spec.memory - each))
-    host = None if spec.host_memory is None else max(0, spec.host_memory - each)
-    # A GPU reduces one block at a time, and merges parts of one line (see the locks in `distmm.worker.gpu`).
-    return replace(spec, host_memory=host, memory=max(0, spec.memory - 2 * WORKSPACE))
-
-
 def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = True) -> Plan:
     """Plan for a cluster. Blocks are the given chunks, or else the planner's choice.
 
@@ -298,7 +218,7 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
         blocks = blocking if text is None else parse(text, problem).blocking
         cuts = ((blocks.m, blocks.k), (blocks.k, blocks.n)) if blocks else (None, None)
         at = blocks if edges is None else cut(problem, checked_edges(edges))
-        homes = NOWHERE if at is None else _homes_of(request, at, spec.device)
+        homes = NOWHERE if at is None else places(request, at, spec.device)
         c_is_freed = streamed or result == "reduced"
         plan = make_plan(
             problem,
@@ -310,7 +230,7 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
             kernel=choices.kernel,
             text=text,
             result=result,
-            operands=(_residence(a, cuts[0], request, c_is_freed), _residence(b, cuts[1], request, c_is_freed)),
+            operands=(residence(a, cuts[0], request, c_is_freed), residence(b, cuts[1], request, c_is_freed)),
             streamed=c_is_freed,
             run_seconds=request.run_seconds,
             homes=homes,
@@ -319,7 +239,7 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
         )
         return plan if request.job is None else replace(plan, on_disk=True)
 
-    def planned(blocking: Blocking | None, unit: tuple[int, ...] | None = None) -> Plan:
+    def best(blocking: Blocking | None, unit: tuple[int, ...] | None = None) -> Plan:
         plan = made(blocking, unit, streamed=False)
         # A lazy product that cannot stay may be read block by block.
         if not plan.shortfall or result in ("out", "reduced") or not may_stream:
@@ -337,9 +257,9 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
         and math.prod(-(-size // n) for size, n in zip(problem.shape, unit, strict=True)) < spec.workers
     ):
         unit = None
-    plan = planned(blocking, unit)
+    plan = best(blocking, unit)
     if unit is not None and plan.shortfall:
-        plan = planned(blocking)
+        plan = best(blocking)
     if blocking is not None or edges is not None or text is not None or c_chunks is None:
         return plan
     if problem.symmetry is not None and c_chunks[-2] != c_chunks[-1]:
@@ -347,37 +267,4 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
     # Only C has chunks: they are the blocks, and the planner chooses the edge of k.
     *batch, m, n = c_chunks
     k = even_edges(problem.k, plan.block_shape[1])
-    return planned(Blocking(m, k, n, tuple(batch), triangle=problem.symmetry is not None))
-
-
-def _homes_of(request: PlanRequest, blocking: Blocking, device: Literal["cpu", "cuda"]) -> Places:
-    """Return the ranks that hold the blocks of A and of B."""
-    if not request.homes.known:
-        return request.homes
-    (of_a, of_b, _), a, b = request.homes, request.a, request.b
-    at = (
-        homes_of_blocks(of_a, a.chunks or (), (blocking.m, blocking.k)),
-        homes_of_blocks(of_b, b.chunks or (), (blocking.k, blocking.n)),
-    )
-    # Blocks that are copied to GPUs are copied for each operand.
-    same = blocking.m == blocking.k == blocking.n and a.is_same(b) and (device == "cpu" or a.kind == "cupy")
-    if same and at[0] is not None and min(map(min, at[0])) >= 0:
-        return Places(at[0], at[0], same=True)
-    return Places(*at)
-
-
-def _residence(
-    operand: Operand, cuts: tuple[tuple[int, ...], tuple[int, ...]] | None, request: PlanRequest, streamed: bool
-) -> Residence:
-    """Return where the operand's blocks are in memory during the product, for the planner's memory model.
-
-    After a rechunk several blocks read the same chunk, and the chunk stays in memory until its last read. Jobs read the
-    blocks of A and B from their files. The waves of a streamed product load their blocks again if that is possible.
-    """
-    resident = operand.resident
-    others = cuts != (operand.chunks or ())[-2:] or (request.shared and not resident)
-    if operand.chunks is not None and request.job is None and others:
-        return "whole"
-    if resident:
-        return "resident"
-    return "kept" if streamed and not operand.loads_again else "loaded"
+    return best(Blocking(m, k, n, tuple(batch), triangle=problem.symmetry is not None))

@@ -22,7 +22,7 @@ from distmm.planning.plan import Plan
 from distmm.planning.problem import accumulator_dtype
 from distmm.product.choices import Choices
 from distmm.product.product import Gemm
-from distmm.product.reduced_product import bytes_widened, check_metric, check_ordered, reduced_graphs
+from distmm.product.reduced_product import bytes_widened, check_metric, check_ordered, reduced_chains
 from distmm.product.scalars import check_scalars, plain
 from distmm.product.sinks import receive
 from distmm.worker import tasks
@@ -86,8 +86,9 @@ def above(
     made = product.plan_reduced(choices, of_waves)
     collected = _Collected(product, made, limit, lower=lower)
     reduction = tasks.Threshold(plain(t), of_block(made), metric=metric, dtype=dtype)
-    _, graph = reduced_graphs(product, made, reduction, choices.client, False, by_wave=True)
-    waves = (consumers.parts_of_blocks(*graph(wave), made, wave) for wave in made.waves)
+    chains = reduced_chains(product, made, reduction, choices.client, by_wave=True)
+    graphs = ((chains.graph(wave), wave) for wave in made.waves)
+    waves = (consumers.parts_of_blocks(chains.name, graph, made, wave) for graph, wave in graphs)
     if choices.client is None:
         for parts in waves:
             for at, part in zip(parts, dask.compute(*parts.values()), strict=True):

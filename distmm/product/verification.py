@@ -19,7 +19,8 @@ from distmm.planning.precision import Precision, check_precision
 from distmm.planning.problem import Problem
 from distmm.product.array_types import check_sendable
 from distmm.product.context import computing
-from distmm.product.operand import Operand, check_pair, checked
+from distmm.product.operand import Operand, checked
+from distmm.product.operand_pair import check_pair
 from distmm.product.scalars import check_scalars, checked_seed, plain
 from distmm.worker.tasks import to_host
 from distmm_kernels.tolerance import Tolerance

@@ -96,7 +96,7 @@ def _lent_to(task: Any) -> list[ClientArray]:
     found, left = [], [task]
     while left:
         value = left.pop()
-        kind = type(value)
+        kind: Any = type(value)
         if kind is ClientArray:
             found += [value] if value.name else []
         elif (contents := _contents(kind)) is not None:

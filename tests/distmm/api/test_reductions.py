@@ -17,7 +17,7 @@ from distmm import InputError
 from distmm.graph.dask_tasks import ProductTask
 from distmm.graph.product_graph import ProductLayer
 from distmm.planning.cluster_spec import ClusterSpec
-from distmm.product.request import _with_room_for_parts
+from distmm.product.resources import _with_room_for_parts
 from distmm.worker import tasks
 from tests.distmm.api.reduced import TEXTS, best, compute, operands
 from tests.tables import later

@@ -15,6 +15,7 @@ import distmm
 from distmm import clusters
 from distmm.clusters import cluster, measured
 from distmm.product import request as plan_request
+from distmm.product import resources
 
 N = 60_000
 PCIE_3 = 1.23e10
@@ -40,7 +41,7 @@ def gpus(client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> lis
     everywhere = measured.everywhere
     monkeypatch.setattr(measured, "_rates", type(measured._rates)())
     monkeypatch.setattr(cluster, "describe", lambda *args, **how: described)
-    monkeypatch.setattr(plan_request, "link_rate", lambda *args: None)
+    monkeypatch.setattr(resources, "link_rate", lambda *args: None)
     monkeypatch.setattr(
         measured, "everywhere", lambda *args, **how: seen.append(args[1].__name__) or everywhere(*args, **how)
     )

@@ -23,6 +23,7 @@ from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
 from distmm.product import request as plan_request
+from distmm.product import resources
 from distmm.product.choices import Choices
 from distmm.product.operand import wrap
 from distmm.product.request import FileJob, PlanRequest
@@ -142,7 +143,7 @@ def test_a_plan_that_leaves_host_memory_free_is_not_made_anew_where_no_rate_is_l
     a = np.broadcast_to(np.float32(0), (60_000, 60_000))
     hosts = distmm.gpus(4, "H200", host_memory="1TB").spec(a.dtype, None, "highest")
     monkeypatch.setattr(cluster, "describe", lambda *args, **how: hosts)
-    monkeypatch.setattr(plan_request, "link_rate", lambda *args: None)
+    monkeypatch.setattr(resources, "link_rate", lambda *args: None)
     made: list[int | None] = []
     planned_for = plan_request._planned_for
 

@@ -16,6 +16,7 @@ from distributed import Client
 
 import distmm
 from distmm.errors import InputError
+from distmm.product.chains import Chains
 from distmm.product.choices import Choices
 from distmm.product.operand import wrap
 from distmm.product.product import Gemm
@@ -174,12 +175,12 @@ def test_a_file_replaced_between_two_waves_is_an_error(tmp_path: Path) -> None:
     a = np.load(path, mmap_mode="r")
     gemm = Gemm.of(wrap(a, "A"), wrap(np.eye(n), "B"))
     plan = gemm.plan(Choices(blocks=(16, 64, 64)))
-    waves = gemm._lazy(plan, None, None)
-    np.testing.assert_array_equal(waves(None).compute(scheduler="synchronous"), a)
+    chains = Chains(gemm, plan, "numpy", None)
+    np.testing.assert_array_equal(chains.array(None, True).compute(scheduler="synchronous"), a)
     np.save(tmp_path / "new.npy", np.zeros((n, n)))
     os.replace(tmp_path / "new.npy", path)
     with pytest.raises(InputError, match="another file than at the call"):
-        waves(None).compute(scheduler="synchronous")
+        chains.array(None, True).compute(scheduler="synchronous")
 
 
 def test_a_file_that_was_copied_with_its_times_is_read(tmp_path: Path) -> None:

@@ -1,0 +1,131 @@
+"""The chains of a product as graphs and lazy arrays: of one wave, or of all of C."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal
+
+import dask.array as da
+from dask.array.utils import meta_from_array
+from dask.base import tokenize
+from dask.highlevelgraph import HighLevelGraph
+from distributed import Client
+
+from distmm.graph import product_graph
+from distmm.graph.consumers import in_chunks
+from distmm.graph.parametric_layer import with_copies
+from distmm.planning.blocks import Wave
+from distmm.planning.plan import Plan
+from distmm.product.operand import Operand
+from distmm.product.users_blocks import Chunks, batch_chunks
+
+if TYPE_CHECKING:
+    from distmm.product.product import Gemm
+
+__all__ = ["Chains"]
+
+
+@dataclass(eq=False)
+class Chains:
+    """The chains of a product by a plan.
+
+    Parameters
+    ----------
+    product : Gemm
+    plan : Plan
+    kind : {"numpy", "cupy"}
+        Type of the finished blocks.
+    client : distributed.Client, optional
+    reduced, norms
+        As in `product_graph.build`.
+
+    Raises
+    ------
+    InputError
+        If the C of ``beta * C`` does not broadcast to the product, or has other blocks than A and B.
+    """
+
+    product: Gemm
+    plan: Plan
+    kind: Literal["numpy", "cupy"]
+    client: Client | None
+    reduced: product_graph.Reduced | None = None
+    norms: tuple[da.Array, ...] = ()
+    name: str = field(default="", init=False)  # in the keys of C's blocks; the first graph gives it to all waves
+
+    def __post_init__(self) -> None:
+        self.product.check_added()
+        self._shared: dict[tuple[int, Chunks], da.Array] = {}  # blocks of operands that all waves read
+
+    @cached_property
+    def chunks(self) -> Chunks:
+        """The plan's blocks of C."""
+        blocking = self.plan.blocking
+        return (*blocking.batch, blocking.m, blocking.n)
+
+    def array(self, wave: Wave | None, user_chunks: bool) -> da.Array:
+        """Return C, lazy, in the plan's blocks or in the user's chunks. With a wave, only its blocks have tasks."""
+        a, (vector_a, vector_b) = self.product.a, self.product.vectors
+        graph = self.graph(wave)
+        meta = meta_from_array(a.source if a.kind == "cupy" else None, ndim=len(self.chunks), dtype=self.product.dtype)
+        c = da.Array(graph, self.name, self.chunks, meta=meta)
+        if self.plan.schedule.chunks is not None and user_chunks:
+            c = in_chunks(c, self.plan)
+        c = c[..., 0, :] if vector_a else c
+        return with_copies(c[..., 0] if vector_b else c)
+
+    def graph(self, wave: Wave | None) -> HighLevelGraph:
+        """Return the graph of one wave, or of all of C."""
+        operands = self.product.a, self.product.b
+        if wave is not None or not (self.plan.streamed and any(x.loads_again for x in operands)):
+            return self._graph(wave)
+        waves = [self._graph(each) for each in self.plan.waves]
+        return product_graph.one_graph(self.name, waves)
+
+    def _graph(self, wave: Wave | None) -> HighLevelGraph:
+        product, plan, (m, k, n) = self.product, self.plan, self.plan.schedule.cuts
+        a, b = self._blocks(product.a, (m, k)), None if product.symmetry else self._blocks(product.b, (k, n))
+        c = None if product.c is None else self._added(product.c)
+        choice = product_graph.kernel_choice(plan)
+        epilogue = product.epilogue((self.reduced and self.reduced.dtype) or product.dtype, self.kind)
+        if not self.name:
+            # Arrays of this process have new names in each graph.
+            shared = all(isinstance(x.source, da.Array) for x in product.operands)
+            names = [x.name for x in (a, b, c) if x is not None]
+            again = shared and not product.once and self.reduced is None
+            own = tokenize(names, product.problem, plan.schedule, choice, epilogue) if again else uuid.uuid4().hex
+            self.name = f"distmm-matmul-{own}"
+        return product_graph.build(
+            self.name, plan, a, b, choice, epilogue, c, wave, reduced=self.reduced, norms=self.norms
+        )
+
+    def _blocks(self, x: Operand, cuts: Chunks) -> da.Array:
+        """Return the blocks of A or B for one wave.
+
+        Each call gives the operand new names. Blocks that one wave has read are then freed at its end, and the next
+        wave loads them again. Waves of a streamed plan share the blocks that cannot be loaded again.
+        """
+        if (id(x), cuts) in self._shared:
+            return self._shared[id(x), cuts]
+        plan = self.plan
+        blocks = x.blocked((*batch_chunks(x, plan.blocking), *cuts), plan.cluster.device, self.client)
+        if plan.streamed and not x.loads_again:
+            self._shared[id(x), cuts] = blocks
+        return blocks
+
+    def _added(self, c: Operand) -> da.Array:
+        """Return the C of ``beta * C``, broadcast to the product's shape, in the product's chunks.
+
+        Workers read a NumPy array of the product's shape from the client's memory. An array that has to be broadcast
+        is smaller, and is sent inside the graph.
+        """
+        shape = self.product.problem.shape
+        if c.shape == shape:
+            return c.blocked(self.chunks, "cpu", self.client)
+        source = c.source if isinstance(c.source, da.Array) else c.blocked(tuple((n,) for n in c.shape), "cpu")
+        # C lacks the dimensions that the product of a vector lacks.
+        source = source[..., None] if self.product.vectors[1] else source
+        source = source[..., None, :] if self.product.vectors[0] else source
+        return da.broadcast_to(source, shape).rechunk(self.chunks)

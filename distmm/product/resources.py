@@ -1,0 +1,136 @@
+"""What the cluster has for a product: memory, rates and kernels; and where its operands are."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from distributed import Client
+
+from distmm.all_workers import everywhere
+from distmm.clusters import cluster, view
+from distmm.clusters.homes import chunk_homes, homes_of_blocks
+from distmm.clusters.measured import link_rate, load_rate
+from distmm.errors import InputError
+from distmm.planning.blocks import Blocking
+from distmm.planning.cluster_spec import ClusterSpec, Residence
+from distmm.planning.owners import Places
+from distmm.planning.plan import Plan
+from distmm.product.operand import Operand
+from distmm.worker.tasks import WORKSPACE, KernelChoice
+
+if TYPE_CHECKING:
+    from distmm.product.request import PlanRequest
+
+__all__ = ["cluster_for", "measured", "places", "residence", "with_homes"]
+
+
+def cluster_for(request: PlanRequest, client: Client | None, old: bool = False) -> ClusterSpec:
+    """Return a description of the cluster for this product: free memory, rates and kernels.
+
+    `old` is as in `distmm.clusters.view.ask`.
+    """
+    problem, a, b, choices, job = request.problem, request.a, request.b, request.choices, request.job
+    on_gpu = a.kind == "cupy" and job is None
+    if on_gpu and choices.device == "cpu":
+        raise InputError(
+            "device is 'cpu', but A and B have CuPy blocks: convert them with x.map_blocks(cupy.asnumpy), or drop "
+            "device='cpu'"
+        )
+
+    spec = choices.described(client, problem.multiplied, on_gpu, old)
+    if job is not None:
+        if client is not None:
+            # Libraries take memory: they are loaded before the free memory is read.
+            everywhere(
+                client, job.prepare, KernelChoice(spec.device, problem.multiplied, choices.precision, choices.kernel)
+            )
+            view.forget(client)
+            spec = choices.described(client, problem.multiplied, on_gpu)
+        load = job.loads[spec.device] * (spec.threads if spec.device == "cpu" else 1)
+        spec = replace(spec, memory=int(spec.memory * (1 - job.spare)), load=load)
+    if request.most is not None:
+        spec = replace(spec, memory=min(spec.memory, request.most))
+    if request.kept is not None:
+        spec = _with_room_for_parts(spec, request.kept)
+    if job is None and choices.hardware is None and spec.device == "cuda" and (a.pageable or b.pageable):
+        return replace(spec, load=cluster.LOADS["cuda, pageable"])
+    return spec
+
+
+def _with_room_for_parts(spec: ClusterSpec, kept: int) -> ClusterSpec:
+    """Subtract the memory of reduced blocks and results, and on GPUs the workspace of the reduction."""
+    each = -(-kept // spec.workers) if spec.workers else 0
+    if spec.device == "cpu":
+        return replace(spec, memory=max(0, spec.memory - each))
+    host = None if spec.host_memory is None else max(0, spec.host_memory - each)
+    # A GPU reduces one block at a time, and merges parts of one line (see the locks in `distmm.worker.gpu`).
+    return replace(spec, host_memory=host, memory=max(0, spec.memory - 2 * WORKSPACE))
+
+
+def measured(request: PlanRequest, plan: Plan, spec: ClusterSpec, client: Client | None) -> ClusterSpec:
+    """Return the description of the cluster with measured rates of its links, files and copies, if they are lower.
+
+    Only the rates that the plan uses are measured.
+    """
+    job = request.job
+    links = [link_rate(client, spec.device)] if client is not None and plan.bytes_moved else []
+    if job is not None:
+        loads = [job.read_rate(client, each, spec.device, spec.threads) for each in (request.a, request.b)]
+    else:
+        loads = (
+            [load_rate(client)] if client is not None and spec.device == "cuda" and request.a.kind == "numpy" else []
+        )
+    return replace(
+        spec,
+        link=min([spec.link, *(rate for rate in links if rate is not None)]),
+        load=min([spec.load, *(rate for rate in loads if rate is not None)]),
+    )
+
+
+def with_homes(request: PlanRequest, workers: int, client: Client | None) -> PlanRequest:
+    """Find out which workers hold the chunks of A and B."""
+    if client is None or request.job is not None or request.choices.hardware is not None or request.problem.batch:
+        return request
+    sources = [each.source if each.chunks is not None else None for each in (request.a, request.b)]
+    if all(source is None for source in sources):
+        return request
+    a, b = chunk_homes(client, sources, workers)
+    a, b = (
+        tuple(zip(*homes, strict=True)) if homes is not None and each.transposed else homes
+        for homes, each in ((a, request.a), (b, request.b))
+    )
+    return replace(request, homes=Places(a, b))
+
+
+def places(request: PlanRequest, blocking: Blocking, device: Literal["cpu", "cuda"]) -> Places:
+    """Return the ranks that hold the blocks of A and of B."""
+    if not request.homes.known:
+        return request.homes
+    (of_a, of_b, _), a, b = request.homes, request.a, request.b
+    at = (
+        homes_of_blocks(of_a, a.chunks or (), (blocking.m, blocking.k)),
+        homes_of_blocks(of_b, b.chunks or (), (blocking.k, blocking.n)),
+    )
+    # Blocks that are copied to GPUs are copied for each operand.
+    same = blocking.m == blocking.k == blocking.n and a.is_same(b) and (device == "cpu" or a.kind == "cupy")
+    if same and at[0] is not None and min(map(min, at[0])) >= 0:
+        return Places(at[0], at[0], same=True)
+    return Places(*at)
+
+
+def residence(
+    operand: Operand, cuts: tuple[tuple[int, ...], tuple[int, ...]] | None, request: PlanRequest, streamed: bool
+) -> Residence:
+    """Return where the operand's blocks are in memory during the product, for the planner's memory model.
+
+    After a rechunk several blocks read the same chunk, and the chunk stays in memory until its last read. Jobs read the
+    blocks of A and B from their files. The waves of a streamed product load their blocks again if that is possible.
+    """
+    resident = operand.resident
+    others = cuts != (operand.chunks or ())[-2:] or (request.shared and not resident)
+    if operand.chunks is not None and request.job is None and others:
+        return "whole"
+    if resident:
+        return "resident"
+    return "kept" if streamed and not operand.loads_again else "loaded"
