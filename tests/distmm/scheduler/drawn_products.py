@@ -112,7 +112,7 @@ def planned(drawn: Drawn) -> Plan:
         problem,
         parse(text, problem),
         ClusterSpec(grid.size, 10**9, drawn.device, 1e9, 1e9, threads=2),
-        operands=("streamed", "streamed") if kind in ("written", "job") else ("kept", "kept"),
+        operands=("loaded", "loaded") if kind in ("written", "job") else ("kept", "kept"),
         result={"written": "out", "job": "out", "reduced": "reduced"}.get(kind, "workers"),  # type: ignore[arg-type]
         streamed=kind in ("streamed", "transposed", "factor"),
     )
