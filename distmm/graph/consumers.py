@@ -114,10 +114,16 @@ class View:
         down, _, across = self.plan.schedule.chunks
         return [[(at, part) for at, edges in enumerate(blocks) for part in slices(edges)] for blocks in (down, across)]
 
+    @cached_property
+    def _places(self) -> dict[Index, Placement]:
+        """Where the parts of each block are taken."""
+        blocking = self.plan.blocking
+        return {at: self._place(*at) for at in Grid((len(blocking.m), len(blocking.n)))}
+
     def __call__(self, key: Key) -> Iterator[Task]:
         (row, rows), (column, columns) = (along[at] for along, at in zip(self._parts, key[1:], strict=True))
         block = TaskRef((self.source, row, column))
-        yield PlacedTask(key, tasks.part, self._place(row, column), block, (rows, columns))
+        yield PlacedTask(key, tasks.part, self._places[row, column], block, (rows, columns))
 
     def _place(self, i: int, j: int) -> Placement:
         schedule = self.plan.schedule
