@@ -7,10 +7,8 @@ from typing import Any, Unpack
 from distmm.clusters.hardware import Hardware
 from distmm.errors import InputError
 from distmm.planning.plan import Plan
-from distmm.planning.problem import Symmetry
 from distmm.product.choices import BlockKeywords, Choices, takes
-from distmm.product.operand import wrap
-from distmm.product.operand_pair import check_pair, with_itself
+from distmm.product.operand_pair import pair
 from distmm.product.out_target import elements_of
 from distmm.product.product import Gemm
 from distmm.product.scalars import check_flags
@@ -82,13 +80,8 @@ def plan(
     >>> distmm.matmul(A, B, plan=plan).shape
     (300, 500)
     """
-    symmetry: Symmetry | None = None
     check_flags(hermitian=hermitian)
-    if B is None:
-        a, b, symmetry = with_itself(A, transa, hermitian)
-    else:
-        a, b = wrap(A, "A", transa), wrap(B, "B", transb)
-        check_pair(a, b)
+    a, b, symmetry = pair(A, B, transa, transb, hermitian)
     product = Gemm.of(a, b, symmetry=symmetry)
     _check_hardware(cluster, choices.get("client"), choices.get("device"))
     return product.plan(Choices.of(hardware=cluster, symmetric=B is None, **choices), elements_of(out))

@@ -34,7 +34,6 @@ from distmm.product.labelled import Edges, Label, Labelled, chosen
 from distmm.product.operand import Operand, wrap
 from distmm.product.product import Gemm
 from distmm.product.scalars import common_type
-from distmm.product.sinks import fill
 
 __all__ = ["contract"]
 
@@ -58,12 +57,12 @@ def contract(x: Labelled, y: Labelled, output: Labels, choices: Choices, out: An
         Labels of the result, each in x or y.
     choices : Choices
     out : array, optional
-        Receives the result. The caller has checked it.
+        May receive the result. The caller has checked it.
 
     Returns
     -------
     Labelled
-        A lazy Dask array. With `out`: that array.
+        A lazy Dask array, or `out` if that has received the result.
     """
     dtype = common_type({array.name: array.dtype for array in (x, y)})
     x, y = x.summed({*output, *y.labels}, dtype), y.summed({*output, *x.labels}, dtype)
@@ -71,8 +70,7 @@ def contract(x: Labelled, y: Labelled, output: Labels, choices: Choices, out: An
     has_rows_or_columns = len(shared) < max(len(x.labels), len(y.labels))
     inner = [label for label in shared if label not in output]
     if not inner or (len(inner) < len(shared) and not has_rows_or_columns):
-        lazy = _elementwise(x, y, output, dtype)
-        return Labelled(lazy if out is None else fill(out, lazy, choices.client), output, f"{x.name} times {y.name}")
+        return Labelled(_elementwise(x, y, output, dtype), output, f"{x.name} times {y.name}")
     return _Matrices.of(x, y, output, inner).product(output, choices, out)
 
 
@@ -122,7 +120,7 @@ class _Matrices:
         return cls(x, y, batch, rows, merged, columns)
 
     def product(self, output: Labels, choices: Choices, out: Any) -> Labelled:
-        """Return the lazy product, or compute it into `out`."""
+        """Return the lazy product, or compute it into `out` and return that, if `out` has a view of C's shape."""
         name = f"{self.x.name} times {self.y.name}"
         a, b = self._operand(self.x, self.rows, self.inner), self._operand(self.y, self.inner, self.columns)
         gemm = Gemm.of(a, b, once=out is not None and not isinstance(out, da.Array))
@@ -136,8 +134,7 @@ class _Matrices:
             c_chunks = *(edges[label] for label in self.batch), _merged(edges, self.rows), _merged(edges, self.columns)
             lazy = gemm.array(choices, None, c_chunks).rechunk(c_chunks)
             lazy = with_copies(reshaped(lazy, tuple(edges[each] for each in (*self.batch, *self.rows, *self.columns))))
-        result = Labelled(lazy, (*self.batch, *self.rows, *self.columns), name).transposed(output)
-        return result if out is None else Labelled(fill(out, result.source, choices.client), output, name)
+        return Labelled(lazy, (*self.batch, *self.rows, *self.columns), name).transposed(output)
 
     # Operands
 

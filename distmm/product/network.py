@@ -65,8 +65,7 @@ def contracted(
         shape = tuple(sizes[label] for label in output)
         check_out(out, shape, dtype, arrays[0].kind, {array.name: array.source for array in arrays})
     if len(arrays) == 1:
-        lazy = arrays[0].lazy().summed(output, dtype).transposed(output).source
-        return lazy if out is None else fill(out, lazy, choices.client)
+        return _filled(arrays[0].lazy().summed(output, dtype).transposed(output), out, choices)
     if len(arrays) > 2:
         counts = Counter(label for array in arrays for label in array.labels)
         alone = {label for label, count in counts.items() if count == 1} - set(output)
@@ -78,7 +77,12 @@ def contracted(
         kept = tuple(label for label in dict.fromkeys((*x.labels, *y.labels)) if label in needed)
         arrays.append(contract(x, y, kept, choices))
     x, y = _taken(arrays, last)
-    return contract(x, y, output, choices, out).source
+    return _filled(contract(x, y, output, choices, out), out, choices)
+
+
+def _filled(result: Labelled, out: Any, choices: Choices) -> Any:
+    """Return the lazy result, or `out` with its elements."""
+    return result.source if out is None or result.source is out else fill(out, result.source, choices.client)
 
 
 def _taken(arrays: list[Labelled], positions: tuple[int, ...]) -> list[Labelled]:

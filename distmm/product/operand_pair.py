@@ -12,7 +12,7 @@ from distmm.errors import InputError
 from distmm.planning.problem import Symmetry
 from distmm.product.operand import Operand, wrap
 
-__all__ = ["check_kinds", "check_pair", "with_itself"]
+__all__ = ["check_kinds", "check_pair", "pair", "with_itself"]
 
 
 def check_kinds(operands: Sequence[Any]) -> None:
@@ -70,3 +70,14 @@ def with_itself(A: Any, trans: bool, hermitian: bool, name: str = "A") -> tuple[
     if len(a.shape) < 2:
         raise InputError(f"{name} has shape {a.shape}: give a matrix, to multiply it by its own transpose")
     return a, replace(a, transposed=not trans), "hermitian" if hermitian and a.dtype.kind == "c" else "symmetric"
+
+
+def pair(
+    A: Any, B: Any, transa: bool, transb: bool, hermitian: bool = True, names: tuple[str, str] = ("A", "B")
+) -> tuple[Operand, Operand, Symmetry | None]:
+    """Return both operands of a product, and its kind of symmetry if B is None: A by its own transpose."""
+    if B is None:
+        return with_itself(A, transa, hermitian, names[0])
+    a, b = wrap(A, names[0], transa), wrap(B, names[1], transb)
+    check_pair(a, b)
+    return a, b, None

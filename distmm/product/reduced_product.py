@@ -17,13 +17,13 @@ from distmm.errors import InputError
 from distmm.graph import consumers
 from distmm.graph.product_graph import Reduced
 from distmm.planning.plan import Plan
-from distmm.planning.problem import Symmetry, accumulator_dtype
+from distmm.planning.problem import accumulator_dtype
 from distmm.product.aliasing import same, transposes
 from distmm.product.array_types import check_sendable
 from distmm.product.chains import Chains
 from distmm.product.choices import BlockKeywords, Choices
-from distmm.product.operand import Operand, wrap
-from distmm.product.operand_pair import check_pair, with_itself
+from distmm.product.operand import Operand
+from distmm.product.operand_pair import pair
 from distmm.product.product import Gemm
 from distmm.worker import tasks
 
@@ -59,14 +59,10 @@ def product_of(
     InputError
         As in `distmm.topk`.
     """
-    symmetry: Symmetry | None = None
-    if B is None:
-        a, b, symmetry = with_itself(A, transa, hermitian=True, name=names[0])
-    else:
-        a, b = wrap(A, names[0], transa), wrap(B, names[1], transb)
-        check_pair(a, b)
-        if choices.get("blocks") is None and choices.get("plan") is None and is_transpose(a, b):
-            b, symmetry = replace(a, transposed=not a.transposed), "symmetric"
+    a, b, symmetry = pair(A, B, transa, transb, names=names)
+    chosen = choices.get("blocks") is not None or choices.get("plan") is not None
+    if symmetry is None and not chosen and is_transpose(a, b):
+        b, symmetry = replace(a, transposed=not a.transposed), "symmetric"
     for operand in (a, b):
         if len(operand.shape) < 2:
             raise InputError(
