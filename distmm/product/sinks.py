@@ -40,7 +40,7 @@ from distmm.worker import gpu
 from distmm.worker.client_output import ClientOutput
 from distmm.worker.copied_output import InMemoryError
 
-__all__ = ["become", "fill", "receive", "store", "store_block", "takes_gpu_blocks"]
+__all__ = ["become", "fill", "receive", "store", "store_block"]
 
 Place = TypeVar("Place")
 Region = tuple[slice, ...]
@@ -65,11 +65,6 @@ def fill(out: Any, array: da.Array, client: Client | None) -> Any:
         return become(out, array)
     store(lambda: [(array, [None])], out, target(out, client), client)
     return out
-
-
-def takes_gpu_blocks(to: Any) -> bool:
-    """Whether tasks may write blocks in GPU memory to this target (see `target`)."""
-    return isinstance(to, ClientArray)
 
 
 def store(waves: Callable[[], Iterable[WaveRegions]], out: Any, to: Any, client: Client | None) -> None:
