@@ -119,7 +119,7 @@ class ProductLayer(ParametricLayer):
         multiply: Callable[..., Any] = tasks.multiply
         if self.out is not None:
             multiply, both["out"] = tasks.multiply_and_store, self.out
-        right: tuple[Literal["A", "B"], Source] = ("B", b) if symmetry is None else ("A", a)
+        of_b: tuple[Literal["A", "B"], Source] = ("B", b) if symmetry is None else ("A", a)
         block = cache(self._block)  # a block that is a union of chunks has many references, and many tasks read it
 
         def task(
@@ -153,10 +153,10 @@ class ProductLayer(ParametricLayer):
                     key = c_key if last else (f"distmm-step-{token}", *batch, i, j, first + s)
                     a_blocks = List(*(block("A", a, a_batch, i, p) for p in panels))
                     places = ((p, j) if symmetry is None else (j, p) for p in panels)
-                    b_blocks = List(*(block(*right, b_batch, *at) for at in places))
+                    b_blocks = List(*(block(*of_b, b_batch, *at) for at in places))
                     homes = [] if isinstance(a, tasks.Load) else schedule.homes("A", a_batch, i, panels)
                     if not isinstance(b, tasks.Load):
-                        homes += schedule.homes(right[0], b_batch, j, panels)
+                        homes += schedule.homes(of_b[0], b_batch, j, panels)
                     ranks = rank, owners, tuple(homes)
                     both["arrivals"] = self._arrivals(chain, panels)
                     end = task(chain, key, first + s, s, ranks, multiply, previous, a_blocks, b_blocks, **both)
