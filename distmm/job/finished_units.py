@@ -38,13 +38,13 @@ class FinishedUnits:
     client : Client
         Its workers read units again.
     folder : Folder
-    units : collection of tuple
+    units : set of tuple
         All units of the result.
     """
 
     client: Client
     folder: Folder
-    units: Collection[Unit]
+    units: set[Unit]
 
     def trusted(self, target: Target) -> dict[Unit, Json]:
         """Return the markers of the units that are as they were written, and remove the other markers."""
@@ -87,9 +87,12 @@ class FinishedUnits:
         markers, strays = folder.read_markers()
         if strays:
             raise InputError(f"{strays[0]}: is not a marker that this job has written for this block")
-        units = set(self.units)
-        for i, j in sorted(units ^ markers.keys()):
-            what = "is missing, although its block was written" if (i, j) in units else "is of a block that is not in C"
+        for i, j in sorted(self.units ^ markers.keys()):
+            what = (
+                "is missing, although its block was written"
+                if (i, j) in self.units
+                else "is of a block that is not in C"
+            )
             raise InputError(f"{folder.marker(i, j)}: {what}")
         missing = target.missing(markers)
         if missing:
