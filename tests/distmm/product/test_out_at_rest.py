@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -234,7 +235,7 @@ def hold_until_killed(given: write_lease.Lease, begun: Path) -> None:
 
 
 def leased(array: np.ndarray) -> client_array.ClientArray:
-    return client_array.replace(client_array.ClientArray.of(array), lease=write_lease.Lease.begin())
+    return replace(client_array.ClientArray.of(array), lease=write_lease.Lease.begin())
 
 
 def test_another_process_writes_as_long_as_the_lease_lasts(worker: Any) -> None:
@@ -246,12 +247,9 @@ def test_another_process_writes_as_long_as_the_lease_lasts(worker: Any) -> None:
     target.lease.end()
     assert "has ended: nothing more is written" in worker.apply(write, (target,))
     assert "has ended: nothing more is written" in write(target)
-    # Its number may be that of another file by now.
-    if (other := os.open(os.devnull, os.O_RDONLY)) != target.lease.fd:
-        os.dup2(other, target.lease.fd)
-        os.close(other)
-    assert "has ended: nothing more is written" in worker.apply(write, (target,))
-    os.close(target.lease.fd)
+    with open(os.devnull) as other:  # a file that has its number by now
+        reused = replace(target, lease=replace(target.lease, fd=other.fileno()))
+        assert "has ended: nothing more is written" in worker.apply(write, (reused,))
     assert not array.any()
 
 
