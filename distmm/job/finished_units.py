@@ -87,13 +87,9 @@ class FinishedUnits:
         markers, strays = folder.read_markers()
         if strays:
             raise InputError(f"{strays[0]}: is not a marker that this job has written for this block")
-        for i, j in sorted(self.units ^ markers.keys()):
-            what = (
-                "is missing, although its block was written"
-                if (i, j) in self.units
-                else "is of a block that is not in C"
-            )
-            raise InputError(f"{folder.marker(i, j)}: {what}")
+        for at in sorted(self.units ^ markers.keys()):
+            what = "is missing, although its block was written" if at in self.units else "is of a block that C lacks"
+            raise InputError(f"{folder.marker(*at)}: {what}")
         missing = target.missing(markers)
         if missing:
             where = os.path.join(folder.draft, "c", *map(str, missing[0]))
