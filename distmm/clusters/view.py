@@ -64,6 +64,8 @@ class _View:
         Answers of the scheduler, as long as nothing changes.
     changes : int
         Changes that the scheduler has told of.
+    checksums : bool
+        The setting that the workers have been told.
     """
 
     hosts: dict[str, str] | None = None
@@ -72,6 +74,7 @@ class _View:
     answers: dict[Question, tuple[float, int, Any]] = field(default_factory=dict)
     of_scheduler: dict[Question, tuple[float, Any]] = field(default_factory=dict)
     changes: int = 0
+    checksums: bool = False
 
 
 _views: weakref.WeakKeyDictionary[Client, _View] = weakref.WeakKeyDictionary()
@@ -95,7 +98,7 @@ def ask(client: Client, question: Question | None = None, old: bool = False) -> 
         view = _views[client] = _View()
         client.subscribe_topic(CHANGES_TOPIC, _Changed(client))
     oldest = time.monotonic() - FRESH_SECONDS
-    if view.hosts is not None and view.since > oldest:
+    if view.hosts is not None and view.since > oldest and view.checksums == chosen("gpu-checksums"):
         if question is None:
             return {}
         when, changes, answers = view.answers.get(question, (0.0, 0, {}))
@@ -119,7 +122,7 @@ def _asked(client: Client, view: _View, question: Question | None) -> dict[str, 
         )
     if view.changes == changes:
         now = time.monotonic()
-        view.hosts, view.since = hosts, now
+        view.hosts, view.since, view.checksums = hosts, now, plugin.gpu_checksums
         view.reads = {address: read for address, read in {**view.reads, **reads}.items() if address in hosts}
         lending.note_reach(client, bool(view.reads) and all(view.reads.values()))
         if question is not None:

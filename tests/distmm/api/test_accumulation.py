@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import distmm
 from distmm.errors import InputError
-from distmm.product.product import Gemm
+from distmm.product.chains import Chains
 from tests.distmm.api.symmetric import mirrored, truth
 from tests.exact_sums import whole_numbers
 from tests.tables import later, number_of
@@ -83,13 +83,13 @@ def test_sums_of_products_are_made_in_place(dtype: str, trans: bool, client: Cli
 def addends(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The C that each product reads."""
     seen: list[Any] = []
-    lazy = Gemm._lazy
+    begin = Chains.__post_init__
 
-    def noting(self: Gemm, *args: Any) -> Any:
-        seen.append(self.c.source if self.c is not None else None)
-        return lazy(self, *args)
+    def noting(self: Chains) -> None:
+        seen.append(self.product.c.source if self.product.c is not None else None)
+        begin(self)
 
-    monkeypatch.setattr(Gemm, "_lazy", noting)
+    monkeypatch.setattr(Chains, "__post_init__", noting)
     return seen
 
 
