@@ -7,8 +7,6 @@ from typing import Any
 
 from distributed import Client, Worker
 
-__all__ = ["everywhere", "owns_gpu", "workers_of"]
-
 
 def workers_of(client: Client) -> dict[str, dict[str, Any]]:
     """Return what the scheduler knows of each worker, by address.

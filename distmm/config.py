@@ -16,8 +16,6 @@ from dask.utils import parse_bytes
 from distmm.errors import InputError
 from distmm.planning.precision import PRECISIONS
 
-__all__ = ["DEFAULTS", "chosen"]
-
 DEFAULTS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("distmm.yaml").read_text(encoding="utf-8"))["distmm"]
 
 dask.config.update_defaults({"distmm": DEFAULTS})

@@ -2,16 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "DeviceMemoryError",
-    "DistmmError",
-    "DoesNotFitError",
-    "InputError",
-    "Stopped",
-    "UndecidedError",
-    "WrongResultError",
-]
-
 
 class DistmmError(Exception):
     """Base of all errors that distmm raises on purpose; the command line prints them without a traceback."""

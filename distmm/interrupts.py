@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import NoReturn
 
-__all__ = ["sigint_blocked", "while_imported", "while_started"]
-
 INTERRUPTED = 130  # exit code: 128 + SIGINT, as in shells
 
 

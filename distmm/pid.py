@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import socket
 
-__all__ = ["machine", "start_time"]
-
 
 def machine() -> str:
     """Return an identifier of this host, boot and PID namespace, within which process numbers are valid."""

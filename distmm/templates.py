@@ -9,8 +9,6 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
-__all__ = ["filled"]
-
 
 @cache
 def _environment(folder: Path) -> Environment:

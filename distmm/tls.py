@@ -17,8 +17,6 @@ from distmm.errors import InputError
 if TYPE_CHECKING:
     from distributed.security import Security
 
-__all__ = ["certificate_paths", "create", "environment", "security"]
-
 Certificates = dict[str, str]  # "ca", "cert" and "key": paths of PEM files
 
 ROLES = ("client", "scheduler", "worker")

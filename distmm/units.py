@@ -11,11 +11,6 @@ import time
 
 from distmm.errors import InputError
 
-__all__ = [
-    "clock", "count", "date", "duration", "natural", "prefix", "scaled", "seconds", "shortened", "size", "span",
-    "ticks",
-]  # fmt: skip
-
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
 # Possible seconds between two labels of a time axis. Longer steps are 1, 2, 5, 10, ... days; shorter ones are decimal.

@@ -6,8 +6,6 @@ import platform
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 
-__all__ = ["__version__", "installed"]
-
 try:
     __version__ = version("distmm")
 except PackageNotFoundError:  # a checkout that is not installed

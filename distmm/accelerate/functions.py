@@ -22,8 +22,6 @@ from distmm.graph.parametric_layer import with_copies
 from distmm.graph.product_graph import ProductLayer
 from distmm.product.array_types import package_of
 
-__all__ = ["REPLACEMENTS"]
-
 log = logging.getLogger("distmm.accelerate")
 
 # MIN_FLOPS sets which products are too small for distmm. SETTINGS are all settings that products read.

@@ -8,8 +8,6 @@ from contextlib import contextmanager
 
 from distmm.errors import InputError
 
-__all__ = ["accelerate", "accelerated"]
-
 _changing = threading.Lock()
 _by_call = False  # whether accelerate() was called, and accelerate(False) not since then
 _blocks = 0  # `with` blocks that are open, in all threads

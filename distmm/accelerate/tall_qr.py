@@ -9,8 +9,6 @@ import dask.array as da
 from distmm.accelerate import dask_names
 from distmm.worker import tasks
 
-__all__ = ["decomposed"]
-
 
 def decomposed(data: da.Array, compute_svd: bool) -> tuple[da.Array, ...]:
     """Return Q and R, or U, S and Vh, of an array ``(m, n)`` with one column of blocks of at least n rows.

@@ -12,8 +12,6 @@ from distmm.product.out_target import is_written
 from distmm.product.product import Gemm
 from distmm.product.scalars import check_flags, check_scalars
 
-__all__ = ["gemm", "gram", "matmul"]
-
 
 @takes(BlockKeywords)
 def matmul(A: Any, B: Any, *, out: Any = None, **choices: Unpack[BlockKeywords]) -> Any:

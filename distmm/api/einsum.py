@@ -12,8 +12,6 @@ from distmm.product.labelled import Label, Labelled
 from distmm.product.network import contracted
 from distmm.product.out_target import is_written
 
-__all__ = ["einsum", "multi_dot"]
-
 
 @takes(Keywords)
 def einsum(*operands: Any, out: Any = None, **choices: Unpack[Keywords]) -> Any:

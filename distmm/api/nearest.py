@@ -13,8 +13,6 @@ from distmm.product.choices import BlockKeywords, takes
 from distmm.product.reduced_product import check_metric, checked_k, product_of, results
 from distmm.worker import tasks
 
-__all__ = ["nearest"]
-
 
 @takes(BlockKeywords)
 def nearest(

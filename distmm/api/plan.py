@@ -13,8 +13,6 @@ from distmm.product.out_target import elements_of
 from distmm.product.product import Gemm
 from distmm.product.scalars import check_flags
 
-__all__ = ["plan"]
-
 
 @takes(BlockKeywords)
 def plan(

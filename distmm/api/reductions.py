@@ -20,8 +20,6 @@ from distmm.product.product_array import ProductArray
 from distmm.product.reduced_product import Kinds, check_ordered, checked_k, product_of, results
 from distmm.worker import tasks
 
-__all__ = ["TopK", "reduce", "topk"]
-
 Functions = tuple[Callable[[Any, int], Any], Callable[[list[Any]], Any], Callable[[Any], Any]]
 
 REDUCTIONS = ("max", "argmax", "sum", "norm", "histogram")

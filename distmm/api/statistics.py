@@ -19,8 +19,6 @@ from distmm.product.operand_pair import check_kinds
 from distmm.product.scalars import check_flags, common_type
 from distmm.product.two_passes import second_pass
 
-__all__ = ["corrcoef", "cov"]
-
 
 @takes(Keywords)
 def cov(

@@ -13,8 +13,6 @@ from distmm.product.labelled import Labelled
 from distmm.product.network import contracted
 from distmm.product.out_target import is_written
 
-__all__ = ["tensordot"]
-
 
 @takes(Keywords)
 def tensordot(A: Any, B: Any, axes: Any = 2, *, out: Any = None, **choices: Unpack[Keywords]) -> Any:

@@ -9,8 +9,6 @@ from distmm.planning.precision import Precision
 from distmm.product.operand import wrap
 from distmm.product.verification import verdict
 
-__all__ = ["verify"]
-
 
 def verify(
     A: Any,

@@ -16,8 +16,6 @@ from distmm import interrupts
 from distmm.cli import bench, demo, examples, info, multiply, options, plan, reduced, resume, status, submit, verify
 from distmm.errors import DistmmError, Stopped, UndecidedError, WrongResultError
 
-__all__ = ["app"]
-
 WRONG, BAD_INPUT, UNEXPECTED, UNDECIDED, STOPPED, INTERRUPTED = 1, 2, 3, 4, 75, 130
 
 

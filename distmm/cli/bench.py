@@ -11,8 +11,6 @@ import typer
 
 from distmm.cli import options
 
-__all__ = ["kernels"]
-
 
 def kernels(
     size: Annotated[

@@ -6,8 +6,6 @@ import io
 import sys
 from typing import Any
 
-__all__ = ["outlive"]
-
 
 class _DroppingFile(io.FileIO):
     """A file that drops data after its pipe was closed."""

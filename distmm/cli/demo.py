@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     import numpy as np
     from distributed import Client
 
-__all__ = ["demo"]
-
 # About five seconds of work, at 0.1 TFLOP/s on two CPU cores and 5 TFLOP/s of the textbook kernel on a data-centre GPU.
 CPU_SIZE, GPU_SIZE = 6000, 20000
 

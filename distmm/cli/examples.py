@@ -11,8 +11,6 @@ import typer
 
 from distmm.errors import InputError
 
-__all__ = ["examples"]
-
 
 class Kind(StrEnum):
     """Kinds of examples; each is a folder."""

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from distmm_kernels.device import Device
     from distmm_kernels.measured import Measurement
 
-__all__ = ["info"]
-
 PACKAGES = (
     "distmm", "numpy", "dask", "distributed", "dask-cuda", "distributed-ucxx-cu12", "distributed-ucxx-cu13",
     "cupy-cuda12x", "cupy-cuda13x", "numba", "numba-cuda", "zarr", "h5py",

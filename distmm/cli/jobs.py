@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from distmm.planning.plan import Plan
     from distmm.telemetry.figures import Figures
 
-__all__ = ["run", "shown"]
-
 
 def run(
     ctx: typer.Context,

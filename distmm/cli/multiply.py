@@ -9,8 +9,6 @@ import typer
 
 from distmm.cli import options
 
-__all__ = ["multiply"]
-
 
 def multiply(
     ctx: typer.Context,

@@ -17,11 +17,6 @@ from distmm.planning.precision import Precision
 if TYPE_CHECKING:
     from distmm.job import Stop
 
-__all__ = [
-    "Check", "Cluster", "Deadline", "Device", "Job", "Json", "MemoryLimit", "Method", "PrecisionOption", "Transposes",
-    "Where", "Workers", "command", "device_name", "edges", "element", "picture", "sizes", "stop", "writable",
-]  # fmt: skip
-
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
     """Return a function whose parameters Typer can read.

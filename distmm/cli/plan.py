@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from distmm.clusters.hardware import Hardware
     from distmm.planning.plan import Plan
 
-__all__ = ["plan"]
-
 
 @dataclass(frozen=True)
 class Machines:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from distmm.clusters.hardware import Hardware
     from distmm.submit.schema import Job
 
-__all__ = ["check_packages", "check_product"]
-
 # Packages that the workers need.
 NEEDED = {"gpu": ("distmm", "dask_cuda", "cupy", "rmm"), "cpu": ("distmm",)}
 

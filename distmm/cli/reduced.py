@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from distmm.job import Summary
     from distmm.job.reduction import Reduction
 
-__all__ = ["threshold", "topk"]
-
 
 Metric = Literal["inner", "cosine", "euclidean"]  # of a row of A and a column of B
 A = Annotated[str, typer.Argument(metavar="A", help="Matrix (m, d), in any format of distmm multiply.")]

@@ -8,8 +8,6 @@ import typer
 
 from distmm.cli import options
 
-__all__ = ["resume"]
-
 
 def resume(
     ctx: typer.Context,

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from distmm.clusters.cluster import DeviceChoice
     from distmm.storage.matrix import Matrix
 
-__all__ = ["cluster", "debugging", "out", "print_json", "table", "tell_device", "tell_missing"]
-
 
 def out(stderr: bool = False) -> Console:
     """Return a console on stdout, for tables of rich, or on stderr, for progress. It prints all text as it is."""

@@ -9,8 +9,6 @@ import typer
 
 from distmm.cli import options
 
-__all__ = ["status"]
-
 
 def status(
     c: Annotated[str, typer.Argument(metavar="C", help="The output of the job, as given to distmm multiply.")],

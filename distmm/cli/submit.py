@@ -16,8 +16,6 @@ from distmm.cli import options
 if TYPE_CHECKING:
     from distmm.submit.schema import Job
 
-__all__ = ["submit"]
-
 # Commands that a submitted job may run.
 COMMANDS = ("multiply", "topk", "threshold", "resume", "verify")
 

@@ -11,8 +11,6 @@ import typer
 
 from distmm.cli import options
 
-__all__ = ["verify"]
-
 # Elements of A, B and C together that this process checks itself, in less time than a cluster takes to start.
 SMALL = 1 << 25
 

@@ -16,8 +16,6 @@ from distmm.planning.precision import Precision
 from distmm.planning.search import TILE
 from distmm.worker import tasks
 
-__all__ = ["describe", "spec"]
-
 DeviceChoice = Literal["auto", "cpu", "gpu"]
 
 # Rate of a GPU over several seconds, divided by the rate of single products (`distmm_kernels/rates.toml`): 0.92 to 1.0

@@ -17,8 +17,6 @@ from distmm.clusters.local_cluster import local
 from distmm.errors import InputError
 from distmm.tls import security
 
-__all__ = ["connect"]
-
 
 @contextmanager
 def connect(where: str = "local", *, timeout: float = 10, tls: str = "none", **options: Any) -> Iterator[Client]:

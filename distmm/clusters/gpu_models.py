@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from distmm.errors import InputError
 
-__all__ = ["MODELS", "GpuModel", "model_named", "share_of_measured"]
-
 
 @dataclass(frozen=True)
 class GpuModel:

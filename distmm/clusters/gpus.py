@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 
-__all__ = ["gpu_count", "missing_for_gpu"]
-
 # The compilers of CUDA 13 do not support GPUs of a lower compute capability; those of CUDA 12 do.
 LEAST_FOR_CUDA_13 = (7, 5)
 

@@ -18,8 +18,6 @@ from distmm.planning.problem import accumulator_dtype
 from distmm.worker import tasks
 from distmm.worker.gpu_worker_setup import POOL_FRACTION, THREADS
 
-__all__ = ["Hardware", "cpus", "gpus"]
-
 # Bytes/s of copies from pinned memory over 16 lanes of PCI Express 5. Each earlier generation has half of the next.
 PCIE_5 = cluster.LOADS["cuda"]
 

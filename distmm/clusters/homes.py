@@ -21,8 +21,6 @@ from distmm.planning.owners import Homes
 from distmm.scheduler import dask_internals
 from distmm.scheduler.plugin import PlacementPlugin
 
-__all__ = ["chunk_homes", "homes_of_blocks"]
-
 # Seconds in which the scheduler has heard of chunks that a client has just persisted: it orders their tasks first.
 KNOWN_SECONDS = 2.0
 

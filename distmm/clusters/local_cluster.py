@@ -31,8 +31,6 @@ from distmm.submit import dashboard_access
 from distmm.tls import security
 from distmm.worker import gpu_worker_setup, tasks
 
-__all__ = ["BLAS_THREADS", "LOCAL_CONFIG", "SCHEDULER_CONFIG", "cpu_workers", "local"]
-
 # Configuration of the schedulers that distmm starts.
 # - Work stealing ignores placement if worker restrictions are loose.
 # - When a worker dies, Dask counts a failure for each task that is queued there. With its limit of 3, a few dead

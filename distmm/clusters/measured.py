@@ -28,8 +28,6 @@ from distmm.clusters.waiting import seceded
 from distmm.worker.tasks import copy_rate, to_device
 from distmm.worker.tasks.epilogue import Block
 
-__all__ = ["link_rate", "load_rate", "measured_once"]
-
 logger = logging.getLogger(__name__)
 
 # Bytes of the block that is fetched. The fetch takes 15 ms over loopback or a network of 10 Gbit/s, and between GPUs

@@ -31,8 +31,6 @@ from distmm.telemetry.scheduler import Telemetry
 from distmm.transfer import lending, loan_readers, process_memory, serialization
 from distmm.worker.plugin import DevicePlugin
 
-__all__ = ["Question", "ask", "forget", "hosts_of", "on_scheduler"]
-
 logger = logging.getLogger(__name__)
 
 # Seconds in which a worker answers. Longer than a task that holds the interpreter's lock, shorter than patience.

@@ -16,8 +16,6 @@ from contextlib import contextmanager, suppress
 from distributed import Client, rejoin, secede
 from distributed.worker import thread_state
 
-__all__ = ["seceded", "unless_silent"]
-
 logger = logging.getLogger(__name__)
 
 # Together 5 minutes, the time after which a scheduler drops a silent worker (``distributed.scheduler.worker-ttl``). One

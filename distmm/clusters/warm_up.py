@@ -10,8 +10,6 @@ from distmm.clusters import view
 from distmm.clusters.cluster import describe
 from distmm.worker import tasks
 
-__all__ = ["warm_up"]
-
 # Most workers to which `warm_up` connects each worker: all workers of a host, or a row and a column of 64 GPUs.
 MOST_PEERS = 16
 

@@ -36,8 +36,6 @@ from distmm.planning.owners import Chunks
 from distmm.planning.plan import Plan
 from distmm.worker import tasks
 
-__all__ = ["GROUP", "ConsumerLayer", "Merge", "in_chunks", "parts_of_blocks", "product_of", "results", "stored"]
-
 # Parts that a task merges. The scheduler takes 0.35 ms for a task. With eight parts, trees add at most one task for
 # seven chains, and a part waits for few others.
 GROUP = 8
@@ -94,6 +92,7 @@ class Item:
     ndim: int
 
     def __call__(self, key: Key) -> Iterator[Task]:
+        """Yield the tasks of one result."""
         yield Task(key, operator.getitem, TaskRef((self.source, *key[1 : 1 + self.ndim])), self.item)
 
 
@@ -121,6 +120,7 @@ class View:
         return {at: self._place(*at) for at in Grid((len(blocking.m), len(blocking.n)))}
 
     def __call__(self, key: Key) -> Iterator[Task]:
+        """Yield the tasks of one result."""
         (row, rows), (column, columns) = (along[at] for along, at in zip(self._parts, key[1:], strict=True))
         block = TaskRef((self.source, row, column))
         yield PlacedTask(key, tasks.part, self._places[row, column], block, (rows, columns))
@@ -165,6 +165,7 @@ class Store:
         ]
 
     def __call__(self, key: Key) -> Iterator[Task]:
+        """Yield the tasks of one result."""
         place = tuple(along[at] for along, at in zip(self._places, key[1:], strict=True))
         block = TaskRef((self.source, *map(operator.add, key[1:], self.first)))
         yield Task(key, _store, self.target, place, block)

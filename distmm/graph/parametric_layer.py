@@ -20,8 +20,6 @@ from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 from distmm.graph.dask_tasks import Task, copied, renamed
 from distmm.graph.placement import Key
 
-__all__ = ["ParametricLayer", "copyable", "with_copies", "with_layer"]
-
 
 @dataclass(eq=False, repr=False)
 class ParametricLayer(Layer):  # type: ignore[misc]

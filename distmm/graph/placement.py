@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["Chain", "Key", "Placement"]
-
 Key = tuple[Any, ...]  # name of an array, and the indices of one of its blocks
 Chain = tuple[tuple[int, ...], int, int]  # batch index, i, j
 

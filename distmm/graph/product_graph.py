@@ -1,19 +1,18 @@
 """The Dask graph of a product, made from its plan. The only module that names keys of products.
 
-C is stationary: block ``C[i, j]`` stays with its owner, which runs one chain of steps over k, each into a new block::
+Block ``C[i, j]`` stays with its owner, which runs one chain of steps over k, each into a new block::
 
     D0 = A[i,0] @ B[0,j];  D1 = D0 + A[i,1] @ B[1,j];  ...;  C[i,j] = epilogue(D_last)
 
-The chain continues a kernel's loop over k across tasks: step s starts from the result of step s - 1. If C has too
-few blocks for all workers, k is split: each layer of the grid runs such a chain over its part of k, and a binary
-tree of fixed shape adds the results. If the operands are in the workers' memory, a table says which rank multiplies
-which blocks (`distmm.planning.owners`); each rank runs a chain over its panels.
+The chain continues a kernel's loop over k across tasks: step s starts from the result of step s - 1. If C has too few
+blocks for all workers, k is split: each layer of the grid runs a chain over its part of k, and a binary tree of fixed
+shape adds the results. If the operands are in the workers' memory, a table (`distmm.planning.owners`) says which rank
+multiplies which blocks; each rank runs a chain over its panels.
 
 A symmetric product has chains for ``i >= j`` only. They read blocks of A alone: ``A[j,p]`` stands for the transpose of
 ``B[p,j]``, and ``C[j, i]`` is a view of ``C[i, j]`` on the same worker.
 
-Each task carries its `Placement`, which the scheduler's plugin (`distmm.scheduler.plugin`) reads, whatever graph the
-task has become part of.
+Each task carries its `Placement` for the scheduler's plugin, whatever graph the task has become part of.
 """
 
 from __future__ import annotations
@@ -37,8 +36,6 @@ from distmm.worker import tasks
 
 Source = str | tasks.Load  # of the blocks of an operand: the name of an array, or what the only task loads itself
 Ranks = tuple[int, tuple[int, ...], tuple[int, ...]]  # of a task, of the chains of its block, of what it reads
-
-__all__ = ["ProductLayer", "Reduced", "build", "kernel_choice", "one_graph"]
 
 
 @dataclass(frozen=True)
@@ -69,8 +66,7 @@ class Reduced:
 class ProductLayer(ParametricLayer):
     """All chains of one product, or of one of its waves, and the mirror images of symmetric products.
 
-    `operands` are names of arrays. With `out`, the product is one task that writes C there, and it may read operands
-    itself.
+    With `out`, the product is one task, which writes C there.
     """
 
     name: str
@@ -106,15 +102,15 @@ class ProductLayer(ParametricLayer):
 
     def _chains(self, wave: Wave) -> Iterator[PlacedTask]:
         plan, (a, b, c0) = self.plan, self.operands
-        symmetry = plan.problem.symmetry
+        symmetry, schedule = plan.problem.symmetry, plan.schedule
         both: dict[str, Any] = {} if symmetry is None else {"symmetry": symmetry}
         if self.choice.device == "cuda":
             both |= {"most_prepared": plan.peak.most_prepared, "peak": plan.peak.worker}
         else:
             both["tasks"] = wave.c_blocks * plan.layout.layers
         on_diagonal = replace(self.epilogue, symmetry=symmetry)
-        schedule = plan.schedule
-        orders = plan.schedule.wave_orders
+        orders = schedule.wave_orders
+        scales = tasks.needs_exponents(plan.problem.dtype)  # all steps need norms then, and not the last alone
         token = self.name.rpartition("-")[2]
         multiply: Callable[..., Any] = tasks.multiply
         if self.out is not None:
@@ -129,7 +125,7 @@ class ProductLayer(ParametricLayer):
             last = key[0] == self.name
             added = self._source(c0, key[1:]) if last and c0 is not None else None
             epilogue = on_diagonal if chain[1] == chain[2] else self.epilogue
-            if last or self._scales:
+            if last or scales:
                 kwargs |= self._norms(chain)
             if last and self.reduced is not None:
                 kwargs["reduction"] = self._reduction(self.reduced, chain)
@@ -217,11 +213,6 @@ class ProductLayer(ParametricLayer):
         rows, columns = ([at.start for at in slices(edges)] for edges in (self.plan.blocking.m, self.plan.blocking.n))
         return rows, columns
 
-    @property
-    def _scales(self) -> bool:
-        """Whether all steps need norms, and not the last alone."""
-        return tasks.needs_exponents(self.plan.problem.dtype)
-
     def _norms(self, chain: Chain) -> dict[str, Any]:
         """Return the norms of the rows whose inner products are a block, if its reduction needs them."""
         if self.reduced is None or self.reduced.norms is None:
@@ -276,7 +267,7 @@ def build(
     norms: tuple[da.Array, ...] = (),
     out: Any = None,
 ) -> HighLevelGraph:
-    """Return the graph of C: keys ``(name, *batch, i, j)``, lazy, with A, B (and the user's C) as dependencies.
+    """Return the graph of C, with keys ``(name, *batch, i, j)``.
 
     Parameters
     ----------
@@ -290,7 +281,7 @@ def build(
     c0 : dask.array.Array, optional
         Added by the last step, times ``epilogue.beta``; its shape and chunks are those of C.
     wave : Wave, optional
-        One of ``plan.waves``: the graph has its blocks of C only. By default it has all waves, ordered by priority.
+        One of ``plan.waves``: the graph has its blocks of C only. By default it has all waves.
     run : str, optional
         Name that the waves of a job share. Each of them has a product name of its own.
     reduced : Reduced, optional

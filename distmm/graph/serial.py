@@ -12,8 +12,6 @@ from distmm.planning.plan import Plan
 from distmm.planning.problem import operand_batch
 from distmm.worker import tasks
 
-__all__ = ["execute"]
-
 
 def execute(
     plan: Plan, a: Any, b: Any, choice: tasks.KernelChoice, epilogue: tasks.Epilogue, c0: Any = None

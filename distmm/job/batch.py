@@ -8,8 +8,6 @@ import shlex
 from distmm.job.folder import Json
 from distmm.telemetry.batch_job import batch_job
 
-__all__ = ["continuation", "facts"]
-
 # Variable of the environment in which `distmm submit` tells a batch job the command that submitted it.
 SUBMITTED_BY = "DISTMM_SUBMITTED_BY"
 

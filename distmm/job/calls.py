@@ -18,8 +18,6 @@ from distmm.product.choices import Choices, takes
 from distmm.product.scalars import check_scalars
 from distmm.storage import is_there, is_url
 
-__all__ = ["Path", "multiply", "resume"]
-
 Path = str | os.PathLike[str]
 
 

@@ -27,8 +27,6 @@ from distmm.product.scalars import checked_seed
 from distmm.storage import is_there, open_matrix, stamp_of
 from distmm_kernels.tolerance import FORMULA, SIGMAS, Tolerance
 
-__all__ = ["certificate", "damaged", "holds", "recheck"]
-
 WHAT = "C = alpha op(A) op(B) + beta C0: each block compared with sketches of A and B as it was made"
 WHAT_OF_REDUCED = (
     "reduction of the rows of C = op(A) op(B): each block of C compared with sketches of A and B before it was "

@@ -29,8 +29,6 @@ from distmm.job.records import complete_job, read_certificate
 from distmm.job.spec import Spec, differences
 from distmm.storage import file_of, fsync, is_there, is_url, output_type, reopen_output, stamp_of
 
-__all__ = ["changed", "complete_result", "end_complete", "finish", "refuse_twice", "same_call"]
-
 
 def finish(folder: Folder, content: Json, lock: Lock) -> None:
     """Give a complete C its final name. `content` is its certificate."""

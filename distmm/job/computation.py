@@ -36,8 +36,6 @@ from distmm.telemetry import client as telemetry
 from distmm.telemetry.activity import JOB_TOPIC
 from distmm.telemetry.figures import Figures
 
-__all__ = ["Computation", "tell_failure"]
-
 logger = logging.getLogger("distmm.job")
 
 # Seconds between two queries to the scheduler. Each costs a round trip and a line in the scheduler's log.

@@ -27,8 +27,6 @@ from distmm.storage.zarr_folder import ZarrMatrix
 from distmm.storage.zarr_internals import open_zarr
 from distmm.storage.zarr_target import ZarrTarget
 
-__all__ = ["Contents", "is_reduced"]
-
 
 @dataclass(frozen=True)
 class Contents:

@@ -15,8 +15,6 @@ from distmm.job.spec import Spec
 from distmm.planning.plan import Plan
 from distmm.product.thresholds import bytes_of_entry
 
-__all__ = ["MOST", "Entries"]
-
 # Share of the free disk that finished block rows may take by default. The result needs as much again.
 MOST = 0.4
 

@@ -17,8 +17,6 @@ from distributed import Client, Scheduler
 
 from distmm.job.folder import Json
 
-__all__ = ["MOST", "FaultyWorkers"]
-
 # A worker is removed after this number of blocks that were wrong, or that changed in its memory.
 MOST = 3
 

@@ -15,8 +15,6 @@ from distmm.job.records import read_manifest
 from distmm.job.target import Target, Unit
 from distmm.telemetry.activity import JOB_TOPIC
 
-__all__ = ["FinishedUnits", "refuse_another_draft"]
-
 
 def refuse_another_draft(folder: Folder, manifest: Json, target: Target) -> None:
     """Raise `InputError` if the file or folder that C is written to was changed after the job had begun."""

@@ -35,8 +35,6 @@ from distmm.job.forms import Form, Marker, wrong
 from distmm.storage import is_url, locate
 from distmm.storage.records import OWNER, Records, records
 
-__all__ = ["Folder", "Json", "read_json", "write_json"]
-
 Json = dict[str, Any]
 
 # What a job that was killed leaves in its folder without a manifest: owners, ids, locks and probes of the clock.

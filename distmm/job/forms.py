@@ -6,8 +6,6 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, InstanceOf, ValidationError, model_validator
 
-__all__ = ["Certificate", "Form", "Manifest", "Marker", "wrong"]
-
 Number = int | float | list[float]  # a complex number is a list
 
 

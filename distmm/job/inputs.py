@@ -33,8 +33,6 @@ from distmm.product.operand import Operand
 from distmm.storage import open_matrix
 from distmm.storage.matrix import Matrix
 
-__all__ = ["Inputs", "Order", "Seen", "fold", "folded", "orders", "stamps"]
-
 Region = tuple[slice, slice]
 
 # The sum so far is multiplied by this odd number, modulo 2**64, before the next checksum is added.

@@ -31,8 +31,6 @@ from distmm.product.scalars import checked_seed
 from distmm.product.verification import check_possible
 from distmm.telemetry.figures import Figures
 
-__all__ = ["Job", "JobKeywords", "RunKeywords", "checked"]
-
 Announce = Callable[[Plan, float], None]
 Progress = Callable[[Figures], None]
 

@@ -22,8 +22,6 @@ from distmm.telemetry import client as telemetry
 from distmm.telemetry import report
 from distmm.telemetry.faults import tolerated
 
-__all__ = ["of_failure", "of_run"]
-
 
 def of_run(client: Client, folder: Folder, made: Computation, manifest: Json) -> None:
     """Write the report of a run next to C, unless another process has taken over the job."""

@@ -18,8 +18,6 @@ from distmm.planning.blocks import even_edges
 from distmm.storage import is_there, stamp_of
 from distmm.telemetry.time_left import Pace
 
-__all__ = ["Status", "status"]
-
 
 @dataclass(frozen=True)
 class Status:

@@ -30,8 +30,6 @@ from distmm.worker.tasks import to_host
 from distmm.worker.tasks.reductions import on_host
 from distmm_kernels.tolerance import Tolerance
 
-__all__ = ["Judge", "Kept", "RowOfA", "change", "changed", "here"]
-
 Kept = tuple[list[Json], Any]  # records of blocks, and what the job keeps of them: None if one of them is wrong
 
 

@@ -49,8 +49,6 @@ from distmm.pid import machine, start_time
 from distmm.storage.durability import together
 from distmm.storage.records import records
 
-__all__ = ["BEAT_SECONDS", "STALE_SECONDS", "Lock", "holder", "locked"]
-
 BEAT_SECONDS = 10.0
 STALE_SECONDS = 60.0
 

@@ -14,8 +14,6 @@ from weakref import WeakKeyDictionary
 
 from distributed import Client, get_worker
 
-__all__ = ["TOPIC", "report", "reported_to"]
-
 TOPIC = "distmm-made"
 
 Note = Callable[[Any], None]

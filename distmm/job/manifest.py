@@ -32,8 +32,6 @@ from distmm.storage import locate
 from distmm.versions import installed
 from distmm.worker import gpu
 
-__all__ = ["add_run", "new_manifest", "recorded_end", "refuse_changes", "run_of", "table", "write_manifest"]
-
 KILLED = "did not end: killed, or cut off from its disk"
 
 PACKAGES = ("distmm", "numpy", "dask", "distributed", "zarr", "numba", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x")

@@ -26,8 +26,6 @@ from distmm.storage.matrix import Matrix
 from distmm.worker.tasks import KernelChoice, kernel_facts
 from distmm.worker.tasks.kernel_choice import LARGE, kernel_for
 
-__all__ = ["bytes_of_parts", "plan", "planned", "request", "smaller"]
-
 # Share of the free memory that the plan does not use. It is for blocks that are being sent or written, which the plan
 # does not count. 0.13 was measured on CPU workers with large blocks.
 SPARE = 0.2

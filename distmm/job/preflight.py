@@ -20,8 +20,6 @@ from distmm.product.verification import check_possible
 from distmm.storage import check_output
 from distmm.storage.output import Output, check_folder
 
-__all__ = ["preflight"]
-
 
 def preflight(
     a: str,

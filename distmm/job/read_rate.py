@@ -20,8 +20,6 @@ from distmm.clusters.measured import measured_once
 from distmm.storage.matrix import Matrix
 from distmm.worker.tasks import load
 
-__all__ = ["read_rate"]
-
 # Bytes of a piece, or a chunk if that is larger. A disk with 100 MB/s reads a piece in 40 ms.
 PIECE_BYTES = 1 << 22
 

@@ -12,8 +12,6 @@ from distmm.job.folder import Folder, Json, read_json
 from distmm.job.forms import Certificate, Manifest
 from distmm.storage import file_of, is_url, locate
 
-__all__ = ["FORMAT", "complete_job", "digest", "read_certificate", "read_manifest"]
-
 # Version of the format of manifest and certificate. Format 1 had no id of the job, no hash of the manifest and no
 # checksums of the inputs. In format 2 the job's files were not in a subfolder of the lock's owner. In format 3 the best
 # elements of rows were in files like those of a threshold; all else was as now.

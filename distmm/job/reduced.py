@@ -17,8 +17,6 @@ from distmm.product.choices import takes
 from distmm.product.scalars import plain
 from distmm.product.thresholds import check_threshold
 
-__all__ = ["threshold", "topk"]
-
 
 @takes(JobKeywords)
 def topk(

@@ -16,8 +16,6 @@ from distmm.product.reduced_product import check_metric, checked_k
 from distmm.product.thresholds import bytes_of_entry, check_threshold, most_of_block
 from distmm.worker import tasks
 
-__all__ = ["Reduction", "Threshold", "TopK", "element_type", "from_json"]
-
 # Bytes that a threshold may always keep of a block, and of a row of blocks, even if these are small. A job has the kept
 # elements of one row of waves in memory, and not those of all of C.
 ALWAYS, ALWAYS_OF_ROW = 16 << 20, 64 << 20

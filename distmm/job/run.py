@@ -40,8 +40,6 @@ from distmm_kernels.tolerance import Tolerance
 if TYPE_CHECKING:
     from distmm.job.job import Job
 
-__all__ = ["Run"]
-
 
 class Run:
     """One run.

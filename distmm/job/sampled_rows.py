@@ -27,8 +27,6 @@ from distmm.product.operand import Operand
 from distmm.storage.matrix import Matrix
 from distmm_kernels.tolerance import SIGMAS, Tolerance
 
-__all__ = ["ROWS", "check_sample"]
-
 # Number of sampled rows. A fault in one of ten rows is missed once in thirty times. More rows take more arithmetic, but
 # little more time, because most of the time is spent on reading B.
 ROWS = 32

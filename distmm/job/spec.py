@@ -28,8 +28,6 @@ from distmm.product.verification import CHECKS, verdict
 from distmm.storage import is_url, open_matrix
 from distmm.storage.matrix import Matrix, check_dtype
 
-__all__ = ["RECHUNK", "Check", "Spec", "differences"]
-
 # Peer-to-peer rechunking moves a whole operand at once, which the plan does not count, and cannot be repeated for each
 # wave.
 RECHUNK = {"array.rechunk.method": "tasks"}

@@ -16,8 +16,6 @@ from types import FrameType
 
 from distmm.errors import DistmmError, Stopped
 
-__all__ = ["Stop"]
-
 # Python drops an exception that is raised in `__del__` or in a callback of the garbage collector. If the second signal
 # was lost this way, it is sent again after this time. Such code ends sooner.
 RAISE_AGAIN_SECONDS = 0.05

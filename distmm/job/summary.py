@@ -13,8 +13,6 @@ from distmm.job.folder import Folder, Json
 from distmm.job.reduction import element_type
 from distmm.planning.plan import Plan
 
-__all__ = ["Made", "Summary"]
-
 
 @dataclass(frozen=True)
 class Made:

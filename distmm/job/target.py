@@ -1,8 +1,7 @@
 """What a job writes: named arrays, which are written by *units*. Each unit gets a marker.
 
 - All of C is one array, with units ``(i, j)``: the blocks of C.
-- `topk` has the arrays ``values`` and ``indices`` of k columns, in a Zarr group. Its units ``(i, 0)`` are the
-  reductions of rows of blocks.
+- `topk` has ``values`` and ``indices`` of k columns, in a Zarr group. Its units ``(i, 0)`` are reduced rows of blocks.
 - `threshold` has three vectors in a Zarr group, whose lengths are known only at the end. So each of its units
   ``(i, 0)`` has a file for each vector (`Pieces`), and `Target.finish` joins the files.
 """
@@ -26,8 +25,6 @@ from distmm.planning.blocks import slices
 from distmm.storage import fsync
 from distmm.storage.durability import fsync_tree, published, remove
 from distmm.storage.output import Block, Region, TargetArray
-
-__all__ = ["Cuts", "Pieces", "Target", "Unit", "Units", "whole_chunks"]
 
 Unit = tuple[int, int]
 Cuts = tuple[tuple[int, ...], ...]

@@ -9,8 +9,6 @@ from distmm.job.reduction import Threshold
 from distmm.job.spec import Spec
 from distmm.planning.plan import Plan
 
-__all__ = ["changed_text", "explained", "no_progress", "without_progress", "wrong_text"]
-
 
 def explained(error: DistmmError | OSError, folder: Folder, spec: Spec, out: str, total: int) -> Exception:
     """Return an error whose message also says what is kept, and how to continue.

@@ -11,8 +11,7 @@ Each runs on the worker that has its block::
 
 If C is reduced, W[i,j] checks and reduces C[i,j], and `Rows` merges the reduced blocks of each row.
 
-Results of Y and S also have checksums of the blocks that were read. Only the results of W are sent to the client: some
-hundred bytes for each block.
+Results of Y and S also have checksums of the blocks that were read. The client gets the results of W alone.
 """
 
 from __future__ import annotations
@@ -48,10 +47,8 @@ from distmm.storage import is_url
 from distmm.worker import tasks
 from distmm.worker.tasks import Epilogue
 
-__all__ = ["Judged", "Names", "SketchLayer", "graph_of", "together"]
-
-# Small blocks of C that one task writes: at most so many, of at most so many bytes together, so that each worker has at
-# least so many of these tasks in a wave. A file of these bytes takes as long to write as a sync.
+# Small blocks that one task writes: at most so many, of so many bytes together (as many as are written during a sync).
+# Each worker has at least so many of these tasks in a wave.
 SHARED, SHARED_BYTES, TASKS = 32, 4 << 20, 16
 
 
@@ -62,8 +59,7 @@ class PanelOfB(NamedTuple):
     ----------
     sketches : list of Sketch
         Empty if blocks of C are not checked.
-    sums : list of int
-        The checksums of the blocks.
+    sums : list of int, the checksums of the blocks
     norms : list of array
         The squared norms of columns, if a reduction needs them.
     changed : dict
@@ -253,6 +249,7 @@ class Rows:
     waves: tuple[tuple[str, range], ...]
 
     def __call__(self, key: Key) -> Iterator[Task]:
+        """Yield the tasks of one result."""
         name, i, _ = key
         before: list[TaskRef] = []
         for number, (parts, columns) in enumerate(self.waves, 1):
@@ -267,8 +264,7 @@ def graph_of(
 ) -> tuple[HighLevelGraph, list[Key]]:
     """Return the graph of some units of a group of waves, and the keys of the tasks that write them.
 
-    Each wave loads matrices under new names. With the same names, the blocks of A and B of this wave would stay in
-    memory for the next one.
+    Each wave loads matrices under new names, or the blocks of this wave would stay in memory for the next one.
     """
     chains, judged, sketched = [], [], []
     for wave in waves:

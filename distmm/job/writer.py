@@ -35,8 +35,6 @@ from distmm.transfer.counted_writes import CountedRun
 from distmm.worker import tasks
 from distmm.worker.worker_slots import slot_released
 
-__all__ = ["Writer", "gather", "reduce", "write"]
-
 # Blocks that a CPU worker writes concurrently while products run. More concurrent requests do not make a disk faster.
 # Without this bound 2,505 threads waited for a disk that hung. With it, products wait.
 WRITERS = 32

@@ -15,8 +15,6 @@ from dask.highlevelgraph import MaterializedLayer
 
 from distmm.product.array_types import package_of
 
-__all__ = ["coincide", "lies_in", "overlap", "repeats", "same", "transposes"]
-
 Part = tuple[Hashable, float, float]  # a file (its path or URL) or store, and the first and end byte of the elements
 
 

@@ -17,8 +17,6 @@ from distmm.errors import InputError
 from distmm.product.dlpack import as_native, is_foreign
 from distmm.transfer.pickling import pickled
 
-__all__ = ["as_array", "check_like_array", "check_query_planning", "check_sendable", "package_of"]
-
 logger = logging.getLogger(__name__)
 
 # Advice for tables and sparse matrices, by the package of their type.

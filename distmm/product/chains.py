@@ -24,8 +24,6 @@ from distmm.product.users_blocks import Chunks, batch_chunks
 if TYPE_CHECKING:
     from distmm.product.product import Gemm
 
-__all__ = ["Chains"]
-
 
 @dataclass(eq=False)
 class Chains:

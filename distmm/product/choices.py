@@ -21,8 +21,6 @@ from distmm.planning.precision import Precision, check_precision
 from distmm.product.context import computing
 from distmm.product.scalars import check_flags
 
-__all__ = ["BlockKeywords", "Choices", "Keywords", "takes"]
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

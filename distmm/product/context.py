@@ -18,8 +18,6 @@ from distributed import Client
 
 from distmm.errors import InputError
 
-__all__ = ["computing", "tasks_run_here", "tasks_share_memory"]
-
 
 def computing(client: Any = None, now: bool = False) -> Client | None:
     """Return the client whose cluster computes: the caller's client, or else the one that Dask's `compute` would use.

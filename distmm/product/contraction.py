@@ -35,8 +35,6 @@ from distmm.product.operand import Operand, wrap
 from distmm.product.product import Gemm
 from distmm.product.scalars import common_type
 
-__all__ = ["contract"]
-
 # An array that would have to be copied is multiplied as a stack of matrices instead, if each matrix has at least this
 # many rows (A) or columns (B). On one core of a Xeon (float32, k = 512), the stack takes this multiple of the time of
 # the copy and one product: 0.8 to 1.0 with 64 columns or more, 1.2 with 32 columns, 2.3 with 16. Tiles of GPU kernels

@@ -18,8 +18,6 @@ from distmm.planning.problem import FLOAT8
 from distmm.transfer.gpu_allocations import is_on_gpu
 from distmm.worker import gpu
 
-__all__ = ["as_given", "as_native", "as_writable", "is_foreign"]
-
 # DLDeviceType of memory that NumPy can read (kDLCPU, kDLCUDAHost), and CuPy (kDLCUDA, kDLCUDAManaged).
 HOST, GPU = (1, 3), (2, 13)
 

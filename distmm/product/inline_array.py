@@ -17,8 +17,6 @@ import numpy as np
 from distmm.graph.dask_tasks import one_per_block
 from distmm.worker import tasks
 
-__all__ = ["inline_array"]
-
 
 @dataclass(frozen=True)
 class _Part:

@@ -16,8 +16,6 @@ from distmm.product.array_types import package_of
 from distmm.product.operand import checked, kind_of, multipliable, wrap
 from distmm.transfer.memory_map import is_mapped
 
-__all__ = ["Edges", "Label", "Labelled", "chosen"]
-
 Label = Hashable
 Edges = Mapping[Label, tuple[int, ...]]  # the chunks of each label
 

@@ -19,8 +19,6 @@ from distmm.product.out_target import check_out, elements_of
 from distmm.product.scalars import common_type
 from distmm.product.sinks import fill
 
-__all__ = ["contracted"]
-
 Labels = tuple[Label, ...]
 
 

@@ -28,8 +28,6 @@ from distmm.worker.client_output import ClientOutput
 if TYPE_CHECKING:
     from distmm.product.product import Gemm
 
-__all__ = ["block", "graph", "may_be_a_call"]
-
 # Most seconds that the plan expects: after Ctrl-C the call waits for its task, which uses memory of this process.
 MOST_SECONDS = 1.0
 

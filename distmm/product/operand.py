@@ -22,8 +22,6 @@ from distmm.transfer.gpu_allocations import is_on_gpu
 from distmm.transfer.memory_map import MappedFile, is_mapped
 from distmm.worker import tasks
 
-__all__ = ["Operand", "as_matrix", "checked", "kind_of", "multipliable", "wrap"]
-
 
 @dataclass(frozen=True)
 class Operand:

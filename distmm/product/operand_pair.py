@@ -12,8 +12,6 @@ from distmm.errors import InputError
 from distmm.planning.problem import Symmetry
 from distmm.product.operand import Operand, wrap
 
-__all__ = ["check_kinds", "check_pair", "pair", "with_itself"]
-
 
 def check_kinds(operands: Sequence[Any]) -> None:
     """Refuse operands, with a `name` and a `kind`, of which some have NumPy blocks and others CuPy blocks.

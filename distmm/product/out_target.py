@@ -32,8 +32,6 @@ from distmm.product.operand import kind_of
 from distmm.transfer import share
 from distmm.worker.copied_output import CopiedOutput, is_light
 
-__all__ = ["check_out", "check_unit", "elements_of", "is_written", "target"]
-
 
 def check_out(
     out: Any, shape: tuple[int, ...], dtype: np.dtype[Any], kind: Literal["numpy", "cupy"], operands: Mapping[str, Any]

@@ -34,8 +34,6 @@ from distmm.transfer import ClientArray
 from distmm.transfer.gpu_allocations import is_on_gpu
 from distmm.worker.tasks import Epilogue
 
-__all__ = ["Gemm"]
-
 
 @dataclass(frozen=True)
 class Gemm:

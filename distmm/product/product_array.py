@@ -26,8 +26,6 @@ from distmm.product.dlpack import as_given
 from distmm.product.out_target import target
 from distmm.transfer.gpu_allocations import empty_on
 
-__all__ = ["ProductArray"]
-
 Fill = Callable[[Any, Client], bool]  # computes a product into an array; returns False if Dask has to do it
 Here = Callable[[], Any]  # computes a product without a client; returns None if Dask has to do it
 

@@ -27,11 +27,6 @@ from distmm.product.operand_pair import pair
 from distmm.product.product import Gemm
 from distmm.worker import tasks
 
-__all__ = [
-    "Kinds", "bytes_widened", "check_metric", "check_ordered", "checked_k", "is_transpose", "product_of",
-    "reduced_chains", "results",
-]  # fmt: skip
-
 Kinds = Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
 
 # Metrics that need the norms of rows.

@@ -25,8 +25,6 @@ from distmm.product.resources import cluster_for, measured, places, residence, w
 from distmm.product.users_blocks import Chunks, storage_multiples, users_blocking
 from distmm.worker.tasks import KernelChoice
 
-__all__ = ["FileJob", "PlanRequest", "plan_for"]
-
 # Products that are predicted to take at least so many seconds measure the rates of links, files and copies from host
 # memory first. Each of these measurements takes up to half a second, once.
 WORTH_MEASURING_SECONDS = 1.0

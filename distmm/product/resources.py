@@ -22,8 +22,6 @@ from distmm.worker.tasks import WORKSPACE, KernelChoice
 if TYPE_CHECKING:
     from distmm.product.request import PlanRequest
 
-__all__ = ["cluster_for", "measured", "places", "residence", "with_homes"]
-
 
 def cluster_for(request: PlanRequest, client: Client | None, old: bool = False) -> ClusterSpec:
     """Return a description of the cluster for this product: free memory, rates and kernels.

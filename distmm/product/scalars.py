@@ -12,8 +12,6 @@ import numpy as np
 from distmm.errors import InputError
 from distmm.planning.problem import result_type
 
-__all__ = ["check_flags", "check_represents", "check_scalars", "checked_seed", "common_type", "plain"]
-
 
 def check_flags(**flags: Any) -> None:
     """Refuse flags that are neither True nor False. BLAS's letter "N" would otherwise count as true.

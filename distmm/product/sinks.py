@@ -40,8 +40,6 @@ from distmm.worker import gpu
 from distmm.worker.client_output import ClientOutput
 from distmm.worker.copied_output import InMemoryError
 
-__all__ = ["become", "fill", "receive", "store", "store_block"]
-
 Place = TypeVar("Place")
 Region = tuple[slice, ...]
 WaveRegions = tuple[da.Array, Sequence[Region | None]]

@@ -14,8 +14,6 @@ from distmm import units
 from distmm.errors import DeviceMemoryError, DistmmError
 from distmm.planning.plan import Plan
 
-__all__ = ["SHARES", "memory_full", "smaller_plan"]
-
 # The peak of each smaller plan that a call tries, as a share of the peak of the plan before. The first is for a plan
 # that was a little too large. If it fails, too, another program has probably taken memory, and may have taken much.
 SHARES = (0.7, 0.4)

@@ -27,8 +27,6 @@ from distmm.product.scalars import check_scalars, plain
 from distmm.product.sinks import receive
 from distmm.worker import tasks
 
-__all__ = ["Entries", "above", "bytes_of_entry", "check_threshold", "most_of_block"]
-
 # The elements kept of a block may take this share of the block's bytes, and `ALWAYS` bytes of a small block. The plan
 # reserves memory for the kept elements of two waves.
 SHARE, ALWAYS = 1 / 4, 1 << 20

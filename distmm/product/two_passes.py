@@ -9,8 +9,6 @@ from dask.graph_manipulation import clone
 
 from distmm.product.labelled import Labelled
 
-__all__ = ["second_pass"]
-
 
 def second_pass(array: Labelled) -> da.Array:
     """Return a Dask array for the second pass, whose tasks compute the blocks again where that is possible.

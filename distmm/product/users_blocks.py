@@ -7,8 +7,6 @@ from distmm.planning.problem import Problem
 from distmm.planning.search import TILE
 from distmm.product.operand import Operand
 
-__all__ = ["Chunks", "batch_chunks", "storage_multiples", "users_blocking"]
-
 Chunks = tuple[tuple[int, ...], ...]
 
 

@@ -25,8 +25,6 @@ from distmm.product.scalars import check_scalars, checked_seed, plain
 from distmm.worker.tasks import to_host
 from distmm_kernels.tolerance import Tolerance
 
-__all__ = ["CHECKS", "check_possible", "verdict"]
-
 CHECKS = ("freivalds", "full", "none")
 
 # The full comparison needs A, B and C in float64 at the same time. With more operations it would take minutes.

@@ -22,8 +22,6 @@ from distributed import Client, Future, Scheduler
 from distmm.clusters.waiting import seceded, unless_silent
 from distmm.transfer.counted_writes import CountedRun
 
-__all__ = ["SendWave", "Sent", "Waves"]
-
 BEAT_SECONDS = 0.5
 
 SendWave = Callable[[], tuple[Sequence[Future], float]]  # sends a wave; returns its futures and its tail (see `Sent`)

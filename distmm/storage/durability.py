@@ -17,8 +17,6 @@ from typing import Any, BinaryIO
 
 from distmm.errors import InputError
 
-__all__ = ["exchange", "fsync", "fsync_tree", "published", "remove", "together"]
-
 # From Linux' <fcntl.h> and <linux/fs.h>.
 AT_FDCWD, RENAME_EXCHANGE = -100, 2
 

@@ -17,8 +17,6 @@ from distmm.storage.flat import write_rows
 from distmm.storage.output import Block, Output, Region, TargetArray
 from distmm.storage.zarr_folder import ZarrMatrix
 
-__all__ = ["ZarrTarget", "create_raw"]
-
 
 def create_raw(
     store: Any, shape: tuple[int, int], dtype: np.dtype[Any], chunks: tuple[int, int], attributes: dict[str, Any] | None

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["INFO", "PROBED", "environment", "settings"]
-
 # The scheduler's pages without Bokeh (workers, tasks, logs, stacks); `dask scheduler --no-dashboard` still serves them.
 INFO = "distributed.http.scheduler.info"
 

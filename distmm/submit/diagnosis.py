@@ -7,8 +7,6 @@ from typing import Any
 
 from distmm.submit.schema import QUEUE_LABEL
 
-__all__ = ["hopeless", "summary"]
-
 Resource = dict[str, Any]
 
 # Reasons of waiting containers that need an action of the user. A short failure of the registry gives ErrImagePull;

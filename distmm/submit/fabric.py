@@ -9,8 +9,6 @@ import importlib.util
 import sys
 from pathlib import Path
 
-__all__ = ["choose"]
-
 
 def choose(device: str, transport: str, interface: str = "", *, system: Path = Path("/sys/class/net")) -> str:
     """Choose the protocol and the network interface of all links.

@@ -18,8 +18,6 @@ from pydantic_core import ErrorDetails
 from distmm.errors import InputError
 from distmm.submit.schema import Job, Product, Table
 
-__all__ = ["Job", "load"]
-
 Places = dict[tuple[str, str], str]  # (table, key) -> where it was given, such as "job.toml:7"
 
 # A job file has about forty lines. The limit bounds the time that a hostile file can cost before it is checked.

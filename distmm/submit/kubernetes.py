@@ -20,8 +20,6 @@ from distmm.submit.schema import Job, Kubernetes
 from distmm.submit.slurm_script import RESUMABLE, TERMINATED
 from distmm.units import seconds
 
-__all__ = ["attach", "follow", "secret_command", "submit"]
-
 POLL_SECONDS = 3.0
 
 Say = Callable[[str], None]

@@ -22,8 +22,6 @@ from distmm.submit.slurm_script import PATIENCE_SECONDS
 from distmm.units import seconds
 from distmm.worker import gpu_worker_setup
 
-__all__ = ["certificates", "cluster", "dump", "job", "owned", "secret", "secret_name"]
-
 Manifest = dict[str, Any]
 
 USER = 1000  # user of the image, see deploy/docker

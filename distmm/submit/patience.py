@@ -8,8 +8,6 @@ from typing import TypeVar
 
 from distmm.errors import InputError
 
-__all__ = ["NoAnswerError", "Patience"]
-
 T = TypeVar("T")
 
 # A failover of Slurm's controller, or an upgrade of Kubernetes' API server, takes a few minutes.

@@ -21,8 +21,6 @@ from distmm.all_workers import workers_of
 from distmm.errors import DistmmError, InputError
 from distmm.submit import dashboard_access
 
-__all__ = ["wait"]
-
 # Exit code if scheduler or workers are missing. The code 1 would mean a wrong result.
 LOST = 3
 

@@ -16,8 +16,6 @@ from distmm.planning.precision import Precision
 from distmm.units import seconds
 from distmm.worker import gpu_worker_setup
 
-__all__ = ["Job", "Kubernetes", "Product", "Run", "Slurm", "Table", "Workers"]
-
 
 def _check(holds: Callable[[Any], object], what: str) -> AfterValidator:
     """Refuse a value for which `holds` is false or raises ValueError; `what` completes "KEY = VALUE is not ..."."""

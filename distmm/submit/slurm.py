@@ -16,8 +16,6 @@ from distmm.submit.patience import NoAnswerError, Patience
 from distmm.submit.schema import Job
 from distmm.submit.slurm_script import RESUMABLE, render
 
-__all__ = ["attach", "check_program", "follow", "submit"]
-
 Say = Callable[[str], None]
 
 # Seconds between two requests to slurmctld, which serves the whole site.

@@ -12,8 +12,6 @@ from distmm.submit import dashboard_access
 from distmm.submit.schema import Job
 from distmm.worker import gpu_worker_setup
 
-__all__ = ["render"]
-
 # Seconds from the start of the steps until all workers must have joined. Many nodes that import CUDA libraries from a
 # shared folder at once need minutes; a node that needs longer than this is broken.
 PATIENCE_SECONDS = 600

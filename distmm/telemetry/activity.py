@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-__all__ = ["JOB_TOPIC", "Activity", "Device", "Kind", "Load", "Sample"]
-
 # Topic of Dask's structured events by which jobs report what the scheduler cannot see. Each message is a dictionary
 # with "event", "job" and further keys:
 #   "begin"                  "path", "kept" (blocks on disk), "note" (an incident before the start), "verb" ("topk")

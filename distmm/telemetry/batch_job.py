@@ -6,8 +6,6 @@ import os
 import socket
 from collections.abc import Mapping
 
-__all__ = ["batch_job"]
-
 
 def batch_job(environ: Mapping[str, str] = os.environ) -> str:
     """Return the name of this process's Slurm job or Kubernetes pod, as in ``Slurm job 7``; else an empty text."""

@@ -29,8 +29,6 @@ from distmm.telemetry.activity import Kind
 from distmm.telemetry.curves import Curve
 from distmm.telemetry.record import Record
 
-__all__ = ["bars", "lines", "merged", "timeline"]
-
 # Width of all charts and of the margins, in points. A point is a pixel where the page has its full width.
 WIDTH, LEFT, RIGHT, TOP, BOTTOM = 1000, 110, 26, 18, 24
 

@@ -17,8 +17,6 @@ from distmm.telemetry.figures import Figures
 from distmm.telemetry.record import Record
 from distmm.telemetry.scheduler import Telemetry
 
-__all__ = ["arrived", "figures", "figures_on", "install", "read"]
-
 
 def install(client: Client) -> None:
     """Start telemetry on a cluster, unless it runs there already. A failure is logged and not raised."""

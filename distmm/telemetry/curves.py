@@ -11,8 +11,6 @@ from distmm import units
 from distmm.telemetry import theme
 from distmm.telemetry.record import Record
 
-__all__ = ["MOST_CURVES", "Curve", "memory", "rate"]
-
 # Up to this many workers get a curve each. Of more workers, the highest, the median and the lowest value are drawn.
 MOST_CURVES = 16
 

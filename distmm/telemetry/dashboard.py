@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from distmm.telemetry.dashboard_figures import Pane
     from distmm.telemetry.record import Record
 
-__all__ = ["install"]
-
 # The figures of the page, in order. Each one is also a separate plot for JupyterLab.
 PLOTS = ("blocks", "rate over time", "memory over time", "rate", "memory", "time", "transfers")
 HEIGHTS = {"blocks": 430}

@@ -16,8 +16,6 @@ from distmm.telemetry import curves, theme
 from distmm.telemetry.record import Record
 from distmm.telemetry.worker_totals import Lane
 
-__all__ = ["QUANTITIES", "Bars", "Curves", "Pane"]
-
 # Letters that fit below the bars of a pane of 300 pixels.
 LETTERS = 30
 

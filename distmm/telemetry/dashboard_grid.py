@@ -14,8 +14,6 @@ from distmm.telemetry import theme
 from distmm.telemetry.dashboard_figures import Pane
 from distmm.telemetry.record import Record
 
-__all__ = ["Blocks", "legend"]
-
 # Most cells of the grid of C. In a larger grid a cell shows several blocks. 64 x 64 cells are about 8 pixels wide on a
 # laptop, and an update takes 40 kB.
 MOST_CELLS = 4096

@@ -16,8 +16,6 @@ from tornado.ioloop import IOLoop
 if TYPE_CHECKING:
     from bokeh.document import Document
 
-__all__ = ["Build", "add_handler", "add_pages", "dress", "has_page"]
-
 # Fills the document of one browser session: (scheduler, variables of the dashboard's template, document).
 Build = Callable[[Scheduler, dict[str, Any], "Document"], None]
 

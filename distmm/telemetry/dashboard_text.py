@@ -11,8 +11,6 @@ from distmm.telemetry.facts import Fact, facts, share_done, time_left
 from distmm.telemetry.figures import ALARMING, UNDER_WAY
 from distmm.telemetry.record import Record
 
-__all__ = ["head", "products", "style"]
-
 # The page shows so many of the last incidents, and so many of the first reasons.
 SHOWN_INCIDENTS, SHOWN_REASONS = 4, 3
 

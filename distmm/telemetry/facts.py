@@ -9,8 +9,6 @@ from distmm import units
 from distmm.telemetry.figures import ALARMING, UNDER_WAY, Figures
 from distmm.telemetry.record import Record
 
-__all__ = ["Fact", "checked", "facts", "share_done", "time_left"]
-
 
 class Fact(NamedTuple):
     """A label, its value as text, and whether it alarms."""

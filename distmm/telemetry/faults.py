@@ -6,8 +6,6 @@ import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["tolerated"]
-
 logger = logging.getLogger(__name__)
 
 _logged: set[str] = set()

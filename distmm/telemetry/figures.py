@@ -12,8 +12,6 @@ from distmm.telemetry import liveness, slowness
 if TYPE_CHECKING:
     from distmm.telemetry.record import Record
 
-__all__ = ["ALARMING", "UNDER_WAY", "Figures"]
-
 # States of a product that has not ended. The other states are "complete", "failed" and "cancelled".
 UNDER_WAY = ("waiting", "running", "stalled")
 

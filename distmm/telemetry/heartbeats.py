@@ -17,8 +17,6 @@ from distmm.telemetry.activity import Device, Load, Sample
 from distmm.telemetry.record import Record
 from distmm.telemetry.worker import METRIC
 
-__all__ = ["Heartbeats"]
-
 logger = logging.getLogger(__name__)
 
 # Milliseconds between two reads of the workers' heartbeats, which come at most every half second.

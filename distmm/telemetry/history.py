@@ -6,8 +6,6 @@ from array import array
 
 import numpy as np
 
-__all__ = ["BINS", "History"]
-
 # Bins of a history. When all are in use, each pair of neighbours is merged, and half of them are free again. 256
 # workers take half a megabyte.
 BINS = 240

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Incident", "Incidents"]
-
 # Incidents kept for display. The first ones show the cause, so later ones are dropped.
 MOST_INCIDENTS = 200
 

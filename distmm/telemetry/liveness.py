@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-__all__ = ["STALLED_SECONDS", "heard_of", "silent", "stalled"]
-
 # A worker is silent after so many seconds without a heartbeat, plus so many for each worker of the cluster. Heartbeats
 # come every 0.5 s, and every n / 200 + 1 seconds from many workers.
 SILENT_SECONDS, SILENT_SECONDS_A_WORKER = 15.0, 0.02

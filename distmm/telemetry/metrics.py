@@ -20,8 +20,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from distmm.telemetry.figures import UNDER_WAY
 from distmm.telemetry.record import Record
 
-__all__ = ["OLD_NAMES", "SERIES", "Reading", "counts", "expose", "of_records", "withdraw"]
-
 # Kind, labels and meaning of every series, by name. prometheus_client adds the suffix _total to counters.
 SERIES: dict[str, tuple[Literal["counter", "gauge"], str, str]] = {
     # on the scheduler

@@ -11,8 +11,6 @@ from distmm.telemetry import client as telemetry
 from distmm.telemetry import dashboard_server
 from distmm.telemetry.faults import tolerated
 
-__all__ = ["page_address"]
-
 PAGE = "/distmm"
 
 

@@ -6,8 +6,6 @@ from distributed.scheduler import Scheduler
 
 from distmm.telemetry.scheduler import Telemetry
 
-__all__ = ["dask_setup"]
-
 
 def dask_setup(scheduler: Scheduler) -> None:
     """Add the telemetry of a scheduler, which starts its plugins after its preload modules."""

@@ -20,8 +20,6 @@ from distmm import units
 from distmm.telemetry import client as telemetry
 from distmm.telemetry.figures import UNDER_WAY, Figures
 
-__all__ = ["Report", "live", "watch"]
-
 # Seconds between plain lines. A job of one hour writes about 700 lines to its log.
 QUIET_SECONDS = 5.0
 

@@ -10,8 +10,6 @@ from distributed.scheduler import Scheduler
 
 from distmm.telemetry import dashboard_server
 
-__all__ = ["install", "targets"]
-
 PATH = "/distmm-targets.json"
 
 

@@ -22,8 +22,6 @@ from distmm.telemetry.incidents import Incident, Incidents
 from distmm.telemetry.time_left import Pace
 from distmm.telemetry.worker_totals import Lane
 
-__all__ = ["Record"]
-
 # Most activities that are kept for the timeline. They take 30 MB. Plans have far fewer tasks.
 MOST_ACTIVITIES = 250_000
 

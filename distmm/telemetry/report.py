@@ -22,8 +22,6 @@ from distmm.telemetry.facts import checked, facts
 from distmm.telemetry.record import Record
 from distmm.versions import __version__
 
-__all__ = ["html", "write"]
-
 Rows = Sequence[tuple[str, str]]
 
 

@@ -29,8 +29,6 @@ from distmm.telemetry.record import Record
 from distmm.telemetry.worker import WorkerTelemetry
 from distmm.worker.gpu import HEALED_TOPIC
 
-__all__ = ["Telemetry"]
-
 logger = logging.getLogger(__name__)
 
 # Number of records that are kept: page and report also show products that have ended.

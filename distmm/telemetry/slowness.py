@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from distmm.telemetry.record import Record
     from distmm.telemetry.worker_totals import Lane
 
-__all__ = ["reasons", "without_reason"]
-
 # A product is slow if its time, or its workers' rate, misses the plan by this factor. So are links.
 MISSED = 1.2
 

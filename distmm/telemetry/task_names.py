@@ -13,8 +13,6 @@ from distmm.telemetry.activity import Kind
 from distmm.telemetry.record import Record
 from distmm.worker.tasks import BlockReduction, Largest, Threshold
 
-__all__ = ["error", "name", "of_product", "served", "verb"]
-
 # Letters of an error that are kept: enough for a path and its fault.
 LONGEST_ERROR = 400
 

@@ -8,11 +8,6 @@ from pathlib import Path
 
 from distmm.telemetry.activity import Kind
 
-__all__ = [
-    "ACTIVITIES", "AGAIN", "DARK", "DATA", "LIGHT", "LIMIT", "MARK", "NOBODY", "PAGES", "REJECTED", "WRONG",
-    "worker_color",
-]  # fmt: skip
-
 # The HTML of page and report, the page's style sheet and its script.
 PAGES = Path(__file__).parent / "pages"
 

@@ -6,8 +6,6 @@ import math
 from bisect import bisect_right
 from itertools import pairwise
 
-__all__ = ["Pace"]
-
 # Events within 1/64 of the time so far become one point, such as the workers of a step or the blocks of a wave. This
 # also bounds the memory: time that grows by a factor of e adds 64 points.
 RESOLUTION = 64

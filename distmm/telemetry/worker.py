@@ -21,8 +21,6 @@ from distmm.telemetry import metrics
 from distmm.telemetry.activity import Device, Load
 from distmm.telemetry.faults import tolerated
 
-__all__ = ["METRIC", "WorkerTelemetry", "heartbeat", "own_gpu", "statement"]
-
 # Key of distmm's entry in the metrics of a heartbeat.
 METRIC = "distmm"
 

@@ -11,8 +11,6 @@ import logging
 import dask
 from distributed import Worker
 
-__all__ = ["CONFIGURED", "dask_setup"]
-
 logger = logging.getLogger(__name__)
 
 # Key of Dask's configuration with the range of ports, such as "8788-8795". Manifests set it by an environment variable.

@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 
 from distmm.telemetry.activity import Device, Kind, Load, Sample
 
-__all__ = ["MOST_SAMPLES", "Lane"]
-
 # Most memory samples of a worker. When there are more, every second one is dropped. 256 workers fill 4 MB.
 MOST_SAMPLES = 512
 

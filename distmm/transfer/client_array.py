@@ -20,8 +20,6 @@ from distmm.errors import InputError
 from distmm.transfer import gpu_allocations, loans, process_memory, shared_memory
 from distmm.transfer.write_lease import Lease
 
-__all__ = ["MOST_PITCH", "ClientArray"]
-
 MOST_PITCH = 2**31 - 1  # bytes from row to row that cudaMemcpy2D accepts
 
 

@@ -23,8 +23,6 @@ from distributed import Client
 
 from distmm.all_workers import everywhere
 
-__all__ = ["CountedRun", "CountedTarget"]
-
 _running: Counter[str] = Counter()  # by run: number of unfinished writes of this process
 _ended: set[str] = set()  # runs that have ended early; 100 bytes each
 _changed = threading.Condition()

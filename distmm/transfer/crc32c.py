@@ -10,8 +10,6 @@ from functools import cache
 import google_crc32c
 import numpy as np
 
-__all__ = ["crc32c"]
-
 
 def crc32c(data: np.ndarray, before: int = 0) -> int:
     """Return the CRC-32C of contiguous bytes.

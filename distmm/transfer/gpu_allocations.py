@@ -26,11 +26,6 @@ from distributed import Worker
 from distmm.all_workers import owns_gpu
 from distmm.pid import start_time
 
-__all__ = [
-    "LAZY_PEER_ACCESS", "Allocation", "behind", "can_map", "close", "drop_idle", "empty_on", "is_on_gpu", "mapped",
-    "plain", "secret",
-]  # fmt: skip
-
 LAZY_PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess
 
 IDLE_SECONDS = 2.0  # from the last copy to the end of a map

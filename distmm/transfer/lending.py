@@ -14,8 +14,6 @@ from distmm.all_workers import everywhere
 from distmm.transfer import gpu_allocations, process_memory
 from distmm.transfer.client_array import MOST_PITCH, ClientArray
 
-__all__ = ["forget_reach", "has_gaps", "note_reach", "share"]
-
 logger = logging.getLogger(__name__)
 
 # Arrays of fewer bytes are sent with lazy graphs: the end of a loan costs more messages.

@@ -17,8 +17,6 @@ import numpy as np
 
 from distmm.transfer.crc32c import crc32c
 
-__all__ = ["has_changed", "note", "noted"]
-
 # Owner of the memory and CRC-32C, by address and bytes. The key is not the object: a view of a block is another object
 # with the same memory.
 _noted: dict[tuple[int, int], tuple[weakref.ref[np.ndarray], int]] = {}

@@ -20,8 +20,6 @@ from distributed import Scheduler, SchedulerPlugin
 from distmm.transfer.client_array import ClientArray
 from distmm.transfer.loans import TOPIC
 
-__all__ = ["LoanReaders", "install"]
-
 
 class LoanReaders(SchedulerPlugin):  # type: ignore[misc]  # Dask's classes are untyped
     """Counts the tasks that read each loan, and answers clients that ask for the end of one."""

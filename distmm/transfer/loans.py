@@ -24,8 +24,6 @@ from typing import Any
 import numpy as np
 from distributed import Client
 
-__all__ = ["TOPIC", "Loan", "lent", "open_loans", "received"]
-
 # Clients ask by a subscription to a topic: this, the name of the loan, and a number.
 TOPIC = "distmm-loan "
 

@@ -11,8 +11,6 @@ import numpy as np
 
 from distmm.errors import InputError
 
-__all__ = ["MappedFile", "is_mapped"]
-
 
 def is_mapped(source: Any) -> bool:
     """Whether `source` is a memory map of a whole array whose file other processes can map.

@@ -8,8 +8,6 @@ from typing import Any
 
 from distributed.protocol.pickle import dumps
 
-__all__ = ["pickled"]
-
 _trial: list[Any] = []  # objects that are being pickled here: Dask would log each one that fails, with its traceback
 
 

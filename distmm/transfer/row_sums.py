@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["PIECE", "pieces", "row_sums"]
-
 # Bytes of rows in host memory that are copied at a time. On a GPU it is 64 times as much.
 PIECE = 2**20
 

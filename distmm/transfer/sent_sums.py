@@ -11,8 +11,6 @@ from distributed.utils import nbytes
 from distmm.transfer.crc32c import crc32c
 from distmm.transfer.row_sums import row_sums
 
-__all__ = ["on_gpu", "on_host"]
-
 # Messages of fewer bytes get no checksum; blocks of large products are larger.
 SMALLEST = 256
 

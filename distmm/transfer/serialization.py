@@ -34,8 +34,6 @@ from distributed.utils import nbytes
 
 from distmm.transfer import loaded_blocks, sent_sums
 
-__all__ = ["ChangedOnTheWayError", "register"]
-
 logger = logging.getLogger(__name__)
 
 # Keys that are added to the headers of messages.

@@ -24,8 +24,6 @@ from distmm.all_workers import everywhere, owns_gpu
 from distmm.errors import InputError
 from distmm.transfer import process_memory
 
-__all__ = ["Segment", "behind", "drop_freed", "empty", "pinned"]
-
 
 @dataclass(frozen=True)
 class Segment:

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-__all__ = ["Lease"]
-
 
 @dataclass(frozen=True)
 class Lease:

@@ -16,8 +16,6 @@ from typing import Any
 from dask.system import CPU_COUNT
 from distributed import get_worker
 
-__all__ = ["shared_by"]
-
 _entering = threading.Lock()
 _running = 0
 _before: list[int] = []  # threads of each library when the first of the running tasks came

@@ -11,8 +11,6 @@ from distmm.worker import gpu_copies
 from distmm.worker.tasks.loads import to_device
 from distmm.worker.worker_slots import slot_released
 
-__all__ = ["ClientOutput"]
-
 # Stores without a slot that copy at a time: two keep the host link busy.
 _copying = threading.BoundedSemaphore(2)
 

@@ -8,8 +8,6 @@ from typing import Any
 from distmm.errors import InputError
 from distmm.transfer.pickling import pickled
 
-__all__ = ["CopiedOutput", "InMemoryError", "is_light"]
-
 # Most bytes of a pickled object that is sent with each task. A name of a file is smaller, and most arrays are larger.
 MOST = 1 << 16
 

@@ -15,15 +15,6 @@ from typing import Any
 
 from distributed import Worker
 
-__all__ = [
-    "VERSIONS_SEEN",
-    "in_task",
-    "pending_plugins",
-    "profile_without_collecting",
-    "run_on_workers",
-    "without_task_meters",
-]
-
 logger = logging.getLogger(__name__)
 
 # Versions of distributed with which these parts have been seen.

@@ -17,8 +17,6 @@ import numpy as np
 from distmm.transfer import process_memory
 from distmm.worker import gpu
 
-__all__ = ["BUFFER", "Source", "upload"]
-
 # Bytes of a pinned buffer: a chunk of 4096 x 4096 bfloat16 numbers. Each thread has two.
 BUFFER = 32 << 20
 

@@ -26,11 +26,6 @@ from distmm.errors import DeviceMemoryError
 from distmm.worker.dask_internals import in_task
 from distmm.worker.gpu_room import Turns, empty_pools, figures, is_full
 
-__all__ = [
-    "HEALED_TOPIC", "Prepared", "carrier", "device_name", "from_dlpack", "merge_lock", "multiplying", "namespace",
-    "numbers", "prepared", "product_lock", "retrying", "wait_for_current_stream", "working",
-]  # fmt: skip
-
 logger = logging.getLogger(__name__)
 
 # Topic of Dask's events that report a task to telemetry for which the GPU's memory was full at first, and which

@@ -19,8 +19,6 @@ from distmm.transfer import gpu_allocations, shared_memory
 from distmm.transfer.client_array import MOST_PITCH, ClientArray
 from distmm.worker import gpu
 
-__all__ = ["download", "fetch", "pieces", "to_host", "upload"]
-
 # Bytes of a staging buffer: the device copies it in 1.2 ms, a hundred times as long as the start of a copy takes.
 STAGE = 64 << 20
 

@@ -18,8 +18,6 @@ from distributed.diagnostics import nvml
 from distmm import units
 from distmm.worker.dask_internals import pending_plugins
 
-__all__ = ["dask_setup", "pool_bytes"]
-
 PATIENCE_SECONDS = 30.0
 
 POLL_SECONDS = 0.1

@@ -15,8 +15,6 @@ from contextlib import contextmanager, suppress
 from distmm import units
 from distmm.worker.gpu_memory import pool_bytes
 
-__all__ = ["Turns", "empty_pools", "figures", "is_full"]
-
 STATUSES = ("CUDA_ERROR_OUT_OF_MEMORY", "cudaErrorMemoryAllocation", "CUBLAS_STATUS_ALLOC_FAILED")
 
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["ENVIRONMENT", "POOL_FRACTION", "PRELOAD", "THREADS", "cluster_arguments", "worker_options"]
-
 # Slots: tasks that a worker runs at a time. One product runs, the next one is queued, and the third task loads or
 # stores blocks.
 THREADS = 3

@@ -19,8 +19,6 @@ from distmm.pid import machine, start_time
 from distmm.transfer import gpu_allocations
 from distmm.worker.dask_internals import run_on_workers
 
-__all__ = ["Peers", "pool_handle"]
-
 logger = logging.getLogger(__name__)
 
 # A process must be missing in this many checks before its pool is closed: its transfers have failed by then.

@@ -17,8 +17,6 @@ from distmm.worker.gpu_memory import pool_bytes
 from distmm.worker.peer_memory import Peers, pool_handle
 from distmm.worker.ucxx_internals import wait_for_default_stream_only
 
-__all__ = ["DevicePlugin"]
-
 logger = logging.getLogger(__name__)
 
 FREE_MILLISECONDS = 1000  # between checks for memory that is not needed any more

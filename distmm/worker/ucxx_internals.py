@@ -9,8 +9,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-__all__ = ["VERSIONS_SEEN", "synchronize_default_stream", "wait_for_default_stream_only"]
-
 logger = logging.getLogger(__name__)
 
 # Versions with which `wait_for_default_stream_only` has been measured.

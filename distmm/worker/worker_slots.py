@@ -19,8 +19,6 @@ from distributed import secede
 
 from distmm.worker import dask_internals
 
-__all__ = ["slot_released"]
-
 Kind = Literal["load", "merge", "store", "write"]
 
 _running: Counter[Kind] = Counter()  # tasks of this process that have released their slots

@@ -15,8 +15,6 @@ import numpy as np
 from distmm.errors import InputError
 from distmm.worker import gpu
 
-__all__ = ["Arrivals", "Union", "arrived", "arrived_at"]
-
 Shape = tuple[int, ...]
 
 

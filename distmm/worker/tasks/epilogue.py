@@ -13,8 +13,6 @@ from distmm.worker import gpu
 if TYPE_CHECKING:
     from distmm_kernels.kernel import Kernel
 
-__all__ = ["Block", "Epilogue", "finish", "flipped", "last_product"]
-
 Block = Any  # a NumPy or CuPy array
 
 

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from distmm_kernels.device import Device
     from distmm_kernels.kernel import Kernel
 
-__all__ = ["LARGE", "KernelChoice", "kernel_facts", "kernel_for", "measure", "measure_kernels"]
-
 LARGE = 8192  # edge of the blocks of most products
 
 

@@ -19,8 +19,6 @@ from distmm.worker import gpu
 from distmm.worker.tasks import reductions_on_gpu
 from distmm.worker.tasks.rows import Block
 
-__all__ = ["largest", "sortable"]
-
 # Groups of columns for each of the k. With fewer, more elements reach the k-th largest of their maxima: with 16, it is
 # half an element of a row too many for k = 15.
 GROUPS = 16

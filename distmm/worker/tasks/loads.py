@@ -14,8 +14,6 @@ from distmm.worker import files_to_gpu, gpu, gpu_copies
 from distmm.worker.tasks.arrivals import arrived
 from distmm.worker.worker_slots import slot_released
 
-__all__ = ["Load", "load", "to_device"]
-
 # Loads without a slot that copy at a time. Two keep the host link busy; with more, the blocks that products wait for
 # would arrive later.
 _copying = threading.BoundedSemaphore(2)

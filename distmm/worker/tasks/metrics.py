@@ -25,11 +25,6 @@ from distmm.planning.problem import accumulator_dtype
 from distmm.worker import gpu
 from distmm.worker.tasks.rows import by_rows
 
-__all__ = [
-    "METRICS", "Metric", "exponents", "least_scores", "needs_exponents", "scaled", "scores", "squared_norms",
-    "unscaled", "value_of", "weighed", "weighing",
-]  # fmt: skip
-
 Metric = Literal["inner", "cosine", "euclidean"]
 
 METRICS: tuple[Metric, ...] = ("inner", "cosine", "euclidean")

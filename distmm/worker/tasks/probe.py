@@ -17,8 +17,6 @@ from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_facts
 if TYPE_CHECKING:
     from distributed import Worker
 
-__all__ = ["PAUSE_FRACTION", "WORKER_BYTES", "copy_rate", "cores_of", "local_gpu", "probe"]
-
 # Fraction of a worker's memory limit at which Dask pauses it (distributed.worker.memory.pause).
 PAUSE_FRACTION = 0.8
 

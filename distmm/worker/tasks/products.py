@@ -25,8 +25,6 @@ from distmm.worker.tasks.reductions import BlockReduction, Part, on_host
 if TYPE_CHECKING:
     from distmm_kernels.kernel import Kernel
 
-__all__ = ["combine", "mirror", "multiply", "multiply_and_store", "part"]
-
 
 def multiply(
     where: object,

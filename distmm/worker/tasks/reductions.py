@@ -30,20 +30,6 @@ from distmm.worker.tasks.metrics import Metric, scores, value_of
 from distmm.worker.tasks.rows import by_rows
 from distmm.worker.worker_slots import slot_released
 
-__all__ = [
-    "BlockReduction",
-    "Consumer",
-    "Custom",
-    "Histogram",
-    "Largest",
-    "Norm",
-    "Part",
-    "Reduction",
-    "Sum",
-    "merge",
-    "on_host",
-]
-
 # Bytes of parts that are merged on a GPU at a time. An element has 12 bytes, and with copies and buffers for sorting
 # some 60 bytes: together no more than `rows.WORKSPACE`.
 MERGED = 1 << 27

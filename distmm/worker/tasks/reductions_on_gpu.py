@@ -7,8 +7,6 @@ from typing import Any
 from distmm.planning.problem import accumulator_dtype
 from distmm.worker.tasks.metrics import Metric, weighing
 
-__all__ = ["Block", "above", "finds_above", "finds_largest", "largest"]
-
 Block = Any  # a CuPy array
 
 

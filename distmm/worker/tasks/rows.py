@@ -9,8 +9,6 @@ import numpy as np
 
 from distmm.worker import gpu
 
-__all__ = ["WORKSPACE", "Block", "by_rows", "pieces"]
-
 Block = Any  # a NumPy or CuPy array
 
 # Elements that are reduced at a time. On CPUs they stay in the second-level cache from the first pass to the last. On

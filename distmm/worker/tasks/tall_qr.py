@@ -8,8 +8,6 @@ import numpy as np
 
 from distmm.worker.blas_threads import shared_by
 
-__all__ = ["block_qr", "rows_times"]
-
 
 def block_qr(block: Any, tasks: int) -> tuple[Any, Any]:
     """Return Q ``(m, n)`` and R ``(n, n)`` of a block ``(m, n)``, m >= n; so many `tasks` run side by side."""

@@ -14,8 +14,6 @@ from distmm.worker.tasks.largest import sortable
 from distmm.worker.tasks.metrics import Metric, least_scores, value_of, weighed
 from distmm.worker.tasks.rows import Block, pieces
 
-__all__ = ["Threshold"]
-
 Picked = tuple[int, Any, Any, Any]  # number of elements; their rows, columns and values, or None if they are too many
 
 

@@ -8,8 +8,6 @@ import numpy as np
 
 from distmm.worker.tasks.kernel_choice import LARGE, KernelChoice, kernel_for
 
-__all__ = ["small_block", "touch", "warm"]
-
 DEPTH = 512  # of the product that loads a kernel
 
 EDGE = 512  # of the block that tries a connection
