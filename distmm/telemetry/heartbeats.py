@@ -89,18 +89,19 @@ class Heartbeats:
         last, before = self.received.get(address, ({}, 0.0))
         # A heartbeat may come after a statement that is newer: totals of a process never fall.
         totals = {of: max(total, last.get(of, 0)) for of, total in heartbeat["received"].items()}
-        seconds = max(heartbeat["receiving"], before)
-        self.received[address] = totals, seconds
+        seconds, active = max(heartbeat["receiving"], before), list(self.active(now))
         received: Counter[str] = Counter()
         for of, total in totals.items():
             user = next(
                 (r.product for r in reversed(list(self.records.values())) if of in r.arrays or of in r.resident), ""
             )
             received[user] += total - last.get(of, 0)
+        # A transfer may have ended before the task that reads its block: its time counts with its bytes.
+        self.received[address] = totals, seconds if received.total() or not active else before
         receiving = (seconds - before) / max(1, received.total())
         device = Device(*heartbeat["device"]) if heartbeat["device"] else None
         name = self.name_of(address)
-        for record in self.active(now):
+        for record in active:
             mine = received[record.product]
             if name in record.lanes or mine:
                 blocks = sum(nbytes for array, nbytes in heartbeat["held"].items() if array in record.arrays)

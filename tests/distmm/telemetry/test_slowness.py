@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm.telemetry import dashboard_text, progress, report
 from distmm.telemetry.activity import Kind, Load, Sample
+from distmm.telemetry.heartbeats import Heartbeats
 from distmm.telemetry.record import Record
 
 START = 1000.0
@@ -132,6 +134,17 @@ def test_the_cause_is_named_on_page_terminal_and_report(cause: Callable[[Record]
     text = report.html(r)
     assert f"<li>{escape(expected)}" in text
     assert "Nothing." not in text
+
+
+def test_a_transfer_that_ends_before_the_task_that_reads_its_block_is_slow_too() -> None:
+    r = record()
+    r.arrays.add("a")
+    worker = SimpleNamespace(address="w0", nbytes=0, metrics={})
+    heartbeats = Heartbeats(SimpleNamespace(workers={"w0": worker}), {"C": r}, str)
+    rest = {"held": {}, "device": None, "load": (0.0, 0.0, 1), "host": "node7"}
+    for received, receiving in (({}, 0.0), ({}, 5.0), ({"a": 5 * 10**7}, 5.0), ({"a": 10**8}, 9.0)):
+        heartbeats.take("w0", {"received": received, "receiving": receiving, **rest})
+    assert (r.lanes["w0"].received, r.lanes["w0"].receiving) == (10**8, 9.0)
 
 
 def test_causes_are_ordered_by_their_shares() -> None:
