@@ -15,7 +15,7 @@ def failing(name: str) -> None:
         raise getattr(errors, name)("what is wrong") from error
 
 
-@pytest.mark.parametrize("name", errors.__all__)
+@pytest.mark.parametrize("name", [name for name, kind in vars(errors).items() if isinstance(kind, type)])
 def test_errors_arrive_from_workers_as_they_were_raised(name: str, client: Client) -> None:
     kind = getattr(errors, name)
     with pytest.raises(kind, match="what is wrong") as caught:
