@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from distributed import Scheduler, SchedulerPlugin
@@ -102,7 +102,7 @@ def _lent_to(task: Any) -> list[ClientArray]:
     return found
 
 
-@cache
+@lru_cache(maxsize=256)  # types of pickled classes are new in each graph, and a scheduler may live for months
 def _contents(kind: type) -> Callable[[Any], Iterable[Any]] | None:
     """Return a function that lists what an object of this type has in it; None for objects that have nothing.
 

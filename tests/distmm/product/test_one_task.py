@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -16,6 +20,8 @@ from distributed import Client, LocalCluster, core
 
 import distmm
 from distmm.clusters import view
+from distmm.worker.tasks import products
+from tests import forked
 from tests.until import until
 
 N = 48
@@ -216,6 +222,33 @@ def test_old_answers_are_those_of_the_present_workers() -> None:
         there.wait_for_workers(2)
         until(lambda: len(view.hosts_of(there)) == 2)
         assert distmm.plan(A, B, client=there).cluster.workers == 2
+
+
+@pytest.mark.minutes
+def test_it_is_computed_again_if_its_worker_dies(tmp_path: Path) -> None:
+    def die_once() -> None:
+        multiply = products.multiply
+
+        def dying(*args: Any, **how: Any) -> Any:
+            block = multiply(*args, **how)
+            with suppress(FileExistsError):
+                (tmp_path / "died").touch(exist_ok=False)
+                os.kill(os.getpid(), signal.SIGKILL)
+            return block
+
+        products.multiply = dying
+
+    c = whole(N, N, seed=2)
+    out = c.copy()
+    with (
+        forked.workers(),
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster, set_as_default=False) as there,
+    ):
+        there.run(die_once)
+        distmm.gemm(2, A, B, 3, out, out=out, client=there)
+    assert (tmp_path / "died").exists()
+    np.testing.assert_array_equal(out, 2 * A @ B + 3 * c)
 
 
 class _ByRegions:
