@@ -38,11 +38,6 @@ class Chains:
     client : distributed.Client, optional
     reduced, norms
         As in `product_graph.build`.
-
-    Raises
-    ------
-    InputError
-        If the C of ``beta * C`` does not broadcast to the product, or has other blocks than A and B.
     """
 
     product: Gemm
@@ -54,7 +49,6 @@ class Chains:
     name: str = field(default="", init=False)  # in the keys of C's blocks; the first graph gives it to all waves
 
     def __post_init__(self) -> None:
-        self.product.check_added()
         self._shared: dict[tuple[int, Chunks], da.Array] = {}  # blocks of operands that all waves read
 
     @cached_property

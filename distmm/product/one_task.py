@@ -35,7 +35,7 @@ MOST_SECONDS = 1.0
 def block(product: Gemm, plan: Plan) -> Any:
     """Return the only block of a product of NumPy arrays, which this process computes at once.
 
-    None if no such product `may_be_a_call`, and if Dask's tasks run elsewhere or are observed.
+    None if the product cannot be a call (`may_be_a_call`), or if Dask's tasks run elsewhere or are observed.
     """
     if Callback.active or not (may_be_a_call(product, plan) and tasks_run_here()):
         return None
@@ -91,6 +91,5 @@ def graph(product: Gemm, plan: Plan, client: Client) -> Callable[[ClientOutput],
 
 def _is_one_task(product: Gemm, plan: Plan) -> bool:
     """Whether one short task computes a product, and a C that is added needs no broadcast."""
-    product.check_added()
     whole = product.c is None or product.c.shape == product.problem.shape
     return whole and plan.schedule.tasks == 1 and plan.cost.seconds <= MOST_SECONDS

@@ -131,6 +131,7 @@ class Gemm:
             read = {x.name: x.source for x in self.operands if not (in_place and x is self.c)}
             out_target.check_out(out, self.shape, self.dtype, self.a.kind, read)
         written, client = out_target.is_written(out), choices.client
+        self._check_added()
         self._check_sendable(client)
         plan = self.plan(choices, out, c_chunks)
         self._prepare(plan, choices)
@@ -260,7 +261,7 @@ class Gemm:
             plan.check_memory()
         view.ask(choices.client)
 
-    def check_added(self) -> None:
+    def _check_added(self) -> None:
         """Refuse a C of ``beta * C`` that does not broadcast to the product, or has other blocks than A and B."""
         if self.c is None:
             return
