@@ -96,7 +96,7 @@ class Heartbeats:
                 (r.product for r in reversed(list(self.records.values())) if of in r.arrays or of in r.resident), ""
             )
             received[user] += total - last.get(of, 0)
-        # A transfer may have ended before the task that reads its block: its time counts with its bytes.
+        # Bytes count when a task reads their block. The time of a transfer that has ended before is kept until then.
         self.received[address] = totals, seconds if received.total() or not active else before
         receiving = (seconds - before) / max(1, received.total())
         device = Device(*heartbeat["device"]) if heartbeat["device"] else None
