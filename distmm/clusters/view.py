@@ -9,6 +9,7 @@ last counts, and a worker that has never answered is left out.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import os
 import time
@@ -134,10 +135,18 @@ def on_scheduler(client: Client, function: Callable[..., Any], argument: Hashabl
     view = _views[client]
     when, answer = view.of_scheduler.get((function, (argument,)), (0.0, None))
     if answer is None or when < time.monotonic() - FRESH_SECONDS:
-        changes, answer = view.changes, _run(client, function, argument)
+        changes, answer = view.changes, _run(client, _told, client.id, function, argument)
         if view.changes == changes:
             view.of_scheduler[function, (argument,)] = time.monotonic(), answer
     return answer
+
+
+async def _told(client: str, function: Callable[..., Any], argument: Hashable, dask_scheduler: Scheduler) -> Any:
+    """Answer a question to the scheduler. It then tells the client of the next change."""
+    if (placement := dask_scheduler.plugins.get(PlacementPlugin.name)) is not None:
+        placement.changes.tell(client)
+    answer = function(argument, dask_scheduler=dask_scheduler)
+    return await answer if inspect.isawaitable(answer) else answer
 
 
 def _run(client: Client, function: Callable[..., Any], *args: Any) -> Any:

@@ -65,6 +65,22 @@ def test_lazy_calls_send_nothing_while_nothing_changes_and_one_message_afterward
     del future  # not earlier: its release is another change
 
 
+def tasks_of(prefix: str, dask_scheduler: Scheduler) -> int:
+    return sum(str(key).startswith(prefix) for key in dask_scheduler.tasks)
+
+
+@pytest.mark.usefixtures("messages")
+def test_an_answer_of_the_scheduler_is_forgotten_at_each_change(client: Client) -> None:
+    lazy(client)
+    kept = []
+    for number in range(3):  # no worker is asked meanwhile
+        assert view.on_scheduler(client, tasks_of, "counted") == number
+        changes = view._views[client].changes
+        kept.append(client.submit(abs, -1, key=f"counted-{number}", pure=False))
+        until(lambda changes=changes: view._views[client].changes > changes)
+        kept[-1].result()
+
+
 def test_a_worker_that_joins_or_dies_is_seen_by_the_next_call() -> None:
     with (
         forked.workers(),
