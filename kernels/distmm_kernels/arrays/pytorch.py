@@ -16,6 +16,7 @@ import torch
 from distmm_kernels.arrays import on_gpu
 from distmm_kernels.arrays.packages import cpu_here
 from distmm_kernels.arrays.products import Options, product, result_of
+from distmm_kernels.launch.driver import stream_of
 
 SCHEMA = "(Tensor a, Tensor b, Tensor? c, Scalar alpha, Scalar beta, str precision, bool reproducible) -> Tensor"
 
@@ -104,7 +105,7 @@ def working(index: int) -> Any:
         if cupy.cuda.get_current_stream().ptr == handle:
             yield
         else:
-            with cupy.cuda.ExternalStream(handle, index):
+            with stream_of(handle, index):
                 yield
 
 

@@ -6,8 +6,6 @@ import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import GRANULE, Format, granules, warps_of
 from distmm_kernels.emulation.launches import ALIGNMENT, Found, Plan
@@ -181,7 +179,7 @@ class Splitter:
         if plan is None:
             plan = self._plan(source)
             if plan is None:
-                return self(np.ascontiguousarray(stack))  # NumPy dispatches CuPy's arrays to CuPy
+                return self(stack.copy())  # contiguous
             self._plans[key] = plan
         found = Found(granules(shape[2]), self.form.guarded)
         memory = plan.enqueue(shape[0], address, found.address)

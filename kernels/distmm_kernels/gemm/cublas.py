@@ -6,7 +6,6 @@ ladder of kernels is measured against it, and `select` chooses it where it is fa
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -17,6 +16,7 @@ from distmm_kernels.candidate import AMPERE, FLOATS, Candidate
 from distmm_kernels.config import FLOAT8, Problem
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Array
+from distmm_kernels.launch.driver import stream_of
 from distmm_kernels.launch.launches import CudaKernel, matrices
 from distmm_kernels.layout.stack import VECTOR_BYTES, address, distinct
 from distmm_kernels.layout.vectors import has_vectors, in_vectors
@@ -112,7 +112,7 @@ class CublasKernel(CudaKernel):
         call = self._call(left, right, to, self._zero)
 
         def in_stream(of_a: int, of_b: int, of_d: int, stream: int) -> None:
-            with _stream(stream, self.device.index):
+            with stream_of(stream, self.device.index):
                 call(of_a, of_b, of_d)
 
         return in_stream
@@ -190,14 +190,6 @@ class CublasInt8Kernel(CublasKernel):
     def _total(self, d: Array, dtype: np.dtype[Any]) -> Array:
         *lines, n = d.shape
         return self._module.empty((*lines, n + -n % FOURS), dtype)[..., :n]
-
-
-def _stream(stream: int, device: int) -> Any:
-    """Return a context in which CuPy's current stream is the one at this address."""
-    import cupy
-
-    current = cupy.cuda.get_current_stream()
-    return contextlib.nullcontext() if current.ptr == stream else cupy.cuda.ExternalStream(stream, device)
 
 
 def _layout(x: Array) -> tuple[int, int] | None:

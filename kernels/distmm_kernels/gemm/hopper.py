@@ -137,6 +137,8 @@ class HopperKernel(AlignedKernel):
         if isinstance(a, HopperOperand) and self._slices_at_once(d.shape, a.shape[-1], symmetric) > 1:
             return None
         self._add(a, b, self._loadable(c), d, last._replace(c0=self._loadable(last.c0)), symmetric)
+        if symmetric and last.c0 is not None:
+            self._mirror(d, "symmetric")  # where the diagonal crosses a box, the launch has added both halves of C0
         return d
 
     def direct(self, a: Array, b: Array, d: Array) -> Callable[[int, int, int, int], None] | None:

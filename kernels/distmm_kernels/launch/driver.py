@@ -11,6 +11,7 @@ import functools
 import math
 import struct
 import threading
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,6 +35,17 @@ def check(status: Any, *answer: Any) -> Any:
         _, text = driver.cuGetErrorString(status)
         raise RuntimeError(f"the CUDA driver answers {status.name}: {text.decode() if text else 'unknown error'}")
     return answer[0] if len(answer) == 1 else answer
+
+
+@functools.lru_cache(maxsize=256)
+def stream_of(handle: int, device: int) -> Any:
+    """Return CuPy's object for a stream that belongs to somebody else."""
+    import cupy
+
+    with warnings.catch_warnings():
+        # CuPy 14 deprecates this class for Stream.from_external, which ends the stream when its object is collected
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return cupy.cuda.ExternalStream(handle, device)
 
 
 class LoadedKernel:

@@ -30,8 +30,8 @@ def rows_in_pairs(high: int, columns: int, above: int = 0) -> tuple[int, int]:
     """Return the grid of tiles of a symmetric C with ``high`` rows of tiles, for `place_below`: pairs, and tiles each.
 
     The first and the last row are a pair, then the second and the last but one, and so on. Together they have about as
-    many tiles as any other pair: this returns the most. A pair with fewer tiles gets a tile above the diagonal. A row
-    without another one gets its last tile again.
+    many tiles as any other pair: this returns the most. What a pair, or a row without another one, has fewer is filled
+    by tiles above the diagonal, which are not stored. No tile that is stored has two places: both would add to C.
 
     If C is a part of the product, its rows begin ``above`` rows below the diagonal of its first column.
     """
@@ -49,11 +49,11 @@ def place_below(pair: Any, place: Any, high: Any, columns: Any, above: Any) -> t
     """
     row = uint32(high - uint32(1) - pair)
     tiles = uint32(uint32(row * uint32(ROWS) + uint32(ROWS - 1) + above) // columns + uint32(1))
-    if row == pair:
-        return row, uint32(min(place, tiles - uint32(1)))
-    if place >= tiles:
-        return pair, uint32(place - tiles)
-    return row, place
+    if place < tiles:
+        return row, place
+    if row == pair:  # the last tile of the first row
+        return uint32(0), uint32(uint32(high * uint32(ROWS) - uint32(1) + above) // columns)
+    return pair, uint32(place - tiles)
 
 
 def box_place(output: Output) -> Callable[[Any], tuple[Any, Any]]:

@@ -249,7 +249,8 @@ def test_a_gpu_copies_the_bytes_of_a_block_to_the_host_once(
     def counted(
         to: int, to_pitch: int, of: int, of_pitch: int, width: int, height: int, kind: int, stream: int
     ) -> None:
-        (to_host if kind == runtime.memcpyDeviceToHost else to_device).append(width * height)
+        on_device = runtime.pointerGetAttributes(to).type == runtime.memoryTypeDevice
+        (to_device if on_device else to_host).append(width * height)
         copy(to, to_pitch, of, of_pitch, width, height, kind, stream)
 
     monkeypatch.setattr(runtime, "memcpy2DAsync", counted)

@@ -32,7 +32,8 @@ KERNELS = [
 ]
 COMMUTE = "hopper", "hopper_tf32", "residues", "complex_residues", "integer_residues"  # C[j, i] has the bits of C[i, j]
 ONCE = [(m, k, ()) for m, k in ((1, 64), (100, 520), (130, 64), (257, 1024), (700, 300), (1500, 1030))]
-DEEP = [(200, 8193, ()), (1100, 20000, ()), (300, 17000, (3,)), (260, 600, (2, 2))]
+# (4400, 9000): several launches that add to C, and more tiles than run at a time, in an odd number of rows
+DEEP = [(200, 8193, ()), (1100, 20000, ()), (300, 17000, (3,)), (260, 600, (2, 2)), (4400, 9000, ())]
 
 
 @pytest.fixture
@@ -86,7 +87,7 @@ def test_the_lower_half_has_the_full_products_bits_and_the_upper_half_is_its_ima
         a, b = kernel.prepare_both(block, symmetry)
         full, d = host(kernel.multiply(a, b, None)), host(kernel.multiply(a, b, None, symmetry=symmetry))
         np.testing.assert_array_equal(d, twice(full, symmetry))
-        if name in COMMUTE:
+        if name in COMMUTE and symmetry == "symmetric":  # a full Hermitian product has a rounded diagonal
             np.testing.assert_array_equal(d, full)
         c = on_gpu(twice(drawn((*batch, m, m), kernel.accumulator, 2), symmetry))
         full, d = host(kernel.multiply(a, b, c)), host(kernel.multiply(a, b, c, symmetry=symmetry))

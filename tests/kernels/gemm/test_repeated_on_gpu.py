@@ -34,7 +34,7 @@ def test_products_of_repeated_matrices_are_right(gpu, name, dtype, order, k):
     one = rng.integers(-9, 10, (67, k)).astype(dtype)
     several = rng.integers(-9, 10, (3, 2, k, 41)).astype(dtype)
     a = cupy.broadcast_to(on_gpu(one, order), (3, 2, 67, k))
-    b = cupy.broadcast_to(cupy.asarray(several[:, :1]), several.shape)
+    b = cupy.broadcast_to(on_gpu(several[:, :1]), several.shape)
     kernel = select(Problem(1, 1, 1, dtype), gpu, name=name)
     expected = one.astype("c16").real @ several[:, :1].astype("c16").real
     left, right = kernel.prepare_a(a), kernel.prepare_b(b)

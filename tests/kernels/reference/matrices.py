@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from distmm_kernels.config import FLOAT8
+from distmm_kernels.layout.float8 import carrier
 from distmm_kernels.reference.matrices import strided
 
 __all__ = ["RAGGED_SHAPES", "as_complex", "error_bound", "on_gpu"]
@@ -37,6 +39,8 @@ def on_gpu(values: NDArray[Any], order: str = "C", dtype: DTypeLike | None = Non
     """Return the values in GPU memory, converted to ``dtype`` if given, with a layout of `strided`."""
     import cupy
 
+    if values.dtype in FLOAT8:  # CuPy arranges their bytes
+        return strided(cupy.asarray(values.view(np.uint8)), order, cupy).view(carrier(values.dtype))
     return strided(cupy.asarray(values).astype(dtype or values.dtype), order, cupy)
 
 

@@ -203,8 +203,9 @@ def test_every_tile_on_and_below_the_diagonal_of_a_symmetric_product_has_one_num
     }
     assert needed <= set(found)
     assert len(found) <= len(needed) + grid[1] + 2 * high
-    twice = [each for each in set(found) if found.count(each) > 1]
+    twice = {each for each in set(found) if found.count(each) > 1}
     assert len(twice) <= 1
+    assert not twice & needed  # two blocks would add to the same C
     # the epilogue reads 255 factors beyond the last one
     assert all((j + 1) * columns <= above + rows + 255 for i, j in found)
     assert all(0 <= i < high and j >= 0 for i, j in found)
