@@ -10,7 +10,8 @@ from distmm.api.reductions import TopK
 from distmm.errors import InputError
 from distmm.planning.problem import accumulator_dtype
 from distmm.product.choices import BlockKeywords, takes
-from distmm.product.reduced_product import check_metric, checked_k, product_of, results
+from distmm.product.reduced_product import product_of, results
+from distmm.product.reduction_limits import check_metric, checked_k
 from distmm.worker import tasks
 
 

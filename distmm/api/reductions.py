@@ -17,7 +17,8 @@ from distmm.errors import InputError
 from distmm.graph.parametric_layer import with_copies
 from distmm.product.choices import BlockKeywords, takes
 from distmm.product.product_array import ProductArray
-from distmm.product.reduced_product import Kinds, check_ordered, checked_k, product_of, results
+from distmm.product.reduced_product import Kinds, product_of, results
+from distmm.product.reduction_limits import check_ordered, checked_k
 from distmm.worker import tasks
 
 Functions = tuple[Callable[[Any, int], Any], Callable[[list[Any]], Any], Callable[[Any], Any]]
@@ -102,7 +103,7 @@ def topk(
            [1, 2]])
     """
     product, chosen = product_of(A, B, transa, transb, **choices)
-    check_ordered(product, "largest elements")
+    check_ordered(product.dtype, "largest elements")
     k = checked_k(k, product.shape[-1], "the product has rows of {n} elements")
     kinds = [(product.dtype, (k,)), (np.dtype(np.int64), (k,))]
     return TopK(*results(product, chosen, tasks.Largest(k, product.dtype), kinds))
@@ -183,7 +184,7 @@ def reduce(
         raise InputError(f"the product has shape {product.shape}: there is nothing to reduce along axis {axis}")
     _check_belongs(how, bins, dtype, shape)
     if how in ("max", "argmax"):
-        check_ordered(product, "largest element")
+        check_ordered(product.dtype, "largest element")
         kinds: Kinds = [(c, (1,)), (np.dtype(np.int64), (1,))]
         best = results(product, chosen, tasks.Largest(1, c), kinds, down)
         return with_copies(best[0 if how == "max" else 1][..., 0])
@@ -194,7 +195,7 @@ def reduce(
         of_norm = np.dtype(np.float64) if c.kind in "biu" else np.empty(0, c).real.dtype
         return results(product, chosen, tasks.Norm(of_norm), [(of_norm, ())], down)[0]
     if how == "histogram":
-        check_ordered(product, "bins")
+        check_ordered(product.dtype, "bins")
         edges = _checked_bins(bins)
         kinds = [(np.dtype(np.int64), (len(edges) - 1,))]
         return results(product, chosen, tasks.Histogram(tuple(edges.tolist())), kinds, down)[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from types import FrameType
 from typing import NoReturn
 
@@ -14,6 +15,8 @@ def main() -> None:
     from distmm.cli import broken_pipe
     from distmm.cli.app import app
 
+    # `dask.array` imports xarray, and with it pandas, where they are installed: half a second, for nothing here.
+    sys.modules.setdefault("xarray", None)  # type: ignore[arg-type]
     broken_pipe.outlive()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Batch systems end jobs by SIGTERM. SystemExit lets the command clean up unfinished files, as after an interrupt.

@@ -55,31 +55,34 @@ def verify(
     distmm verify A.npy B.npy C.npy --check full
     ```
     """
-    from distmm.api.verify import verify as verdict_of
     from distmm.cli import session
-    from distmm.job import recheck
-    from distmm.job.contents import is_reduced
-    from distmm.job.folder import Folder
-    from distmm.job.records import read_certificate
     from distmm.storage import open_matrix
 
     if check == "none":
         raise typer.BadParameter("--check none verifies nothing: use freivalds or full")
     if len(paths) not in (1, 3):
         raise typer.BadParameter(f"{len(paths)} matrices are given: give C, which has a certificate, or A, B and C")
+    shapes: list[tuple[int, ...]] = []
+    if len(paths) == 1:
+        from distmm.job.certificate import recheck
+        from distmm.job.contents import is_reduced
+        from distmm.job.folder import Folder
+        from distmm.job.records import read_certificate
+
+        content = read_certificate(Folder.of(paths[0]))
+        shapes += [content["spec"][name].get("shape", ()) for name in "AB"] if content else []
     # A reduced product consists of several arrays, which its certificate lists.
     matrices = [open_matrix(path) for path in paths if len(paths) == 3 or not is_reduced(path)]
     session.tell_missing(*matrices)
-    shapes = [matrix.shape for matrix in matrices]
-    if len(paths) == 1 and (content := read_certificate(Folder.of(paths[0]))) is not None:
-        shapes += [content["spec"][name].get("shape", ()) for name in "AB"]
+    shapes += [matrix.shape for matrix in matrices]
     small = where == HERE and sum(map(math.prod, shapes)) <= SMALL
     with nullcontext() if small else session.cluster(ctx, where, "auto") as client:
-        verdict = (
-            recheck(paths[0], client, seed)
-            if len(paths) == 1
-            else verdict_of(*matrices, check=check, seed=seed, precision=precision, **asdict(transposes))
-        )
+        if len(paths) == 1:
+            verdict = recheck(paths[0], client, seed)
+        else:
+            from distmm.api.verify import verify as verdict_of
+
+            verdict = verdict_of(*matrices, check=check, seed=seed, precision=precision, **asdict(transposes))
     if as_json:
         session.print_json(asdict(verdict))
     verdict.raise_if_wrong()

@@ -26,11 +26,8 @@ from distributed.protocol.pickle import dumps
 from distmm.config import chosen
 from distmm.errors import InputError
 from distmm.scheduler.changes import CHANGES_TOPIC
-from distmm.scheduler.plugin import PlacementPlugin
 from distmm.telemetry.faults import tolerated
-from distmm.telemetry.scheduler import Telemetry
-from distmm.transfer import lending, loan_readers, process_memory, serialization
-from distmm.worker.plugin import DevicePlugin
+from distmm.transfer import lending, process_memory
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +104,9 @@ def ask(client: Client, question: Question | None = None, old: bool = False) -> 
 
 
 def _asked(client: Client, view: _View, question: Question | None) -> dict[str, Any]:
+    from distmm.transfer import serialization  # late, as the plugins below: only a cluster needs them
+    from distmm.worker.plugin import DevicePlugin
+
     plugin = DevicePlugin(gpu_checksums=chosen("gpu-checksums"))
     serialization.register(plugin.gpu_checksums)  # in this process, for blocks that the client receives
     secret = process_memory.secret()
@@ -143,6 +143,8 @@ def on_scheduler(client: Client, function: Callable[..., Any], argument: Hashabl
 
 async def _told(client: str, function: Callable[..., Any], argument: Hashable, dask_scheduler: Scheduler) -> Any:
     """Answer a question to the scheduler. It then tells the client of the next change."""
+    from distmm.scheduler.plugin import PlacementPlugin
+
     if (placement := dask_scheduler.plugins.get(PlacementPlugin.name)) is not None:
         placement.changes.tell(client)
     answer = function(argument, dask_scheduler=dask_scheduler)
@@ -199,6 +201,11 @@ async def _answer(
     client: str, plugin: bytes, question: bytes | None, proof: Any, seconds: float, dask_scheduler: Scheduler
 ) -> tuple[dict[str, str], dict[str, bool], dict[str, Any]]:
     """Install plugins, and ask all workers. Runs on the scheduler."""
+    from distmm.scheduler.plugin import PlacementPlugin
+    from distmm.telemetry.scheduler import Telemetry
+    from distmm.transfer import loan_readers
+    from distmm.worker.plugin import DevicePlugin
+
     loan_readers.install(dask_scheduler)
     await dask_scheduler.register_scheduler_plugin(PlacementPlugin(), idempotent=True)
     with tolerated("telemetry"):

@@ -13,7 +13,7 @@ from distmm.job.folder import Folder, Json
 from distmm.job.reduction import Threshold
 from distmm.job.spec import Spec
 from distmm.planning.plan import Plan
-from distmm.product.thresholds import bytes_of_entry
+from distmm.product.reduction_limits import bytes_of_entry
 
 # Share of the free disk that finished block rows may take by default. The result needs as much again.
 MOST = 0.4

@@ -19,7 +19,7 @@ from distmm.planning.early_end import LONG_SECONDS
 from distmm.planning.plan import Plan
 from distmm.product.choices import Choices
 from distmm.product.operand import Operand
-from distmm.product.reduced_product import bytes_widened
+from distmm.product.reduction_limits import bytes_widened
 from distmm.product.request import FileJob, PlanRequest, plan_for
 from distmm.product.smaller_plan import smaller_plan
 from distmm.storage.matrix import Matrix

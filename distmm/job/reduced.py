@@ -14,8 +14,8 @@ from distmm.job.reduction import Reduction, Threshold, TopK
 from distmm.job.spec import Spec
 from distmm.job.summary import Summary
 from distmm.product.choices import takes
+from distmm.product.reduction_limits import check_threshold
 from distmm.product.scalars import plain
-from distmm.product.thresholds import check_threshold
 
 
 @takes(JobKeywords)

@@ -12,8 +12,7 @@ from distmm.errors import InputError
 from distmm.planning.plan import Plan
 from distmm.planning.problem import accumulator_dtype
 from distmm.product.operand import Operand
-from distmm.product.reduced_product import check_metric, checked_k
-from distmm.product.thresholds import bytes_of_entry, check_threshold, most_of_block
+from distmm.product.reduction_limits import bytes_of_entry, check_metric, check_threshold, checked_k, most_of_block
 from distmm.worker import tasks
 
 # Bytes that a threshold may always keep of a block, and of a row of blocks, even if these are small. A job has the kept

@@ -5,28 +5,30 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import dask
-import dask.array as da
 import numpy as np
 from dask.base import tokenize
 
+from distmm import config
 from distmm.checking.verdict import Verdict
 from distmm.errors import InputError
-from distmm.job.contents import Contents
 from distmm.job.folder import Folder, Json
 from distmm.job.reduction import Reduction, element_type, from_json
 from distmm.planning.precision import Precision, check_precision
 from distmm.planning.problem import Problem, result_type
 from distmm.product.aliasing import lies_in
-from distmm.product.array_types import check_sendable
+from distmm.product.array_types import check_sendable, is_dask
 from distmm.product.operand import Operand, wrap
 from distmm.product.operand_pair import check_pair
+from distmm.product.reduction_limits import check_ordered
 from distmm.product.scalars import check_represents, common_type, plain
-from distmm.product.verification import CHECKS, verdict
 from distmm.storage import is_url, open_matrix
 from distmm.storage.matrix import Matrix, check_dtype
+
+if TYPE_CHECKING:
+    from distmm.job.contents import Contents
 
 # Peer-to-peer rechunking moves a whole operand at once, which the plan does not count, and cannot be repeated for each
 # wave.
@@ -97,8 +99,8 @@ class Spec:
         shape = (first.shape[0], second.shape[1])
         if added is not None and added.shape != shape:
             raise InputError(f"C has shape {added.shape}, the product {shape}: with beta, give a C of that shape")
-        if check not in CHECKS:
-            raise InputError(f"check {check!r} is not one of {', '.join(CHECKS)}")
+        if check not in config.ALLOWED["check"]:
+            raise InputError(f"check {check!r} is not one of {', '.join(config.ALLOWED['check'])}")
         types = {x.name: x.dtype for x in (first, second, added) if x is not None}
         natural = common_type(types, alpha=alpha, beta=beta)
         alpha, beta = plain(alpha), plain(beta)  # only the type of C depends on whether they are NumPy's
@@ -109,6 +111,7 @@ class Spec:
             )
         check_represents(of_c, alpha=alpha, beta=beta)
         if reduction is not None:
+            check_ordered(natural, "reduction")
             _check_reduced(reduction, first, second, check)
             of_c = reduction.dtype(of_c)
         accuracy = check_precision(precision)
@@ -117,6 +120,8 @@ class Spec:
     @property
     def contents(self) -> Contents:
         """What the job keeps of the product."""
+        from distmm.job.contents import Contents  # late: it writes Zarr arrays, and a plan writes none
+
         return Contents(self.reduction, self.dtype, (self.a.shape[0], self.b.shape[1]))
 
     @property
@@ -188,6 +193,8 @@ class Spec:
 
     def verify(self, c: Matrix, **how: Any) -> Verdict:
         """Compare C with A and B, as `distmm.verify` does."""
+        from distmm.product.verification import verdict  # late: it needs Dask arrays, and a plan of files does not
+
         return verdict(self.a, self.b, wrap(c, "C"), alpha=self.alpha, precision=self.precision, **how)
 
     @property
@@ -226,9 +233,7 @@ class Spec:
 def _check_reduced(reduction: Reduction, a: Operand, b: Operand, check: Check) -> None:
     """Refuse operands and checks that a reduced product does not allow."""
     for x in (a, b):
-        if x.dtype.kind == "c":
-            raise InputError(f"{x.name} is {x.dtype}, and complex numbers have no order: give real numbers")
-        if isinstance(x.source, da.Array):
+        if is_dask(x.source):
             raise InputError(
                 f"{x.name} is a Dask array, and each block row of a reduced product reads all of B: store {x.name} "
                 f"(x.to_zarr), and give its path"
@@ -258,7 +263,7 @@ def _operand(source: Any, name: str, transposed: bool) -> Operand:
     check_sendable(operand.source, name)
     if len(operand.shape) != 2:
         raise InputError(f"{name} has shape {operand.shape}: a job multiplies matrices; use distmm.matmul for stacks")
-    if isinstance(source, da.Array) and any(len(set(c[:-1])) > 1 for c in source.chunks):
+    if is_dask(source) and any(len(set(c[:-1])) > 1 for c in source.chunks):
         with dask.config.set(RECHUNK):
             return replace(operand, source=source.rechunk(tuple(max(c) for c in source.chunks)))
     return operand

@@ -9,11 +9,10 @@ from mmap import mmap
 from pathlib import Path
 from typing import Any
 
-import dask.array as da
 import numpy as np
 from dask.highlevelgraph import MaterializedLayer
 
-from distmm.product.array_types import package_of
+from distmm.product.array_types import is_dask, package_of
 
 Part = tuple[Hashable, float, float]  # a file (its path or URL) or store, and the first and end byte of the elements
 
@@ -73,7 +72,7 @@ def coincide(first: Any, second: Any) -> bool:
 
 def same(first: Any, second: Any) -> bool:
     """Whether two arrays have the same elements in the same places, as far as one sees without reading them."""
-    if isinstance(first, da.Array) and isinstance(second, da.Array):
+    if is_dask(first) and is_dask(second):
         return bool(first.name == second.name)
     views = [view for view in map(_view, (first, second)) if view is not None]
     return first is second or (len(views) == 2 and views[0] == views[1])
@@ -83,7 +82,7 @@ def transposes(first: Any, second: Any) -> bool:
     """Whether one array is the transpose of the other in the last two dimensions, as `same` sees it."""
     if len(first.shape) < 2 or tuple(second.shape) != (*first.shape[:-2], first.shape[-1], first.shape[-2]):
         return False
-    if isinstance(first, da.Array) and isinstance(second, da.Array):
+    if is_dask(first) and is_dask(second):
         return any(
             two.dask.dependencies.get(two.name) == {one.name} and two.name in {array.name for array in _turned(one)}
             for one, two in ((first, second), (second, first))
@@ -95,7 +94,7 @@ def _turned(array: Any) -> Iterator[Any]:
     """Yield the transpose of an array. A Dask array's has a name for each way in which it can be made."""
     n = array.ndim
     yield array.transpose((*range(n - 2), n - 1, n - 2))
-    if isinstance(array, da.Array):
+    if is_dask(array):
         yield from (array.swapaxes(*axes) for axes in ((-1, -2), (-2, -1), (n - 2, n - 1), (n - 1, n - 2)))
 
 
@@ -121,7 +120,7 @@ def repeats(array: Any) -> bool:
 
 def _sources(array: Any) -> Iterator[Any]:
     """Yield the arrays that a Dask array's graph reads, or else the array itself."""
-    if not isinstance(array, da.Array):
+    if not is_dask(array):
         yield array
         return
     for layer in array.dask.layers.values():

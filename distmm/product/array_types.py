@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Iterator
 from typing import Any, Literal
 
-import dask.array as da
 import numpy as np
-from dask.array.core import Array as PlainArray
 from dask.highlevelgraph import MaterializedLayer
 from distributed import Future
 
 from distmm.errors import InputError
 from distmm.product.dlpack import as_native, is_foreign
+from distmm.storage.matrix import Matrix
 from distmm.transfer.pickling import pickled
 
 logger = logging.getLogger(__name__)
@@ -35,6 +35,12 @@ def package_of(x: Any) -> str:
     return type(x).__module__.partition(".")[0]
 
 
+def is_dask(x: Any) -> bool:
+    """Whether an object is a Dask array, without the import of `dask.array`, which takes most of a second."""
+    arrays = sys.modules.get("dask.array")
+    return arrays is not None and isinstance(x, arrays.Array)
+
+
 def check_query_planning() -> None:
     """Refuse Dask's expression arrays (``array.query-planning``). distmm makes arrays from graphs.
 
@@ -43,7 +49,8 @@ def check_query_planning() -> None:
     InputError
         If Dask's configuration selects expression arrays.
     """
-    if da.Array is not PlainArray:
+    arrays = sys.modules.get("dask.array")
+    if arrays is not None and arrays.Array is not arrays.core.Array:
         raise InputError(
             "Dask's configuration has array.query-planning: True, and distmm does not support such arrays: set it to "
             "False before dask.array is imported, for example by DASK_ARRAY__QUERY_PLANNING=False"
@@ -124,7 +131,7 @@ def _by_path(source: Any, name: str) -> Any:
     return found
 
 
-def _layers(array: da.Array) -> Iterator[Any]:
+def _layers(array: Any) -> Iterator[Any]:
     """Yield what stands for each layer of an array's graph that distmm did not make, and that is not computed yet."""
     for name, layer in array.dask.layers.items():
         if name.startswith("distmm-") or not layer:
@@ -144,7 +151,7 @@ def check_sendable(source: Any, name: str) -> None:
     InputError
         With the reason and the remedy.
     """
-    if isinstance(source, np.ndarray) or package_of(source) == "cupy":
+    if isinstance(source, (np.ndarray, Matrix)) or package_of(source) == "cupy":
         return
     if package_of(source) in ("distmm", "h5py"):
         from distmm.storage.opened import unsendable
@@ -153,7 +160,7 @@ def check_sendable(source: Any, name: str) -> None:
             raise InputError(f"{name} {why}")
     buffers: list[Any] = []
     try:
-        for part in _layers(source) if isinstance(source, da.Array) else [source]:
+        for part in _layers(source) if is_dask(source) else [source]:
             pickled(part, buffers.append)
     except Exception as error:
         raise InputError(

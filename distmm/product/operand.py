@@ -5,22 +5,22 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import dask.array as da
 import numpy as np
-from dask.array.utils import meta_from_array
 from distributed import Client, futures_of
 
 from distmm.errors import InputError
 from distmm.planning.problem import accumulator_dtype
-from distmm.product.array_types import as_array, package_of
-from distmm.product.inline_array import inline_array
+from distmm.product.array_types import as_array, is_dask, package_of
 from distmm.product.scalars import check_flags
 from distmm.transfer import has_gaps, share, shared_memory
 from distmm.transfer.gpu_allocations import is_on_gpu
 from distmm.transfer.memory_map import MappedFile, is_mapped
 from distmm.worker import tasks
+
+if TYPE_CHECKING:
+    import dask.array as da
 
 
 @dataclass(frozen=True)
@@ -65,23 +65,24 @@ class Operand:
     @property
     def chunks(self) -> tuple[tuple[int, ...], ...] | None:
         """Chunks of a Dask array. None for other arrays."""
-        return _swapped(self.source.chunks, self.transposed) if isinstance(self.source, da.Array) else None
+        return _swapped(self.source.chunks, self.transposed) if is_dask(self.source) else None
 
     @property
     def resident(self) -> bool:
         """Whether its blocks are already in the workers' memory: it is a persisted Dask array."""
-        return isinstance(self.source, da.Array) and len(futures_of(self.source)) == self.source.npartitions
+        return is_dask(self.source) and len(futures_of(self.source)) == self.source.npartitions
 
     def is_same(self, other: Operand) -> bool:
         """Whether another operand has the same blocks: tasks read them by the same keys."""
         a, b = self.source, other.source
-        both = isinstance(a, da.Array) and isinstance(b, da.Array) and self.transposed == other.transposed
+        both = is_dask(a) and is_dask(b) and self.transposed == other.transposed
         return both and (a.name, a.chunks) == (b.name, b.chunks)
 
     @property
     def loads_again(self) -> bool:
         """Whether workers can load its blocks several times: it is in a file, and not in memory."""
-        return self.file is not None or not (isinstance(self.source, (da.Array, np.ndarray)) or self.kind == "cupy")
+        in_memory = is_dask(self.source) or isinstance(self.source, np.ndarray) or self.kind == "cupy"
+        return self.file is not None or not in_memory
 
     @property
     def pageable(self) -> bool:
@@ -92,7 +93,7 @@ class Operand:
     def storage_chunk(self) -> tuple[int, ...] | None:
         """Chunk shape of its file. If block edges are multiples of it, each chunk is read once."""
         chunk = getattr(self.source, "chunks", None)
-        if isinstance(self.source, da.Array) or not isinstance(chunk, tuple) or len(chunk) != len(self.shape):
+        if is_dask(self.source) or not isinstance(chunk, tuple) or len(chunk) != len(self.shape):
             return None
         return _swapped(chunk, self.transposed)
 
@@ -107,7 +108,7 @@ class Operand:
         A Dask array is copied, because ``D[0] = 1`` changes `D` into another array. A NumPy array with gaps between the
         elements of its rows and of its columns is copied.
         """
-        if isinstance(self.source, da.Array):
+        if is_dask(self.source):
             return replace(self, source=self.source.copy())
         if isinstance(self.source, np.ndarray) and self.file is None and has_gaps(self.source):
             return replace(self, source=np.ascontiguousarray(self.source))
@@ -126,6 +127,11 @@ class Operand:
         to their GPUs from there. An array with gaps between the elements of its rows and of its columns is copied
         first. With `noted`, load tasks record checksums (`distmm.transfer.loaded_blocks`).
         """
+        import dask.array as da  # late: plans of files need no Dask array, and the import takes most of a second
+        from dask.array.utils import meta_from_array
+
+        from distmm.product.inline_array import inline_array
+
         on_gpu = is_on_gpu(self.source) and device == "cuda" and client is not None
         if on_gpu or (isinstance(self.source, np.ndarray) and self.file is None):
             # For any size and any cluster: an array in memory is always read when the product is computed.
@@ -141,7 +147,7 @@ class Operand:
         source, own = self.source, _swapped(chunks, self.transposed)
         # A new name for each call: Dask's token would read all of the data.
         name = f"distmm-load-{uuid.uuid4().hex}"
-        if isinstance(source, da.Array):
+        if is_dask(source):
             array = source if source.chunks == own else source.rechunk(own)
             array = _uploaded(array) if device == "cuda" and self.kind == "numpy" else array
         elif self.kind == "cupy":
@@ -180,6 +186,8 @@ def _loaded(
     meta: Any,
 ) -> da.Array:
     """Return an array-like as a Dask array. A task reads each block when it is needed."""
+    import dask.array as da
+
     return da.from_array(
         source,
         chunks=chunks,
@@ -243,7 +251,9 @@ def as_matrix(operand: Operand, axis: int) -> Operand:
     if len(operand.shape) > 1:
         return operand
     source = operand.source
-    if not isinstance(source, (da.Array, np.ndarray)) and operand.kind == "numpy":
+    if not (is_dask(source) or isinstance(source, np.ndarray)) and operand.kind == "numpy":
+        import dask.array as da
+
         source = da.from_array(source, chunks=operand.storage_chunk or "auto")
     source = source[None, :] if axis == 0 else source[:, None]
     return Operand(source, operand.name, operand.kind, package=operand.package)
@@ -257,7 +267,10 @@ def kind_of(source: Any, name: str) -> Literal["numpy", "cupy"]:
     InputError
         For blocks of other types.
     """
-    chunked = isinstance(source, da.Array)
+    chunked = is_dask(source)
+    if chunked:
+        from dask.array.utils import meta_from_array
+
     meta = meta_from_array(source) if chunked else source
     package = package_of(meta)
     if package == "cupy":

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import index
-from typing import Any, Literal, SupportsIndex, Unpack
+from typing import Any, Literal, Unpack
 
 import dask
 import dask.array as da
@@ -25,6 +24,7 @@ from distmm.product.choices import BlockKeywords, Choices
 from distmm.product.operand import Operand
 from distmm.product.operand_pair import pair
 from distmm.product.product import Gemm
+from distmm.product.reduction_limits import bytes_widened
 from distmm.worker import tasks
 
 Kinds = Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
@@ -72,58 +72,6 @@ def product_of(
 def is_transpose(a: Operand, b: Operand) -> bool:
     """Whether B is the transpose of A, so that ``A @ B`` is symmetric."""
     return (same if a.transposed != b.transposed else transposes)(a.source, b.source)
-
-
-def check_ordered(product: Gemm, wanted: str) -> None:
-    """Refuse a product of complex numbers. `wanted` names the result that needs an order.
-
-    Raises
-    ------
-    InputError
-        With the type of the product.
-    """
-    if product.dtype.kind == "c":
-        raise InputError(
-            f"the product is {product.dtype}, and complex numbers have no order, so no {wanted}: give real operands"
-        )
-
-
-def check_metric(metric: Any, *operands: Operand) -> None:
-    """Refuse unknown metrics, and integer operands, whose products may wrap around.
-
-    Raises
-    ------
-    InputError
-        With the metric, or with the type of the operand.
-    """
-    if metric not in tasks.METRICS:
-        raise InputError(f"metric {metric!r} is not one of {', '.join(tasks.METRICS)}")
-    for x in operands:
-        if x.dtype.kind in "biuc":
-            raise InputError(
-                f"{x.name} is {x.dtype}: a metric needs real floating-point numbers, as {x.name}.astype('float32')"
-            )
-
-
-def checked_k(k: Any, n: int, what: str) -> int:
-    """Check the caller's k against n, and return it as an int.
-
-    Parameters
-    ----------
-    k : Any
-    n : int
-        Largest allowed value.
-    what : str
-        Text for the message that says where ``{n}`` comes from.
-
-    Raises
-    ------
-    InputError
-        With k and n.
-    """
-    if not isinstance(k, SupportsIndex) or isinstance(k, (bool, np.bool_)) or not 1 <= index(k) <= n:
-        raise InputError(f"k is {k!r}, and {what.format(n=n)}: give a whole number from 1 to {n}")
-    return index(k)
 
 
 def results(
@@ -195,12 +143,6 @@ def reduced_chains(
     reduced = Reduced(reduction, down, (norms[0].name, norms[1].name) if norms else None, not by_wave, dtype)
     kind: Literal["numpy", "cupy"] = "cupy" if plan.cluster.device == "cuda" else "numpy"
     return Chains(product, plan, kind, client, reduced, norms)
-
-
-def bytes_widened(plan: Plan) -> int:
-    """Return the bytes by which the blocks of a wave exceed those planned, if they have the accumulator's type."""
-    more = plan.problem.accumulator_bytes - plan.problem.dtype.itemsize
-    return max(wave.c_blocks for wave in plan.waves) * math.prod(plan.block_shape[::2]) * more
 
 
 def norms_of(product: Gemm, plan: Plan, client: Client | None) -> tuple[da.Array, da.Array]:

@@ -9,7 +9,6 @@ from distributed import Client
 
 from distmm.all_workers import everywhere
 from distmm.clusters import cluster, view
-from distmm.clusters.homes import chunk_homes, homes_of_blocks
 from distmm.clusters.measured import link_rate, load_rate
 from distmm.errors import InputError
 from distmm.planning.blocks import Blocking
@@ -93,6 +92,8 @@ def with_homes(request: PlanRequest, workers: int, client: Client | None) -> Pla
     sources = [each.source if each.chunks is not None else None for each in (request.a, request.b)]
     if all(source is None for source in sources):
         return request
+    from distmm.clusters.homes import chunk_homes  # late: only persisted arrays need it, and it needs Dask arrays
+
     a, b = chunk_homes(client, sources, workers)
     a, b = (
         tuple(zip(*homes, strict=True)) if homes is not None and each.transposed else homes
@@ -105,6 +106,8 @@ def places(request: PlanRequest, blocking: Blocking, device: Literal["cpu", "cud
     """Return the ranks that hold the blocks of A and of B."""
     if not request.homes.known:
         return request.homes
+    from distmm.clusters.homes import homes_of_blocks
+
     (of_a, of_b, _), a, b = request.homes, request.a, request.b
     at = (
         homes_of_blocks(of_a, a.chunks or (), (blocking.m, blocking.k)),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from operator import index
-from typing import Any, NamedTuple, SupportsIndex
+from typing import Any, NamedTuple
 
 import dask
 import numpy as np
@@ -22,14 +22,21 @@ from distmm.planning.plan import Plan
 from distmm.planning.problem import accumulator_dtype
 from distmm.product.choices import Choices
 from distmm.product.product import Gemm
-from distmm.product.reduced_product import bytes_widened, check_metric, check_ordered, reduced_chains
-from distmm.product.scalars import check_scalars, plain
+from distmm.product.reduced_product import reduced_chains
+from distmm.product.reduction_limits import (
+    bytes_of_entry,
+    bytes_widened,
+    check_metric,
+    check_ordered,
+    check_threshold,
+    most_of_block,
+)
+from distmm.product.scalars import plain
 from distmm.product.sinks import receive
 from distmm.worker import tasks
 
-# The elements kept of a block may take this share of the block's bytes, and `ALWAYS` bytes of a small block. The plan
-# reserves memory for the kept elements of two waves.
-SHARE, ALWAYS = 1 / 4, 1 << 20
+# Bytes that may always be kept of a small block. The plan reserves memory for the kept elements of two waves.
+ALWAYS = 1 << 20
 
 # Share of this process's free memory that the result may take by default. Sorting it takes twice as much for a while.
 MOST = 1 / 4
@@ -61,7 +68,7 @@ def above(
 
     With `lower`, only those on and below the diagonal. The arguments and errors are those of `distmm.threshold`.
     """
-    check_ordered(product, "threshold")
+    check_ordered(product.dtype, "threshold")
     if len(product.shape) != 2:
         raise InputError(f"the product has shape {product.shape}: threshold takes one product of matrices")
     check_threshold(t, most, metric)
@@ -95,40 +102,6 @@ def above(
         keyed = ((list(parts.values()), {part.key: at for at, part in parts.items()}) for parts in waves)
         receive(keyed, collected.add, choices.client, math.inf)
     return collected.result()
-
-
-def check_threshold(t: Any, most: Any, metric: str | None) -> None:
-    """Check the arguments of `threshold`.
-
-    Raises
-    ------
-    InputError
-        For a `t` that is not a real number, for a negative distance, and for a `most` that is not a number of elements.
-    """
-    check_scalars(t=t)
-    if isinstance(t, (complex, np.complexfloating)) or t != t:
-        raise InputError(f"t is {t!r}: give a real number")
-    try:
-        float(t)
-    except OverflowError:
-        raise InputError(
-            f"t is an integer of {t.bit_length()} bits, beyond all types of elements: give one below 1.7e308"
-        ) from None
-    if metric == "euclidean" and t < 0:
-        raise InputError(f"t is {t!r}, and no Euclidean distance is negative: give 0 or more")
-    if most is not None and (not isinstance(most, SupportsIndex) or index(most) < 0):
-        raise InputError(f"most is {most!r}: give the largest number of elements to keep, a whole number of 0 or more")
-
-
-def bytes_of_entry(dtype: np.dtype[Any]) -> int:
-    """Return the bytes of one kept element: its row, its column and its value of this type."""
-    return 2 * np.dtype(np.int64).itemsize + dtype.itemsize
-
-
-def most_of_block(plan: Plan, dtype: np.dtype[Any], always: int) -> int:
-    """Return how many elements of type `dtype` may be kept of a block; a small block may always keep `always` bytes."""
-    each, elements = bytes_of_entry(dtype), math.prod(plan.block_shape[::2])
-    return int(max(elements * dtype.itemsize * SHARE, min(always, elements * each))) // each
 
 
 class _Collected:

@@ -50,14 +50,9 @@ def open_matrix(path: str | os.PathLike[str]) -> Matrix:
     InputError
         If the path is missing or damaged, or the array is not two-dimensional or not of numbers.
     """
-    from distmm.storage.flat import RawMatrix
-    from distmm.storage.hdf5 import Hdf5Matrix
-    from distmm.storage.npy import NpyMatrix
-    from distmm.storage.zarr_folder import ZarrMatrix
-
     name = os.fspath(path)
     if is_url(name):
-        return ZarrMatrix.open(name)
+        return _open_zarr(name)
     raw = paths.raw(name)
     of_hdf5 = paths.hdf5(name) or paths.existing_hdf5(name)
     file, detail = raw or of_hdf5 or (name, None)
@@ -65,14 +60,26 @@ def open_matrix(path: str | os.PathLike[str]) -> Matrix:
     if not os.path.exists(file):
         raise InputError(f"{file}: no such file or folder; distmm reads {FORMATS}")
     if os.path.isdir(file):
-        return ZarrMatrix.open(file)
+        return _open_zarr(file)
     if raw:
+        from distmm.storage.flat import RawMatrix  # late, as the others: each format needs its own library
+
         return RawMatrix.open(file, raw[1])
     if of_hdf5:
+        from distmm.storage.hdf5 import Hdf5Matrix
+
         return Hdf5Matrix.open(file, detail)
     if file.lower().endswith(".npy"):
+        from distmm.storage.npy import NpyMatrix
+
         return NpyMatrix.open(file)
     raise InputError(f"{file}: a file of unknown format; distmm reads {FORMATS}")
+
+
+def _open_zarr(path: str) -> Matrix:
+    from distmm.storage.zarr_folder import ZarrMatrix
+
+    return ZarrMatrix.open(path)
 
 
 def check_output(path: str | os.PathLike[str], overwrite: bool) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +38,19 @@ def test_plan_for_this_machine_starts_no_cluster(where: list[str], monkeypatch: 
     assert re.search(r"memory .*, 1.11 GB are free", result.output)  # 0.8 (0.8 x 2 - 0.2), rounded down to 7 bits
     assert "files read at 1 GB/s" in result.output
     assert "would do" not in result.output
+
+
+def test_a_plan_of_files_and_a_small_check_start_without_what_they_do_not_need(where: list[str]) -> None:
+    heavy = {"zarr", "distmm.scheduler.plugin", "distmm.telemetry.scheduler"}
+    for arguments, unused in (
+        (["plan", "A.npy", "B.npy", "--device", "cpu", "--workers", "1"], {"dask.array", *heavy}),
+        (["verify", "A.npy", "B.npy", "P.npy"], heavy),
+    ):
+        code = (
+            f"import sys\nfrom distmm.cli.app import app\ntry:\n    app({arguments})\n"
+            f"except SystemExit as end:\n    assert (end.code, {unused} & {{*sys.modules}}) == (0, set())"
+        )
+        subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.minutes
