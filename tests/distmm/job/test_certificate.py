@@ -335,7 +335,7 @@ def test_a_full_check_that_cannot_tell_keeps_the_result(
     client: Client, spoilt: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "distmm.job.spec.verdict", lambda *args, **options: Verdict("cannot tell", 0.0, "it may overflow")
+        "distmm.product.verification.verdict", lambda *args, **options: Verdict("cannot tell", 0.0, "it may overflow")
     )
     with pytest.raises(UndecidedError, match="it may overflow; the result is kept as") as error:
         run(client, check="full")

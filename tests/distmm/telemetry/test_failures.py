@@ -202,7 +202,7 @@ def wrong(folder: Path, patch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def wrong_in_full(folder: Path, patch: pytest.MonkeyPatch) -> dict[str, Any]:
-    patch.setattr("distmm.job.spec.verdict", lambda *_, **__: Verdict("wrong", 9.0, "C[0, 0] is off"))
+    patch.setattr("distmm.product.verification.verdict", lambda *_, **__: Verdict("wrong", 9.0, "C[0, 0] is off"))
     return {"check": "full"}
 
 
