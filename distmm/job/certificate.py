@@ -64,9 +64,8 @@ def certificate(
     return {
         "format": FORMAT,
         "job": manifest["id"],
-        "what": WHAT if manifest["spec"].get("reduction") is None else WHAT_OF_REDUCED,
-        **{name: manifest[name] for name in ("spec", "output", "blocks", "layers", "plan", "seed", "runs")},
-        "missing": manifest.get("missing", {}),
+        "what": WHAT if manifest["spec"]["reduction"] is None else WHAT_OF_REDUCED,
+        **{name: manifest[name] for name in ("spec", "output", "blocks", "layers", "plan", "seed", "runs", "missing")},
         "vectors": 0 if tolerance is None else VECTORS_OF_INTEGERS if tolerance.exact else VECTORS,
         "bound": bound,
         "largest_residual": max(residuals, default=None),
@@ -161,7 +160,7 @@ def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: in
         (i, j), message = next(iter(sorted(bad.items())))
         where = f"{len(bad)} {contents.name} of {folder.target} are damaged, the first is C[{i}, {j}]"
         return Verdict("wrong", np.inf, f"{where}: {message}")
-    missing = "".join(f"; {path}: {what}" for path, what in content.get("missing", {}).items())
+    missing = "".join(f"; {path}: {what}" for path, what in content["missing"].items())
     kept = f"all {len(content['done'])} {contents.name} are what was written{missing}"
     problem = _not_comparable(spec)
     if problem is not None:

@@ -50,7 +50,7 @@ class Contents:
     def described(cls, content: Json) -> Contents:
         """Return the contents that a manifest or a certificate describes."""
         spec = content["spec"]
-        return cls(from_json(spec.get("reduction")), element_type(spec["dtype"]), tuple(content["output"]["shape"]))
+        return cls(from_json(spec["reduction"]), element_type(spec["dtype"]), tuple(content["output"]["shape"]))
 
     @property
     def name(self) -> str:

@@ -57,6 +57,8 @@ class Spec(Form):
     precision: str
     kernel: str | None
     check: str
+    reduction: dict[str, Any] | None
+    reproducible: bool
 
 
 class Output(Form):
@@ -85,6 +87,7 @@ class Manifest(Form):
     layers: int
     plan: str
     seed: int
+    missing: dict[str, str]
     rejected: int
     runs: list[Run]
 

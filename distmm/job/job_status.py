@@ -114,7 +114,7 @@ def status(out: str | os.PathLike[str]) -> Status:
         manifest = read_manifest(folder)
         markers = folder.of_job(manifest["id"]).markers()
         (m, n), (edge_m, _, edge_n) = manifest["output"]["shape"], manifest["blocks"]
-        reduced = manifest["spec"].get("reduction") is not None  # then units are whole block rows
+        reduced = manifest["spec"]["reduction"] is not None  # then units are whole block rows
         total = len(even_edges(m, edge_m)) * (1 if reduced else len(even_edges(n, edge_n)))
         counts = len(markers), total, len(manifest["runs"]), manifest["rejected"]
         owner = holder(folder.path)

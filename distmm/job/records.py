@@ -12,9 +12,7 @@ from distmm.job.folder import Folder, Json, read_json
 from distmm.job.forms import Certificate, Manifest
 from distmm.storage import file_of, is_url, locate
 
-# Version of the format of manifest and certificate. Format 1 had no id of the job, no hash of the manifest and no
-# checksums of the inputs. In format 2 the job's files were not in a subfolder of the lock's owner. In format 3 the best
-# elements of rows were in files like those of a threshold; all else was as now.
+# Version of the format of manifest and certificate.
 FORMAT = 4
 
 
@@ -27,8 +25,11 @@ def read_manifest(folder: Folder) -> Json:
         For another format, and for a manifest that was changed after distmm had written it.
     """
     manifest = read_json(folder.manifest)
-    if manifest.get("format") not in (3, FORMAT):
-        raise _other_format(folder, manifest)
+    if manifest.get("format") != FORMAT:
+        raise InputError(
+            f"{folder.manifest}: has format {manifest.get('format')}, but this version of distmm reads {FORMAT}: "
+            f"finish the job with the version that began it, or start over with --overwrite"
+        )
     manifest = read_json(folder.manifest, Manifest)
     # The id becomes part of a path. The hash is no protection against a forged manifest, so the form of the id is
     # checked, too: it must not lead to another folder.
@@ -37,16 +38,7 @@ def read_manifest(folder: Folder) -> Json:
             f"{folder.manifest}: has been changed since distmm wrote it: restore the original, or start over with "
             f"--overwrite"
         )
-    if manifest["format"] == 3 and (manifest["spec"].get("reduction") or {}).get("kind") == "topk":
-        raise _other_format(folder, manifest)
     return relocated(manifest, folder.target)
-
-
-def _other_format(folder: Folder, manifest: Json) -> InputError:
-    return InputError(
-        f"{folder.manifest}: has format {manifest.get('format')}, but this version of distmm reads {FORMAT}: finish "
-        f"the job with the version that began it, or start over with --overwrite"
-    )
 
 
 def digest(manifest: Json) -> str:

@@ -16,7 +16,7 @@ from distmm.checking.verdict import Verdict
 from distmm.errors import InputError
 from distmm.job.folder import Folder, Json
 from distmm.job.reduction import Reduction, element_type, from_json
-from distmm.planning.precision import Precision, check_precision
+from distmm.planning.precision import Precision
 from distmm.planning.problem import Problem, result_type
 from distmm.product.aliasing import lies_in
 from distmm.product.array_types import check_sendable, is_dask
@@ -99,8 +99,7 @@ class Spec:
         shape = (first.shape[0], second.shape[1])
         if added is not None and added.shape != shape:
             raise InputError(f"C has shape {added.shape}, the product {shape}: with beta, give a C of that shape")
-        if check not in config.ALLOWED["check"]:
-            raise InputError(f"check {check!r} is not one of {', '.join(config.ALLOWED['check'])}")
+        precision, check = config.chosen("precision", precision), config.chosen("check", check)
         types = {x.name: x.dtype for x in (first, second, added) if x is not None}
         natural = common_type(types, alpha=alpha, beta=beta)
         alpha, beta = plain(alpha), plain(beta)  # only the type of C depends on whether they are NumPy's
@@ -114,8 +113,7 @@ class Spec:
             check_ordered(natural, "reduction")
             _check_reduced(reduction, first, second, check)
             of_c = reduction.dtype(of_c)
-        accuracy = check_precision(precision)
-        return cls(first, second, added, alpha, beta, of_c, accuracy, kernel, check, reduction, reproducible)
+        return cls(first, second, added, alpha, beta, of_c, precision, kernel, check, reduction, reproducible)
 
     @property
     def contents(self) -> Contents:
@@ -151,7 +149,7 @@ class Spec:
             "kernel": self.kernel,
             "check": self.check,
             "reduction": None if self.reduction is None else self.reduction.json(),
-            **({"reproducible": True} if self.reproducible else {}),  # older manifests do not have this key
+            "reproducible": self.reproducible,
         }
 
     def files(self, again: bool = False) -> Json:
@@ -225,8 +223,8 @@ class Spec:
             sources["A"], sources["B"], sources["C0"],
             transa=content["A"]["transposed"], transb=content["B"]["transposed"],
             alpha=_scalar(content["alpha"]), beta=_scalar(content["beta"]), dtype=element_type(content["dtype"]),
-            precision=check_precision(content["precision"]), kernel=content["kernel"], check=content["check"],
-            reduction=from_json(content.get("reduction")), reproducible=bool(content.get("reproducible")),
+            precision=content["precision"], kernel=content["kernel"], check=content["check"],
+            reduction=from_json(content["reduction"]), reproducible=content["reproducible"],
         )  # fmt: skip
 
 
@@ -246,8 +244,6 @@ def _check_reduced(reduction: Reduction, a: Operand, b: Operand, check: Check) -
 def differences(before: Json, now: Json) -> Iterator[str]:
     """Yield a text for each difference between two descriptions, with both values."""
     for name in sorted(before.keys() | now.keys()):
-        if name == "missing" and name not in before:
-            continue  # manifests of older versions do not say which chunks of an input were missing
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
             yield from (f"{name}: {what}" for what in differences(old, new))

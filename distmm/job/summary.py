@@ -109,7 +109,7 @@ class Summary:
         """Summarise a complete C, and the run that completed it."""
         spec, output = certificate["spec"], certificate["output"]
         entries = None
-        if spec.get("reduction") is not None:
+        if spec["reduction"] is not None:
             entries = sum(marker["count"] for marker in certificate["done"]) * spec["reduction"].get("k", 1)
         return cls(
             path=folder.target,
@@ -121,7 +121,7 @@ class Summary:
             residual=certificate["largest_residual"] or 0.0 if spec["check"] != "none" else None,
             certificate=folder.certificate if folder.store.exists(folder.certificate) else None,
             report=folder.report if plan is not None and folder.store.exists(folder.report) else None,
-            missing=certificate.get("missing", {}),
+            missing=certificate["missing"],
             **asdict(made),
         )
 

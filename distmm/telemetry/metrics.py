@@ -56,13 +56,6 @@ SERIES: dict[str, tuple[Literal["counter", "gauge"], str, str]] = {
     "distmm_gpu_utilization_ratio": ("gauge", "worker", "Fraction of time with a kernel running on the worker's GPU."),
 }
 
-# Old names of series, which are served for one more release.
-OLD_NAMES = {
-    "distmm_moved_bytes": "distmm_bytes_moved",
-    "distmm_bound_bytes": "distmm_bytes_bound",
-    "distmm_rejections": "distmm_certificate_failures",
-}
-
 Reading = tuple[str, str, float]  # name of the series, values of its labels joined by LABEL_END, value
 
 LABEL_END = "\0"
@@ -141,11 +134,10 @@ class _Collector:
         for name, values in readings.items():
             kind, label, meaning = SERIES[name]
             make = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
-            for called in filter(None, (name, OLD_NAMES.get(name))):
-                family = make(called, meaning, labels=label.split(",") if label else [])
-                for labels, value in values.items():
-                    family.add_metric(labels.split(LABEL_END) if label else [], value)
-                yield family
+            family = make(name, meaning, labels=label.split(",") if label else [])
+            for labels, value in values.items():
+                family.add_metric(labels.split(LABEL_END) if label else [], value)
+            yield family
 
 
 @cache

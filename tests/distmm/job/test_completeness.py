@@ -186,19 +186,3 @@ def test_a_job_of_an_earlier_format_is_refused_and_can_be_replaced(client: Clien
     multiply(client, overwrite=True)
     np.testing.assert_allclose(values(), product)
     assert not os.path.exists("C.zarr.job")
-
-
-@pytest.mark.minutes
-def test_a_job_of_the_format_before_goes_on_although_not_all_folders_of_chunks_are_there(
-    client: Client, product: np.ndarray
-) -> None:
-    with pytest.raises(Stopped):
-        multiply(client, stop=HalfWay())
-    folder, before = Folder.of("C.zarr"), len(marked())
-    write_manifest(folder, {**read_manifest(folder), "format": 3})
-    empty = [path for path in Path("C.zarr.job").glob("*/*/C.zarr/c/*") if not any(path.iterdir())]
-    assert empty
-    for path in empty:
-        path.rmdir()
-    assert job.resume("C.zarr", client=client).kept == before
-    np.testing.assert_allclose(values(), product)

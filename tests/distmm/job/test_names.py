@@ -20,7 +20,6 @@ from typer.testing import CliRunner
 from distmm import job
 from distmm.cli.app import app
 from distmm.errors import InputError, Stopped
-from distmm.job.spec import differences
 from tests.distmm.job.disturbed import HalfWay, multiply, operands, values
 from tests.distmm.storage.samples import save_matrix
 from tests.tables import later
@@ -166,12 +165,6 @@ def test_a_c_that_is_overwritten_or_removed_is_not_called_complete(
     multiply(client, out, overwrite=True)
     assert job.status(out).state == "complete"
     np.testing.assert_array_equal(values(out), product)
-
-
-def test_manifests_of_older_versions_do_not_say_which_chunks_were_missing() -> None:
-    older, lost = {"A": {"shape": [1, 1]}}, {"A": {"shape": [1, 1], "missing": "1 of 2 chunks are missing"}}
-    assert list(differences(older, lost)) == []
-    assert len(list(differences({"A": {"shape": [1, 1], "missing": None}}, lost))) == 1
 
 
 @pytest.mark.parametrize("out", later(["C.npy", "C.zarr", "C.h5:/x"]))

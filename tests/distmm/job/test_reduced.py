@@ -22,9 +22,6 @@ import distmm
 from distmm import job
 from distmm.errors import InputError, Stopped
 from distmm.job import target
-from distmm.job.folder import Folder
-from distmm.job.manifest import write_manifest
-from distmm.job.records import read_manifest
 from tests.distmm.job.reduced import HalfWay, arrays, best, marked, operands, same, threshold, topk
 from tests.tables import later
 
@@ -249,33 +246,6 @@ def test_pieces_are_put_together_into_whole_chunks(lengths: list[int], lines: in
     np.testing.assert_array_equal(np.concatenate([[], *parts]), np.arange(sum(lengths)))
     assert all(len(part) % lines == 0 for part in parts[:-1])
     assert all(map(len, parts))
-
-
-def written_by_format_3() -> None:
-    """Give the manifest of an unfinished job the number of the earlier format."""
-    folder = Folder.of("out.zarr")
-    write_manifest(folder.owned(read_owner()), {**read_manifest(folder), "format": 3})
-
-
-def read_owner() -> str:
-    (manifest,) = Path("out.zarr.job").glob("*/*/done")
-    return manifest.parents[1].name
-
-
-@pytest.mark.minutes
-def test_a_threshold_of_the_earlier_format_goes_on_and_the_best_of_rows_are_refused(
-    client: Client, c: np.ndarray
-) -> None:
-    with pytest.raises(Stopped):
-        threshold(client, stop=HalfWay())
-    written_by_format_3()
-    assert job.resume("out.zarr", client=client).kept >= 2
-    np.testing.assert_array_equal(arrays("out.zarr")["values"], c[c >= 6])
-    with pytest.raises(Stopped):
-        topk(client, stop=HalfWay(), overwrite=True)
-    written_by_format_3()
-    with pytest.raises(InputError, match="has format 3, but this version of distmm reads 4: finish the job with"):
-        job.resume("out.zarr", client=client)
 
 
 @pytest.mark.minutes
