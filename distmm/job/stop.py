@@ -7,7 +7,6 @@ computed. A second signal ends the job at once. Further signals are ignored.
 from __future__ import annotations
 
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,10 +14,6 @@ from contextlib import contextmanager
 from types import FrameType
 
 from distmm.errors import DistmmError, Stopped
-
-# Python drops an exception that is raised in `__del__` or in a callback of the garbage collector. If the second signal
-# was lost this way, it is sent again after this time. Such code ends sooner.
-RAISE_AGAIN_SECONDS = 0.05
 
 
 class Stop:
@@ -38,7 +33,6 @@ class Stop:
     def __init__(self, seconds: float | None = None) -> None:
         self._asked: str | None = None
         self._signals: list[str] = []
-        self._lost: int | None = None  # the second signal, if Python dropped the exception that it raised
         self.seconds = seconds
         self._started = time.monotonic()
 
@@ -85,22 +79,10 @@ class Stop:
         def handle(number: int, frame: FrameType | None) -> None:
             self._signals.append(signal.Signals(number).name)
             self.ask(f"{self._signals[0]} was received")
-            if len(self._signals) == 2 or number == self._lost:
-                self._lost = None
+            if len(self._signals) == 2:
                 raise KeyboardInterrupt
 
-        def unraisable(error: sys.UnraisableHookArgs) -> None:
-            """Send the second signal again if Python has dropped its exception, for example in `__del__`."""
-            if not (self.at_once and error.exc_type is KeyboardInterrupt):
-                report(error)
-                return
-            self._lost = signal.Signals[self._signals[1]]
-            again = threading.Timer(RAISE_AGAIN_SECONDS, signal.pthread_kill, (threading.get_ident(), self._lost))
-            again.daemon = True
-            again.start()
-
         before = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
-        report, sys.unraisablehook = sys.unraisablehook, unraisable
         try:
             yield
         except DistmmError:
@@ -110,6 +92,5 @@ class Stop:
                 raise
             raise Stopped(f"{self.reason}, twice; the finished blocks of C are kept: call again to continue") from None
         finally:
-            sys.unraisablehook = report
             for number, handler in before.items():
                 signal.signal(number, signal.SIG_IGN if self._signals else handler)

@@ -135,28 +135,6 @@ def test_a_signal_is_a_request_and_a_second_one_interrupts() -> None:
         signal.raise_signal(number)
 
 
-class Deleted:
-    """What is being deleted when a signal comes: Python drops exceptions of `__del__`."""
-
-    def __del__(self) -> None:
-        signal.raise_signal(signal.SIGINT)
-
-
-@pytest.mark.usefixtures("_handlers")
-def test_a_second_signal_that_python_drops_interrupts_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
-    def work() -> None:
-        with Stop().on_signals():
-            signal.raise_signal(signal.SIGINT)
-            Deleted()
-            time.sleep(120)
-
-    before = sys.unraisablehook
-    with pytest.raises(Stopped, match="SIGINT was received, twice"):
-        work()
-    assert sys.unraisablehook is before
-    assert capsys.readouterr().err == ""
-
-
 @pytest.mark.usefixtures("_handlers")
 @pytest.mark.parametrize("error", [RuntimeError("release unlocked lock"), InputError("no such file")])
 def test_what_the_second_signal_breaks_is_a_stop_too(error: Exception) -> None:
