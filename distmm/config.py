@@ -39,7 +39,7 @@ def chosen(name: str, given: Any = None) -> Any:
     name : str
         The setting without ``distmm.``, such as ``"precision"``.
     given : object, optional
-        The caller's value; it is not checked here.
+        The caller's value.
 
     Returns
     -------
@@ -49,9 +49,11 @@ def chosen(name: str, given: Any = None) -> Any:
     Raises
     ------
     InputError
-        If the configured value is not valid for this setting.
+        If the value is not valid for this setting. Of a caller's value only the names in `ALLOWED` are checked.
     """
     if given is not None:
+        if name in ALLOWED and given not in ALLOWED[name]:
+            raise InputError(f"{name} {given!r} is not one of {', '.join(ALLOWED[name])}")
         return given
     value = dask.config.get(f"distmm.{name}", dask.config.get(name, config=DEFAULTS))
     if name in ALLOWED and value not in ALLOWED[name]:

@@ -70,8 +70,6 @@ def describe(
     InputError
         Without workers, if `device` is "gpu" and a worker has none, or if a worker cannot use the kernel.
     """
-    if device not in ("auto", "cpu", "gpu"):
-        raise InputError(f"device {device!r} is not one of auto, cpu, gpu")
     asked = dtype, precision, kernel, reproducible
     gpus = "none" if device == "cpu" else "any" if any_gpu else "own"
 

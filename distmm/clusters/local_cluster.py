@@ -199,9 +199,7 @@ ClusterSetup = tuple[Any, dict[str, Any], dict[str, Any]]  # class of the cluste
 
 def _setup(device: str, workers: int | None, threads: int | None, memory_limit: str | None) -> ClusterSetup:
     """Check the options of `local`."""
-    if device not in ("auto", "gpu", "cpu"):
-        raise InputError(f"device {device!r} is not one of auto, gpu, cpu")
-    missing = missing_for_gpu() if device != "cpu" else "the CPU was chosen"
+    missing = missing_for_gpu() if chosen("device", device) != "cpu" else "the CPU was chosen"
     if device == "gpu" and missing:
         raise InputError(
             f"a GPU was asked for, and {missing}; or use --device cpu, in a job file workers.device = 'cpu'"

@@ -8,25 +8,9 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-from distmm.errors import InputError
-
 # For float32 products, "highest" has an error no worse than that of IEEE arithmetic, "high" one like that of TF32, and
 # "medium" one like that of bfloat16. "ieee" gives products of any float type the bits of a plain chain of fused
 # multiply-adds.
 Precision = Literal["highest", "high", "medium", "ieee"]
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
-
-
-def check_precision(given: str) -> Precision:
-    """Return what a user gave as a precision.
-
-    Raises
-    ------
-    InputError
-        If it is none.
-    """
-    for known in PRECISIONS:
-        if given == known:
-            return known
-    raise InputError(f"precision {given!r} is not one of {', '.join(PRECISIONS)}")

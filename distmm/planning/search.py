@@ -17,7 +17,7 @@ from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec, Residen
 from distmm.planning.grid import Grid
 from distmm.planning.owners import NOWHERE, Owners, Places
 from distmm.planning.plan import Plan
-from distmm.planning.precision import Precision, check_precision
+from distmm.planning.precision import Precision
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import LOOKAHEAD, Schedule, parse
 
@@ -92,7 +92,6 @@ def make_plan(
     InputError
         For an unknown precision, block edges that are not positive, or a text that is no plan for this product.
     """
-    check_precision(precision)
     if cluster.workers < 1:
         raise InputError("the cluster has no workers: start some, or give the address of a cluster that has")
     if edges is not None:

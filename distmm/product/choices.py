@@ -17,7 +17,7 @@ from distmm.clusters.hardware import Hardware
 from distmm.errors import InputError
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.plan import Plan
-from distmm.planning.precision import Precision, check_precision
+from distmm.planning.precision import Precision
 from distmm.product.context import computing
 from distmm.product.scalars import check_flags
 
@@ -105,7 +105,7 @@ class Choices:
             configured value. For a `Plan` that was made with other choices.
         """
         plan, blocks = given.get("plan"), given.get("blocks")
-        accuracy = check_precision(config.chosen("precision", given.get("precision")))
+        accuracy = config.chosen("precision", given.get("precision"))
         where, named = config.chosen("device", given.get("device")), config.chosen("kernel", given.get("kernel"))
         promised = config.chosen("reproducible", given.get("reproducible"))
         check_flags(reproducible=promised)

@@ -15,7 +15,7 @@ from distmm.checking.freivalds import ProductCheck
 from distmm.checking.verdict import Verdict
 from distmm.clusters import cluster
 from distmm.errors import InputError
-from distmm.planning.precision import Precision, check_precision
+from distmm.planning.precision import Precision
 from distmm.planning.problem import Problem
 from distmm.product.array_types import check_sendable
 from distmm.product.context import computing
@@ -24,8 +24,6 @@ from distmm.product.operand_pair import check_pair
 from distmm.product.scalars import check_scalars, checked_seed, plain
 from distmm.worker.tasks import to_host
 from distmm_kernels.tolerance import Tolerance
-
-CHECKS = ("freivalds", "full", "none")
 
 # The full comparison needs A, B and C in float64 at the same time. With more operations it would take minutes.
 FULL_FLOPS = 2 * 4096**3
@@ -60,7 +58,7 @@ def verdict(
     check_scalars(alpha=alpha)
     alpha, seed = plain(alpha), secrets.randbits(32) if seed is None else checked_seed(seed)
     check_possible(check, Problem(a.shape[0], a.shape[1], b.shape[1], c.dtype))
-    accuracy = check_precision(config.chosen("precision", precision))
+    accuracy = config.chosen("precision", precision)
     tolerance = Tolerance.of(a.dtype, b.dtype, c.dtype, a.shape[1], accuracy)
     if check == "full":
         left, right, product = _blocks((a, b, c), False, client)
