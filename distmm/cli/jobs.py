@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -12,7 +13,6 @@ from distmm.cli import options
 
 if TYPE_CHECKING:
     from distmm.job import Stop, Summary
-    from distmm.job.spec import Spec
     from distmm.planning.plan import Plan
     from distmm.telemetry.figures import Figures
 
@@ -20,39 +20,33 @@ if TYPE_CHECKING:
 def run(
     ctx: typer.Context,
     given: options.Job,
-    output: str,
-    spec: Callable[[], Spec],
+    inputs: list[str],
     job: Callable[..., Summary],
-    replaces: bool,
     **own: Any,
 ) -> None:
-    """Run a job on a cluster, unless its input or output is bad.
+    """Run a job, on a cluster that starts after its checks.
 
     Parameters
     ----------
     given : Job
         The options that all jobs have.
-    output : str
-    spec : callable
-        Opens the inputs, and checks them. It is called before a cluster starts.
+    inputs : list of str
+        Paths of the matrices that are read.
     job : callable
         A function of `distmm.job`, with its inputs and its output.
-    replaces : bool
-        Whether the output may exist.
     **own
         Arguments that only this job has.
     """
     from distmm import interrupts
     from distmm.cli import session
+    from distmm.storage import open_matrix
 
     arguments, stop = given.arguments(), options.stop(given.deadline)
+    connect = partial(session.cluster, ctx, given, arguments["device"])
     with stop.on_signals():
         with interrupts.while_started():
-            made = spec()
-            session.tell_missing(*made.inputs)
-            made.refuse(output, replaces)
-        with session.cluster(ctx, given, arguments["device"]) as client:
-            summary = shown(job, client=client, stop=stop, **arguments, **own)
+            session.tell_missing(*map(open_matrix, inputs))
+        summary = shown(job, connect=connect, stop=stop, **arguments, **own)
     typer.echo(session.table(summary.rows(), "Done"))
 
 

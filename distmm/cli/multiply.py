@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -52,19 +52,11 @@ def multiply(
     """
     from distmm.cli import jobs
     from distmm.job import multiply as job
-    from distmm.job.spec import Spec
 
-    scalars: dict[str, Any] = {
-        "alpha": _plain(alpha), "beta": _plain(beta), "dtype": options.element(dtype) if dtype else None,
-    }  # fmt: skip
-    transposed: dict[str, Any] = {"transa": given.transa, "transb": given.transb}
-    adds = beta != 0
-
-    def spec() -> Spec:
-        return Spec.of(a, b, output if adds else None, **transposed, **scalars)
-
-    whole = partial(job, a, b, output, reproducible=reproducible)
-    jobs.run(ctx, given, output, spec, whole, given.overwrite or adds, **scalars)
+    jobs.run(
+        ctx, given, [a, b], partial(job, a, b, output), reproducible=reproducible, alpha=_plain(alpha),
+        beta=_plain(beta), dtype=options.element(dtype) if dtype else None,
+    )  # fmt: skip
 
 
 def _plain(value: float) -> float:

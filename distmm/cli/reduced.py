@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from distmm.cli import options
-
-if TYPE_CHECKING:
-    from distmm.job import Summary
-    from distmm.job.reduction import Reduction
-
 
 Metric = Literal["inner", "cosine", "euclidean"]  # of a row of A and a column of B
 A = Annotated[str, typer.Argument(metavar="A", help="Matrix (m, d), in any format of distmm multiply.")]
@@ -58,10 +52,10 @@ def topk(
     distmm topk X.zarr -k 15 --metric euclidean -o neighbours.zarr
     ```
     """
+    from distmm.cli import jobs
     from distmm.job import topk as job
-    from distmm.job.reduction import TopK
 
-    _run(ctx, given, a, b, output, TopK(k, metric), partial(job, k=k, metric=metric))
+    jobs.run(ctx, given, [a, b or a], partial(job, a, b, k, output, metric=metric))
 
 
 def threshold(
@@ -98,29 +92,8 @@ def threshold(
     distmm threshold X.zarr -t 0.9 --metric cosine --most 1000000000 -o network.zarr
     ```
     """
+    from distmm.cli import jobs
     from distmm.job import threshold as job
-    from distmm.job.reduction import Threshold
 
     least = int(t) if t.is_integer() and abs(t) < 2**53 else t
-    whole = partial(job, t=least, metric=metric, most=most)
-    _run(ctx, given, a, b, output, Threshold(least, metric), whole)
-
-
-def _run(
-    ctx: typer.Context,
-    given: options.Job,
-    a: str,
-    b: str | None,
-    output: str,
-    reduction: Reduction,
-    job: Callable[..., Summary],
-) -> None:
-    """Run a job whose product is reduced."""
-    from distmm.cli import jobs
-    from distmm.job.spec import Spec
-
-    def spec() -> Spec:
-        right, transb = (a, not given.transa) if b is None else (b, given.transb)
-        return Spec.of(a, right, None, transa=given.transa, transb=transb, reduction=reduction)
-
-    jobs.run(ctx, given, output, spec, partial(job, a, b, out=output), given.overwrite)
+    jobs.run(ctx, given, [a, b or a], partial(job, a, b, least, output, metric=metric, most=most))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -30,10 +31,8 @@ def resume(
     from distmm.cli import session
     from distmm.cli.jobs import shown
     from distmm.job import resume as job
-    from distmm.job import status
 
-    status(c)  # raises an error for a missing job, before a cluster starts
     stop, on = options.stop(deadline), options.device_name(device)
-    with stop.on_signals(), session.cluster(ctx, where, on) as client:
-        summary = shown(job, c, client=client, device=on, stop=stop)
+    with stop.on_signals():
+        summary = shown(job, c, connect=partial(session.cluster, ctx, where, on), device=on, stop=stop)
     typer.echo(session.table(summary.rows(), "Done"))

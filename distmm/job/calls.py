@@ -62,8 +62,11 @@ def multiply(
     precision, kernel, reproducible, device
         As in `distmm.matmul`.
     client : distributed.Client, optional
-        Cluster to use. Its workers must have access to the same paths. By default as in `distmm.matmul`, or else a
-        local cluster for this call.
+        Cluster to use. Its workers must have access to the same paths. By default as in `distmm.matmul`, or else that
+        of `connect`.
+    connect : callable, optional
+        Returns a context manager of a client, such as that of `distmm.clusters.connect`, for this call. It is called
+        without arguments, after the checks that need no cluster. By default a local cluster.
     blocks, plan
         As in `distmm.matmul`. A job may be continued with another plan, for another cluster, with the same blocks.
     overwrite : bool
@@ -136,7 +139,7 @@ def resume(
     ----------
     out : str or path
         Name of C, as it was given to `multiply`, or of the result of `distmm.job.topk` or `distmm.job.threshold`.
-    client, device, stop, announce, progress
+    client, connect, device, stop, announce, progress
         As in `multiply`.
 
     Returns

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypedDict
 
@@ -31,6 +31,7 @@ from distmm.product.scalars import checked_seed
 from distmm.product.verification import check_possible
 from distmm.telemetry.figures import Figures
 
+Connect = Callable[[], AbstractContextManager[Client]]
 Announce = Callable[[Plan, float], None]
 Progress = Callable[[Figures], None]
 
@@ -39,6 +40,7 @@ class RunKeywords(TypedDict, total=False):
     """The keywords of functions that run a job. See `distmm.multiply`."""
 
     client: Client | None
+    connect: Connect | None
     device: cluster.DeviceChoice | None
     stop: Stop | None
     announce: Announce | None
@@ -48,6 +50,7 @@ class RunKeywords(TypedDict, total=False):
 class JobKeywords(BlockKeywords, total=False):
     """The keywords of functions that begin a job. See `distmm.multiply`."""
 
+    connect: Connect | None
     overwrite: bool | None
     check: Check | None
     seed: int | None
@@ -80,7 +83,7 @@ class Job:
         Whether an existing result, or an unfinished job of it, is discarded.
     replaces : bool
         Whether the result may replace an existing one at the end. It also does if it is added to that one (beta).
-    client, seed, stop, announce, progress
+    client, connect, seed, stop, announce, progress
         As in `distmm.multiply`.
     most : int, optional
         The limit of a threshold. A resumed job may have another limit.
@@ -92,6 +95,7 @@ class Job:
     overwrite: bool
     replaces: bool
     client: Client | None
+    connect: Connect | None
     seed: int | None
     stop: Stop
     announce: Announce | None
@@ -106,8 +110,8 @@ class Job:
         """Return the job of a call with these `keywords`."""
         return cls(
             os.fspath(out), spec, choices, bool(keywords.get("overwrite")), replaces, keywords.get("client"),
-            keywords.get("seed"), keywords.get("stop") or Stop(), keywords.get("announce"), keywords.get("progress"),
-            most,
+            keywords.get("connect"), keywords.get("seed"), keywords.get("stop") or Stop(), keywords.get("announce"),
+            keywords.get("progress"), most,
         )  # fmt: skip
 
     @property
@@ -148,7 +152,9 @@ class Job:
         with ExitStack() as stack:
             if folder.exists() and not self.overwrite:
                 refuse_changes(folder, spec, self.choices.blocks, self.plan)
-            client = computing(self.client) or stack.enter_context(clusters.local(self.choices.device))
+            client = computing(self.client)
+            if client is None:
+                client = stack.enter_context(self.connect() if self.connect else clusters.local(self.choices.device))
             stack.enter_context(seceded())
             stack.enter_context(client.as_current())
             stack.enter_context(unless_silent(client))  # for the waits for workers before and after the waves
