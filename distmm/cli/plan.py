@@ -108,37 +108,37 @@ def plan(
         kind: Device = "cpu" if where.cluster == "local-cpu" else on
         hardware = clusters.cpu_workers(kind, where.workers, where.memory_limit)
     if hardware is not None:
-        planned = planning.plan(spec, planning.request(spec, "auto", *chosen, machines=hardware), None)
+        made = planning.plan(spec, planning.request(spec, "auto", *chosen, machines=hardware), None)
     # Rates of links are measured between workers that run.
-    if hardware is None or (hardware.here and hardware.workers > 1 and planned.cost.seconds >= WORTH_MEASURING_SECONDS):
+    if hardware is None or (hardware.here and hardware.workers > 1 and made.cost.seconds >= WORTH_MEASURING_SECONDS):
         with session.cluster(ctx, where, on) as client:
-            planned = planning.plan(spec, planning.request(spec, on, *chosen), client)
+            made = planning.plan(spec, planning.request(spec, on, *chosen), client)
     if as_json:
-        session.print_json(_facts(planned))
+        session.print_json(_facts(made))
     else:
-        typer.echo(session.table(planned.rows(), "Plan"))
-    planned.validate()
+        typer.echo(session.table(made.rows(), "Plan"))
+    made.validate()
 
 
-def _facts(planned: Plan) -> dict[str, Any]:
+def _facts(made: Plan) -> dict[str, Any]:
     """Return a plan as plain values: bytes, seconds and operations."""
-    problem = planned.problem
+    problem = made.problem
     return {
-        "plan": str(planned),
+        "plan": str(made),
         "m": problem.m,
         "k": problem.k,
         "n": problem.n,
         "dtype": str(problem.dtype),
         "operations": problem.flops,
-        "kernel": planned.kernel or planned.cluster.kernel,
-        "precision": planned.precision,
-        "device": "gpu" if planned.cluster.device == "cuda" else "cpu",
-        "workers": planned.cluster.workers,
-        "waves": len(planned.waves),
-        **asdict(planned.cost),
-        "free_bytes": planned.cluster.memory,
-        "fits": planned.fits,
-        "shortfall_bytes": planned.shortfall,
+        "kernel": made.kernel or made.cluster.kernel,
+        "precision": made.precision,
+        "device": "gpu" if made.cluster.device == "cuda" else "cpu",
+        "workers": made.cluster.workers,
+        "waves": len(made.waves),
+        **asdict(made.cost),
+        "free_bytes": made.cluster.memory,
+        "fits": made.fits,
+        "shortfall_bytes": made.shortfall,
     }
 
 

@@ -84,10 +84,10 @@ def request(
 
 def plan(spec: Spec, asked: PlanRequest, client: Client | None) -> Plan:
     """Plan a job. A long job has short waves, so that a run that ends early loses little work."""
-    made = planned(spec, asked, client)
+    made = beside_parts(spec, asked, client)
     if asked.run_seconds is not None or made.shortfall or made.cost.seconds < LONG_SECONDS:
         return made
-    return planned(spec, replace(asked, run_seconds=made.cost.seconds), client)
+    return beside_parts(spec, replace(asked, run_seconds=made.cost.seconds), client)
 
 
 def smaller(
@@ -103,14 +103,14 @@ def smaller(
     def within(most: int) -> Plan | None:
         if manifest["layers"] > 1:
             return None
-        return planned(spec, replace(request(spec, device, None, manifest, None), most=most), client)
+        return beside_parts(spec, replace(request(spec, device, None, manifest, None), most=most), client)
 
     remedy = "start over with smaller blocks (--overwrite, --blocks)"
     return smaller_plan(full, error, before, within, "the job continues", remedy)
 
 
-def planned(spec: Spec, asked: PlanRequest, client: Client | None) -> Plan:
-    """Plan a job. If C is reduced, reserve host memory for the reduced blocks."""
+def beside_parts(spec: Spec, asked: PlanRequest, client: Client | None) -> Plan:
+    """Plan a job. If C is reduced, its parts have memory of their own, and blocks have the rest."""
     if spec.reduction is None:
         return plan_for(asked, client)
     made = plan_for(replace(asked, kept=0), client)

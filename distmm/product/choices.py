@@ -116,11 +116,11 @@ class Choices:
         client = None if hardware is not None else computing(given.get("client"), now)
         if not isinstance(plan, Plan):
             return cls(accuracy, named, where, blocks, plan, hardware, promised, client)
-        planned: cluster.DeviceChoice = "cpu" if plan.cluster.device == "cpu" else "gpu"
+        of_plan: cluster.DeviceChoice = "cpu" if plan.cluster.device == "cpu" else "gpu"
         for name, value, has in (
             ("precision", accuracy, plan.precision),
             ("kernel", named, plan.kernel or plan.cluster.kernel),
-            ("device", where, "auto" if where == "auto" else planned),
+            ("device", where, "auto" if where == "auto" else of_plan),
             ("reproducible", promised, plan.cluster.promises_bits if promised else promised),
         ):
             if value != has and (given.get(name) is not None or value != config.DEFAULTS[name]):
@@ -128,7 +128,7 @@ class Choices:
                     f"{name} is {value!r}, and the plan was made with {name}={has!r}: leave one of them out, or make a "
                     f"plan with distmm.plan(..., {name}={value!r})"
                 )
-        return cls(plan.precision, plan.kernel, planned, blocks, plan, hardware, promised, client)
+        return cls(plan.precision, plan.kernel, of_plan, blocks, plan, hardware, promised, client)
 
     def described(self, client: Client | None, dtype: np.dtype, on_gpu: bool, old: bool = False) -> ClusterSpec:
         """Describe the cluster for products of a type; for operands `on_gpu`, with the GPUs of all workers.
