@@ -1,4 +1,4 @@
-"""The command line: a module for each command of ``distmm``."""
+"""The command line: the modules have the commands of ``distmm``."""
 
 from __future__ import annotations
 

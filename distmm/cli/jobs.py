@@ -1,11 +1,12 @@
-"""What all commands that run a job do: refuse bad input, start a cluster, and show plan, progress and result."""
+"""What all commands that run a job do, and ``distmm resume C`` and ``distmm status C``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -72,3 +73,54 @@ def shown(job: Callable[..., Summary], *arguments: Any, stop: Stop | None = None
             report[0](figures and figures._replace(error=""))  # the command ends with it
 
         return job(*arguments, stop=stop, announce=announce, progress=show, **options)
+
+
+def resume(
+    ctx: typer.Context,
+    c: Annotated[str, typer.Argument(metavar="C", help="The output of the job, as given to distmm multiply.")],
+    *,
+    deadline: options.Deadline = None,
+    where: options.Where,
+    device: options.DeviceOption = None,
+) -> None:
+    """Resume a job that was stopped or killed: compute the missing blocks only.
+
+    The job's folder next to C has the options of the job. If A or B has changed since the job began, the job is
+    refused, and the error names the file. You can use another cluster with the same kind of device.
+
+    ```text
+    distmm resume C.zarr
+    distmm resume C.zarr --cluster scheduler.json --deadline 55m
+    ```
+    """
+    from distmm.cli import session
+    from distmm.job import resume as job
+
+    stop, on = options.stop(deadline), options.device_name(device)
+    with stop.on_signals():
+        summary = shown(job, c, connect=partial(session.cluster, ctx, where, on), device=on, stop=stop)
+    typer.echo(session.table(summary.rows(), "Done"))
+
+
+def status(
+    c: Annotated[str, typer.Argument(metavar="C", help="The output of the job, as given to distmm multiply.")],
+    as_json: options.Json = False,
+) -> None:
+    """Show the progress of a job from its files, on any machine that can read them, without a cluster.
+
+    The exit code is 1 for a job whose last run has failed.
+
+    ```text
+    distmm status C.zarr
+    ```
+    """
+    from distmm import job
+    from distmm.cli import session
+
+    found = job.status(c)
+    if as_json:
+        session.print_json(asdict(found))
+    else:
+        typer.echo(session.table(found.rows(), found.path))
+    if found.state == "failed":
+        raise typer.Exit(1)

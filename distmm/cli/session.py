@@ -72,7 +72,7 @@ def cluster(ctx: typer.Context, where: Where, device: DeviceChoice) -> Iterator[
     """Connect to a cluster or start one; print its number of workers and the address of its dashboard."""
     from distmm import clusters, interrupts, units
     from distmm.all_workers import workers_of
-    from distmm.telemetry.page_address import page_address
+    from distmm.telemetry.client import page_address
 
     tell_device(where.cluster, device)
     # Without this, workers log a traceback for each failed task, and a local scheduler logs its error. The client

@@ -25,7 +25,7 @@ from distributed.protocol.pickle import dumps
 
 from distmm.config import chosen
 from distmm.errors import InputError
-from distmm.scheduler.changes import CHANGES_TOPIC
+from distmm.scheduler.dask_extensions import CHANGES_TOPIC
 from distmm.telemetry.faults import tolerated
 from distmm.transfer import lending, process_memory
 

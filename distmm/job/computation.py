@@ -16,7 +16,6 @@ import dask.array as da
 from distributed import Client, Future, Scheduler
 
 from distmm.errors import DistmmError, Stopped, WrongResultError
-from distmm.job import made_blocks
 from distmm.job.entries import Entries
 from distmm.job.faulty_workers import FaultyWorkers
 from distmm.job.folder import Json
@@ -26,7 +25,7 @@ from distmm.job.stop import Stop
 from distmm.job.target import Unit
 from distmm.job.unfinished import changed_text, wrong_text
 from distmm.job.wave_graph import graph_of
-from distmm.job.writer import Writer
+from distmm.job.writer import Writer, reported_to
 from distmm.planning.blocks import Wave
 from distmm.planning.grid import Grid
 from distmm.planning.plan import Plan
@@ -130,7 +129,7 @@ class Computation:
         how = self.spec.reduction
         verb = "" if how is None else "nearest" if how.kind == "topk" and how.metric else how.kind
         self._event("begin", path=self.writer.folder.target, kept=kept, note=self.note, verb=verb)
-        reported = made_blocks.reported_to(self.waves.note_made, self.job, self.client)
+        reported = reported_to(self.waves.note_made, self.job, self.client)
         try:
             with nullcontext() if self._reads_users_tasks else reported:
                 self.waves.run(self._graphs(missing))

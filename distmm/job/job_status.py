@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 from distmm import units
 from distmm.errors import InputError
-from distmm.job.batch import continuation
 from distmm.job.folder import Folder
 from distmm.job.lock import holder
-from distmm.job.records import read_certificate, read_manifest
+from distmm.job.records import continuation, read_certificate, read_manifest
 from distmm.planning.blocks import even_edges
 from distmm.storage import is_there, stamp_of
 from distmm.telemetry.time_left import Pace

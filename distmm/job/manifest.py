@@ -19,11 +19,10 @@ from distributed import Client
 from distmm import units
 from distmm.all_workers import everywhere
 from distmm.errors import DistmmError, InputError, Stopped
-from distmm.job import batch
 from distmm.job.folder import Folder, Json, write_json
 from distmm.job.inputs import stamps
 from distmm.job.lock import Lock
-from distmm.job.records import FORMAT, digest, read_manifest
+from distmm.job.records import FORMAT, batch_facts, digest, read_manifest
 from distmm.job.spec import Spec, differences
 from distmm.job.stop import Stop
 from distmm.planning.plan import Plan
@@ -68,7 +67,7 @@ def run_of(plan: Plan, client: Client) -> Json:
         "started": time.time(),
         "host": socket.gethostname(),
         "pid": os.getpid(),
-        **batch.facts(),
+        **batch_facts(),
         "versions": installed(PACKAGES),
         "device": plan.cluster.device,
         "workers": plan.cluster.workers,

@@ -1,4 +1,7 @@
-"""Reads the manifest and the certificate of a job, without Dask and Zarr: `distmm.job.job_status` is fast to start."""
+"""Reads the manifest and the certificate of a job, and says by which command it goes on, without Dask and Zarr.
+
+So `distmm.job.job_status` is fast to start.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,13 @@ import hashlib
 import json
 import os
 import re
+import shlex
 
 from distmm.errors import InputError
 from distmm.job.folder import Folder, Json, read_json
 from distmm.job.forms import Certificate, Manifest
 from distmm.storage import file_of, is_url, locate
+from distmm.telemetry.batch_job import batch_job
 
 # Version of the format of manifest and certificate.
 FORMAT = 4
@@ -104,3 +109,23 @@ def relocated(content: Json, target: str) -> Json:
                 spec[name] = {**spec[name], "path": now}
     named = target if dataset is None else f"{target}:{dataset}"
     return {**content, "spec": spec, "output": {**content["output"], "name": named}}
+
+
+# Variable of the environment in which `distmm submit` tells a batch job the command that submitted it.
+SUBMITTED_BY = "DISTMM_SUBMITTED_BY"
+
+
+def batch_facts() -> Json:
+    """Return what the entry of a run says of this process's batch job."""
+    return {"batch_job": batch_job(), "submitted_by": os.environ.get(SUBMITTED_BY, "")}
+
+
+def continuation(run: Json, out: str) -> str:
+    """Return the command that goes on with the job `out`, whose last run was `run`.
+
+    After a run in a Slurm job it submits another one: `distmm resume` would compute on the login node.
+    """
+    job = str(run.get("batch_job", ""))
+    if not job.startswith("Slurm"):
+        return f"distmm resume {shlex.quote(out)}"
+    return f"{run.get('submitted_by') or 'distmm submit JOB.toml --cluster slurm'} (the last run was {job})"

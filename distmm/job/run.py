@@ -15,10 +15,9 @@ from distmm.clusters import view
 from distmm.errors import DistmmError, InputError, Stopped, UndecidedError, WrongResultError
 from distmm.job import job_report
 from distmm.job.certificate import certificate
-from distmm.job.commit import finish
+from distmm.job.commit import FinishedUnits, finish, refuse_another_draft
 from distmm.job.computation import Computation, tell_failure
 from distmm.job.entries import Entries
-from distmm.job.finished_units import FinishedUnits, refuse_another_draft
 from distmm.job.folder import Json
 from distmm.job.inputs import Inputs, orders
 from distmm.job.judge import Judge

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from distmm.errors import DeviceMemoryError, DistmmError, DoesNotFitError, InputError, Stopped, WrongResultError
-from distmm.job import batch
 from distmm.job.folder import Folder, Json
+from distmm.job.records import batch_facts, continuation
 from distmm.job.reduction import Threshold
 from distmm.job.spec import Spec
 from distmm.planning.plan import Plan
@@ -34,7 +34,7 @@ def explained(error: DistmmError | OSError, folder: Folder, spec: Spec, out: str
         done = f"{len(folder.markers())} of {total} {what} are finished and kept"
     except (OSError, InputError):  # the mount with the markers is lost
         done = f"the finished {what} are kept"
-    kept = f"{done} in {folder.path}; continue with: {batch.continuation(batch.facts(), out)}"
+    kept = f"{done} in {folder.path}; continue with: {continuation(batch_facts(), out)}"
     if isinstance(error, (Stopped, WrongResultError, DeviceMemoryError)):
         return type(error)(f"{error}; {kept}")
     if isinstance(error, DoesNotFitError) and isinstance(spec.reduction, Threshold):

@@ -12,19 +12,21 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
+from distributed import Client, get_worker
 
 from distmm.checking.checksum import checksum
 from distmm.errors import InputError
 from distmm.graph.placement import Placement
-from distmm.job import made_blocks
 from distmm.job.folder import Folder, Json, read_json
 from distmm.job.forms import Marker
 from distmm.job.inputs import folded
@@ -189,7 +191,7 @@ def write(where: Placement, writer: Writer, row: RowOfA, blocks: Sequence[Sequen
     `blocks` has the column of each block, the block, and what `Judge.judged` also takes.
     """
     with _beside_products(writer, len(blocks)):
-        made_blocks.report(writer.run.id)
+        report(writer.run.id)
         return writer.write(
             {(where.i, j): writer.judge.judged(replace(where, j=j), block, row, *about) for j, block, *about in blocks}
         )
@@ -215,5 +217,44 @@ def gather(writer: Writer, i: int, made: Sequence[Kept], last: bool) -> Kept | l
     if not last:
         return records, part
     # The task keeps its slot, so that no more rows are merged at a time than planned. The write is short.
-    made_blocks.report(writer.run.id)
+    report(writer.run.id)
     return writer.write({(i, 0): (records, part)})
+
+
+# All jobs of a scheduler share one topic of Dask's events, by which workers report that a block of C is computed. Dask
+# keeps a topic, its last events and the client's handler for ever, so a topic for each job would fill the memory of a
+# scheduler that lives long.
+TOPIC = "distmm-made"
+
+Note = Callable[[Any], None]
+
+_notes: WeakKeyDictionary[Client, dict[str, Note]] = WeakKeyDictionary()  # those of the jobs that run
+_lock = threading.Lock()
+
+
+def report(job: str) -> None:
+    """Report that the block is computed which this task of a job processes. Runs on workers."""
+    worker = get_worker()
+    worker.log_event(TOPIC, (job, worker.get_current_task()))
+
+
+@contextmanager
+def reported_to(note: Note, job: str, client: Client) -> Iterator[None]:
+    """Call `note` with the key of each task of a job that reports."""
+
+    def take(event: tuple[float, Any]) -> None:
+        of, key = event[1]
+        if (to := notes.get(of)) is not None:  # the topic also has the reports of other clients' jobs
+            to(tuple(key))
+
+    with _lock:
+        notes = _notes.setdefault(client, {})
+        notes[job] = note
+        client.subscribe_topic(TOPIC, take)
+    try:
+        yield
+    finally:
+        with _lock:
+            del notes[job]
+            if not notes and client.status == "running":
+                client.unsubscribe_topic(TOPIC)

@@ -24,10 +24,9 @@ from distmm.errors import DoesNotFitError
 from distmm.graph.dask_tasks import PlacedTask
 from distmm.graph.placement import Key, Placement
 from distmm.scheduler import dask_internals
-from distmm.scheduler.changes import Changes
-from distmm.scheduler.consumers import reached
-from distmm.scheduler.dask_extensions import AdaptiveTarget, MemoryManager
+from distmm.scheduler.dask_extensions import AdaptiveTarget, Changes, MemoryManager
 from distmm.scheduler.new_graph import NewGraph
+from distmm.scheduler.output_slots import reached
 from distmm.scheduler.products import Products
 from distmm.scheduler.replicas import Replica
 

@@ -1,18 +1,19 @@
-"""What the scheduler knows of one product: its limits, its tasks, which of them are done, and its open steps. Pure."""
+"""What the scheduler knows of one product: its limits, its tasks, which are done, and what is decided. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from distmm.graph.placement import Chain, Key, Placement
 from distmm.planning.plan import Plan
 from distmm.planning.schedule import LOOKAHEAD
-from distmm.scheduler.consumers import MadeBlock
 from distmm.scheduler.lookahead import HeldStep, Lookahead
-from distmm.scheduler.output_slots import OutputSlots
+from distmm.scheduler.output_slots import MadeBlock, OutputSlots
+from distmm.scheduler.replicas import Replica
 
 
 class Limits(NamedTuple):
@@ -160,3 +161,24 @@ class ProductState:
             self.total += 1
         self.tasks[key] = task
         return self.lookahead.add(task.where.order, key)
+
+
+@dataclass(slots=True)
+class Arrangement:
+    """What happens to the tasks of a graph that has just arrived, before any of them runs.
+
+    `order` is added to the priority of a task: tasks of early steps start first, whatever their chains.
+    """
+
+    hold: list[tuple[Key, int]] = field(default_factory=list)  # task, order: it waits for its step
+    place: list[tuple[Key, int, int]] = field(default_factory=list)  # task, rank, order: it may run
+
+
+@dataclass(slots=True)
+class Decisions:
+    """What to do now. Drops come first: they make room. Tasks and blocks that are gone by then are left out."""
+
+    drop: list[Replica] = field(default_factory=list)
+    start: list[tuple[Key, int]] = field(default_factory=list)  # held tasks that may run now, at these ranks
+    copy: list[Replica] = field(default_factory=list)
+    busy: bool | None = None  # whether a product has unfinished steps, where that may have changed

@@ -14,11 +14,9 @@ from types import MappingProxyType
 from weakref import WeakValueDictionary
 
 from distmm.graph.placement import Key, Placement
-from distmm.scheduler.consumers import Neighbours, most_at_a_time
-from distmm.scheduler.decisions import Arrangement, Decisions
 from distmm.scheduler.held_loads import HeldLoads
-from distmm.scheduler.output_slots import OutputSlots
-from distmm.scheduler.product_state import Limits, OperandBlock, PlannedTask, ProductState
+from distmm.scheduler.output_slots import Neighbours, OutputSlots, most_at_a_time
+from distmm.scheduler.product_state import Arrangement, Decisions, Limits, OperandBlock, PlannedTask, ProductState
 from distmm.scheduler.ranks import Ranks
 from distmm.scheduler.replicas import Replicas
 

@@ -43,14 +43,14 @@ def _page(names: Sequence[str], scheduler: Scheduler, extra: dict[str, Any], doc
     from bokeh.layouts import column, row
     from bokeh.models import CustomJS, Div
 
-    from distmm.telemetry import dashboard_text
+    from distmm.telemetry import facts
     from distmm.telemetry.dashboard_grid import legend
 
     asked, whole = _address_arguments(doc), len(names) > 1
     sizing = {"sizing_mode": "stretch_width" if whole else "stretch_both"}
     panes = {name: _pane(name, **sizing, **({"height": HEIGHTS.get(name, 172)} if whole else {})) for name in names}
     table, head, key = (
-        Div(sizing_mode="stretch_width", name=f"distmm-{name}", stylesheets=[dashboard_text.style()])
+        Div(sizing_mode="stretch_width", name=f"distmm-{name}", stylesheets=[facts.style()])
         for name in ("products", "head", "legend")
     )
 
@@ -61,8 +61,8 @@ def _page(names: Sequence[str], scheduler: Scheduler, extra: dict[str, Any], doc
         figures.visible = record is not None or not whole
         key.text = legend(record)
         if whole:
-            table.text = dashboard_text.products(records, record.product, asked, now) if record else ""
-            head.text = dashboard_text.head(record, now)
+            table.text = facts.products(records, record.product, asked, now) if record else ""
+            head.text = facts.head(record, now)
         if record is not None:
             for pane in panes.values():
                 pane.update(record, now)

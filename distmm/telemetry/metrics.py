@@ -3,10 +3,12 @@
 Either the scheduler or the workers serve a series, never both, so sums over all targets are right. The scheduler serves
 the series of products (operations, blocks, failures). Each worker serves its own series (bytes received, kernel
 seconds, its GPU). All figures come from the records and the workers' plugins; this module counts nothing.
+``/distmm-targets.json`` has the workers' addresses for Prometheus' HTTP discovery, since workers choose their ports.
 """
 
 from __future__ import annotations
 
+import json
 import time
 import weakref
 from collections import Counter, defaultdict
@@ -14,9 +16,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from typing import Any, Literal
 
+from distributed.http.utils import RequestHandler
+from distributed.scheduler import Scheduler
 from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
+from distmm.telemetry import dashboard_server
 from distmm.telemetry.figures import UNDER_WAY
 from distmm.telemetry.record import Record
 
@@ -156,3 +161,23 @@ def expose(source: Any) -> None:
 def withdraw(source: Any) -> None:
     """Stop serving the readings of a plugin."""
     _collector().sources.discard(source)
+
+
+PATH = "/distmm-targets.json"
+
+
+def targets(scheduler: Scheduler) -> list[dict[str, Any]]:
+    """Return the addresses of the workers' ``/metrics``, in the JSON form of Prometheus' HTTP discovery."""
+    found = (scheduler.get_worker_service_addr(address, "dashboard") for address in scheduler.workers)
+    return [{"targets": sorted(f"{host}:{port}" for host, port in filter(None, found)), "labels": {}}]
+
+
+class _Targets(RequestHandler):
+    def get(self) -> None:
+        self.set_header("Content-Type", "application/json")
+        self.write(json.dumps(targets(self.server)))
+
+
+def install_targets(scheduler: Scheduler) -> None:
+    """Serve ``/distmm-targets.json``; does nothing on a scheduler without a web server."""
+    dashboard_server.add_handler(scheduler, PATH, _Targets)

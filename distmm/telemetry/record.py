@@ -15,10 +15,9 @@ import numpy as np
 from distmm import units
 from distmm.planning.plan import Plan
 from distmm.telemetry import liveness, theme
-from distmm.telemetry.activity import Activity, Kind, Sample
+from distmm.telemetry.activity import Activity, Incident, Incidents, Kind, Sample
 from distmm.telemetry.figures import Figures
 from distmm.telemetry.history import History
-from distmm.telemetry.incidents import Incident, Incidents
 from distmm.telemetry.time_left import Pace
 from distmm.telemetry.worker_totals import Lane
 

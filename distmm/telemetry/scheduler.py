@@ -20,7 +20,7 @@ from distmm import units
 from distmm.graph.dask_tasks import PlacedTask, ProductTask
 from distmm.planning.plan import Plan
 from distmm.scheduler.plugin import PlacementPlugin
-from distmm.telemetry import dashboard, metrics, prometheus_targets, task_names
+from distmm.telemetry import dashboard, metrics, task_names
 from distmm.telemetry.activity import JOB_TOPIC
 from distmm.telemetry.faults import tolerated
 from distmm.telemetry.figures import Figures
@@ -70,7 +70,7 @@ class Telemetry(SchedulerPlugin):
         with tolerated("the page of the dashboard"):
             dashboard.install(scheduler)
         with tolerated("the list of workers for Prometheus"):
-            prometheus_targets.install(scheduler)
+            metrics.install_targets(scheduler)
         with tolerated("telemetry on workers"):
             reporter = WorkerTelemetry()
             await scheduler.register_worker_plugin(None, dumps(reporter), reporter.name, idempotent=True)

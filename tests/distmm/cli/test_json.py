@@ -15,7 +15,7 @@ from distributed import Client
 from typer.testing import CliRunner
 
 from distmm.cli.app import app
-from distmm.job.batch import continuation
+from distmm.job.records import continuation
 
 ROOT = Path(__file__).resolve().parents[3]
 SCHEMA = json.loads((ROOT / "deploy/site/pages/reference/json_output.schema.json").read_text())

@@ -16,9 +16,9 @@ from distmm import job
 from distmm.checking.checksum import checksum
 from distmm.errors import InputError, Stopped
 from distmm.job import commit, planning
+from distmm.job.commit import FinishedUnits
 from distmm.job.computation import Computation
 from distmm.job.contents import Contents
-from distmm.job.finished_units import FinishedUnits
 from distmm.job.folder import Folder, read_json
 from distmm.job.judge import Judge
 from distmm.job.lock import Lock

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import distmm
 from distmm import job
 from distmm.clusters import cluster, measured
+from distmm.job import planning
 from distmm.job import planning as job_planning
-from distmm.job import read_rate
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
@@ -39,7 +39,7 @@ def test_readers_read_whole_chunks_and_none_twice(
 ) -> None:
     matrix = Slow("A.npy", (rows, columns), np.dtype("c16"), chunks)
     height, width = chunks or (1, columns)
-    read = [list(read_rate.pieces(matrix, readers, reader)) for reader in range(readers)]
+    read = [list(planning.pieces(matrix, readers, reader)) for reader in range(readers)]
     assert all(read)
     for i, j in (piece for pieces in read for piece in pieces):
         assert 0 <= i.start < i.stop <= rows
@@ -48,7 +48,7 @@ def test_readers_read_whole_chunks_and_none_twice(
         assert i.stop == rows or i.stop % height == 0
         assert j.stop == columns or j.stop % width == 0
         whole = (i.stop - i.start) * (j.stop - j.start) * 16
-        assert whole <= max(read_rate.PIECE_BYTES, height * width * 16)
+        assert whole <= max(planning.PIECE_BYTES, height * width * 16)
     starts = [{(i.start, j.start) for i, j in pieces} for pieces in read]
     assert all(len(found) == len(pieces) for found, pieces in zip(starts, read, strict=True))
     if len(set.union(*starts)) >= readers:
@@ -59,14 +59,14 @@ def test_readers_read_whole_chunks_and_none_twice(
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Matrices of each measurement. Earlier measurements are forgotten, and every job is worth one."""
     seen: list[str] = []
-    slowest = read_rate._slowest
+    slowest = planning._slowest
 
     def noted(client: Client, workers: list[str], matrix: Matrix, device: Any) -> float:
         seen.append(Path(matrix.path).name)
         return slowest(client, workers, matrix, device)
 
     monkeypatch.setattr(measured, "_rates", type(measured._rates)())
-    monkeypatch.setattr(read_rate, "_slowest", noted)
+    monkeypatch.setattr(planning, "_slowest", noted)
     monkeypatch.setattr(plan_request, "WORTH_MEASURING_SECONDS", 0.0)
     return seen
 
@@ -102,7 +102,7 @@ def test_a_job_counts_with_the_rate_at_which_its_slowest_file_is_read_and_asks_o
     for out in ("C.zarr", "D.zarr"):
         job.multiply("A.zarr", "B.zarr", out, client=client)
     assert sorted(asked) == ["A.zarr", "B.zarr"]
-    rates = [read_rate.read_rate(client, open_matrix(name), "cpu") for name in ("A.zarr", "B.zarr")]
+    rates = [planning.read_rate(client, open_matrix(name), "cpu") for name in ("A.zarr", "B.zarr")]
     assert {plan.cluster.load for plan in planned} == {min(rate for rate in rates if rate is not None)}
 
 
@@ -131,9 +131,9 @@ def test_a_file_that_cannot_be_read_is_no_matter_of_the_measurement(
 ) -> None:
     matrix = open_matrix("A.zarr")
     shutil.rmtree("A.zarr")
-    assert read_rate.read_rate(client, matrix, "cpu") is None
+    assert planning.read_rate(client, matrix, "cpu") is None
     assert "A.zarr could not be measured" in caplog.text
-    assert read_rate.read_rate(client, matrix, "cpu") is None
+    assert planning.read_rate(client, matrix, "cpu") is None
     assert asked == ["A.zarr"]
 
 
@@ -162,9 +162,9 @@ def test_a_plan_that_leaves_host_memory_free_is_not_made_anew_where_no_rate_is_l
 
 
 def test_a_slow_disk_is_seen_by_all_that_read_from_it(client: Client, asked: list[str], tmp_path: Path) -> None:
-    rate = read_rate.read_rate(client, Slow(str(tmp_path / "A.npy"), (10**6, 600), np.dtype("f8"), None), "cpu")
+    rate = planning.read_rate(client, Slow(str(tmp_path / "A.npy"), (10**6, 600), np.dtype("f8"), None), "cpu")
     assert rate is not None
-    assert 0 < rate < read_rate.PIECE_BYTES / 0.05
+    assert 0 < rate < planning.PIECE_BYTES / 0.05
 
 
 class Slow(Matrix):

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from distmm.graph.placement import Key, Placement
-from distmm.scheduler.consumers import reached
+from distmm.scheduler.output_slots import reached
 from distmm.scheduler.product_state import Limits, OperandBlock, PlannedTask
 from distmm.scheduler.products import Products
 from tests.distmm.scheduler.simulated_checks import Checks

@@ -23,7 +23,7 @@ from distmm import job, matmul
 from distmm.checking.verdict import Verdict
 from distmm.errors import DistmmError
 from distmm.telemetry import client as telemetry
-from distmm.telemetry import dashboard_text, report
+from distmm.telemetry import facts, report
 from distmm.telemetry.progress import watch
 from distmm.telemetry.record import Record
 from distmm.telemetry.scheduler import Telemetry
@@ -141,7 +141,7 @@ def told(record: Record, error: str, caplog: pytest.LogCaptureFixture) -> None:
     figures = record.figures(record.submitted + 60)
     assert figures.state == "failed"
     assert error in figures.error
-    page = dashboard_text.head(record, record.submitted + 60)
+    page = facts.head(record, record.submitted + 60)
     assert ">failed<" in page
     text = str(escape(error))
     assert text in page

@@ -16,7 +16,7 @@ from distributed import Client, LocalCluster
 from distmm import job, matmul
 from distmm.storage import open_matrix
 from distmm.telemetry import client as telemetry
-from distmm.telemetry import dashboard, faults, metrics, prometheus_targets, report, worker
+from distmm.telemetry import dashboard, faults, metrics, report, worker
 from distmm.telemetry.scheduler import Telemetry
 from distmm.telemetry.worker import WorkerTelemetry
 from tests.tables import later
@@ -41,7 +41,7 @@ FAULTS: dict[str, tuple[Patch, int]] = {
     "the page": (raises(dashboard, "install"), 1),
     "no Bokeh": (missing("bokeh.server.tornado"), 1),
     "/metrics": (raises(metrics, "expose"), 2),  # one of the scheduler, one of the worker
-    "the list of targets": (raises(prometheus_targets, "install"), 1),
+    "the list of targets": (raises(metrics, "install_targets"), 1),
     "the workers' plugin does not start": (raises(WorkerTelemetry, "setup"), 0),
     "listening on the scheduler": (raises(Telemetry, "transition"), 0),
     "listening on workers": (raises(WorkerTelemetry, "transition"), 0),

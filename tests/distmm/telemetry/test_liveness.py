@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from distmm.telemetry import dashboard_text, progress
+from distmm.telemetry import facts, progress
 from distmm.telemetry.liveness import SILENT_SECONDS, STALLED_PAUSES, STALLED_SECONDS, heard_of, stalled
 from distmm.telemetry.record import Record
 from tests.distmm.telemetry.test_record import record
@@ -75,7 +75,7 @@ def test_stopped_workers_make_a_product_stalled_within_half_a_minute_and_no_time
         ("stalled", 0, 2, 480, 480, False),
     ]
     assert progress.describe(r.figures(now + 42)) == "stalled: no step for 42 s, 0 of 2 workers are heard of"
-    page = dashboard_text.head(r, now + 42)
+    page = facts.head(r, now + 42)
     for text in (">stalled<", ">0 of 2<", ">42 s ago<"):
         assert text in page
 

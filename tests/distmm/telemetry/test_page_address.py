@@ -9,7 +9,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from distmm.submit import dashboard_access
-from distmm.telemetry import page_address
+from distmm.telemetry import client as telemetry
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def idle() -> Client:
 
 
 def test_the_page_is_where_its_address_says_before_the_first_product(idle: Client) -> None:
-    address = page_address.page_address(idle)
+    address = telemetry.page_address(idle)
     assert address is not None
     assert address.startswith("http://127.0.0.1:")
     assert address.endswith("/distmm")
@@ -34,17 +34,17 @@ def test_the_page_is_where_its_address_says_before_the_first_product(idle: Clien
 def test_a_dashboard_on_the_localhost_of_another_machine_comes_with_its_tunnel(
     idle: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_address, "_at", lambda dask_scheduler: ("n7", "127.0.0.1", 40123))
+    monkeypatch.setattr(telemetry, "_page_at", lambda dask_scheduler: ("n7", "127.0.0.1", 40123))
     tunnel = "http://localhost:40123/distmm after ssh -N -L 40123:127.0.0.1:40123 n7"
-    assert page_address.page_address(idle) == tunnel
-    monkeypatch.setattr(page_address, "_at", lambda dask_scheduler: ("n7", "0.0.0.0", 40123))
-    assert page_address.page_address(idle) == idle.dashboard_link.replace("/status", "/distmm")
+    assert telemetry.page_address(idle) == tunnel
+    monkeypatch.setattr(telemetry, "_page_at", lambda dask_scheduler: ("n7", "0.0.0.0", 40123))
+    assert telemetry.page_address(idle) == idle.dashboard_link.replace("/status", "/distmm")
 
 
 def test_an_address_that_was_set_is_kept(idle: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(page_address, "_at", lambda dask_scheduler: ("n7", "127.0.0.1", 40123))
+    monkeypatch.setattr(telemetry, "_page_at", lambda dask_scheduler: ("n7", "127.0.0.1", 40123))
     with dask.config.set({"distributed.dashboard.link": "http://localhost:8787/status"}):
-        assert page_address.page_address(idle) == "http://localhost:8787/distmm"
+        assert telemetry.page_address(idle) == "http://localhost:8787/distmm"
 
 
 def test_a_scheduler_without_pages_has_no_address() -> None:
@@ -53,4 +53,4 @@ def test_a_scheduler_without_pages_has_no_address() -> None:
         LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0", scheduler_kwargs={"dashboard": False}) as cluster,
         Client(cluster, set_as_default=False) as client,
     ):
-        assert page_address.page_address(client) is None
+        assert telemetry.page_address(client) is None

@@ -13,7 +13,7 @@ from distmm import units
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
-from distmm.telemetry import dashboard_text, progress, report
+from distmm.telemetry import facts, progress, report
 from distmm.telemetry.activity import Kind, Load, Sample
 from distmm.telemetry.heartbeats import Heartbeats
 from distmm.telemetry.record import Record
@@ -130,7 +130,7 @@ def test_the_cause_is_named_on_page_terminal_and_report(cause: Callable[[Record]
     assert len(figures.reasons) == 1
     assert expected in figures.reasons[0]
     assert expected in progress.describe(figures)
-    assert escape(expected) in dashboard_text.head(r, r.advanced)
+    assert escape(expected) in facts.head(r, r.advanced)
     text = report.html(r)
     assert f"<li>{escape(expected)}" in text
     assert "Nothing." not in text
