@@ -29,7 +29,8 @@ def einsum(*operands: Any, out: Any = None, **choices: Unpack[Keywords]) -> Any:
         Subscripts, such as ``"ij,jk->ik"``, and the arrays. Or each array followed by a list of whole numbers, with an
         optional list for the result at the end: ``A, [0, 1], B, [1, 2], [0, 2]``. An ellipsis denotes dimensions that
         broadcast. Without ``->`` the result has the indices that occur once, in alphabetical order. Arrays are as in
-        `matmul`. Arrays in memory are summed at the call, and copied if their strides do not allow a view.
+        `matmul`. Arrays in memory are summed at the call. If their strides do not allow a view as matrices, workers of
+        a cluster rearrange NumPy arrays when they read them; others are copied at the call.
     out : numpy.ndarray, Zarr-like or Dask array, optional
         As in `tensordot`.
     precision, kernel, reproducible, device, client

@@ -19,7 +19,8 @@ def tensordot(A: Any, B: Any, axes: Any = 2, *, out: Any = None, **choices: Unpa
     """Sum products over dimensions of two arrays, as `numpy.tensordot` does, by one matrix product.
 
     The dimensions that are summed over become k. The other dimensions of A become the rows of C, and those of B its
-    columns. NumPy and CuPy arrays are reshaped at the call, and copied only if their strides do not allow a view. Dask
+    columns. Arrays in memory are rearranged only if their strides do not allow a view: NumPy arrays by the workers of a
+    cluster when they read them, CuPy arrays, and all arrays without a cluster, at the call. Dask
     arrays are reshaped block by block. If their chunks differ along the dimensions that are summed over, one of them is
     rechunked first.
 

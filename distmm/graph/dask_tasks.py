@@ -9,10 +9,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from operator import getitem
 from typing import Any
 
 import dask.array as da
+import dask.array.chunk
 import numpy as np
 from dask._task_spec import Alias, GraphNode, List, Task, TaskRef
 from dask.array.core import getter, getter_inline, getter_nofancy
@@ -33,6 +35,7 @@ __all__ = [
     "Task",
     "TaskRef",
     "copied",
+    "faster",
     "is_view",
     "needs",
     "one_per_block",
@@ -43,6 +46,9 @@ __all__ = [
 
 # Names of the tasks of Dask's own `store`, and of those of `distmm.graph.consumers`, begin with this.
 STORES = "store-map-"
+
+# Functions of Dask that read blocks, and what does the same on blocks of C.
+FASTER = {dask.array.chunk.topk: tasks.topk_of_chunk}
 
 # Functions that cut blocks.
 VIEWS = frozenset({getitem, getter, getter_inline, getter_nofancy, tasks.part})
@@ -135,6 +141,13 @@ def needs(graph: Mapping[Any, Any], key: Any) -> frozenset[Any]:
 def is_view(task: object) -> bool:
     """Whether a task returns what it reads, or a view of it: the memory stays in use as long as its result does."""
     return isinstance(task, Alias) or (isinstance(task, Task) and task.func in VIEWS)
+
+
+def faster(task: GraphNode) -> GraphNode:
+    """Return a task that reads a block of C: the same one, or one with a faster function."""
+    if not isinstance(task, Task) or not isinstance(given := task.func, partial) or given.func not in FASTER:
+        return task
+    return Task(task.key, partial(FASTER[given.func], *given.args, **given.keywords), *task.args, **task.kwargs)
 
 
 def stores(key: object) -> bool:

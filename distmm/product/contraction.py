@@ -4,9 +4,10 @@ A label that both arrays have and the result lacks is summed over: it belongs to
 result have is a batch dimension. A label of a single array belongs to the rows or to the columns of C. Labels of one
 kind are merged into one dimension. In C they are split again:
 
-- An array in memory is reshaped: a view if its strides allow it, else a copy at the call. Labels merge without a copy
-  if they form a run, which means that they are contiguous. If two runs would need a copy, the shorter run may become a
-  batch dimension that the other array lacks.
+- An array in memory is reshaped: a view if its strides allow it, else a copy. Labels merge without a copy if they form
+  a run, which means that they are contiguous. If two runs would need a copy, the shorter run may become a batch
+  dimension that the other array lacks. A large NumPy array for a cluster is not copied at the call: workers load boxes
+  of it to their devices, and reshape them there like the blocks of a Dask array.
 - A Dask array is reshaped block by block (`distmm.graph.dask_tasks.reshaped`). The order of elements along k does not
   matter if it is the same in both arrays. Two Dask arrays get the same chunks along k: those of the larger one. If the
   other array is in memory, a Dask array gets chunks in C order. Dask rechunks an array whose chunks change, which
@@ -19,8 +20,9 @@ import itertools
 import math
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
 
 import dask.array as da
 import numpy as np
@@ -33,7 +35,10 @@ from distmm.product.choices import Choices
 from distmm.product.labelled import Edges, Label, Labelled, chosen
 from distmm.product.operand import Operand, wrap
 from distmm.product.product import Gemm
+from distmm.product.product_array import ProductArray
 from distmm.product.scalars import common_type
+from distmm.transfer.gpu_allocations import is_on_gpu
+from distmm.transfer.lending import SMALLEST
 
 # An array that would have to be copied is multiplied as a stack of matrices instead, if each matrix has at least this
 # many rows (A) or columns (B). On one core of a Xeon (float32, k = 512), the stack takes this multiple of the time of
@@ -69,7 +74,7 @@ def contract(x: Labelled, y: Labelled, output: Labels, choices: Choices, out: An
     inner = [label for label in shared if label not in output]
     if not inner or (len(inner) < len(shared) and not has_rows_or_columns):
         return Labelled(_elementwise(x, y, output, dtype), output, f"{x.name} times {y.name}")
-    return _Matrices.of(x, y, output, inner).product(output, choices, out)
+    return _Matrices.of(x, y, output, inner).loaded(choices).product(output, choices, out)
 
 
 def _elementwise(x: Labelled, y: Labelled, output: Labels, dtype: np.dtype) -> da.Array:
@@ -93,7 +98,10 @@ def _elementwise(x: Labelled, y: Labelled, output: Labels, dtype: np.dtype) -> d
 
 @dataclass(frozen=True)
 class _Matrices:
-    """Two arrays as stacks of matrices: `x` is (*batch, rows, inner), and `y` is (*batch, inner, columns)."""
+    """Two arrays as stacks of matrices: `x` is (*batch, rows, inner), and `y` is (*batch, inner, columns).
+
+    NumPy blocks of Dask arrays are copied to `device` before they are rearranged.
+    """
 
     x: Labelled
     y: Labelled
@@ -101,6 +109,7 @@ class _Matrices:
     rows: Labels
     inner: Labels
     columns: Labels
+    device: Literal["cpu", "cuda"] = "cpu"
 
     @classmethod
     def of(cls, x: Labelled, y: Labelled, output: Labels, inner: Sequence[Label]) -> _Matrices:
@@ -117,6 +126,23 @@ class _Matrices:
             x, y = _cut_alike(x, y, merged)
         return cls(x, y, batch, rows, merged, columns)
 
+    def loaded(self, choices: Choices) -> _Matrices:
+        """Return the same arrays. Large NumPy arrays that would be copied here become blocks that workers load."""
+        sides = (self.x, self.rows, self.inner), (self.y, self.inner, self.columns)
+        if choices.client is None or "cupy" in (self.x.kind, self.y.kind):
+            return self
+        device = choices.described(choices.client, self.x.dtype, on_gpu=False).device
+        if not any(itertools.starmap(_is_copied, sides)):
+            return replace(self, device=device)
+        whole = [np.broadcast_to(np.zeros((), side[0].dtype), self._shape(*side)) for side in sides]
+        blocking = Gemm.of(wrap(whole[0], self.x.name), wrap(whole[1], self.y.name)).plan(choices).blocking
+        lazy = [array for array in (self.x, self.y) if isinstance(array.source, da.Array)]
+        inner = lazy[0].edges if lazy else _box(self.x, self.inner, max(blocking.k))
+        edges = dict(zip(self.batch, blocking.batch, strict=True)) | {label: inner[label] for label in self.inner}
+        edges |= _box(self.x, self.rows, max(blocking.m)) | _box(self.y, self.columns, max(blocking.n))
+        x, y = (side[0].lazy(edges, device, choices.client) if _is_copied(*side) else side[0] for side in sides)
+        return replace(self, x=x, y=y, device=device)
+
     def product(self, output: Labels, choices: Choices, out: Any) -> Labelled:
         """Return the lazy product, or compute it into `out` and return that, if `out` has a view of C's shape."""
         name = f"{self.x.name} times {self.y.name}"
@@ -126,13 +152,17 @@ class _Matrices:
             gemm.array(choices, matrix)
             return Labelled(out, output, name)
         if len(self.rows) == len(self.columns) == 1:
-            lazy = gemm.array(choices)
+            lazy = product = gemm.array(choices)
         else:
             edges = self._edges(gemm, choices)
             c_chunks = *(edges[label] for label in self.batch), _merged(edges, self.rows), _merged(edges, self.columns)
-            lazy = gemm.array(choices, None, c_chunks).rechunk(c_chunks)
+            product = gemm.array(choices, None, c_chunks)
+            lazy = product.rechunk(c_chunks)
             lazy = with_copies(reshaped(lazy, tuple(edges[each] for each in (*self.batch, *self.rows, *self.columns))))
-        return Labelled(lazy, (*self.batch, *self.rows, *self.columns), name).transposed(output)
+        result = Labelled(lazy, (*self.batch, *self.rows, *self.columns), name).transposed(output)
+        if result.source is product or not isinstance(product, ProductArray):
+            return result
+        return replace(result, source=product.rearranged(result.source, partial(self._within, output=output)))
 
     # Operands
 
@@ -145,14 +175,18 @@ class _Matrices:
             if own[-2:] == (*second, *first):
                 return wrap(array.source, array.name, transposed=True)
         present = [label for label in self.batch if label in own]
+        array = array.movable().uploaded() if self.device == "cuda" else array
         source = array.transposed([*present, *first, *second]).movable().source
         if not isinstance(source, da.Array):
-            stack = [array.sizes.get(label, 1) for label in self.batch]
-            shape = *stack, *(math.prod(array.sizes[label] for label in group) for group in (first, second))
-            return wrap(source.reshape(shape), array.name)
+            return wrap(source.reshape(self._shape(array, first, second)), array.name)
         edges = dict(zip([*present, *first, *second], source.chunks, strict=True))
         chunks = *(edges.get(label, (1,)) for label in self.batch), _merged(edges, first), _merged(edges, second)
         return wrap(reshaped(source, chunks), array.name)
+
+    def _shape(self, array: Labelled, *groups: Labels) -> tuple[int, ...]:
+        """Return the shape of an array as a stack of matrices, with the labels of two groups merged."""
+        stack = (array.sizes.get(label, 1) for label in self.batch)
+        return *stack, *(math.prod(array.sizes[label] for label in group) for group in groups)
 
     # The result
 
@@ -172,7 +206,8 @@ class _Matrices:
         labels = *self.batch, *self.rows, *self.columns
         if len(self.rows) == len(self.columns) == 1 and labels == output:
             return out
-        if not isinstance(out, np.ndarray) or not (_in_order(self.x, self.rows) and _in_order(self.y, self.columns)):
+        in_order = _in_order(self.x, self.rows) and _in_order(self.y, self.columns)
+        if not in_order or not (isinstance(out, np.ndarray) or is_on_gpu(out)):
             return None
         sizes, strides = (dict(zip(output, values, strict=True)) for values in (out.shape, out.strides))
         neighbours = (*itertools.pairwise(self.rows), *itertools.pairwise(self.columns))
@@ -214,6 +249,15 @@ def _runs(array: Labelled, labels: Sequence[Label]) -> list[list[Label]]:
     return runs
 
 
+def _is_copied(array: Labelled, *groups: Labels) -> bool:
+    """Whether a NumPy array is large enough to be lent to workers, and has to be copied to become matrices."""
+    if not array.in_memory or array.kind == "cupy" or array.source.nbytes < SMALLEST:
+        return False
+    strides = dict(zip(array.labels, array.source.strides, strict=True))
+    merge = all(_runs(array, group) == [list(group)] for group in groups if group)
+    return not merge or all(strides[group[-1]] != array.dtype.itemsize for group in groups if group)
+
+
 def _cut_alike(x: Labelled, y: Labelled, labels: Labels) -> tuple[Labelled, Labelled]:
     """Return both as Dask arrays with the same chunks along these labels: those of the larger Dask array."""
     given = [array for array in (x, y) if isinstance(array.source, da.Array)] or [x, y]
@@ -246,4 +290,5 @@ def _box(array: Labelled, labels: Labels, edge: int) -> dict[Label, tuple[int, .
 
 def _in_order(array: Labelled, labels: Labels) -> bool:
     """Whether the merged dimension has its elements in C order. The boxes of a Dask array may have another order."""
-    return not isinstance(array.source, da.Array) or all(len(array.edges[label]) == 1 for label in labels[1:])
+    cut = [] if not isinstance(array.source, da.Array) else [n for n, x in enumerate(labels) if len(array.edges[x]) > 1]
+    return not cut or all(max(array.edges[label]) == 1 for label in labels[: cut[-1]])

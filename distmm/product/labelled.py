@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 import dask.array as da
 import numpy as np
+from distributed import Client
 
 from distmm.planning.problem import accumulator_dtype
 from distmm.product.array_types import package_of
-from distmm.product.operand import checked, kind_of, multipliable, wrap
+from distmm.product.operand import checked, kind_of, multipliable, uploaded, wrap
 from distmm.transfer.memory_map import is_mapped
 
 Label = Hashable
@@ -24,8 +25,8 @@ Edges = Mapping[Label, tuple[int, ...]]  # the chunks of each label
 class Labelled:
     """An array and a label for each of its dimensions.
 
-    Arrays in memory are transposed and reshaped at the call, as views where the strides allow. Dask arrays are
-    rearranged when they are computed. Other objects become Dask arrays where they have to be rearranged.
+    Arrays in memory are transposed and reshaped as views where the strides allow. Dask arrays are rearranged when they
+    are computed. Other objects become Dask arrays where they have to be rearranged.
 
     Attributes
     ----------
@@ -91,8 +92,13 @@ class Labelled:
         """Chunks of each label, of a Dask array."""
         return dict(zip(self.labels, self.source.chunks, strict=True))
 
-    def lazy(self, edges: Edges | None = None) -> Labelled:
-        """Return it as a Dask array. The labels in `edges` get those chunks."""
+    def lazy(
+        self, edges: Edges | None = None, device: Literal["cpu", "cuda"] = "cpu", client: Client | None = None
+    ) -> Labelled:
+        """Return it as a Dask array. The labels in `edges` get those chunks.
+
+        Workers of `client` load the blocks of an array in this process's memory, when they need them, to `device`.
+        """
         edges = {label: cut for label, cut in (edges or {}).items() if label in self.labels}
         source = self.source
         if isinstance(source, da.Array):
@@ -107,12 +113,16 @@ class Labelled:
         stored = operand.storage_chunk or ("auto",) * len(self.labels)
         wanted = tuple(edges.get(label, size) for label, size in zip(self.labels, stored, strict=True))
         chunks = chosen(wanted, operand.shape, self.dtype)
-        return Labelled(operand.blocked(chunks, "cpu"), self.labels, self.name)
+        return Labelled(operand.blocked(chunks, device, client), self.labels, self.name)
 
     def movable(self) -> Labelled:
         """Return it as an array that can be transposed and reshaped: an array in memory, or a Dask array."""
         lazy = isinstance(self.source, da.Array) and not self.unchecked
         return self if self.in_memory or lazy else self.lazy()
+
+    def uploaded(self) -> Labelled:
+        """Return a Dask array whose blocks are in GPU memory, for tasks of distmm. Other arrays are returned."""
+        return replace(self, source=uploaded(self.source)) if isinstance(self.source, da.Array) else self
 
     def transposed(self, labels: Sequence[Label]) -> Labelled:
         """Return it with its dimensions in this order."""

@@ -131,6 +131,7 @@ class Operand:
         from dask.array.utils import meta_from_array
 
         from distmm.product.inline_array import inline_array
+        from distmm.product.lent_graph import lent
 
         on_gpu = is_on_gpu(self.source) and device == "cuda" and client is not None
         if on_gpu or (isinstance(self.source, np.ndarray) and self.file is None):
@@ -148,8 +149,9 @@ class Operand:
         # A new name for each call: Dask's token would read all of the data.
         name = f"distmm-load-{uuid.uuid4().hex}"
         if is_dask(source):
+            source = source if client is None else lent(source, client)
             array = source if source.chunks == own else source.rechunk(own)
-            array = _uploaded(array) if device == "cuda" and self.kind == "numpy" else array
+            array = uploaded(array) if device == "cuda" and self.kind == "numpy" else array
         elif self.kind == "cupy":
             array = da.from_array(source, chunks=own, name=name, asarray=False)
         else:
@@ -198,7 +200,7 @@ def _loaded(
     )
 
 
-def _uploaded(array: da.Array) -> da.Array:
+def uploaded(array: da.Array) -> da.Array:
     """Copy each NumPy block once to the GPU of its home worker. Products and transfers between GPUs use that copy."""
     return array.map_blocks(tasks.to_device, dtype=array.dtype, meta=array, name=f"distmm-upload-{uuid.uuid4().hex}")
 

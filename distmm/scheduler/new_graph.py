@@ -49,6 +49,7 @@ class NewGraph:
         self.operands: dict[Key, OperandBlock] = {}
         self.limits: dict[str, Limits] = {}
         for ts in self.placed:
+            dask_internals.let_readers_be_faster(ts, self.new)
             task, where = ts.run_spec, ts.run_spec.placement
             if where.product in self.refused:
                 continue

@@ -208,12 +208,31 @@ class ClientArray:
         shape, strides = (tuple(values[d] for d in swap) for values in (self.shape, self.strides))
         return replace(self, shape=shape, strides=strides), True
 
+    def merged(self) -> ClientArray:
+        """Return the same elements in as few dimensions as their strides allow, and in two at least.
+
+        Its own rows must be contiguous. A GPU copies matrices of the last two dimensions: rows, and the distances
+        between them, have at most MOST_PITCH bytes.
+        """
+        shape, strides = [self.shape[-1]], [self.dtype.itemsize]
+        for n, stride in zip(self.shape[-2::-1], self.strides[-2::-1], strict=True):
+            most = math.inf if len(shape) > 1 else MOST_PITCH // self.dtype.itemsize
+            if stride == shape[0] * strides[0] and n * shape[0] <= most:
+                shape[0] *= n
+            elif n != 1:
+                shape.insert(0, n)
+                strides.insert(0, stride)
+        if len(shape) < 2 or strides[-2] > MOST_PITCH:
+            shape.insert(-1, 1)
+            strides.insert(-1, self.nbytes)
+        return replace(self, shape=tuple(shape), strides=tuple(strides))
+
     def rows(self) -> process_memory.Rows:
         """Return the addresses of its rows in row-major order, and the bytes of a row."""
-        starts = np.array(self.address, np.int64)
-        for n, stride in zip(self.shape[:-1], self.strides[:-1], strict=True):
+        starts, few = np.array(self.address, np.int64), self.merged()
+        for n, stride in zip(few.shape[:-1], few.strides[:-1], strict=True):
             starts = starts[..., None] + np.arange(n) * stride
-        return starts.ravel(), self.shape[-1] * self.dtype.itemsize
+        return starts.ravel(), few.shape[-1] * self.dtype.itemsize
 
     def read_into(self, target: np.ndarray) -> None:
         """Copy its elements to a C-contiguous array of the same shape; its own rows must be contiguous."""

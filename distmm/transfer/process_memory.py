@@ -86,6 +86,8 @@ def copy(target: np.ndarray, source: np.ndarray) -> None:
     """Copy a matrix, or a stack of matrices, to another of the same shape and type in this process."""
     if target.dtype.kind == "V":  # NumPy would copy bfloat16 element by element, and hold the interpreter lock
         target, source = (x.view(f"u{x.itemsize}") for x in (target, source))
+    if len(target) == 1:  # a long row
+        target, source = target[0], source[0]
     height = max(1, PIECE // max(1, target[:1].nbytes))
     bands = [slice(first, first + height) for first in range(0, len(target), height)]
     _in_threads(lambda band: np.copyto(target[band], source[band]), bands)

@@ -36,9 +36,10 @@ def upload(part: ClientArray) -> Any:
     if part.on_gpu and (view := part.local_view()) is not None:
         return view
     flat, swapped = part.with_contiguous_rows()
-    with _reached(flat) as shift, _buffers(shift) as buffers, gpu.working("upload") as stream:
+    few = flat.merged()
+    with _reached(few) as shift, _buffers(shift) as buffers, gpu.working("upload") as stream:
         block = cupy.empty(flat.shape, gpu.carrier(flat.dtype))
-        for host, device in _matrices(flat, block):
+        for host, device in _matrices(few, block.reshape(few.shape)):
             if shift is not None:
                 _to_device(device, host.address + shift, host.strides[0], stream)
                 continue
@@ -63,9 +64,10 @@ def _download(part: ClientArray, block: Any) -> None:
     import cupy
 
     flat, swapped = part.with_contiguous_rows()
-    with _reached(flat) as shift, _buffers(shift) as buffers, gpu.working("download") as stream:
+    few = flat.merged()
+    with _reached(few) as shift, _buffers(shift) as buffers, gpu.working("download") as stream:
         block = cupy.ascontiguousarray(block.swapaxes(-1, -2) if swapped else block).astype(flat.dtype, copy=False)
-        for host, device in _matrices(flat, block):
+        for host, device in _matrices(few, block.reshape(few.shape)):
             if shift is not None:
                 _to_host(host.address + shift, host.strides[0], device, stream)
                 continue

@@ -9,6 +9,7 @@ from distmm.worker.gpu_copies import to_host
 from distmm.worker.tasks.arrivals import Arrivals, arrived, arrived_at
 from distmm.worker.tasks.epilogue import Epilogue
 from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_facts, measure, measure_kernels
+from distmm.worker.tasks.largest import topk_of_chunk
 from distmm.worker.tasks.loads import Load, load, to_device
 from distmm.worker.tasks.metrics import METRICS, Metric, exponents, needs_exponents, squared_norms
 from distmm.worker.tasks.probe import PAUSE_FRACTION, WORKER_BYTES, copy_rate, cores_of, local_gpu, probe
@@ -72,6 +73,7 @@ __all__ = [
     "squared_norms",
     "to_device",
     "to_host",
+    "topk_of_chunk",
     "touch",
     "warm",
 ]

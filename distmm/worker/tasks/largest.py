@@ -69,6 +69,16 @@ def largest(x: Block, k: int) -> tuple[Block, Block]:
     return values[chosen].reshape(rows, k), column[chosen].reshape(rows, k).astype(np.int64, copy=False)
 
 
+def topk_of_chunk(x: Block, k: int, axis: tuple[int, ...], keepdims: bool) -> Block:
+    """Do what `dask.array.chunk.topk` does. CuPy sorts a whole block for it; the kernel reads the block once."""
+    if axis == (x.ndim - 1,) and reductions_on_gpu.finds_largest(x, k):
+        values, _ = reductions_on_gpu.largest(x, k, None, None)
+        return values.astype(x.dtype, copy=False)
+    from dask.array import chunk
+
+    return chunk.topk(x, k, axis, keepdims)
+
+
 def _reached(library: Any, x: Block, k: int) -> Block:
     """Return a value for each row ``(r, 1)`` that k elements of it reach, at least."""
     rows, n = x.shape

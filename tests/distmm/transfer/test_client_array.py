@@ -73,6 +73,26 @@ def test_another_process_reads_any_layout(other: Any, layout: str, shape: tuple[
     np.testing.assert_array_equal(other.apply(read, (ClientArray.of(array), index)), array[index])
 
 
+@pytest.mark.parametrize(
+    ("part", "dimensions"),
+    [
+        (np.s_[:], 2),
+        (np.s_[1:3], 2),
+        (np.s_[:, 1:4], 2),
+        (np.s_[:, :, 2:5], 2),
+        (np.s_[:, :, :, 1:5], 2),
+        (np.s_[:, 1:4, :, 1:5], 3),
+        (np.s_[:, ::-1], 3),
+        (np.s_[2:3, :, :, :1], 2),
+    ],
+)
+def test_boxes_are_copied_in_as_few_pieces_as_their_strides_allow(other: Any, part: Any, dimensions: int) -> None:
+    box = numbers((3, 4, 6, 7))[part]
+    lent = ClientArray.of(box)
+    assert lent.merged().ndim == dimensions
+    np.testing.assert_array_equal(other.apply(read, (lent, (slice(None),) * 4)), box)
+
+
 @pytest.mark.parametrize("layout", ["as it is", "transposed", "rows from the last", "columns of a wider one"])
 def test_another_process_writes_a_block_and_nothing_else(other: Any, layout: str) -> None:
     array = LAYOUTS[layout](np.zeros((40, 30)))
@@ -246,16 +266,19 @@ def largest(client: Client, others: set[object]) -> int:
     return found
 
 
-def test_numpy_operands_do_not_pass_through_the_scheduler(client: Client) -> None:
+@pytest.mark.parametrize("given", ["NumPy arrays", "Dask arrays of them", "computed from these"])
+def test_numpy_operands_do_not_pass_through_the_scheduler(client: Client, given: str) -> None:
     rng = np.random.default_rng(1)
     a, b = rng.standard_normal((600, 400)), rng.standard_normal((500, 400))
+    A, B = (a, b) if given == "NumPy arrays" else (da.from_array(x, chunks=(250, 400)) for x in (a, b))
+    A = A.rechunk((100, 200)) * 1 if given == "computed from these" else A
     others = known(client)
     with client.as_current():
-        C = distmm.gemm(1, a, b, transb=True, client=client, blocks=(200, 100, 250)).persist()
+        C = distmm.gemm(1, A, B, transb=True, client=client, blocks=(200, 100, 250)).persist()
         wait(C)
         assert 0 < largest(client, others) < 10_000
         np.testing.assert_allclose(C.compute(), a @ b.T)
-    del C
+    del C, A, B
     until(nothing_is_kept)
 
 
