@@ -313,11 +313,6 @@ def test_block_edges_that_are_not_positive_are_refused(edges: tuple[int, int, in
         make_plan(Problem(10, 10, 10, F4), CPU, edges=edges)
 
 
-def test_unknown_precision_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(InputError, match=r"exact.*highest"):
-        make_plan(Problem(10, 10, 10, F4), CPU, precision="exact")
-
-
 def test_planner_and_kernels_agree_on_the_tile_and_the_precisions() -> None:
     from distmm_kernels import config
 
