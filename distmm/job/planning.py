@@ -31,7 +31,7 @@ from distmm.planning.plan import Plan
 from distmm.product.choices import Choices
 from distmm.product.operand import Operand
 from distmm.product.reduction_limits import bytes_widened
-from distmm.product.request import FileJob, PlanRequest, plan_for
+from distmm.product.request import FileJob, PlanRequest, plan_for, plan_reduced
 from distmm.product.smaller_plan import smaller_plan
 from distmm.storage.matrix import Matrix
 from distmm.worker.tasks import KernelChoice, kernel_facts, load
@@ -40,10 +40,6 @@ from distmm.worker.tasks.kernel_choice import LARGE, kernel_for
 # Share of the free memory that the plan does not use. It is for blocks that are being sent or written, which the plan
 # does not count. 0.13 was measured on CPU workers with large blocks.
 SPARE = 0.2
-
-# Shares of the memory that are tried for reduced blocks and rows. The first one that is enough is used. A plan with
-# less memory has smaller waves, with fewer reduced blocks.
-ROOM = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 15 / 16)
 
 # Rate in bytes/s at which blocks of A and B are read from files in the page cache. On CPU workers a thread also makes
 # the sketches: reading 8 MB took 3.8 ms, and its sketches 3 ms. The threads of a GPU worker read pieces into pinned
@@ -124,16 +120,8 @@ def beside_parts(spec: Spec, asked: PlanRequest, client: Client | None) -> Plan:
     """Plan a job. If C is reduced, its parts have memory of their own, and blocks have the rest."""
     if spec.reduction is None:
         return plan_for(asked, client)
-    made = plan_for(replace(asked, kept=0), client)
-    memory = made.cluster.memory if made.cluster.device == "cpu" else made.cluster.host_memory
-    for share in ROOM:
-        if memory is None:
-            break
-        room = int(memory * share) * made.cluster.workers
-        made = plan_for(replace(asked, kept=room), client)
-        if made.shortfall or bytes_of_parts(spec.reduction, spec, made) <= room:
-            return made
-    return plan_for(replace(asked, kept=bytes_of_parts(spec.reduction, spec, made)), client)
+    parts = partial(bytes_of_parts, spec.reduction, spec)
+    return plan_reduced(lambda kept: plan_for(replace(asked, kept=kept), client), parts)
 
 
 def bytes_of_parts(reduction: Reduction, spec: Spec, plan: Plan) -> int:

@@ -26,7 +26,7 @@ from distmm.product.choices import Choices
 from distmm.product.operand import Operand, as_matrix
 from distmm.product.operand_pair import check_kinds
 from distmm.product.product_array import ProductArray
-from distmm.product.request import PlanRequest, plan_for
+from distmm.product.request import PlanRequest, plan_for, plan_reduced
 from distmm.product.scalars import check_represents, common_type
 from distmm.product.smaller_plan import smaller_plan
 from distmm.product.users_blocks import Chunks
@@ -237,12 +237,7 @@ class Gemm:
         self._check_sendable(choices.client)
         if isinstance(choices.plan, Plan):  # it has no memory for reduced blocks
             choices = replace(choices, plan=str(choices.plan))
-        room, needed = 0, 1
-        # The memory of reduced blocks is taken from the blocks. Smaller waves have fewer reduced blocks.
-        while needed > room:
-            room = needed
-            plan = replace(self.plan(choices, kept=room, shared=shared), result="reduced", streamed=True)
-            needed = 0 if plan.shortfall else kept(plan)
+        plan = plan_reduced(lambda room: self.plan(choices, kept=room, shared=shared), kept)
         self._prepare(plan, choices)
         return plan
 

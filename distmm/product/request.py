@@ -33,6 +33,10 @@ WORTH_MEASURING_SECONDS = 1.0
 # so many bytes, and so much of the free memory of the worker.
 SMALL_BYTES, SMALL_SHARE = 1 << 28, 1 / 8
 
+# Shares of the memory that are tried for the parts of reduced blocks. A plan with less memory for blocks has smaller
+# waves, with fewer parts.
+ROOM = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 15 / 16)
+
 
 @dataclass(frozen=True)
 class FileJob:
@@ -149,6 +153,28 @@ def plan_for(request: PlanRequest, client: Client | None) -> Plan:
         return plan
     with_rates = measured(request, plan, spec, client)
     return plan if with_rates == spec else _within_host_memory(request, with_rates)
+
+
+def plan_reduced(plan: Callable[[int], Plan], parts: Callable[[Plan], int]) -> Plan:
+    """Plan a product whose finished blocks are reduced at once: their parts get as little memory as is enough.
+
+    Parameters
+    ----------
+    plan : callable
+        Plans the product. Takes the bytes that all workers together have for parts, `PlanRequest.kept`.
+    parts : callable
+        Takes a plan. Returns the bytes that its parts take at most.
+    """
+    made = plan(0)
+    if made.shortfall:
+        return made
+    spec = made.cluster
+    memory = spec.memory if spec.device == "cpu" else spec.host_memory
+    for room in sorted([parts(made), *(int((memory or 0) * share) * spec.workers for share in ROOM)]):
+        made = plan(room)
+        if made.shortfall or parts(made) <= room:
+            return made
+    return plan(parts(made))
 
 
 def _nbytes(request: PlanRequest) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import dask
@@ -14,10 +16,16 @@ from distributed import Client
 
 import distmm
 from distmm import InputError
+from distmm.clusters.hardware import cpus
 from distmm.graph.dask_tasks import ProductTask
 from distmm.graph.product_graph import ProductLayer
 from distmm.planning.cluster_spec import ClusterSpec
+from distmm.planning.plan import Plan
+from distmm.product.choices import Choices
+from distmm.product.operand import wrap
+from distmm.product.product import Gemm
 from distmm.product.resources import _with_room_for_parts
+from distmm.storage import open_matrix
 from distmm.worker import tasks
 from tests.distmm.api.reduced import TEXTS, best, compute, operands
 from tests.tables import later
@@ -287,6 +295,23 @@ def test_a_gpu_has_room_for_one_block_that_is_reduced_and_one_merge_whatever_its
     with_room = _with_room_for_parts(cluster, kept=10**6)
     assert (with_room.memory, with_room.workspace) == (10**10 - 2 * tasks.WORKSPACE, 7)
     assert with_room.host_memory == 10**9 - 10**6 // 2
+
+
+def test_waves_are_small_if_the_parts_of_large_ones_do_not_fit(tmp_path: Path) -> None:
+    with open(tmp_path / "A.bin", "wb") as file:
+        file.truncate(20000 * 20 * 8)
+    a, b = (wrap(open_matrix(f"{tmp_path}/A.bin:{shape}:float64"), shape) for shape in ("20000x20", "20x20000"))
+    line = 16 * 1600  # bytes of the 1600 largest elements, with their columns
+
+    def parts(plan: Plan) -> int:
+        return line * (20000 + max(wave.c_blocks for wave in plan.waves) * plan.block_shape[0])
+
+    choices = Choices.of(hardware=replace(cpus(1, memory="1200MB"), here=True))
+    large = Gemm.of(a, b).plan(choices, kept=0)
+    made = Gemm.of(a, b).plan_reduced(choices, parts)
+    assert parts(large) > large.cluster.memory
+    made.check_memory()
+    assert parts(made) + made.peak.worker <= large.cluster.memory
 
 
 X = np.ones((4, 3))
