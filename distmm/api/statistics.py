@@ -10,6 +10,9 @@ import dask.array as da
 import ml_dtypes
 import numpy as np
 from dask.array.utils import meta_from_array
+from dask.blockwise import Blockwise
+from dask.delayed import Delayed
+from dask.graph_manipulation import clone
 
 from distmm.api.array import gram
 from distmm.errors import InputError
@@ -17,7 +20,6 @@ from distmm.product.choices import Choices, Keywords, takes
 from distmm.product.labelled import Labelled
 from distmm.product.operand_pair import check_kinds
 from distmm.product.scalars import check_flags, common_type
-from distmm.product.two_passes import second_pass
 
 
 @takes(Keywords)
@@ -190,7 +192,7 @@ def _observations(m: Any, y: Any, rowvar: bool, dtype: Any) -> tuple[Any, Any, n
         in_memory = _stacked([array.source for array in arrays], rowvar, np.concatenate)
         return in_memory, in_memory, dtype
     first = _stacked([array.lazy().source for array in arrays], rowvar, da.concatenate)
-    second = _stacked([second_pass(array) for array in arrays], rowvar, da.concatenate)
+    second = _stacked([_second_pass(array) for array in arrays], rowvar, da.concatenate)
     return first, second, dtype
 
 
@@ -239,3 +241,25 @@ def _checked(given: Any, name: str, n: int) -> np.ndarray | None:
     if not (weights >= 0).all():
         raise InputError(f"{name} has negative weights, or NaN: give weights of 0 and more")
     return weights
+
+
+def _second_pass(array: Labelled) -> da.Array:
+    """Return a Dask array for the second pass, whose tasks compute the blocks again where that is possible.
+
+    If both passes used the same tasks, all blocks would stay in memory from the first pass to the second. Blocks that
+    are read from one array-like or file, and blocks that are computed from one such block, are computed again. Dask
+    describes these by `Blockwise` layers. Both passes share the blocks of other arrays: persisted arrays, products,
+    rechunked arrays, and arrays made from several arrays.
+    """
+    source = array.lazy().source
+    return _made_again(source) if isinstance(array.source, da.Array) else source
+
+
+def _made_again(array: da.Array) -> da.Array:
+    """Copy the `Blockwise` layers of an array under new names; return the array itself if it has other layers."""
+    graph = array.dask
+    # Each of these has one task: the array-like that is read, or a single value.
+    shared = [name for name, layer in graph.layers.items() if not isinstance(layer, Blockwise)]
+    if array.name in shared or any(len(graph.layers[name]) > 1 for name in shared):
+        return array
+    return clone(array, omit=[Delayed(name, graph, layer=name) for name in shared])

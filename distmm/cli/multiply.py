@@ -1,9 +1,9 @@
-"""``distmm multiply A B -o C``."""
+"""``distmm multiply A B -o C``, ``distmm topk A B -k K -o OUT`` and ``distmm threshold A B -t T -o OUT``."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -62,3 +62,93 @@ def multiply(
 def _plain(value: float) -> float:
     """Return a whole number as int, so that integer matrices give an integer product."""
     return int(value) if value.is_integer() else value
+
+
+Metric = Literal["inner", "cosine", "euclidean"]  # of a row of A and a column of B
+A = Annotated[str, typer.Argument(metavar="A", help="Matrix (m, d), in any format of distmm multiply.")]
+B = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="B",
+        help="Matrix (d, n); with --transb (n, d). Without it A, transposed: each row is compared with all rows of A.",
+        show_default=False,
+    ),
+]
+Output = Annotated[str, typer.Option("--output", "-o", metavar="OUT", help="Output: name.zarr, a group.")]
+
+
+def topk(
+    ctx: typer.Context,
+    a: A,
+    k: Annotated[int, typer.Option("-k", help="Number of elements of each row, from 1 to n.")],
+    output: Output,
+    b: B = None,
+    metric: Annotated[
+        Metric | None,
+        typer.Option(
+            help="Nearest columns of B (rows, with --transb) to each row of A, by inner product, cosine or Euclidean "
+            "distance; else the largest elements of the product.",
+            show_default=False,
+        ),
+    ] = None,
+    *,
+    given: options.Job,
+) -> None:
+    """Write the k best elements of each row of A @ B, and their columns, to disk. The full product is never stored.
+
+    OUT is a Zarr group with the arrays **values** and **indices**, both m x k. The worker that computes a block of the
+    product checks and reduces it. Finished rows of blocks are kept: after a stop or a crash the same command, or
+    **distmm resume OUT**, computes the others. At the end some rows are computed again and compared. **distmm verify
+    OUT** does that with other rows.
+
+    ```text
+    distmm topk A.npy B.zarr -k 15 -o best.zarr
+    distmm topk X.zarr Y.zarr --transb -k 15 --metric cosine -o near.zarr
+    distmm topk X.zarr -k 15 --metric euclidean -o neighbours.zarr
+    ```
+    """
+    from distmm.cli import jobs
+    from distmm.job import topk as job
+
+    jobs.run(ctx, given, [a, b or a], partial(job, a, b, k, output, metric=metric))
+
+
+def threshold(
+    ctx: typer.Context,
+    a: A,
+    t: Annotated[
+        float, typer.Option("-t", help="Keep the elements that are at least this; distances that are at most this.")
+    ],
+    output: Output,
+    b: B = None,
+    metric: Annotated[
+        Metric | None,
+        typer.Option(
+            help="Compare inner products, cosines or Euclidean distances of rows of A and columns of B (rows, with "
+            "--transb); else the elements of the product.",
+            show_default=False,
+        ),
+    ] = None,
+    most: Annotated[
+        int | None,
+        typer.Option(min=0, help="Keep at most so many elements, or stop.", show_default="what 40 % of the disk holds"),
+    ] = None,
+    *,
+    given: options.Job,
+) -> None:
+    """Write the elements of A @ B that are at least t to disk, as a sparse matrix. The full product is never stored.
+
+    OUT is a Zarr group with the arrays **rows**, **columns** and **values**, sorted by row, and within a row by column.
+    A threshold that keeps more than --most elements ends the job with exit code 2 and the count so far. The same
+    command with a higher limit resumes it. Apart from that it runs, stops and resumes like **distmm topk**.
+
+    ```text
+    distmm threshold A.npy B.zarr -t 0.9 -o network.zarr
+    distmm threshold X.zarr -t 0.9 --metric cosine --most 1000000000 -o network.zarr
+    ```
+    """
+    from distmm.cli import jobs
+    from distmm.job import threshold as job
+
+    least = int(t) if t.is_integer() and abs(t) < 2**53 else t
+    jobs.run(ctx, given, [a, b or a], partial(job, a, b, least, output, metric=metric, most=most))

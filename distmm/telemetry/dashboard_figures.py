@@ -13,8 +13,8 @@ from bokeh.plotting import figure
 
 from distmm import units
 from distmm.telemetry import curves, theme
+from distmm.telemetry.activity import Lane
 from distmm.telemetry.record import Record
-from distmm.telemetry.worker_totals import Lane
 
 # Letters that fit below the bars of a pane of 300 pixels.
 LETTERS = 30

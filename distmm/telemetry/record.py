@@ -15,11 +15,10 @@ import numpy as np
 from distmm import units
 from distmm.planning.plan import Plan
 from distmm.telemetry import liveness, theme
-from distmm.telemetry.activity import Activity, Incident, Incidents, Kind, Sample
+from distmm.telemetry.activity import Activity, Incident, Incidents, Kind, Lane, Sample
 from distmm.telemetry.figures import Figures
 from distmm.telemetry.history import History
 from distmm.telemetry.time_left import Pace
-from distmm.telemetry.worker_totals import Lane
 
 # Most activities that are kept for the timeline. They take 30 MB. Plans have far fewer tasks.
 MOST_ACTIVITIES = 250_000

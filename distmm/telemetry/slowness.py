@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Literal
 from distmm import units
 
 if TYPE_CHECKING:
-    from distmm.telemetry.activity import Kind
+    from distmm.telemetry.activity import Kind, Lane
     from distmm.telemetry.figures import Figures
     from distmm.telemetry.record import Record
-    from distmm.telemetry.worker_totals import Lane
 
 # A product is slow if its time, or its workers' rate, misses the plan by this factor. So are links.
 MISSED = 1.2

@@ -20,10 +20,9 @@ from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import heartbeats
-from distmm.telemetry.activity import JOB_TOPIC, Device, Sample
+from distmm.telemetry.activity import JOB_TOPIC, MOST_SAMPLES, Device, Sample
 from distmm.telemetry.record import Record
 from distmm.telemetry.scheduler import KEPT, Telemetry
-from distmm.telemetry.worker_totals import MOST_SAMPLES
 from tests.bench.experiment.moved_bytes import moved_bytes
 from tests.distmm.scheduler.known import known
 from tests.until import until
