@@ -105,6 +105,7 @@ def ask(client: Client, question: Question | None = None, old: bool = False) -> 
 
 def _asked(client: Client, view: _View, question: Question | None) -> dict[str, Any]:
     from distmm.transfer import serialization  # late, as the plugins below: only a cluster needs them
+    from distmm.worker.dask_internals import send_soon
     from distmm.worker.plugin import DevicePlugin
 
     plugin = DevicePlugin(gpu_checksums=chosen("gpu-checksums"))
@@ -114,6 +115,7 @@ def _asked(client: Client, view: _View, question: Question | None) -> dict[str, 
     changes = view.changes
     asked = client.id, dumps(plugin), dumps(question) if question else None, proof, ANSWER_SECONDS
     hosts, reads, answers = _run(client, _answer, *asked)
+    send_soon(client)
     if question is not None and hosts and not answers:
         raise InputError(
             f"none of the {len(hosts)} workers, such as {next(iter(hosts))}, has answered for {ANSWER_SECONDS:.0f} s: "
@@ -204,8 +206,10 @@ async def _answer(
     from distmm.scheduler.plugin import PlacementPlugin
     from distmm.telemetry.scheduler import Telemetry
     from distmm.transfer import loan_readers
+    from distmm.worker.dask_internals import send_soon
     from distmm.worker.plugin import DevicePlugin
 
+    send_soon(dask_scheduler)
     loan_readers.install(dask_scheduler)
     await dask_scheduler.register_scheduler_plugin(PlacementPlugin(), idempotent=True)
     with tolerated("telemetry"):

@@ -12,7 +12,7 @@ from tornado.ioloop import PeriodicCallback
 
 from distmm.transfer import drop_freed, gpu_allocations, serialization
 from distmm.worker import gpu
-from distmm.worker.dask_internals import profile_without_collecting
+from distmm.worker.dask_internals import profile_without_collecting, send_soon
 from distmm.worker.gpu_memory import pool_bytes
 from distmm.worker.peer_memory import Peers, pool_handle
 from distmm.worker.ucxx_internals import wait_for_default_stream_only
@@ -55,6 +55,8 @@ class DevicePlugin(WorkerPlugin):
                     # Not awaited: a worker that is being started answers no message, not even its own.
                     self.introduction = asyncio.create_task(self.peers.introduce(self.name))
                     frees.append(self.peers.close_dead)
+        with _optional("small products take some milliseconds more"):
+            send_soon(worker)
         with _optional("Dask's profiler may stop this worker on Python 3.11"):
             profile_without_collecting(worker)
 

@@ -12,7 +12,7 @@ import distributed.metrics
 import distributed.utils
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, Worker, get_worker
+from distributed import Client, LocalCluster, Scheduler, Worker, get_worker
 from distributed.comm import get_address_host
 
 import distmm
@@ -74,6 +74,34 @@ def test_a_worker_has_all_workers_of_its_host_run_a_function(client: Client) -> 
     replies = client.submit(ask_all, pure=False).result()
     assert {address: reply["result"] for address, reply in replies.items()} == client.run(name_of)
     assert {reply["status"] for reply in replies.values()} == {"OK"}
+
+
+def intervals(process: Any) -> set[float]:
+    streams: list[Any] = [getattr(process, name, None) for name in ("batched_stream", "scheduler_comm")]
+    streams += [*getattr(process, "stream_comms", {}).values(), *getattr(process, "client_comms", {}).values()]
+    return {stream.interval for stream in streams if stream is not None}
+
+
+def intervals_of_worker(dask_worker: Worker) -> set[float]:
+    return intervals(dask_worker)
+
+
+def intervals_of_scheduler(dask_scheduler: Scheduler) -> set[float]:
+    return intervals(dask_scheduler)
+
+
+def test_no_process_of_a_cluster_waits_long_between_messages() -> None:
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        before = intervals(client) | client.run_on_scheduler(intervals_of_scheduler)
+        assert min(before.union(*client.run(intervals_of_worker).values())) > dask_internals.MESSAGE_SECONDS
+        distmm.matmul(np.eye(4), np.eye(4), client=client).compute(scheduler=client.get)
+        expected = {dask_internals.MESSAGE_SECONDS}
+        assert intervals(client) == client.run_on_scheduler(intervals_of_scheduler) == expected
+        assert list(client.run(intervals_of_worker).values()) == [expected]
+        dask_internals.send_soon(types.SimpleNamespace())  # another version of Dask
 
 
 @pytest.fixture
