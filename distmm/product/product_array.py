@@ -20,9 +20,8 @@ from dask.core import flatten
 from distributed import Client, futures_of
 
 from distmm.product import sinks
-from distmm.product.array_types import package_of
+from distmm.product.array_types import as_given, package_of
 from distmm.product.context import computing
-from distmm.product.dlpack import as_given
 from distmm.product.out_target import target
 from distmm.transfer.gpu_allocations import empty_on
 
