@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from distmm.errors import DoesNotFitError
-from distmm.planning import description, early_end, picture
+from distmm.planning import description, early_end
 from distmm.planning.blocks import Blocking, Wave
 from distmm.planning.cluster_spec import ClusterSpec, Residence, Result
 from distmm.planning.grid import Grid
@@ -271,4 +271,4 @@ class Plan:
         return "\n".join(f"{label:11} {value}" for label, value in self.rows())
 
     def _repr_html_(self) -> str:
-        return picture.html(self.rows(), self.schedule)
+        return description.html(self.rows(), self.schedule)
