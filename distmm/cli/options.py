@@ -71,11 +71,11 @@ def device_name(given: Device | None) -> Any:
 
 def element(name: str) -> Any:
     """Return the NumPy type for the name of an element type."""
-    import ml_dtypes
+    import ml_dtypes  # noqa: F401  # NumPy knows the name bfloat16 from it
     import numpy as np
 
     try:
-        return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+        return np.dtype(name)
     except TypeError as error:
         raise typer.BadParameter(
             f"{name!r} is not a type: use float32, float64, int32, complex64, bfloat16, ..."

@@ -15,7 +15,7 @@ import zarr
 from distmm import storage
 from distmm.errors import InputError
 from distmm.job.folder import Folder, Json
-from distmm.job.reduction import Reduction, Threshold, element_type, from_json
+from distmm.job.reduction import Reduction, Threshold, from_json
 from distmm.job.target import Cuts, Pieces, Target, Unit, Units
 from distmm.planning.blocks import Wave, even_edges
 from distmm.planning.plan import Plan
@@ -50,7 +50,7 @@ class Contents:
     def described(cls, content: Json) -> Contents:
         """Return the contents that a manifest or a certificate describes."""
         spec = content["spec"]
-        return cls(from_json(spec["reduction"]), element_type(spec["dtype"]), tuple(content["output"]["shape"]))
+        return cls(from_json(spec["reduction"]), np.dtype(spec["dtype"]), tuple(content["output"]["shape"]))
 
     @property
     def name(self) -> str:

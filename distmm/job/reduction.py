@@ -23,7 +23,6 @@ ALWAYS, ALWAYS_OF_ROW = 16 << 20, 64 << 20
 ROW = 2
 
 INDEX = np.dtype(np.int64)
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 class _OfRows:
@@ -50,7 +49,7 @@ class _OfRows:
 
     def arrays(self, c: np.dtype[Any]) -> dict[str, np.dtype[Any]]:
         """Return the type of each array on the disk. bfloat16 is written as float32, which is exact."""
-        values = np.dtype(np.float32) if self.dtype(c) == BFLOAT16 else self.dtype(c)
+        values = np.dtype(np.float32) if self.dtype(c) == ml_dtypes.bfloat16 else self.dtype(c)
         return {name: values if name == "values" else INDEX for name in self.names}
 
     def on_disk(self, results: tuple[np.ndarray, ...], first: int, c: np.dtype[Any]) -> dict[str, np.ndarray]:
@@ -181,8 +180,3 @@ def from_json(content: Any) -> Reduction | None:
         case {"kind": "threshold", "t": int() | float() as t, "metric": None | str() as metric}:
             return Threshold(t, metric)  # type: ignore[arg-type]
     raise InputError(f"{str(content)[:60]} is not a reduction that this version of distmm supports")
-
-
-def element_type(name: str) -> np.dtype[Any]:
-    """Return the dtype with this name. NumPy itself does not know bfloat16."""
-    return BFLOAT16 if name == "bfloat16" else np.dtype(name)

@@ -15,7 +15,7 @@ from distmm import config
 from distmm.checking.verdict import Verdict
 from distmm.errors import InputError
 from distmm.job.folder import Folder, Json
-from distmm.job.reduction import Reduction, element_type, from_json
+from distmm.job.reduction import Reduction, from_json
 from distmm.planning.precision import Precision
 from distmm.planning.problem import Problem, result_type
 from distmm.product.aliasing import lies_in
@@ -222,7 +222,7 @@ class Spec:
         return cls.of(
             sources["A"], sources["B"], sources["C0"],
             transa=content["A"]["transposed"], transb=content["B"]["transposed"],
-            alpha=_scalar(content["alpha"]), beta=_scalar(content["beta"]), dtype=element_type(content["dtype"]),
+            alpha=_scalar(content["alpha"]), beta=_scalar(content["beta"]), dtype=np.dtype(content["dtype"]),
             precision=content["precision"], kernel=content["kernel"], check=content["check"],
             reduction=from_json(content["reduction"]), reproducible=content["reproducible"],
         )  # fmt: skip

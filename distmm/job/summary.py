@@ -10,7 +10,6 @@ import numpy as np
 from distmm import units
 from distmm.checking.verdict import of_tolerance
 from distmm.job.folder import Folder, Json
-from distmm.job.reduction import element_type
 from distmm.planning.plan import Plan
 
 
@@ -114,7 +113,7 @@ class Summary:
         return cls(
             path=folder.target,
             shape=tuple(output["shape"]),
-            dtype=element_type(spec["dtype"]),
+            dtype=np.dtype(spec["dtype"]),
             entries=entries,
             plan=plan,
             blocks=len(certificate["done"]),

@@ -23,7 +23,6 @@ from dataclasses import dataclass, field
 from io import FileIO
 from typing import Any, BinaryIO, Literal, Self
 
-import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
@@ -130,7 +129,7 @@ class RawMatrix(FlatMatrix):
         path = f"{file}:{description}"
         rows, columns = map(int, sides.split("x"))
         try:
-            stored = np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
+            stored = np.dtype(name)
             dtype = check_dtype(path, stored)
         except TypeError as error:
             raise InputError(f"{path}: {name!r} is not a type of elements; write it as {EXAMPLE}") from error
