@@ -140,7 +140,7 @@ def _layers(array: Any) -> Iterator[Any]:
         if name.startswith("distmm-") or not layer:
             continue
         part = next(iter(layer.mapping.values())) if isinstance(layer, MaterializedLayer) else layer
-        if not isinstance(part, Future):
+        if not isinstance(part, (Future, np.ndarray)):
             yield part
 
 

@@ -5,9 +5,8 @@ result have is a batch dimension. A label of a single array belongs to the rows 
 kind are merged into one dimension. In C they are split again:
 
 - An array in memory is reshaped: a view if its strides allow it, else a copy. Labels merge without a copy if they form
-  a run, which means that they are contiguous. If two runs would need a copy, the shorter run may become a batch
-  dimension that the other array lacks. A large NumPy array for a cluster is not copied at the call: workers load boxes
-  of it to their devices, and reshape them there like the blocks of a Dask array.
+  a run, which means that they are contiguous. A large NumPy array for a cluster is not copied at the call: workers load
+  boxes of it to their devices, and reshape them there like the blocks of a Dask array.
 - A Dask array is reshaped block by block (`distmm.graph.dask_tasks.reshaped`). The order of elements along k does not
   matter if it is the same in both arrays. Two Dask arrays get the same chunks along k: those of the larger one. If the
   other array is in memory, a Dask array gets chunks in C order. Dask rechunks an array whose chunks change, which
@@ -19,7 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -29,7 +28,7 @@ import numpy as np
 
 from distmm.graph.dask_tasks import reshaped
 from distmm.graph.parametric_layer import with_copies
-from distmm.planning.blocks import even_edges
+from distmm.planning.blocks import Blocking, even_edges
 from distmm.planning.problem import accumulator_dtype
 from distmm.product.choices import Choices
 from distmm.product.labelled import Edges, Label, Labelled, chosen
@@ -39,12 +38,6 @@ from distmm.product.product_array import ProductArray
 from distmm.product.scalars import common_type
 from distmm.transfer.gpu_allocations import is_on_gpu
 from distmm.transfer.lending import SMALLEST
-
-# An array that would have to be copied is multiplied as a stack of matrices instead, if each matrix has at least this
-# many rows (A) or columns (B). On one core of a Xeon (float32, k = 512), the stack takes this multiple of the time of
-# the copy and one product: 0.8 to 1.0 with 64 columns or more, 1.2 with 32 columns, 2.3 with 16. Tiles of GPU kernels
-# have 128 columns or more.
-SMALLEST_EDGE = 128
 
 Labels = tuple[Label, ...]
 
@@ -74,6 +67,7 @@ def contract(x: Labelled, y: Labelled, output: Labels, choices: Choices, out: An
     inner = [label for label in shared if label not in output]
     if not inner or (len(inner) < len(shared) and not has_rows_or_columns):
         return Labelled(_elementwise(x, y, output, dtype), output, f"{x.name} times {y.name}")
+    x, y = (x, y) if choices.client is None else (x.whole(), y.whole())
     return _Matrices.of(x, y, output, inner).loaded(choices).product(output, choices, out)
 
 
@@ -114,12 +108,12 @@ class _Matrices:
     @classmethod
     def of(cls, x: Labelled, y: Labelled, output: Labels, inner: Sequence[Label]) -> _Matrices:
         """Choose the labels of rows, columns, k and batch, and give Dask arrays suitable chunks along k."""
-        rows = _matrix_labels(x, [label for label in x.labels if label not in y.labels], inner)
-        columns = _matrix_labels(y, [label for label in y.labels if label not in x.labels], inner)
+        rows = _merged_labels(x, [label for label in x.labels if label not in y.labels])
+        columns = _merged_labels(y, [label for label in y.labels if label not in x.labels])
         x, y = x.movable() if len(rows) > 1 else x, y.movable() if len(columns) > 1 else y
         batch = tuple(label for label in output if label not in rows and label not in columns)
         in_memory = [array for array in (x, y) if array.in_memory]
-        merged = tuple(itertools.chain(*_runs(max(in_memory or (x, y), key=lambda array: array.size), inner)))
+        merged = _merged_labels(max(in_memory or (x, y), key=lambda array: array.size), inner)
         if len(merged) > 1 and len(in_memory) == 1:
             x, y = (array if array.in_memory else _cut_in_order(array.lazy(), merged) for array in (x, y))
         elif len(merged) > 1 and not in_memory:
@@ -138,8 +132,7 @@ class _Matrices:
         blocking = Gemm.of(wrap(whole[0], self.x.name), wrap(whole[1], self.y.name)).plan(choices).blocking
         lazy = [array for array in (self.x, self.y) if isinstance(array.source, da.Array)]
         inner = lazy[0].edges if lazy else _box(self.x, self.inner, max(blocking.k))
-        edges = dict(zip(self.batch, blocking.batch, strict=True)) | {label: inner[label] for label in self.inner}
-        edges |= _box(self.x, self.rows, max(blocking.m)) | _box(self.y, self.columns, max(blocking.n))
+        edges = {**self._edges(blocking), **{label: inner[label] for label in self.inner}}
         x, y = (side[0].lazy(edges, device, choices.client) if _is_copied(*side) else side[0] for side in sides)
         return replace(self, x=x, y=y, device=device)
 
@@ -154,7 +147,7 @@ class _Matrices:
         if len(self.rows) == len(self.columns) == 1:
             lazy = product = gemm.array(choices)
         else:
-            edges = self._edges(gemm, choices)
+            edges = self._edges(gemm.plan(choices).blocking)
             c_chunks = *(edges[label] for label in self.batch), _merged(edges, self.rows), _merged(edges, self.columns)
             product = gemm.array(choices, None, c_chunks)
             lazy = product.rechunk(c_chunks)
@@ -162,7 +155,8 @@ class _Matrices:
         result = Labelled(lazy, (*self.batch, *self.rows, *self.columns), name).transposed(output)
         if result.source is product or not isinstance(product, ProductArray):
             return result
-        return replace(result, source=product.rearranged(result.source, partial(self._within, output=output)))
+        within, turned = partial(self._within, output=output), partial(self._turned, output=output)
+        return replace(result, source=product.rearranged(result.source, within, turned))
 
     # Operands
 
@@ -190,9 +184,8 @@ class _Matrices:
 
     # The result
 
-    def _edges(self, gemm: Gemm, choices: Choices) -> Edges:
+    def _edges(self, blocking: Blocking) -> Edges:
         """Return the chunks of C by label: the plan's blocks, changed to boxes in the dimensions that are merged."""
-        blocking = gemm.plan(choices).blocking
         edges = dict(zip(self.batch, blocking.batch, strict=True))
         for array, group, cut in ((self.x, self.rows, blocking.m), (self.y, self.columns, blocking.n)):
             if isinstance(array.source, da.Array):
@@ -200,6 +193,11 @@ class _Matrices:
             else:
                 edges |= _box(array, group, max(cut))
         return edges
+
+    def _turned(self, c: Any, output: Labels) -> Any:
+        """Return the product ``(*batch, m, n)``, in memory, with the labels of the result."""
+        labels, sizes = (*self.batch, *self.rows, *self.columns), {**self.x.sizes, **self.y.sizes}
+        return c.reshape([sizes[label] for label in labels]).transpose([labels.index(label) for label in output])
 
     def _within(self, out: Any, output: Labels) -> Any:
         """Return a view of `out` of shape ``(*batch, m, n)``, for the product. None if there is no such view."""
@@ -210,43 +208,25 @@ class _Matrices:
         if not in_order or not (isinstance(out, np.ndarray) or is_on_gpu(out)):
             return None
         sizes, strides = (dict(zip(output, values, strict=True)) for values in (out.shape, out.strides))
-        neighbours = (*itertools.pairwise(self.rows), *itertools.pairwise(self.columns))
-        if any(strides[label] != strides[then] * sizes[then] for label, then in neighbours):
+        if not _form_runs((self.rows, self.columns), sizes, strides):
             return None
         turned = out.transpose([output.index(label) for label in labels])
         m, n = (math.prod(sizes[label] for label in group) for group in (self.rows, self.columns))
         return turned.reshape(*turned.shape[: len(self.batch)], m, n)
 
 
-def _matrix_labels(array: Labelled, labels: Sequence[Label], inner: Sequence[Label]) -> Labels:
-    """Choose which of these labels are merged. `labels` has those that only this array has.
-
-    The labels that are not chosen become batch dimensions.
-    """
-    runs = _runs(array, labels)
-    if len(runs) > 1:
-        strides = zip(array.labels, array.source.strides, strict=True)
-        adjacent = {label for label, stride in strides if stride == array.dtype.itemsize}
-        # Matrices of the other runs have gaps between the elements of rows and of columns. They would be copied.
-        without_copy = [run for run in runs if adjacent & {*run, *inner}]
-        longest = max(without_copy, key=lambda run: math.prod(array.sizes[label] for label in run), default=[])
-        if math.prod(array.sizes[label] for label in longest) >= SMALLEST_EDGE:
-            return tuple(longest)
-    return tuple(itertools.chain(*runs))
-
-
-def _runs(array: Labelled, labels: Sequence[Label]) -> list[list[Label]]:
-    """Return the runs of labels that merge without a copy, in the order of their strides."""
+def _merged_labels(array: Labelled, labels: Sequence[Label]) -> Labels:
+    """Return labels in the order in which they are merged: in memory that of their strides."""
     if not array.in_memory:
-        return [[label for label in array.labels if label in labels]] if labels else []
+        return tuple(label for label in array.labels if label in labels)
     strides = dict(zip(array.labels, array.source.strides, strict=True))
-    runs: list[list[Label]] = []
-    for label in sorted(labels, key=lambda label: -strides[label]):
-        if runs and strides[runs[-1][-1]] == strides[label] * array.sizes[label]:
-            runs[-1].append(label)
-        else:
-            runs.append([label])
-    return runs
+    return tuple(sorted(labels, key=lambda label: -strides[label]))
+
+
+def _form_runs(groups: Sequence[Labels], sizes: Mapping[Label, int], strides: Mapping[Label, int]) -> bool:
+    """Whether the labels of each group merge without a copy."""
+    neighbours = itertools.chain(*map(itertools.pairwise, groups))
+    return all(strides[label] == strides[then] * sizes[then] for label, then in neighbours)
 
 
 def _is_copied(array: Labelled, *groups: Labels) -> bool:
@@ -254,8 +234,8 @@ def _is_copied(array: Labelled, *groups: Labels) -> bool:
     if not array.in_memory or array.kind == "cupy" or array.source.nbytes < SMALLEST:
         return False
     strides = dict(zip(array.labels, array.source.strides, strict=True))
-    merge = all(_runs(array, group) == [list(group)] for group in groups if group)
-    return not merge or all(strides[group[-1]] != array.dtype.itemsize for group in groups if group)
+    gaps = all(strides[group[-1]] != array.dtype.itemsize for group in groups if group)
+    return gaps or not _form_runs(groups, array.sizes, strides)
 
 
 def _cut_alike(x: Labelled, y: Labelled, labels: Labels) -> tuple[Labelled, Labelled]:

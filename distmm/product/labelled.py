@@ -14,6 +14,7 @@ from distributed import Client
 
 from distmm.planning.problem import accumulator_dtype
 from distmm.product.array_types import package_of
+from distmm.product.lent_graph import whole
 from distmm.product.operand import checked, kind_of, multipliable, uploaded, wrap
 from distmm.transfer.memory_map import is_mapped
 
@@ -114,6 +115,11 @@ class Labelled:
         wanted = tuple(edges.get(label, size) for label, size in zip(self.labels, stored, strict=True))
         chunks = chosen(wanted, operand.shape, self.dtype)
         return Labelled(operand.blocked(chunks, device, client), self.labels, self.name)
+
+    def whole(self) -> Labelled:
+        """Return a Dask array of blocks of one NumPy array of this process as that array, which is planned freely."""
+        found = whole(self.source) if isinstance(self.source, da.Array) else None
+        return self if found is None else Labelled(found, self.labels, self.name)
 
     def movable(self) -> Labelled:
         """Return it as an array that can be transposed and reshaped: an array in memory, or a Dask array."""

@@ -17,7 +17,8 @@ from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 from distributed import Client
 
 from distmm.graph.dask_tasks import Task
-from distmm.transfer import ClientArray, share
+from distmm.product.aliasing import coincide
+from distmm.transfer import ClientArray, has_gaps, share
 from distmm.worker import tasks
 
 
@@ -28,6 +29,20 @@ def lent(array: da.Array, client: Client) -> da.Array:
     if not any(shared.values()):
         return array
     return da.Array(HighLevelGraph(layers, array.dask.dependencies), array.name, array.chunks, meta=array)
+
+
+def whole(array: da.Array) -> np.ndarray | None:
+    """Return the NumPy array of which `dask.array.from_array` has made a Dask array; None for any other Dask array."""
+    layer = array.dask.layers.get(array.name)
+    if not isinstance(layer, MaterializedLayer) or not array.size:
+        return None
+    blocks = [layer.mapping.get((array.name, *index)) for index in np.ndindex(*array.numblocks)]
+    base = getattr(blocks[0], "base", None)
+    base = blocks[0] if base is None else base
+    if type(base) is not np.ndarray or (base.shape, base.dtype) != (array.shape, array.dtype):
+        return None
+    places = da.core.slices_from_chunks(array.chunks)
+    return base if all(coincide(block, base[place]) for block, place in zip(blocks, places, strict=True)) else None
 
 
 def _lent(layer: Layer, client: Client, shared: dict[int, ClientArray | None]) -> Layer:
@@ -44,8 +59,9 @@ def _lent(layer: Layer, client: Client, shared: dict[int, ClientArray | None]) -
 
 def _part(block: Any, client: Client, shared: dict[int, ClientArray | None]) -> ClientArray | None:
     """Describe a block in this process's memory. The blocks of one array have one loan. None if it cannot be lent."""
-    whole = block if block.base is None else block.base
-    if not isinstance(whole, np.ndarray) or whole.ndim < 2 or not whole.flags.c_contiguous:
+    base = block.base
+    whole = base if isinstance(base, np.ndarray) and base.ndim > 1 and base.flags.c_contiguous else block
+    if has_gaps(whole):  # it would be copied
         return None
     if id(whole) not in shared:
         shared[id(whole)] = share(whole, client, f"distmm-client-{uuid.uuid4().hex}")

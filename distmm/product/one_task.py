@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 import dask.array as da
@@ -22,7 +23,8 @@ from distmm.planning.plan import Plan
 from distmm.product.context import tasks_run_here
 from distmm.product.operand import Operand
 from distmm.product.users_blocks import batch_chunks
-from distmm.worker import tasks
+from distmm.transfer.gpu_allocations import is_on_gpu
+from distmm.worker import gpu, tasks
 from distmm.worker.client_output import ClientOutput
 
 if TYPE_CHECKING:
@@ -33,28 +35,41 @@ MOST_SECONDS = 1.0
 
 
 def block(product: Gemm, plan: Plan) -> Any:
-    """Return the only block of a product of NumPy arrays, which this process computes at once.
+    """Return the only block of a product of arrays of this process, which this process computes at once.
 
     None if the product cannot be a call (`may_be_a_call`), or if Dask's tasks run elsewhere or are observed.
     """
     if Callback.active or not (may_be_a_call(product, plan) and tasks_run_here()):
         return None
     symmetry, choice = product.symmetry, product_graph.kernel_choice(plan)
-    a, c0 = _elements(product.a), None if product.c is None else _elements(product.c)
-    b = _elements(product.b) if symmetry is None else a
-    epilogue = product.epilogue(product.dtype, "numpy", symmetry)
-    return tasks.multiply(None, choice, None, [a], [b], epilogue, c0, symmetry)
+    for x in product.operands:
+        gpu.wait_for_current_stream(x.source)  # tasks use other streams
+    with product.a.source.device if is_on_gpu(product.a.source) else nullcontext():
+        a, c0 = _elements(product.a), None if product.c is None else _elements(product.c)
+        b = _elements(product.b) if symmetry is None else a
+        epilogue = product.epilogue(product.dtype, product.a.kind, symmetry)
+        return tasks.multiply(None, choice, None, [a], [b], epilogue, c0, symmetry)
 
 
 def may_be_a_call(product: Gemm, plan: Plan) -> bool:
-    """Whether the plan has one task, for the CPU, and the operands are NumPy arrays and no vectors."""
-    here = all(isinstance(x.source, np.ndarray) and x.file is None for x in product.operands)
-    return here and _is_one_task(product, plan) and plan.cluster.device == "cpu" and not any(product.vectors)
+    """Whether the plan has one task, and the operands are in the memory of its device, in this process; no vectors."""
+    here = (
+        on_one_gpu(product)
+        if plan.cluster.device == "cuda"
+        else all(isinstance(x.source, np.ndarray) and x.file is None for x in product.operands)
+    )
+    return here and _is_one_task(product, plan) and not any(product.vectors)
 
 
-def _elements(operand: Operand) -> np.ndarray:
+def on_one_gpu(product: Gemm) -> bool:
+    """Whether all operands are CuPy arrays on the same GPU."""
+    sources = [x.source for x in product.operands]
+    return all(map(is_on_gpu, sources)) and len({source.device.id for source in sources}) == 1
+
+
+def _elements(operand: Operand) -> Any:
     source = operand.source.swapaxes(-1, -2) if operand.transposed else operand.source
-    return tasks.arrived(source, operand.name)  # type: ignore[no-any-return]
+    return tasks.arrived(source, operand.name)
 
 
 def graph(product: Gemm, plan: Plan, client: Client) -> Callable[[ClientOutput], tuple[Key, HighLevelGraph]] | None:

@@ -110,6 +110,12 @@ class Gemm:
         c_chunks = self._as_matrix(out.chunks, (1,)) if isinstance(out, da.Array) else c_chunks
         unit = None if unit is None else self._as_matrix(unit, 1)
         request = PlanRequest(self.problem, self.a, self.b, choices, written, c_chunks, unit, **more)
+        free = choices.client is None and choices.blocks is None and choices.plan is None
+        if free and not (more or self.problem.batch) and one_task.on_one_gpu(self):  # nothing is loaded meanwhile
+            whole = tuple(max(1, n) for n in (self.problem.m, self.problem.k, self.problem.n))
+            plan = plan_for(replace(request, choices=replace(choices, blocks=whole)), None)
+            if not plan.shortfall:
+                return plan
         return plan_for(request, choices.client)
 
     def _as_matrix(self, by_dimension: tuple[Any, ...], one: Any) -> tuple[Any, ...]:

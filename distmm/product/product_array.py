@@ -66,17 +66,22 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
         self._made_as, self._package, self._device = array.name, package, device
         return self
 
-    def rearranged(self, array: da.Array, within: Callable[[Any], Any]) -> ProductArray:
+    def rearranged(self, array: da.Array, within: Callable[[Any], Any], turned: Callable[[Any], Any]) -> ProductArray:
         """Return a reshaped or transposed `array` of this product's elements, whose `compute` works like ``out=``, too.
 
         `within` takes an array of the new shape. It returns a view of it that has the product's shape, or None.
+        `turned` takes the computed product, and returns it in the new shape.
         """
 
         def fill(out: Any, client: Client) -> bool:
             view = within(out)
             return view is not None and self._fill is not None and self._fill(view, client)
 
-        return ProductArray.of(array, fill, package=self._package, device=self._device)
+        def here() -> Any:
+            block = self._here()
+            return None if block is None else turned(block)
+
+        return ProductArray.of(array, fill, here, self._package, self._device)
 
     def compute(self, **kwargs: Any) -> Any:
         """Compute the array as `dask.array.Array.compute` does. Workers on this machine write blocks to its memory.

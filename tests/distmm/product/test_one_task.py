@@ -271,3 +271,31 @@ def test_an_array_like_object_gets_its_region() -> None:
     out = _ByRegions()
     assert distmm.matmul(A, B, out=out) is out
     np.testing.assert_array_equal(out.elements, A @ B)
+
+
+@pytest.mark.gpu
+def test_arrays_on_a_gpu_are_multiplied_at_once_without_a_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    cupy = pytest.importorskip("cupy")
+
+    def by_dask(*args: Any, **how: Any) -> None:
+        raise AssertionError("Dask computes")
+
+    monkeypatch.setattr(dask.threaded, "get", by_dask)
+    a, b, z, c = map(cupy.asarray, (A, B, Z, np.empty_like(A)))
+    tensor = cupy.asarray(np.stack([A, B]))
+    for got, expected in (
+        (distmm.matmul(a, b).compute(), A @ B),
+        (distmm.gemm(2, a, b, 3, a, transa=True, transb=True).compute(), 2 * A.T @ B.T + 3 * A),
+        (distmm.gram(z).compute(), Z @ Z.conj().T),
+        (distmm.matmul(a[::2, ::3], b[::-3], out=c[:24]), A[::2, ::3] @ B[::-3]),
+        (distmm.einsum("aij,ajk->ki", tensor, tensor).compute(), (A @ A + B @ B).T),
+        (distmm.tensordot(tensor, tensor, ((0, 2), (0, 1))).compute(), A @ A + B @ B),
+    ):
+        assert isinstance(got, cupy.ndarray)
+        np.testing.assert_array_equal(got.get(), expected)
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:  # the caller's work is waited for, and its stream sees the product
+        x = cupy.ones((8192, 8192), "f4")
+        for _ in range(10):
+            x = x @ x / 8192
+        assert (distmm.matmul(x, x).compute() == 8192).all()

@@ -295,3 +295,17 @@ def test_gpus_merge_parts_to_what_cpus_do(
 def in_host_memory(part: Any) -> tuple[Any, ...]:
     there = on_host(part)
     return there if isinstance(there, tuple) else (there,)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["f4", "f8", "f2", "i4"])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_dasks_topk_of_a_chunk_on_a_gpu_has_the_same_elements(dtype: str, axis: int) -> None:
+    cupy = pytest.importorskip("cupy")
+    x = np.random.default_rng(0).permutation(200 * 300).reshape(200, 300).astype(dtype)
+    for k in (7, 300, -4):
+        chunk = tasks.topk_of_chunk(cupy.asarray(x), k, (axis,), True)
+        assert (type(chunk), chunk.dtype) == (cupy.ndarray, x.dtype)
+        ordered = np.sort(x, axis=axis)
+        best = np.take(ordered, range(-min(k, x.shape[axis]), 0) if k > 0 else range(-k), axis=axis)
+        np.testing.assert_array_equal(np.sort(chunk.get(), axis=axis), best)
