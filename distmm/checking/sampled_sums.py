@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from distmm.checking.scaling import Block
-from distmm.checking.thin_products import on_host
+from distmm.checking.thin_products import computed
 from distmm.worker import gpu
 from distmm_kernels.tolerance import STRETCH
 
@@ -86,14 +85,9 @@ def lines(block: Block, at: np.ndarray, columns: np.ndarray | None = None) -> np
     They are copied as integers: CuPy has all operations for these, and flushes no subnormal numbers to zero.
     """
     moved = block.view(f"u{block.dtype.itemsize}") if block.dtype.itemsize <= 8 else block
-
-    def chosen(xp: Any) -> tuple[Any]:
-        # One row at a time: an index of several rows may copy a whole transposed block.
-        found = xp.stack([moved[row] for row in at.tolist()])
-        return (found if columns is None else xp.stack([found[:, column] for column in columns.tolist()], axis=1),)
-
-    (found,) = on_host(block, chosen)
-    values: np.ndarray = gpu.numbers(found.view(block.dtype))
+    # One row at a time: an index of several rows may copy a whole transposed block.
+    found = np.stack(computed(block, lambda _: tuple(moved[row] for row in at.tolist())))
+    values: np.ndarray = gpu.numbers((found if columns is None else found[:, columns]).view(block.dtype))
     return values
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from distmm.worker.gpu import namespace, numbers
+from distmm.worker.gpu_copies import to_host
 
 # Exponents of rows or columns of zeros, and of those with inf or NaN.
 EMPTY, SPOILT = -(2**20), 2**20
@@ -68,26 +69,24 @@ def scaled(values: Block, exponent: Any) -> Block:
         return out
 
 
-def normalised(part: Block) -> tuple[Block, Block, Block]:
+def normalised(part: Block) -> tuple[Block, np.ndarray, np.ndarray]:
     """Divide rows by powers of two if the sum of their squares would leave float64's range.
 
-    Returns the rows, their norms, and the exponents of the divisors: 0 for most rows, and `EMPTY` for a row of zeros.
-    Whether a row needs it is found out in host memory: CuPy compiles each operation at its first use on a machine, and
-    `any` takes 4 s.
+    Returns the rows, and in host memory their norms and the exponents of the divisors: 0 for most rows, and `EMPTY`
+    for a row of zeros. On a GPU only sums over rows run there: CuPy compiles each other operation at its first use on a
+    machine, and `any` takes 4 s.
     """
-    xp = namespace(part)
-    found = xp.zeros(part.shape[0], np.int32)
+    found = np.zeros(part.shape[0], np.int32)
     with np.errstate(over="ignore", under="ignore", invalid="ignore"):
-        squares = _squares(xp, part)
-        on_host = squares if xp is np else squares.get()
-        odd = ~((on_host > LEAST_SQUARES) & (on_host < MOST_SQUARES))
+        squares = to_host(_squares(part))
+        odd = ~((squares > LEAST_SQUARES) & (squares < MOST_SQUARES))
         if part.size and odd.any():
-            largest = abs(part).max(axis=1)
-            own = xp.where(xp.asarray(odd) & xp.isfinite(largest), xp.frexp(largest)[1], 0)
-            found = xp.where(largest == 0, EMPTY, own).astype(np.int32)
-            part = scaled(part, -found[:, None])
-            squares = _squares(xp, part)
-        return part, xp.sqrt(squares), found
+            largest = to_host(abs(part).max(axis=1))
+            own = np.where(odd & np.isfinite(largest), np.frexp(largest)[1], 0)
+            found = np.where(largest == 0, EMPTY, own).astype(np.int32)
+            part = scaled(part, namespace(part).asarray(-found[:, None]))
+            squares = to_host(_squares(part))
+        return part, np.sqrt(squares), found
 
 
 def widened(values: Block) -> Block:
@@ -115,6 +114,7 @@ def _exact_cast() -> Any:
     return cupy.ElementwiseKernel("uint32 bits", "float64 wide", cast, "distmm_exact_cast")
 
 
-def _squares(xp: Any, part: Block) -> Block:
+def _squares(part: Block) -> Block:
     """Return the sum of squares of each row."""
-    return (np.vecdot(part, part) if xp is np else xp.sum(part * part.conj(), axis=1)).real
+    squares = np.vecdot(part, part) if isinstance(part, np.ndarray) else (part * part.conj()).sum(axis=1)
+    return squares.real

@@ -14,6 +14,7 @@ import numpy as np
 
 from distmm.checking.scaling import SPOILT, Block, normalised, scaled, widened
 from distmm.worker import gpu
+from distmm.worker.gpu_copies import to_host
 
 # Bytes of a piece of a block in the type of the check. It fits into the cache of the CPU, or of the GPU.
 CPU_PIECE, GPU_PIECE = 2**20, 2**26
@@ -67,8 +68,8 @@ def times(
     def all_pieces(xp: Any) -> Sums:
         v, each = vectors.shape[1], 1 if by is None else len(by)
         right, absolute = xp.asarray(vectors.astype(work)), xp.asarray(sizes)
-        columns = (v, work), (each, float), (each, np.int32), (sizes.shape[1], float)
-        out = Sums(*(xp.zeros((block.shape[0], width), dtype) for width, dtype in columns))
+        columns = (xp, v, work), (np, each, float), (np, each, np.int32), (xp, sizes.shape[1], float)
+        out = Sums(*(where.zeros((block.shape[0], width), dtype) for where, width, dtype in columns))
         weights = [None] if by is None else [xp.asarray(row) for row in by]
         spoilt = None if by is None or not (by == SPOILT).any() else xp.asarray((by == SPOILT).any(axis=0))
         with np.errstate(over="ignore", invalid="ignore"):
@@ -87,7 +88,7 @@ def times(
                         out.sizes[rows] = abs(weighted) @ absolute
         return out
 
-    return Sums(*on_host(block, all_pieces))
+    return Sums(*computed(block, all_pieces))
 
 
 def largest(block: Block, work: np.dtype) -> np.ndarray:
@@ -97,11 +98,11 @@ def largest(block: Block, work: np.dtype) -> np.ndarray:
         sizes = (abs(part).max(axis=0) for _, part in _pieces(xp, block, work))
         return (reduce(xp.maximum, sizes, xp.zeros(block.shape[1])),)
 
-    (found,) = on_host(block, all_pieces)
+    (found,) = computed(block, all_pieces)
     return found
 
 
-def on_host(block: Block, all_pieces: Callable[[Any], tuple[Any, ...]]) -> list[np.ndarray]:
+def computed(block: Block, all_pieces: Callable[[Any], tuple[Any, ...]]) -> list[np.ndarray]:
     """Run a function on the device of a block, and return its arrays in host memory."""
     xp = gpu.namespace(block)
     if xp is np:
@@ -109,7 +110,7 @@ def on_host(block: Block, all_pieces: Callable[[Any], tuple[Any, ...]]) -> list[
 
     def on_gpu() -> list[np.ndarray]:
         with gpu.working("product"):
-            return [made.get() for made in all_pieces(xp)]
+            return [to_host(made) for made in all_pieces(xp)]
 
     return gpu.retrying(on_gpu, f"the check of a block, {block.shape[0]} x {block.shape[1]} {block.dtype},")
 

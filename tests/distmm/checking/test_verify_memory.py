@@ -132,7 +132,7 @@ def test_a_block_for_which_the_gpu_has_no_room_is_checked_again(on_gpu: None) ->
             raise CUBLASError("CUBLAS_STATUS_ALLOC_FAILED")
         return (np.arange(3.0).view(OnGPU),)
 
-    (found,) = thin_products.on_host(np.ones((3, 4)), work)
+    (found,) = thin_products.computed(np.ones((3, 4)), work)
     np.testing.assert_array_equal(found, np.arange(3.0))
     assert len(tries) == 3
 
@@ -145,8 +145,8 @@ def test_a_gpu_that_stays_full_ends_the_check_with_a_message_and_other_errors_en
         raise error
 
     with pytest.raises(DeviceMemoryError, match=r"the check of a block, 3 x 4 float64, found no room \(CUBLAS_STATUS"):
-        thin_products.on_host(np.ones((3, 4)), partial(fails, CUBLASError("CUBLAS_STATUS_ALLOC_FAILED")))
+        thin_products.computed(np.ones((3, 4)), partial(fails, CUBLASError("CUBLAS_STATUS_ALLOC_FAILED")))
     assert len(tries) == 3
     with pytest.raises(CUBLASError, match="EXECUTION_FAILED"):
-        thin_products.on_host(np.ones((3, 4)), partial(fails, CUBLASError("CUBLAS_STATUS_EXECUTION_FAILED")))
+        thin_products.computed(np.ones((3, 4)), partial(fails, CUBLASError("CUBLAS_STATUS_EXECUTION_FAILED")))
     assert len(tries) == 4
