@@ -85,15 +85,19 @@ class IntegerResidueKernel(AlignedKernel):
                 f"{name} was not prepared by {self.name} of {self.dtype}: prepare it with this kernel first"
             )
 
-    def _accumulate(self, a: Any, b: Any, c: Array | None, d: Array) -> None:
+    def _accumulate(self, a: Any, b: Any, c: Array | None, d: Array, symmetric: bool = False) -> None:
         if not isinstance(a, IntegerOperand):
             self._short._accumulate(a, b, c, d)
             return
         for index in range(granules(a.shape[-1])):
             for place, mine, yours in matrices_of(a.batch, b.batch, d.shape[:-2]):
                 left, right = a.residues.granule(index, mine), b.residues.granule(index, yours)
-                self._products.add(left, right, None if c is None else c[place], d[place])
+                self._products.add(left, right, None if c is None else c[place], d[place], symmetric=symmetric)
             c = d
+
+    def _triangle(self, a: Any, b: Any, c: Array | None, d: Array) -> bool:
+        self._accumulate(a, b, c, d, symmetric=True)
+        return False
 
 
 class MmaSyncIntegerResidueKernel(IntegerResidueKernel):
@@ -103,9 +107,10 @@ class MmaSyncIntegerResidueKernel(IntegerResidueKernel):
     instruction = "mma.sync"
 
 
+_DTYPES = frozenset({"int32", "int64"})
 _Integers = partial(
     Candidate,
-    dtypes=frozenset({"int32", "int64"}),
+    dtypes=_DTYPES,
     precision="ieee",
     tile=(128, 128),
     prepared=2.5,  # 10 bytes for each of 4, or 18 for each of 8
@@ -118,6 +123,6 @@ _Integers = partial(
 _IDEA = "ten or eighteen products of int8 residues"
 
 TABLE = (
-    _Integers(IntegerResidueKernel, f"{_IDEA}, on tensor cores", **OF_HOPPER),
+    _Integers(IntegerResidueKernel, f"{_IDEA}, on tensor cores", triangles=_DTYPES, **OF_HOPPER),
     _Integers(MmaSyncIntegerResidueKernel, f"{_IDEA}, on tensor cores fed by ldmatrix", **OF_AMPERE),
 )

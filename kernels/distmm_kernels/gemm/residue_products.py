@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -25,13 +25,15 @@ from distmm_kernels.gemm.guarded import WORKSPACE, parts
 from distmm_kernels.kernel import Array
 from distmm_kernels.launch.binary import Recipe
 from distmm_kernels.launch.driver import loaded
-from distmm_kernels.launch.fragment_launch import FragmentGemm, residues_gemm
-from distmm_kernels.launch.hopper_launch import HopperGemm, HopperGemms, Scales
+from distmm_kernels.launch.fragment_launch import residues_gemm
+from distmm_kernels.launch.hopper_launch import HopperGemms, Scales
 from distmm_kernels.layout.stack import Stack, address
 from distmm_kernels.layout.vectors import row_pitch
 from distmm_kernels.tiles.hopper_tiles import ROWS
 
 Instruction: TypeAlias = Literal["wgmma", "mma.sync"]
+
+STRIP = 8 * ROWS  # rows of a symmetric C whose elements are computed up to the end of the last one
 
 # what the rows of kernels by `wgmma`, and by `mma.sync`, have in common
 OF_HOPPER: dict[str, Any] = {"capabilities": HOPPER, "unit": "tensor"}
@@ -65,7 +67,15 @@ class ResidueProducts:
         self._instruction = instruction
         self._gemms = HopperGemms(device)
 
-    def add(self, left: Stack, right: Stack, c: Array | None, d: Array, factors: tuple[int, ...] = ()) -> None:
+    def add(
+        self,
+        left: Stack,
+        right: Stack,
+        c: Array | None,
+        d: Array,
+        factors: tuple[int, ...] = (),
+        symmetric: bool = False,
+    ) -> None:
         """Enqueue ``D = C + A B`` for one granule of one matrix; the device must be current.
 
         Parameters
@@ -76,6 +86,8 @@ class ResidueProducts:
             ``(m, n)``; C with any strides, D with rows on 16 bytes.
         factors
             Addresses of float64 factors of rows and of columns, if the operands are scaled.
+        symmetric
+            Whether elements of D above the diagonal need not be computed. They may have any value then.
         """
         import cupy
 
@@ -84,26 +96,35 @@ class ResidueProducts:
         memory = cupy.cuda.alloc(left.matrices * rows * row_pitch(columns, 1))
         to_c = (0, 0, 0) if c is None else (address(c), *c.strides)
         kernel = loaded(Recipe(self._reconstruction, (*self._parameters, c is not None)), self.device)
+        below = symmetric and self._instruction == "wgmma" and columns == n
         for down, across in parts(m, n, rows, columns):
+            across = slice(0, down.stop) if below else across
             high, wide = down.stop - down.start, across.stop - across.start
             pitch = row_pitch(wide, 1)
             to = Stack(memory.ptr, (left.matrices, high, wide), (high * pitch, pitch, 1), 1)
             of_a = left.part(-2, down.start, down.stop)
             of_b = right.part(-2, across.start, across.stop)
-            self._gemm(to)((of_a,), (of_b,), None, to, Scales(self._table.data.ptr, 8, 0, 0))
-            values = (
-                *(to.address, to.step, pitch),
-                *(factor + 8 * first for factor, first in zip(factors, (down.start, across.start), strict=False)),
-                *(address(d) + down.start * d.strides[0] + across.start * d.strides[1], d.strides[0]),
-                *(to_c[0] + down.start * to_c[1] + across.start * to_c[2], to_c[1], to_c[2]),
-                *(high, wide),
-            )
-            kernel.launch((-(-high * -(-wide // COLUMNS) // THREADS), 1, 1), (), values)
+            gemm = self._gemm(to, down.start if below else None)
+            gemm((of_a,), (of_b,), None, to, Scales(self._table.data.ptr, 8, 0, 0))
+            column = across.start
+            for row in range(down.start, down.stop, STRIP if below else high):
+                last = min(row + STRIP, down.stop) if below else down.stop
+                sizes = last - row, last if below else wide
+                values = (
+                    *(to.address + (row - down.start) * pitch, to.step, pitch),
+                    *(factor + 8 * first for factor, first in zip(factors, (row, column), strict=False)),
+                    *(address(d) + row * d.strides[0] + column * d.strides[1], d.strides[0]),
+                    *(to_c[0] + row * to_c[1] + column * to_c[2], to_c[1], to_c[2]),
+                    *sizes,
+                )
+                kernel.launch((-(-sizes[0] * -(-sizes[1] // COLUMNS) // THREADS), 1, 1), (), values)
 
-    def _gemm(self, to: Stack) -> HopperGemm | FragmentGemm:
+    def _gemm(self, to: Stack, above: int | None) -> Callable[..., None]:
+        """Return the launcher for a part of C; ``above`` are the rows above a part of a symmetric C."""
         if self._instruction == "mma.sync":
             return residues_gemm(self.device)
-        return self._gemms(to, "int8", operand="int8", b_major="k")
+        gemm = self._gemms(to, "int8", operand="int8", b_major="k", symmetric=above is not None)
+        return functools.partial(gemm, above=above or 0)
 
     @functools.cached_property
     def _table(self) -> Array:

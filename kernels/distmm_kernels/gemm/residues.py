@@ -75,6 +75,7 @@ class ResidueKernel(GuardedKernel):
                         None if c is None else c[place],
                         d[place],
                         (a.made.factors(index, mine), b.made.factors(index, yours)),
+                        symmetric,
                     )
             c = d
 
@@ -130,8 +131,10 @@ _Complex128 = partial(
 _REAL, _COMPLEX = "sixteen products of int8 residues", "three times sixteen products of int8 residues"
 
 TABLE = (
-    _Float64(ResidueKernel, f"{_REAL}, on tensor cores", **OF_HOPPER),
-    _Complex128(ComplexResidueKernel, f"{_COMPLEX}, on tensor cores", **OF_HOPPER),
+    _Float64(ResidueKernel, f"{_REAL}, on tensor cores", triangles=_Float64.keywords["dtypes"], **OF_HOPPER),
+    _Complex128(
+        ComplexResidueKernel, f"{_COMPLEX}, on tensor cores", triangles=_Complex128.keywords["dtypes"], **OF_HOPPER
+    ),
     _Float64(MmaSyncResidueKernel, f"{_REAL}, on tensor cores fed by ldmatrix", **OF_AMPERE),
     _Complex128(MmaSyncComplexResidueKernel, f"{_COMPLEX}, on tensor cores fed by ldmatrix", **OF_AMPERE),
 )

@@ -17,6 +17,7 @@ from distmm_kernels.gemm import residue_products
 from distmm_kernels.gemm.residue_products import ResidueProducts
 from distmm_kernels.launch import hopper_launch
 from distmm_kernels.layout.stack import Stack
+from distmm_kernels.tiles.hopper_tiles import ROWS
 from tests.kernels.reference import integer_twin
 
 NOWHERE = Device("cuda", "none", 0, 0, (9, 0), 132)
@@ -44,10 +45,10 @@ def launched(monkeypatch):
         return SimpleNamespace(data=SimpleNamespace(ptr=table.ctypes.data))
 
     def hopper_gemm(tile, device):
-        return gemm((tile.operand, tile.output, tile.b_major))
+        return gemm((tile.operand, tile.output, tile.b_major), tile)
 
-    def gemm(what):
-        def multiply(a, b, c, to, scales):
+    def gemm(what, tile=None):
+        def multiply(a, b, c, to, scales, above=0):
             launches.append((*what, to.shape[1:]))
             assert c is None
             assert scales[1:] == (8, 0, 0)
@@ -56,6 +57,10 @@ def launched(monkeypatch):
             x, y = (seen(each.address, each.shape, each.strides, np.int8).astype(np.int64) for (each,) in (a, b))
             moduli = table[:, :1, None].astype(np.int64)
             residues = (x @ y.swapaxes(-1, -2) + OFFSET) % moduli - OFFSET
+            if tile is not None and tile.symmetric:  # whole tiles that touch the diagonal or lie below it
+                last_row = above + (np.arange(to.rows) // ROWS + 1) * ROWS - 1
+                first_column = np.arange(to.columns) // tile.columns * tile.columns
+                residues = np.where(last_row[:, None] >= first_column, residues, 77)
             seen(to.address, to.shape, to.strides, np.int8)[...] = residues
 
         return multiply
@@ -116,6 +121,25 @@ def test_each_part_of_c_comes_of_its_rows_columns_and_factors(launched, monkeypa
     assert [each[0] for each in launched] == ["int8", "maker:name"] * parts
     assert all(each[:3] == ("int8", "int8", "k") for each in launched[::2])
     assert {each[1] for each in launched[1::2]} == {(32, c is not None)}
+
+
+@pytest.mark.parametrize(("workspace", "heights"), [(1 << 29, [700]), (300 * 704 * len(MODULI), [256, 256, 188])])
+@pytest.mark.parametrize("strip", [256, 1024])
+def test_of_a_symmetric_product_the_lower_half_is_right(launched, monkeypatch, workspace, heights, strip):
+    monkeypatch.setattr(residue_products, "WORKSPACE", workspace)
+    monkeypatch.setattr(residue_products, "STRIP", strip)
+    rng, (m, k) = np.random.default_rng(0), (700, 20)
+    a = rng.integers(-1000, 1000, (m, k), "i4")
+    c = rng.integers(-9, 10, (m, m)).astype("f8")
+    factors = 2.0 ** rng.integers(-9, 10, m)
+    (left, _held), d = residues_of(a), np.full((m, 704), 7.0)
+    products = ResidueProducts(NOWHERE, MODULI, "maker:name", (32,))
+    products.add(left, left, c, d[:, :m], (factors.ctypes.data,) * 2, symmetric=True)
+    want = (a @ a.T) * factors[:, None] * factors + c
+    np.testing.assert_array_equal(np.tril(d[:, :m]), np.tril(want))
+    assert (d[0, min(strip, heights[0]) : m] == 7).all()  # beyond the strip nothing is computed
+    shapes = [each[3] for each in launched[1:] if each[0] == "int8"]
+    assert shapes == list(zip(heights, np.cumsum(heights).tolist(), strict=True))
 
 
 def test_with_another_instruction_another_kernel_multiplies_the_same(launched):
