@@ -1,7 +1,8 @@
 """The kernel of Freivalds' test: rows of a matrix times two vectors, and the rows' squared norms, in one pass.
 
 A warp has some rows. Each lane loads 16 bytes of every row at a time, so the matrix is read once, at the rate of the
-memory. Sums are of the accumulator's type; squares are float64, which no element overflows.
+memory. Sums are of the accumulator's type. Squares are summed in float64, which no element overflows: those of 16 bytes
+first in float32, if their sum is in its range, since conversions to float64 are slow.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from distmm_kernels.reductions.thin_products import LANES, ROWS, WARPS
 f32, f64, i32, u32, u64 = types.float32, types.float64, types.int32, types.uint32, types.uint64
 
 VECTORS = 2
+LEAST, MOST = 2.0**-100, 2.0**120  # float32 sums of squares in this range are accurate
 
 _load = instruction("ld.global.nc.L1::no_allocate.v4.u32 {$0, $1, $2, $3}, [$4];", (u64,), (u32,) * 4, pure=True)
 _load_one = instruction("{ .reg .u16 h; ld.global.nc.u16 h, [$1]; cvt.u32.u16 $0, h; }", (u64,), u32, pure=True)
@@ -47,7 +49,8 @@ def times_vectors(dtype: str) -> Source:
     - the squared norms of rows ``(matrices, rows)``, of float64: address.
     """
     width, load, load_single, sizes = _elements(dtype)
-    real = f64 if dtype == "float64" else f32
+    wide = dtype == "float64"
+    real = f64 if wide else f32
     load_vectors, vector_bytes = _vectors(dtype, width)
     itemsize = u64(sizes)
     held, factored = ROWS * VECTORS, width * VECTORS
@@ -74,10 +77,16 @@ def times_vectors(dtype: str) -> Source:
             for i in range(ROWS):
                 row = min(first + u64(i), rows - u64(1))
                 load(start + row * pitch + at * u64(16), values)
+                together = real(0)
                 for j in range(width):
-                    total[i] += f64(values[j]) * f64(values[j])
+                    together += values[j] * values[j]
                     for v in range(VECTORS):
                         sums[i * VECTORS + v] += values[j] * factors[j * VECTORS + v]
+                if wide or (together > real(LEAST) and together < real(MOST)):
+                    total[i] += f64(together)
+                else:
+                    for j in range(width):
+                        total[i] += f64(values[j]) * f64(values[j])
             at += u64(LANES)
         at = whole * u64(width) + lane
         if at < columns:  # fewer elements than lanes are left
