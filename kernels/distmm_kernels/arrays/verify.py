@@ -166,14 +166,12 @@ class Check:
                 ratio = np.where(error == 0, 0.0, error / limit)
             ratio[~(np.isfinite(error) & np.isfinite(limit))] = np.inf
         usual = float(np.median(ratio))
-        order = np.argsort(-ratio, axis=None)[:SUSPECTS]
-        for flat in order:
+        suspects = np.flatnonzero((ratio > 1) | ((usual > 0) & (ratio > OUTLIER * usual)))
+        for flat in suspects[np.argsort(-ratio.ravel()[suspects])][:SUSPECTS]:
             row = tuple(int(i) for i in np.unravel_index(flat, ratio.shape))
-            stands_out = ratio[row] > 1 or ratio[row] > OUTLIER * usual > 0
-            if stands_out and (message := self._again(row)):
+            if message := self._again(row):
                 return max(float(ratio[row]), np.nextafter(1, 2)), message
-            if stands_out:
-                ratio[row] = min(ratio[row], 1.0)  # its elements are right: roundings had one direction
+            ratio[row] = min(ratio[row], 1.0)  # its elements are right: roundings had one direction
         worst = float(ratio.max())
         if worst > 1:
             return worst, f"rows of c differ from a @ b by up to {worst:.3g} of the tolerance for rounding"
