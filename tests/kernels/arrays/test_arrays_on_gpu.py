@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -81,8 +82,31 @@ def test_a_wrong_element_is_found_and_a_right_product_passes(dtype):
         assert verify(a, b, c)
         c[5, 7] += 40
         assert "element (5, 7)" in verify(a, b, c).message
-    stack, other = cupy.ones((3, 20, 30), dtype), cupy.ones((30, 10), dtype)
-    assert verify(stack, other, stack @ other)
+    for others in ((31, 11), (3, 31, 11)):  # rows of an odd number of products
+        stack, other = (cupy.random.standard_normal(shape).astype(dtype) for shape in ((3, 21, 31), others))
+        c = stack @ other
+        assert verify(stack, other, c)
+        c[2, 20, 10] += 40
+        assert "element (2, 20, 10)" in verify(stack, other, c).message
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1, 1e25])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_norms_of_rows_are_right_at_any_scale(gpu, dtype, scale):
+    import cupy
+
+    from distmm_kernels.reductions.thin_products import times_vectors
+
+    matrix = (scale * cupy.random.standard_normal((33, 1037))).astype("f4")
+    matrix[3, 5:900] = 0
+    matrix[4] *= 1e-9
+    matrix = matrix.astype(np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else dtype)
+    x = cupy.random.standard_normal((1037, 2)).astype("f4")
+    products, squares = times_vectors(matrix, x, gpu)
+    exact = matrix.astype("f4").astype("f8")
+    np.testing.assert_allclose(squares.get(), (exact**2).sum(-1).get(), rtol=1e-5)
+    bound = 1e-5 * (abs(exact) @ abs(x.astype("f8"))).get()
+    assert (abs(products.get() - (exact @ x.astype("f8")).get()) <= bound + 1e-40).all()
 
 
 def test_pytorch_tensors_keep_their_gradients_stream_and_graph():
