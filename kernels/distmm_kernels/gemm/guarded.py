@@ -178,7 +178,7 @@ class GuardedKernel(AlignedKernel):
         if left.shape[-1] < self.shortest:  # common, with small copies: one launch for a batch
             self._ieee._accumulate(left, right.swapaxes(-1, -2), c, d)
             return
-        for x, y, added, to in by_parts(left, right, c, d, d.itemsize):
+        for x, y, added, to in by_parts(left, right, c, d, 2 * d.itemsize):  # B as a real matrix is twice as large
             self._ieee._accumulate(x, y.swapaxes(-1, -2), added, to)
 
 

@@ -1,4 +1,4 @@
-"""Complex products as one real product on tensor cores, with four real multiplications for each complex one.
+"""Complex products as one real product, with four real multiplications for each complex one.
 
 `distmm_kernels.layout.real_view` describes the real matrices. Each part of an element of C is a sum of real products
 in ascending k, with the accuracy, the guards, the granules and the bits of the real kernel.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from distmm_kernels.candidate import HOPPER, Candidate
+from distmm_kernels.candidate import AMPERE, HOPPER, Candidate
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import GRANULE
@@ -35,16 +35,20 @@ class ComplexOperand:
         return int(self.real.nbytes)
 
 
-class ComplexFp16x3Kernel(AlignedKernel):
-    """complex64 by three products of float16 halves."""
+class ComplexChainKernel(AlignedKernel):
+    """complex64 and complex128 by the fastest chain of real multiply-adds: each part of an element is such a chain."""
 
-    name = "complex_fp16x3"
-    granule = GRANULE // 2
-    capturable = False  # the host reads guards
+    name = "complex_chain"
 
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
-        self._real = Fp16x3Kernel(Problem(problem.m, problem.k, problem.n, REALS[self.dtype.name]), device)
+        self._real = self._kernel(Problem(problem.m, problem.k, problem.n, REALS[self.dtype.name]), device)
+
+    def _kernel(self, problem: Problem, device: Device) -> Any:
+        """Return the kernel that multiplies real numbers."""
+        from distmm_kernels.select import select  # which imports all kernels
+
+        return select(problem, device, "ieee", reproducible=True)
 
     def _format(self, block: Array, operand: str) -> ComplexOperand:
         own = distinct(block).astype(self.dtype, copy=False)
@@ -56,12 +60,36 @@ class ComplexFp16x3Kernel(AlignedKernel):
             raise TypeError(f"{name} was not prepared by {self.name}: prepare it with this kernel first")
         self._real._check(operand.real, name)
 
-    def _accumulate(self, a: ComplexOperand, b: ComplexOperand, c: Array | None, d: Array) -> None:
+    def _accumulate(self, a: Any, b: Any, c: Array | None, d: Array) -> None:
+        # a kernel whose guard is raised gives the operands themselves
+        a, b = (x if isinstance(x, ComplexOperand) else self._format(x, name) for x, name in ((a, "A"), (b, "B")))
         added = None if c is None else as_real(in_rows(c, self.device))
         self._real._accumulate(a.real, b.real, added, as_real(d))
 
 
+class ComplexFp16x3Kernel(ComplexChainKernel):
+    """complex64 by three products of float16 halves."""
+
+    name = "complex_fp16x3"
+    granule = GRANULE // 2
+    capturable = False  # the host reads guards
+
+    def _kernel(self, problem: Problem, device: Device) -> Fp16x3Kernel:
+        return Fp16x3Kernel(problem, device)
+
+
 TABLE = (
+    Candidate(
+        ComplexChainKernel,
+        "one real product by the fastest chain",
+        frozenset(REALS),
+        "ieee",
+        tile=(64, 32),
+        capabilities=AMPERE,
+        unit={"complex128": "fp64_tensor"},
+        prepared=3.0,  # A with k as its slow axis; B as a real matrix, twice as large as B
+        passes=(24, 0),  # of complex64: A: 8 in, 8 out; B: 8 in, 16 out
+    ),
     Candidate(
         ComplexFp16x3Kernel,
         "one real product by scaled float16 halves, on tensor cores",

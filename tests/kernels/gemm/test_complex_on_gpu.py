@@ -215,7 +215,7 @@ def errors_of_complex64(d, a, b):
 
 
 def chain_of(kernel):
-    return select(Problem(1, 1, 1, kernel.dtype), kernel.device, name="register_tiled")
+    return select(Problem(1, 1, 1, kernel.dtype), kernel.device, name="complex_chain")
 
 
 @DTYPES

@@ -18,12 +18,12 @@ from tests.kernels.reference.products import first_difference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
 
-OURS = ("dmma", "register_tiled", "tiled", "naive", "guvectorized")
-ANY = OURS[1:]  # these multiply every type
+ANY = ("tiled", "naive", "guvectorized")  # these multiply every type
+TILED = ("dmma", "complex_chain", "register_tiled")
 LEGAL = [
     (candidate.name, dtype)
     for candidate, dtype in itertools.product(CANDIDATES, SUPPORTED)
-    if candidate.name in (*OURS, "cublas") and dtype.name in candidate.dtypes
+    if candidate.name in (*TILED, *ANY, "cublas") and dtype.name in candidate.dtypes
 ]
 legal = pytest.mark.parametrize(("name", "dtype"), LEGAL)
 
@@ -73,7 +73,7 @@ def test_every_stride_is_right_from_host_and_from_gpu_memory(kernel_for, name, d
     assert d.flags.c_contiguous
 
 
-@pytest.mark.parametrize("name", ANY[1:])
+@pytest.mark.parametrize("name", ANY)
 @pytest.mark.parametrize("order", STRIDES)
 def test_operands_of_the_right_type_on_the_gpu_are_not_copied(kernel_for, name, order):
     kernel = kernel_for(name, "float32")
@@ -145,9 +145,7 @@ def test_operands_and_c_are_never_written(kernel_for, name, dtype):
 
 
 # sizes around the register tiles of each type, the large and the small ones, and operands that are copied or not
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("dmma", np.dtype("float64")), *(("register_tiled", dtype) for dtype in SUPPORTED)]
-)
+@pytest.mark.parametrize(("name", "dtype"), [each for each in LEGAL if each[0] in TILED])
 @pytest.mark.parametrize("orders", ["CC", "CF", "FC", "FF"])
 @pytest.mark.parametrize("shape", [(128, 64, 128), (127, 63, 129), (260, 36, 132), (2100, 20, 136), (2050, 77, 2051)])
 def test_register_tiles_give_the_bits_of_naive(kernel_for, name, dtype, orders, shape):
@@ -159,22 +157,11 @@ def test_register_tiles_give_the_bits_of_naive(kernel_for, name, dtype, orders, 
     np.testing.assert_array_equal(multiply(kernel_for(name, dtype), a, b, c).get(), expected)
 
 
-CUTS = [
-    ("register_tiled", 32),
-    ("register_tiled", 45),
-    ("tiled", 32),
-    ("tiled", 96),
-    ("naive", 7),
-    ("guvectorized", 50),
-]
-
-
-FLOAT64 = np.dtype("float64")
+CUTS = {**dict.fromkeys(TILED, (32, 45)), "tiled": (32, 96), "naive": (7,), "guvectorized": (50,)}
 
 
 @pytest.mark.parametrize(
-    ("name", "cut", "dtype"),
-    [*((*cut, dtype) for cut in CUTS for dtype in SUPPORTED), ("dmma", 32, FLOAT64), ("dmma", 45, FLOAT64)],
+    ("name", "cut", "dtype"), [(name, cut, dtype) for name, dtype in LEGAL for cut in CUTS.get(name, ())]
 )
 def test_bits_do_not_depend_on_how_k_is_cut(kernel_for, name, dtype, cut):
     kernel = kernel_for(name, dtype)
@@ -188,7 +175,7 @@ def test_bits_do_not_depend_on_how_k_is_cut(kernel_for, name, dtype, cut):
 @pytest.mark.parametrize("dtype", SUPPORTED)
 def test_our_kernels_give_the_same_bits(kernel_for, dtype):
     a, b, c = (on_gpu(matrix(s, dtype, seed), "C") for seed, s in enumerate(((70, 333), (333, 61), (70, 61))))
-    names = OURS if dtype == "float64" else ANY
+    names = [name for name, own in LEGAL if own == dtype and name != "cublas"]
     first, *others = (kernel_for(name, dtype).multiply(a, b, c).get() for name in names)
     for other in others:
         np.testing.assert_array_equal(other, first)

@@ -27,7 +27,7 @@ KERNELS = [
     ("residues", "float64"),
     ("complex_residues", "complex128"),
     ("integer_residues", "int64"),
-    ("register_tiled", "complex64"),
+    ("complex_chain", "complex64"),
     ("cublas", "bfloat16"),
 ]
 COMMUTE = "hopper", "hopper_tf32", "residues", "complex_residues", "integer_residues"  # C[j, i] has the bits of C[i, j]
