@@ -1,13 +1,12 @@
 """Loads and stores of elements in registers, in shared memory and in matrices, written with a builder.
 
-An element is a tuple of real components: one, or the two of a complex number. Vectors are loaded as LLVM vectors: each
-becomes one instruction of up to 16 bytes, which the compiler may move.
+Vectors are loaded as LLVM vectors: each becomes one instruction of up to 16 bytes, which the compiler may move.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from distmm_kernels.device_code.emit import (
     I8,
@@ -21,8 +20,6 @@ from distmm_kernels.device_code.emit import (
     undefined,
     vector,
 )
-
-Elements: TypeAlias = list[tuple[Any, ...]]
 
 GLOBAL, SHARED = 1, 3  # address spaces of NVVM
 
@@ -50,55 +47,42 @@ class _Elements:
     """Elements in memory: loads and stores of vectors in any address space."""
 
     def __init__(self, builder: Any, array: Array) -> None:
-        self.builder, self.components = builder, array.components
-        self.real, self.itemsize = array.real, array.itemsize
+        self.builder, self.real, self.itemsize = builder, array.real, array.itemsize
 
-    def load_from(self, pointer: Any, count: int) -> Elements:
-        reals, builder = count * self.components, self.builder
-        kind = self.real if reals == 1 else vector(self.real, reals)
+    def load_from(self, pointer: Any, count: int) -> list[Any]:
+        builder, kind = self.builder, self.real if count == 1 else vector(self.real, count)
         value = builder.load(builder.bitcast(pointer, kind.as_pointer(pointer.type.addrspace)))
         _align(value, count * self.itemsize)
-        parts = [value] if reals == 1 else [builder.extract_element(value, I32(i)) for i in range(reals)]
-        return [tuple(parts[i : i + self.components]) for i in range(0, reals, self.components)]
+        return [value] if count == 1 else [builder.extract_element(value, I32(i)) for i in range(count)]
 
-    def store_to(self, pointer: Any, elements: Elements) -> None:
-        builder, parts = self.builder, [part for element in elements for part in element]
-        if len(parts) == 1:
-            kind, value = self.real, parts[0]
-        else:
-            kind = vector(self.real, len(parts))
+    def store_to(self, pointer: Any, elements: Sequence[Any]) -> None:
+        builder, kind, value = self.builder, self.real, elements[0]
+        if len(elements) > 1:
+            kind = vector(self.real, len(elements))
             value = undefined(kind)
-            for i, part in enumerate(parts):
-                value = builder.insert_element(value, part, I32(i))
+            for i, element in enumerate(elements):
+                value = builder.insert_element(value, element, I32(i))
         stored = builder.store(value, builder.bitcast(pointer, kind.as_pointer(pointer.type.addrspace)))
         _align(stored, len(elements) * self.itemsize)
 
-    def zeros(self, count: int) -> Elements:
-        return [(constant(self.real, 0),) * self.components] * count
+    def zeros(self, count: int) -> list[Any]:
+        return [constant(self.real, 0)] * count
 
-    def disguised(self, element: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return a copy of the element in new registers, which the compiler cannot merge with the old ones.
+    def disguised(self, element: Any) -> Any:
+        """Return a copy of the element in a new register, which the compiler cannot merge with the old one.
 
         The copy is the element xor the block's number along the grid's third axis. That number is 0, since the axis has
         one block, but the compiler does not know this.
         """
-        builder, kind = self.builder, integer(self.itemsize // self.components * 8)
+        builder, kind = self.builder, integer(self.itemsize * 8)
         (third,) = _block_z(builder, [])
         zero = third if kind == I32 else builder.zext(third, kind)
-        return tuple(builder.bitcast(builder.xor(builder.bitcast(part, kind), zero), self.real) for part in element)
+        return builder.bitcast(builder.xor(builder.bitcast(element, kind), zero), self.real)
 
-    def multiply_add(self, acc: Sequence[Any], x: Sequence[Any], y: Sequence[Any]) -> tuple[Any, ...]:
-        """Return ``acc + x * y``, as `device_code.arithmetic` does: fused, and a complex number in the same order."""
+    def multiply_add(self, acc: Any, x: Any, y: Any) -> Any:
+        """Return ``acc + x * y``; of floats fused."""
         builder = self.builder
-        if is_integer(self.real):
-            return (builder.add(acc[0], builder.mul(x[0], y[0])),)
-        if self.components == 1:
-            return (builder.fma(x[0], y[0], acc[0]),)
-        # -0.0 - x instead of fneg, which NVVM's LLVM lacks before sm_100
-        minus = builder.fsub(constant(self.real, -0.0), x[1])
-        re = builder.fma(minus, y[1], builder.fma(x[0], y[0], acc[0]))
-        im = builder.fma(x[1], y[0], builder.fma(x[0], y[1], acc[1]))
-        return re, im
+        return builder.add(acc, builder.mul(x, y)) if is_integer(self.real) else builder.fma(x, y, acc)
 
 
 def _align(instruction: Any, size: int) -> None:
@@ -114,27 +98,17 @@ class Registers(_Elements):
         data = array.data
         self.first = builder.bitcast(data, self.real.as_pointer(data.type.addrspace))
 
-    def _pointer(self, element: int, component: int) -> Any:
-        return self.builder.gep(self.first, [I32(element * self.components + component)])
-
-    def get(self, first: int, count: int) -> Elements:
-        """Return ``count`` elements from the first on."""
-        each = range(self.components)
-        return [tuple(self.builder.load(self._pointer(i, c)) for c in each) for i in range(first, first + count)]
-
-    def put(self, first: int, elements: Elements) -> None:
-        """Set elements from the first on."""
-        for i, element in enumerate(elements):
-            for c, part in enumerate(element):
-                self.builder.store(part, self._pointer(first + i, c))
+    def _pointer(self, element: int) -> Any:
+        return self.builder.gep(self.first, [I32(element)])
 
     def values(self, first: int, count: int = 1) -> list[Any]:
-        """Return ``count`` real elements from the first on."""
-        return [value for (value,) in self.get(first, count)]
+        """Return ``count`` elements from the first on."""
+        return [self.builder.load(self._pointer(i)) for i in range(first, first + count)]
 
     def set_values(self, first: int, values: Iterable[Any]) -> None:
-        """Set real elements from the first on."""
-        self.put(first, [(value,) for value in values])
+        """Set elements from the first on."""
+        for i, value in enumerate(values):
+            self.builder.store(value, self._pointer(first + i))
 
 
 class Shared(_Elements):
@@ -150,7 +124,7 @@ class Shared(_Elements):
         """Return the address of an element."""
         return self.builder.gep(self.first, [I32(place)])
 
-    def load(self, place: int, count: int) -> Elements:
+    def load(self, place: int, count: int) -> list[Any]:
         """Load ``count`` neighbours as one vector."""
         return self.load_from(self.pointer(place), count)
 
@@ -192,10 +166,10 @@ class Matrix(_Elements):
         tests = [self.builder.icmp_signed("<", I32(step), left) for step, left in zip(offset, self.left, strict=True)]
         return self.builder.and_(*tests)
 
-    def load(self, offset: tuple[int, int], count: int) -> Elements:
+    def load(self, offset: tuple[int, int], count: int) -> list[Any]:
         """Load ``count`` neighbours as one vector."""
         return self.load_from(self._pointer(offset), count)
 
-    def store(self, offset: tuple[int, int], elements: Elements) -> None:
+    def store(self, offset: tuple[int, int], elements: Sequence[Any]) -> None:
         """Store neighbours as one vector."""
         self.store_to(self._pointer(offset), elements)

@@ -86,18 +86,14 @@ class Array:
     Attributes
     ----------
     real
-        LLVM type of an element, or of one of the two parts of a complex number.
-    components
-        2 for complex numbers, else 1.
+        LLVM type of an element.
     """
 
     def __init__(self, context: Any, builder: Any, kind: Any, value: Any) -> None:
         self._make = functools.cache(lambda: context.make_array(kind)(context, builder, value))
         self._builder = builder
-        self.components = 2 if isinstance(kind.dtype, types.Complex) else 1
-        real = kind.dtype.underlying_float if self.components == 2 else kind.dtype
-        self.real = context.get_value_type(real)
-        self.itemsize = real.bitwidth // 8 * self.components
+        self.real = context.get_value_type(kind.dtype)
+        self.itemsize = kind.dtype.bitwidth // 8
 
     @property
     def data(self) -> Any:

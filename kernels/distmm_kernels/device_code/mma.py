@@ -36,7 +36,7 @@ def multiply(tiling: MmaTiling, first: int, last: int) -> Callable[..., None]:
         def fetch(operand, number, step):
             for register, place, count in tiling.loads(operand, number):
                 vector = tiles[operand].load(step * tiling.step * along[operand] + place, count)
-                operands.put(register + operand * first_b, vector)
+                operands.set_values(register + operand * first_b, vector)
 
         def product(i, j):
             for a, b, c in tiling.products(i, j):

@@ -34,9 +34,9 @@ def load(offsets: Offsets) -> Callable[..., None]:
     def write(builder, array, stack, batch, row, column, inside):
         registers, matrix = Registers(builder, array), Matrix(builder, stack, (batch, row, column), None)
         for p, offset in enumerate(offsets):
-            registers.put(p, registers.zeros(1))
+            registers.set_values(p, registers.zeros(1))
             with builder.if_then(builder.or_(inside, matrix.contains(offset))):
-                registers.put(p, matrix.load(offset, 1))
+                registers.set_values(p, matrix.load(offset, 1))
 
     return intrinsic(write, (ANY, ANY, i64, i64, i64, boolean))
 
@@ -52,8 +52,8 @@ def add(offsets: Offsets, width: int) -> Callable[..., None]:
         plus = builder.add if is_integer(registers.real) else builder.fadd
         for p, offset in enumerate(offsets):
             with builder.if_then(builder.or_(inside, matrix.contains(offset))):
-                pairs = zip(registers.get(p * width, width), matrix.load(offset, width), strict=True)
-                registers.put(p * width, [(plus(old, more),) for (old,), (more,) in pairs])
+                sums = map(plus, registers.values(p * width, width), matrix.load(offset, width))
+                registers.set_values(p * width, sums)
 
     return intrinsic(write, (ANY, ANY, i64, i64, i64, boolean))
 
@@ -82,8 +82,7 @@ def scale(offsets: Offsets) -> Callable[..., None]:
         registers, matrix = Registers(builder, array), Matrix(builder, stack, (batch, row, column), None)
         for p, offset in enumerate(offsets):
             with builder.if_then(builder.or_(inside, matrix.contains(offset))):
-                ((value,),), ((factor,),) = registers.get(p, 1), matrix.load(offset, 1)
-                registers.put(p, [(builder.fmul(value, factor),)])
+                registers.set_values(p, map(builder.fmul, registers.values(p), matrix.load(offset, 1)))
 
     return intrinsic(write, (ANY, ANY, i64, i64, i64, boolean))
 
@@ -102,9 +101,9 @@ def store(offsets: Offsets, width: int) -> Callable[..., None]:
             with builder.if_then(builder.or_(inside, matrix.contains(offset))):
                 # A vector store needs neighbouring registers. If these were the accumulators of the loop before, their
                 # order would put operands of a multiply-add into one register bank, which gives one operand a cycle.
-                elements = [registers.disguised(element) for element in registers.get(p * width, width)]
+                elements = [registers.disguised(element) for element in registers.values(p * width, width)]
                 if matrix.itemsize < registers.itemsize:
-                    elements = [(builder.trunc(element, matrix.real),) for (element,) in elements]
+                    elements = [builder.trunc(element, matrix.real) for element in elements]
                 matrix.store(offset, elements)
 
     return intrinsic(write, (ANY, ANY, i64, i64, i64, boolean))
@@ -196,14 +195,14 @@ def multiply(tiling: Tiling, first: int, last: int) -> Callable[..., None]:
         for k in range(first, last):
             for tile, vectors in zip(tiles, tiling.step_vectors((k + 1) % tiling.depth), strict=True):
                 for register, place in vectors:
-                    operands.put(register, tile.load(place, tiling.vector))
+                    operands.set_values(register, tile.load(place, tiling.vector))
             if k >= 0:
                 first_a, first_b = tiling.step_registers(k)
-                a, b = operands.get(first_a, rows), operands.get(first_b, columns)
+                a, b = operands.values(first_a, rows), operands.values(first_b, columns)
                 for j in range(columns):
                     # alternately down and up: successive multiply-adds share an operand, which the reuse cache holds
                     for i in range(rows) if j % 2 == 0 else reversed(range(rows)):
-                        (old,) = acc.get(i * columns + j, 1)
-                        acc.put(i * columns + j, [acc.multiply_add(old, a[i], b[j])])
+                        (old,) = acc.values(i * columns + j)
+                        acc.set_values(i * columns + j, [acc.multiply_add(old, a[i], b[j])])
 
     return intrinsic(write, (ANY, ANY, ANY, i32, ANY, i32))

@@ -235,8 +235,6 @@ TILINGS = {
     "int32": _FOUR_BYTES,
     "float64": (Tiling(64, 128, 8, 3, 8, 8, 2), Tiling(32, 64, 8, 3, 4, 4, 2, blocks=4)),
     "int64": (Tiling(64, 64, 8, 3, 4, 4, 2), Tiling(32, 32, 8, 3, 4, 2, 2, blocks=4)),
-    "complex64": (Tiling(128, 64, 8, 3, 8, 8, 2), Tiling(32, 64, 8, 3, 4, 4, 2, blocks=4)),
-    "complex128": (Tiling(64, 64, 8, 2, 4, 8, 1), Tiling(32, 32, 8, 3, 4, 2, 1, blocks=4)),
 }
 
 # Time of the small tiling, relative to the large one, for the same work with all multiprocessors busy.

@@ -16,8 +16,8 @@ every_tiling = pytest.mark.parametrize(
 LARGE, SMALL = TILINGS["float32"]
 
 
-def test_every_supported_type_has_tilings_the_largest_first():
-    assert set(TILINGS) == {dtype.name for dtype in SUPPORTED}
+def test_every_real_type_has_tilings_the_largest_first():
+    assert set(TILINGS) == {dtype.name for dtype in SUPPORTED if dtype.kind != "c"}
     for large, small in TILINGS.values():
         assert large.rows * large.columns > small.rows * small.columns
 

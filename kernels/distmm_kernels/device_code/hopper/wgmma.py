@@ -90,7 +90,7 @@ def clear(count: int) -> Callable[[Any], None]:
 
     def write(builder, array):
         acc = Registers(builder, array)
-        acc.put(0, acc.zeros(count))
+        acc.set_values(0, acc.zeros(count))
 
     return intrinsic(write, (ANY,))
 

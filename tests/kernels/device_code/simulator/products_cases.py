@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from numba import config
@@ -23,6 +25,7 @@ SHAPES = [
     (1, 3 * TILE - 1, 2),
     (2 * TILE + 1, 1, 1),
 ]
+REALS = "float32", "float64", "int32", "int64"
 every = pytest.mark.parametrize("kernel", [SmallNaive, SmallTiled, SmallRegisterTiled])
 
 
@@ -33,11 +36,10 @@ def test_this_is_the_simulator():
 # all of these are within one tile of the register-tiled kernel, which has shapes of its own below: one is one element,
 # one has vectors in rows of C of 16 bytes, one has none
 @pytest.mark.parametrize(
-    ("kernel", "shape"),
-    [(kernel, shape) for kernel in (SmallNaive, SmallTiled) for shape in SHAPES]
-    + [(SmallRegisterTiled, shape) for shape in (SHAPES[0], SHAPES[1], SHAPES[3])],
-)
-@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "int64", "complex64", "complex128"])
+    ("kernel", "dtype", "shape"),
+    [*itertools.product((SmallNaive, SmallTiled), (*REALS, "complex64", "complex128"), SHAPES),
+     *itertools.product((SmallRegisterTiled,), REALS, (SHAPES[0], SHAPES[1], SHAPES[3]))],
+)  # fmt: skip
 def test_every_ragged_shape_is_right(kernel, shape, dtype):
     m, k, n = shape
     a, b, c = (matrix(s, dtype, seed, "integers") for seed, s in enumerate(((m, k), (k, n), (m, n))))
