@@ -97,9 +97,16 @@ def rates_of(device: Device) -> ModelRates:
 def seconds(candidate: Candidate, problem: Problem, device: Device) -> float:
     """Return the expected seconds of a product of matrices in C order, the preparation of both included.
 
-    The host and the device work at the same time, so the longer of their times counts. The host's is that of the
-    smallest measured cube, and `ModelRates.host_copy` for each operand that must be copied since its rows do not begin
-    at multiples of 16 bytes. The device's is the sum of two terms:
+    The host and the device work at the same time, so the longer of their times counts.
+    """
+    return max(expected(candidate, problem, device))
+
+
+def expected(candidate: Candidate, problem: Problem, device: Device) -> tuple[float, float]:
+    """Return the expected seconds of the host and of the device, for `seconds`.
+
+    The host's time is that of the smallest measured cube, and `ModelRates.host_copy` for each operand that must be
+    copied since its rows do not begin at multiples of 16 bytes. The device's is the sum of two terms:
 
     - the number of operations over the fastest measured rate. Whole tiles at the edges of C count, and multiprocessors
       without a tile, if no slices of k give them one. Or the time to read and write each matrix once, if that is
@@ -132,7 +139,7 @@ def seconds(candidate: Candidate, problem: Problem, device: Device) -> float:
     own = dtype.itemsize * (m * k + k * n) + problem.accumulator.itemsize * m * n
     turns = 1 if candidate.side_by_side else batch
     on_device = max(turns * compute, batch * own / (0.7 * model.copy)) + batch * passes / model.copy
-    return max(host + model.host_copy * len(copied), on_device)
+    return host + model.host_copy * len(copied), on_device
 
 
 def rate(candidate: Candidate, problem: Problem, device: Device, edge: float) -> float:

@@ -119,13 +119,16 @@ def chosen(
     m: int, k: int, n: int, batch: tuple[int, ...], dtype: np.dtype[Any], device: Device, precision: str,
     reproducible: bool, in_graph: bool,
 ) -> Kernel:  # fmt: skip
-    """Return the kernel for a whole product: the least of expected and host time. Some cannot be captured.
+    """Return the kernel for a whole product, by the time of the device and that of the host for such calls.
+
+    Some cannot be captured.
 
     Raises
     ------
     ValueError
         If the precision is unknown, or if no kernel promises the bits of such a product.
     """
+    from distmm_kernels.rates import expected
     from distmm_kernels.select import choose, ranked
 
     if precision not in PRECISIONS:
@@ -137,7 +140,9 @@ def chosen(
     if reproducible or device.kind == "cpu" or not found:
         taken = found[0][0] if found else choose(problem, device, precision, reproducible=reproducible)
     else:
-        taken, _ = min(found, key=lambda each: max(each[1], HOST.get(each[0].name, HOST_OF_OTHERS)))
+        rows = [each for each, _ in found]
+        host = [HOST.get(each.name, HOST_OF_OTHERS) for each in rows]
+        taken = min(zip(host, rows, strict=True), key=lambda x: max(x[0], expected(x[1], problem, device)[1]))[1]
     return _kernel(taken.name, dtype, device)
 
 
