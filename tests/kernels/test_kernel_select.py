@@ -134,11 +134,13 @@ def test_complex_numbers_go_to_tensor_cores_unless_a_chain_is_asked_for(dtype, n
     assert select(problem(dtype), GEFORCE[0], "ieee")._real.name == "register_tiled"
 
 
-# The first is estimated; the others have more passes over operands, and over residues of C, than tensor cores save.
-@pytest.mark.parametrize("shape", [(512, 512, 512), (64, 8192, 8192)])
-@pytest.mark.parametrize("dtype", ["complex64", "complex128"])
+# Others have more passes over operands, and over residues of C, than tensor cores save.
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [("complex64", (512,) * 3), ("complex128", (512,) * 3), ("complex128", (64, 8192, 8192))],
+)
 def test_complex_products_that_tensor_cores_slow_down_stay_in_registers(dtype, shape):
-    assert chosen(Problem(*shape, np.dtype(dtype)), H200) in ("cublas", "complex_chain")
+    assert chosen(Problem(*shape, np.dtype(dtype)), H200) == "complex_chain"
 
 
 def float64(m, k, n, batch=()):

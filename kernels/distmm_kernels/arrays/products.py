@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from distmm_kernels.candidate import Candidate
 from distmm_kernels.config import FLOAT8, PRECISIONS, Problem, operand_dtype, result_type
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Array, Kernel, product_shape
 from distmm_kernels.symmetric import Symmetry
 
 # Host time of a whole call, in seconds. A product that takes less time waits for the host. Measured on the host of an
-# H200 (2026-11-26). Others copy or split their operands first.
+# H200 (2026-11-26). Others copy or split their operands first: `distmm_kernels.rates.expected` has their time.
 HOST = {"hopper": 15e-6, "cublas": 15e-6, "cublas_tf32": 15e-6, "register_tiled": 50e-6, "dmma": 50e-6}
-HOST_OF_OTHERS = 120e-6
 
 
 class Options(NamedTuple):
@@ -90,7 +90,8 @@ def of_matrices(
     working = _working(a.dtype, b.dtype)
     *batch, m, n = product_shape(a.shape, b.shape)
     in_graph = device.kind == "cuda" and captured()
-    kernel = chosen(m, a.shape[-1], n, tuple(batch), working, device, options.precision, options.reproducible, in_graph)
+    asked = device, options.precision, options.reproducible, in_graph, options.symmetry is not None
+    kernel = chosen(m, a.shape[-1], n, tuple(batch), working, *asked)
     if options.symmetry is None:
         left, right = kernel.prepare_a(a, wait=False), kernel.prepare_b(b, wait=False)
     else:
@@ -117,7 +118,7 @@ def _working(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
 @functools.lru_cache(maxsize=4096)
 def chosen(
     m: int, k: int, n: int, batch: tuple[int, ...], dtype: np.dtype[Any], device: Device, precision: str,
-    reproducible: bool, in_graph: bool,
+    reproducible: bool, in_graph: bool, symmetric: bool = False,
 ) -> Kernel:  # fmt: skip
     """Return the kernel for a whole product, by the time of the device and that of the host for such calls.
 
@@ -140,14 +141,18 @@ def chosen(
     if reproducible or device.kind == "cpu" or not found:
         taken = found[0][0] if found else choose(problem, device, precision, reproducible=reproducible)
     else:
-        rows = [each for each, _ in found]
-        host = [HOST.get(each.name, HOST_OF_OTHERS) for each in rows]
-        taken = min(zip(host, rows, strict=True), key=lambda x: max(x[0], expected(x[1], problem, device)[1]))[1]
-    return _kernel(taken.name, dtype, device)
+
+        def time(candidate: Candidate) -> float:
+            host, on_device = expected(candidate, problem, device)
+            half = symmetric and dtype.name in candidate.triangles
+            return max(HOST.get(candidate.name, host), on_device / 2 if half else on_device)
+
+        taken = min((each for each, _ in found), key=time)
+    return named(taken.name, dtype, device)
 
 
 @functools.lru_cache(maxsize=256)
-def _kernel(name: str, dtype: np.dtype[Any], device: Device) -> Kernel:
+def named(name: str, dtype: np.dtype[Any], device: Device) -> Kernel:
     """Return the kernel of a name for blocks of any size."""
     from distmm_kernels.select import select
 

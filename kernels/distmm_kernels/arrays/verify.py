@@ -170,7 +170,7 @@ class Check:
         for flat in suspects[np.argsort(-ratio.ravel()[suspects])][:SUSPECTS]:
             row = tuple(int(i) for i in np.unravel_index(flat, ratio.shape))
             if message := self._again(row):
-                return max(float(ratio[row]), np.nextafter(1, 2)), message
+                return max(float(ratio[row]), math.nextafter(1, 2)), message
             ratio[row] = min(ratio[row], 1.0)  # its elements are right: roundings had one direction
         worst = float(ratio.max())
         if worst > 1:

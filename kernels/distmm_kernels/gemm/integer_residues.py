@@ -7,7 +7,7 @@ passes over C most of the time. The k from which residues are faster has not bee
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -94,6 +94,11 @@ class IntegerResidueKernel(AlignedKernel):
                 left, right = a.residues.granule(index, mine), b.residues.granule(index, yours)
                 self._products.add(left, right, None if c is None else c[place], d[place], symmetric=symmetric)
             c = d
+
+    def _transposed(self, a: Any) -> Any | None:
+        if not isinstance(a, IntegerOperand):
+            return None
+        return replace(a, shape=(*a.shape[:-2], a.shape[-1], a.shape[-2]))
 
     def _triangle(self, a: Any, b: Any, c: Array | None, d: Array) -> bool:
         self._accumulate(a, b, c, d, symmetric=True)

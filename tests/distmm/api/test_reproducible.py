@@ -23,7 +23,7 @@ def rows(dtype, model, **how):
     return dict(distmm.plan(a, a, cluster=distmm.gpus(2, model), **how).rows())
 
 
-@pytest.mark.parametrize(("dtype", "model", "fastest", "promised"), [("c8", "A100", "cublas", "register_tiled"),
+@pytest.mark.parametrize(("dtype", "model", "fastest", "promised"), [("f2", "A100", "cublas", "mma_sync"),
                                                                      ("f2", "B200", "cublas", "mma_sync")])  # fmt: skip
 def test_the_fastest_kernel_is_chosen_unless_bits_are_asked_for(dtype, model, fastest, promised):
     by_default, kept = rows(dtype, model), rows(dtype, model, reproducible=True)
@@ -71,13 +71,13 @@ def test_plans_on_cpus_do_not_promise_bits_of_floats():
 
 def test_the_configuration_has_the_default():
     with dask.config.set({"distmm.reproducible": True}):
-        assert rows("c8", "A100")["kernel"].startswith("register_tiled")
-        assert rows("c8", "A100", reproducible=False)["kernel"].startswith("cublas")
+        assert rows("f2", "A100")["kernel"].startswith("mma_sync")
+        assert rows("f2", "A100", reproducible=False)["kernel"].startswith("cublas")
     with (
         dask.config.set({"distmm.reproducible": "perhaps"}),
         pytest.raises(InputError, match=r"distmm.reproducible: 'perhaps', which is neither true nor false"),
     ):
-        rows("c8", "A100")
+        rows("f2", "A100")
 
 
 def test_a_job_keeps_the_wish_in_its_manifest(tmp_path):
@@ -99,7 +99,7 @@ def test_a_job_on_cpus_is_refused_before_any_work(client, tmp_path):
 
 @pytest.mark.minutes
 def test_the_commands_have_an_option_for_it():
-    sizes = "50000x50000:complex64"
+    sizes = "50000x50000:float16"
     outputs = [
         CliRunner().invoke(
             app, ["plan", sizes, sizes, "--gpus", "8", "--model", "A100", "--gpu-memory", "1TB", *option]
@@ -107,7 +107,7 @@ def test_the_commands_have_an_option_for_it():
         for option in (["--fastest"], ["--reproducible"])
     ]
     assert [result.exit_code for result in outputs] == [0, 0]
-    assert [next(x for x in ("cublas", "register_tiled") if x in result.output) for result in outputs] == [
+    assert [next(x for x in ("cublas", "mma_sync") if x in result.output) for result in outputs] == [
         "cublas",
-        "register_tiled",
+        "mma_sync",
     ]

@@ -142,10 +142,12 @@ def test_the_choice_counts_the_time_of_the_host():
 
     def name(n, dtype, **how):
         how = {"precision": "highest", "reproducible": False, "in_graph": False, **how}
-        with patch.object(products, "_kernel", lambda name, dtype, device: name):
+        with patch.object(products, "named", lambda name, dtype, device: name):
             return products.chosen.__wrapped__(n, n, n, (), np.dtype(dtype), h200, **how)
 
-    assert name(256, "float32") == "cublas"  # the split of operands takes longer than the product
+    assert name(256, "float32") == name(128, "float64") == "cublas"  # one launch on the operands as they are
+    assert name(1024, "complex64") == "cublas"  # the split of operands takes longer than the product
+    assert name(8192, "float16", symmetric=True) == "hopper"  # the library multiplies both halves
     assert name(8192, "float32") == "fp16x3"
     assert name(8192, "float32", in_graph=True) == "register_tiled"  # guards are read by the host
     assert name(8192, "float32", reproducible=True) == "fp16x3"
