@@ -12,7 +12,6 @@ of these algorithms that its guards allow:
 
 from __future__ import annotations
 
-import functools
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
@@ -83,15 +82,10 @@ class Fp16x3Kernel(GuardedKernel):
         if not isinstance(operand, GuardedOperand) or getattr(operand.made, "format", None) is not self.form:
             raise TypeError(f"{name} was not prepared by {self.name}: prepare it with this kernel first")
 
-    def _expected(self, k: int) -> tuple[Way, ...]:
-        return _expected(k, self.first)
-
     def _way(self, a: GuardedOperand, b: GuardedOperand, index: int) -> Way:
-        if self._holds(a, b, index):
-            return self.first
-        if self.first is Way.FP16X3 and all(self._fits_tf32(operand, index) for operand in (a, b)):
-            return Way.TF32X3
-        return Way.IEEE
+        way = super()._way(a, b, index)
+        tf32 = way is Way.IEEE and self.first is Way.FP16X3 and all(self._fits_tf32(x, index) for x in (a, b))
+        return Way.TF32X3 if tf32 else way
 
     def _fits_tf32(self, operand: GuardedOperand, index: int) -> bool:
         """Whether TF32 halves hold a granule.
@@ -192,12 +186,6 @@ class Tf32x3Kernel(Fp16x3Kernel):
     name = "tf32x3"
     form = TF32_PAIR
     first = Way.TF32X3
-
-
-@functools.lru_cache(maxsize=1024)
-def _expected(k: int, first: Way) -> tuple[Way, ...]:
-    """Return the algorithm of each granule if no guard is raised."""
-    return tuple(first if min(GRANULE, k - start) >= SHORTEST else Way.IEEE for start in range(0, k, GRANULE))
 
 
 # float16 halves take as much memory as the block, TF32 halves twice as much. The scales of float16 halves took 5 MB of

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from distmm_kernels.candidate import AMPERE, FAST_TENSOR_CORES, Candidate
+from distmm_kernels.candidate import AMPERE, FAST_TENSOR_CORES
 from distmm_kernels.emulation.splits import Parts
-from distmm_kernels.gemm.emulated import FLOAT16_HALVES, TF32_HALVES, Fp16x3Kernel, Halves, Tf32x3Kernel
+from distmm_kernels.gemm.emulated import FLOAT16_HALVES, Fp16x3Kernel, Halves
 from distmm_kernels.gemm.mma_sync import fragment_loads
 from distmm_kernels.launch.fragment_launch import FragmentGemm, halves_gemm
 from distmm_kernels.layout.stack import Stack
-from distmm_kernels.tiles.fragment_tiles import Multiplicand, tilings_of_halves
+from distmm_kernels.tiles.fragment_tiles import tilings_of_halves
 
 
 class MmaSyncFp16x3Kernel(Fp16x3Kernel):
@@ -23,29 +23,15 @@ class MmaSyncFp16x3Kernel(Fp16x3Kernel):
         return halves_gemm("float16" if a.format.scaled else "tfloat32", (a.k_major, b.k_major), self.device)
 
 
-class MmaSyncTf32x3Kernel(MmaSyncFp16x3Kernel):
-    """Halves in TF32: half as fast, and accurate for nearly any numbers."""
-
-    name = "mma_sync_tf32x3"
-    form = Tf32x3Kernel.form
-    first = Tf32x3Kernel.first
-
-
-def _halves(kernel: type[Fp16x3Kernel], of: str, kind: Multiplicand, prepared: float) -> Candidate:
-    """Return the row of a kernel."""
-    return Halves(
-        kernel,
-        f"three products of {of} halves, on tensor cores fed by ldmatrix",
+TABLE = (
+    Halves(
+        MmaSyncFp16x3Kernel,
+        "three products of scaled float16 halves, on tensor cores fed by ldmatrix",
         tile=(64, 64),
-        loads=lambda problem: fragment_loads(tilings_of_halves(kind, (9, 0), (True, True))[0], problem),
+        loads=lambda problem: fragment_loads(tilings_of_halves("float16", (9, 0), (True, True))[0], problem),
         capabilities=AMPERE,
         worth_it=FAST_TENSOR_CORES,
         unit="mma_sync",
-        prepared=prepared,
-    )
-
-
-TABLE = (
-    _halves(MmaSyncFp16x3Kernel, "scaled float16", "float16", FLOAT16_HALVES),
-    _halves(MmaSyncTf32x3Kernel, "TF32", "tfloat32", TF32_HALVES),
+        prepared=FLOAT16_HALVES,
+    ),
 )

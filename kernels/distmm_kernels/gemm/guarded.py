@@ -10,6 +10,7 @@ count `WORKSPACE` bytes for them.
 from __future__ import annotations
 
 import enum
+import functools
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
@@ -99,6 +100,7 @@ class GuardedKernel(AlignedKernel):
     granule = GRANULE
     capturable = False  # the host reads guards
     shortest: ClassVar[int]
+    first: ClassVar[Way]
     _split: Callable[[Array], tuple[Any, Found]]
     mirrors: ClassVar[bool] = False
 
@@ -119,13 +121,13 @@ class GuardedKernel(AlignedKernel):
         """Return what is split of an operand."""
         return matrices
 
-    @abstractmethod
     def _expected(self, k: int) -> tuple[Way, ...]:
         """Return the algorithm of each granule if no guard is raised."""
+        return _expected(k, self.first, self.shortest)
 
-    @abstractmethod
     def _way(self, a: Any, b: Any, index: int) -> Way:
         """Choose the algorithm of one granule from its guards."""
+        return self.first if self._holds(a, b, index) else Way.IEEE
 
     def _holds(self, a: GuardedOperand, b: GuardedOperand, index: int) -> bool:
         """Whether the fast algorithm is accurate enough for the product of one granule of A and of B."""
@@ -180,6 +182,11 @@ class GuardedKernel(AlignedKernel):
             return
         for x, y, added, to in by_parts(left, right, c, d, 2 * d.itemsize):  # B as a real matrix is twice as large
             self._ieee._accumulate(x, y.swapaxes(-1, -2), added, to)
+
+
+@functools.lru_cache(maxsize=1024)
+def _expected(k: int, first: Way, shortest: int) -> tuple[Way, ...]:
+    return tuple(first if min(GRANULE, k - start) >= shortest else Way.IEEE for start in range(0, k, GRANULE))
 
 
 def by_parts(

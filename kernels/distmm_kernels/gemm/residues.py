@@ -37,7 +37,7 @@ class ResidueKernel(GuardedKernel):
     """
 
     name = "residues"
-    shortest = SHORTEST
+    shortest, first = SHORTEST, Way.RESIDUES
     parts: ClassVar[int] = 1
     reconstruction: ClassVar[str] = "distmm_kernels.device_code.reconstruct:reconstruct"
     instruction: ClassVar[Instruction] = "wgmma"
@@ -55,13 +55,6 @@ class ResidueKernel(GuardedKernel):
     def _check(self, operand: Any, name: str) -> None:
         if not isinstance(operand, GuardedOperand) or not isinstance(operand.made, Residues):
             raise TypeError(f"{name} was not prepared by {self.name}: prepare it with this kernel first")
-
-    def _expected(self, k: int) -> tuple[Way, ...]:
-        lengths = (min(GRANULE, k - start) for start in range(0, k, GRANULE))
-        return tuple(Way.RESIDUES if length >= SHORTEST else Way.IEEE for length in lengths)
-
-    def _way(self, a: GuardedOperand, b: GuardedOperand, index: int) -> Way:
-        return Way.RESIDUES if self._holds(a, b, index) else Way.IEEE
 
     def _chain(self, ways: tuple[Way, ...], a: Any, b: Any, c: Array | None, d: Array, symmetric: bool = False) -> None:
         for index, way in enumerate(ways):

@@ -19,7 +19,7 @@ from tests.kernels.reference.products import first_difference
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
 
 ON_HOPPER = ("fp16x3", "tf32x3")
-NAMES = pytest.mark.parametrize("name", [*ON_HOPPER, "mma_sync_fp16x3", "mma_sync_tf32x3"])
+NAMES = pytest.mark.parametrize("name", [*ON_HOPPER, "mma_sync_fp16x3"])
 
 
 @pytest.fixture

@@ -188,7 +188,7 @@ def fp16x3(a: Float32, b: Float32, c: Float32 | None = None, promotion: int | No
 
 
 def mma_sync_x3(a: Float32, b: Float32, *, halves: str = "float16", kept: int = KEPT, step: int = 16) -> Float32:
-    """Return ``a @ b`` of one granule as `mma_sync_fp16x3` and `mma_sync_tf32x3` compute it, except for the last bits.
+    """Return ``a @ b`` of one granule as `mma_sync_fp16x3` computes it, except for the last bits.
 
     The sum of three products is added to the float32 total after each instruction's steps of k.
 
