@@ -11,7 +11,7 @@ from distmm_kernels.device import Device
 from distmm_kernels.kernel import Array
 from distmm_kernels.launch import driver
 from distmm_kernels.launch.binary import Recipe
-from distmm_kernels.layout.stack import VECTOR_BYTES, Stack
+from distmm_kernels.layout.stack import VECTOR_BYTES, Stack, address
 from distmm_kernels.layout.vectors import in_vectors
 
 MAKER = "distmm_kernels.device_code.thin_products:times_vectors"
@@ -43,22 +43,27 @@ def times_vectors(matrices: Array, vectors: Array, device: Device) -> tuple[Arra
     squares : cupy.ndarray ``(m,)`` or ``(matrices, m)``
         Of float64.
     """
-    rows = matrices if Stack.of(matrices).has_vectors(-1) else in_vectors(matrices, device)
-    at = Stack.of(rows)
-    *batch, m, n = rows.shape
-    array = type(matrices)
-    x_step = vectors.strides[0] if vectors.ndim == 3 else 0
-    if vectors.strides[-2:] != (2 * vectors.itemsize, vectors.itemsize) or x_step % VECTOR_BYTES:
-        given, vectors = vectors, array((*vectors.shape[:-2], n + n % 2, 2), vectors.dtype)[..., :n, :]
+    at = Stack.of(matrices)
+    if not at.has_vectors(-1):
+        matrices = in_vectors(matrices, device)
+        at = Stack.of(matrices)
+    *batch, m, n = matrices.shape
+    if vectors.strides[-2:] != (2 * vectors.itemsize, vectors.itemsize) or Stack.of(vectors).step % VECTOR_BYTES:
+        given, vectors = vectors, _pairs(vectors.shape, vectors)
         vectors[...] = given
-        x_step = vectors.strides[0] if vectors.ndim == 3 else 0
-    products = array((*batch, m + m % 2, 2), vectors.dtype)[..., :m, :]
-    squares = array((*batch, m), np.float64)
-    y_step = products.strides[0] if batch else 0
-    places = vectors.data.ptr, x_step, products.data.ptr, y_step, squares.data.ptr
-    kernel = _kernel(rows.dtype, device)
+    products, squares = _pairs((*batch, m, 2), vectors), type(matrices)((*batch, m), np.float64)
+    places = address(vectors), Stack.of(vectors).step, address(products), Stack.of(products).step, address(squares)
+    kernel = _kernel(matrices.dtype, device)
     kernel.launch((-(-m // (ROWS * WARPS)), 1, at.matrices), (), (at.address, at.step, at.pitch, m, n, *places))
     return products, squares
+
+
+def _pairs(shape: tuple[int, ...], like: Array) -> Array:
+    """Return a new array ``(*batch, m, 2)`` whose matrices begin at multiples of 16 bytes."""
+    *batch, m, _ = shape
+    if not batch or m % 2 == 0:
+        return type(like)(shape, like.dtype)
+    return type(like)((*batch, m + 1, 2), like.dtype)[..., :m, :]
 
 
 @functools.cache
