@@ -7,10 +7,10 @@ first in float32, if their sum is in its range, since conversions to float64 are
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
-from distmm_kernels.device_code.copies.split import number
-from distmm_kernels.device_code.emit import cuda, inlined, instruction, types
+from distmm_kernels.device_code.elements import Registers
+from distmm_kernels.device_code.emit import ANY, F32, F64, I32, I64, assembly, cuda, instruction, intrinsic, types
 from distmm_kernels.launch.compiler import Source
 from distmm_kernels.reductions.thin_products import LANES, ROWS, WARPS
 
@@ -19,12 +19,15 @@ f32, f64, i32, u32, u64 = types.float32, types.float64, types.int32, types.uint3
 VECTORS = 2
 LEAST, MOST = 2.0**-100, 2.0**120  # float32 sums of squares in this range are accurate
 
-_load_words = instruction("ld.global.nc.L1::no_allocate.v4.u32 {$0, $1, $2, $3}, [$4];", (u64,), (u32,) * 4, pure=True)
-_load_floats = instruction("ld.global.nc.v4.f32 {$0, $1, $2, $3}, [$4];", (u64,), (f32,) * 4, pure=True)
-_load_doubles = instruction("ld.global.nc.v2.f64 {$0, $1}, [$2];", (u64,), (f64,) * 2, pure=True)
-_halves = instruction(
-    "{ .reg .b16 h<2>; mov.b32 {h0, h1}, $2; cvt.f32.f16 $0, h0; cvt.f32.f16 $1, h1; }", (u32,), (f32, f32), pure=True
+_words = assembly(
+    "ld.global.nc.L1::no_allocate.v4.b32 {$0, $1, $2, $3}, [$4];", [I32] * 4, [I64], ["=r"] * 4 + ["l"], pure=True
 )
+_floats = assembly("ld.global.nc.v4.f32 {$0, $1, $2, $3}, [$4];", [F32] * 4, [I64], ["=f"] * 4 + ["l"], pure=True)
+_doubles = assembly("ld.global.nc.v2.f64 {$0, $1}, [$2];", [F64] * 2, [I64], ["=d"] * 2 + ["l"], pure=True)
+_halves = assembly(
+    "{ .reg .b16 h<2>; mov.b32 {h0, h1}, $2; cvt.f32.f16 $0, h0; cvt.f32.f16 $1, h1; }",
+    [F32, F32], [I32], ["=f", "=f", "r"], pure=True,
+)  # fmt: skip
 _store_f32 = instruction("st.global.f32 [$0], $1;", (u64, f32))
 _store_f64 = instruction("st.global.f64 [$0], $1;", (u64, f64))
 
@@ -45,14 +48,10 @@ def times_vectors(dtype: str) -> Source:
     - the products ``(matrices, rows, VECTORS)``, of the same type: address; bytes from one matrix to the next;
     - the squared norms of rows ``(matrices, rows)``, of float64: address.
     """
-    wide, width, load = (
-        dtype == "float64",
-        16 // (2 if "16" in dtype else 4 if dtype == "float32" else 8),
-        _loads(dtype),
-    )
+    wide, width, load = dtype == "float64", {"float64": 2, "float32": 4}.get(dtype, 8), _loads(dtype)
     real, store, real_bytes = (f64, _store_f64, 8) if wide else (f32, _store_f32, 4)
     held, factored = ROWS * VECTORS, width * VECTORS
-    load_factors = _loads_of_factors(real, factored)
+    load_factors = _loads("float64" if wide else "float32", factored * real_bytes // 16)
 
     def kernel(matrix, step, pitch, rows, columns, x, x_step, y, y_step, squares):
         lane = u64(cuda.threadIdx.x) % u64(LANES)
@@ -109,40 +108,24 @@ def times_vectors(dtype: str) -> Source:
     return Source(kernel, types.void(*[u64] * 10), WARPS * LANES, blocks=4)
 
 
-def _loads_of_factors(real: Any, count: int) -> Any:
-    """Make ``(address, factors)``: load this many factors."""
+def _loads(dtype: str, vectors: int = 1) -> Callable[..., None]:
+    """Make ``(address, values)``: load vectors of 16 bytes as numbers."""
 
-    def load_doubles(address, factors):
-        for j in range(0, count, 2):
-            factors[j], factors[j + 1] = _load_doubles(address + u64(8 * j))
+    def pair(builder, word):
+        if dtype == "float16":
+            return _halves(builder, [word])
+        return [builder.bitcast(half, F32) for half in (builder.shl(word, I32(16)), builder.and_(word, I32(-65536)))]
 
-    def load_floats(address, factors):
-        for j in range(0, count, 4):
-            factors[j], factors[j + 1], factors[j + 2], factors[j + 3] = _load_floats(address + u64(4 * j))
+    def write(builder, address, values):
+        found = []
+        for i in range(vectors):
+            at = [builder.add(address, I64(16 * i))]
+            if dtype == "float64":
+                found += _doubles(builder, at)
+            elif dtype == "float32":
+                found += _floats(builder, at)
+            else:
+                found += [half for word in _words(builder, at) for half in pair(builder, word)]
+        Registers(builder, values).set_values(0, found)
 
-    return inlined(load_doubles if real == f64 else load_floats)
-
-
-def _loads(dtype: str) -> Any:
-    """Make ``(address, values)``: load the elements in 16 bytes."""
-
-    def brain_floats(word):
-        return number(word << u32(16)), number(word & u32(0xFFFF0000))
-
-    pair = _halves if dtype == "float16" else inlined(brain_floats)
-
-    def load_doubles(address, values):
-        values[0], values[1] = _load_doubles(address)
-
-    def load_floats(address, values):
-        a, b, c, d = _load_words(address)
-        values[0], values[1], values[2], values[3] = number(a), number(b), number(c), number(d)
-
-    def load_pairs(address, values):
-        a, b, c, d = _load_words(address)
-        values[0], values[1] = pair(a)
-        values[2], values[3] = pair(b)
-        values[4], values[5] = pair(c)
-        values[6], values[7] = pair(d)
-
-    return inlined({"float64": load_doubles, "float32": load_floats}.get(dtype, load_pairs))
+    return intrinsic(write, (u64, ANY))

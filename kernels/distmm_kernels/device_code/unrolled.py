@@ -46,16 +46,7 @@ def add(offsets: Offsets, width: int) -> Callable[..., None]:
 
     Rows have unit stride. A vector wider than one element is aligned, and completely inside or outside of the matrix.
     """
-
-    def write(builder, array, stack, batch, row, column, inside):
-        registers, matrix = Registers(builder, array), Matrix(builder, stack, (batch, row, column), 1)
-        plus = builder.add if is_integer(registers.real) else builder.fadd
-        for p, offset in enumerate(offsets):
-            with builder.if_then(builder.or_(inside, matrix.contains(offset))):
-                sums = map(plus, registers.values(p * width, width), matrix.load(offset, width))
-                registers.set_values(p * width, sums)
-
-    return intrinsic(write, (ANY, ANY, i64, i64, i64, boolean))
+    return _combined(offsets, width, 1, lambda builder, kind: builder.add if is_integer(kind) else builder.fadd)
 
 
 def reduce(count: int) -> Callable[..., None]:
@@ -77,12 +68,19 @@ def reduce(count: int) -> Callable[..., None]:
 
 def scale(offsets: Offsets) -> Callable[..., None]:
     """Make ``(registers, matrices, batch, row, column, inside)``: multiply by elements of a matrix, where inside."""
+    return _combined(offsets, 1, None, lambda builder, _: builder.fmul)
+
+
+def _combined(offsets: Offsets, width: int, unit: int | None, operation: Callable[..., Any]) -> Callable[..., None]:
+    """Make a function that replaces registers by the results of an operation with vectors of a matrix, where inside."""
 
     def write(builder, array, stack, batch, row, column, inside):
-        registers, matrix = Registers(builder, array), Matrix(builder, stack, (batch, row, column), None)
+        registers, matrix = Registers(builder, array), Matrix(builder, stack, (batch, row, column), unit)
+        of_two = operation(builder, registers.real)
         for p, offset in enumerate(offsets):
             with builder.if_then(builder.or_(inside, matrix.contains(offset))):
-                registers.set_values(p, map(builder.fmul, registers.values(p), matrix.load(offset, 1)))
+                results = map(of_two, registers.values(p * width, width), matrix.load(offset, width))
+                registers.set_values(p * width, results)
 
     return intrinsic(write, (ANY, ANY, i64, i64, i64, boolean))
 
