@@ -296,6 +296,13 @@ def test_a_promise_of_bits_is_given_as_the_reason_where_it_decides(monkeypatch):
     assert "but has reproducible bits, which are worth" in text
 
 
+@pytest.mark.parametrize("shape", [(8192, 8192, 1), (1, 8192, 8192), (16, 8192, 8192)])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
+def test_thin_products_go_to_the_library_which_reads_at_the_rate_of_memory(dtype, shape):
+    (first, _), *_ = ranked(Problem(*shape, np.dtype(dtype)), H200, "highest")
+    assert first.name == "cublas"
+
+
 def test_small_products_are_not_split_for_tensor_cores():
     assert chosen(problem(k=256, n=256), H200) == "register_tiled"
 

@@ -39,7 +39,6 @@ COMPUTE_32F_FAST_TF32 = 77
 SUMS_IN_FLOAT32 = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION of cublasMath_t
 ANY_ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT
 FOURS = 4  # int8 products need a multiple of this as k, and as the pitch of their int32 results (in elements)
-SMALL = 2**20  # elements; an int8 operand with more is copied to be k-major
 COUNTS_BELOW = 2**31  # sizes and pitches are signed numbers of 32 bits
 WORKSPACE = 1 << 25  # bytes that the library keeps on a Hopper GPU; on others it keeps less
 
@@ -167,9 +166,8 @@ class CublasTf32Kernel(CublasKernel):
 class CublasInt8Kernel(CublasKernel):
     """int8 accumulated in int32.
 
-    Tensor cores read operands that are k-major, with rows at multiples of 16 bytes. Other operands are copied, unless
-    they are small: the library reads them by other instructions, which takes less time than a copy. It refuses most
-    products whose k is no multiple of 4, so copies are padded with zeros, and k includes these.
+    Tensor cores read operands that are k-major, with rows at multiples of 16 bytes. Other operands are copied. The
+    library refuses most products whose k is no multiple of 4, so copies are padded with zeros, and k includes these.
     """
 
     name = "cublas_int8"
@@ -178,25 +176,13 @@ class CublasInt8Kernel(CublasKernel):
         rows = x if operand == "A" else x.swapaxes(-1, -2)
         if rows.shape[-1] % FOURS == 0 and has_vectors(rows, -1) and _layout(x) is not None:
             return x
-        if self._small(x):
-            return x
         rows = in_vectors(rows, self.device)
         return rows if operand == "A" else rows.swapaxes(-1, -2)
 
     def _layout(self, x: Array, operand: str) -> tuple[int, int]:
-        found = _layout(x)
-        if found is not None and self._small(x):
-            return found
         lines = x if operand == "A" else x.swapaxes(-1, -2)  # their k is contiguous
         pitch = lines.strides[-2] if lines.shape[-2] > 1 else lines.shape[-1]  # a single line may have any stride
         return AS_IT_IS if operand == "A" else TRANSPOSED, pitch + -pitch % VECTOR_BYTES
-
-    def _small(self, x: Array) -> bool:
-        """Whether the library reads an operand in any order. It needs sizes and distances that are multiples of 4."""
-        found = _layout(x)
-        if found is None or math.prod(x.shape[-2:]) > SMALL:
-            return False
-        return not any(number % FOURS for number in (*x.shape[-2:], *x.strides[:-2], found[1], address(x)))
 
     def _depth(self, k: int) -> int:
         return k + -k % FOURS
@@ -228,7 +214,7 @@ TABLE = (
         "NVIDIA's library",
         FLOATS,
         "highest",
-        tile=(64, 64),
+        tile=(32, 32),
         unit={
             **dict.fromkeys(("float16", "bfloat16", *(dtype.name for dtype in FLOAT8)), "tensor"),
             **dict.fromkeys(("float64", "complex128"), "fp64_tensor"),

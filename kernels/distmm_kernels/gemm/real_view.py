@@ -17,6 +17,7 @@ from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.gemm.emulated import Fp16x3Kernel
 from distmm_kernels.gemm.guarded import WORKSPACE
 from distmm_kernels.kernel import Array
+from distmm_kernels.launch.launches import CudaKernel
 from distmm_kernels.layout.real_view import REALS, as_real, doubled, in_rows
 from distmm_kernels.layout.stack import distinct
 from distmm_kernels.tiles.hopper_tiles import COORDINATES
@@ -35,7 +36,7 @@ class ComplexOperand:
         return int(self.real.nbytes)
 
 
-class ComplexChainKernel(AlignedKernel):
+class ComplexChainKernel(CudaKernel):
     """complex64 and complex128 by the fastest chain of real multiply-adds: each part of an element is such a chain."""
 
     name = "complex_chain"
@@ -56,18 +57,18 @@ class ComplexChainKernel(AlignedKernel):
         return ComplexOperand(block.shape, self._real._format(real, operand))
 
     def _check(self, operand: Any, name: str) -> None:
-        if not isinstance(operand, ComplexOperand):
-            raise TypeError(f"{name} was not prepared by {self.name}: prepare it with this kernel first")
-        self._real._check(operand.real, name)
+        if isinstance(operand, ComplexOperand):
+            self._real._check(operand.real, name)
+        else:
+            super()._check(operand, name)
 
     def _accumulate(self, a: Any, b: Any, c: Array | None, d: Array) -> None:
-        # a kernel whose guard is raised gives the operands themselves
         a, b = (x if isinstance(x, ComplexOperand) else self._format(x, name) for x, name in ((a, "A"), (b, "B")))
         added = None if c is None else as_real(in_rows(c, self.device))
         self._real._accumulate(a.real, b.real, added, as_real(d))
 
 
-class ComplexFp16x3Kernel(ComplexChainKernel):
+class ComplexFp16x3Kernel(ComplexChainKernel, AlignedKernel):
     """complex64 by three products of float16 halves."""
 
     name = "complex_fp16x3"

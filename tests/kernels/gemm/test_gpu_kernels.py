@@ -229,10 +229,10 @@ def test_work_on_another_stream_is_ordered_and_complete(kernel_for, name, dtype)
     a, b = matrix((300, 200), dtype, 0), matrix((200, 150), dtype, 1)
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
-        left, right = kernel.prepare_a(a), kernel.prepare_b(b)
+        left, right = on_gpu(a, "C"), kernel.prepare_b(b)
         for _ in range(20):  # work queued ahead that the product depends on
             left = left + 0
-        d = kernel.multiply(left, right, None)
+        d = kernel.multiply(kernel.prepare_a(left), right, None)
     assert stream.done
     check(d, a, b, dtype)
 
