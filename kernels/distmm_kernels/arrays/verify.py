@@ -155,14 +155,14 @@ class Check:
             return 0.0, "c has no elements"
         if tolerance.exact:
             factor = np.array(int(self._alpha) % 2**64, np.uint64).astype(left.dtype)
-            ratio = np.where(tolerance.differ(left * factor, right), np.inf, 0.0).max(axis=-1)
+            ratio = _largest(np.where(tolerance.differ(left * factor, right), np.inf, 0.0))
         else:
             spread = abs(self._alpha) * np.sqrt(rows) * np.sqrt(columns.sum(axis=-1))[..., None]
             underflow = tolerance.underflow(self._alpha, np.zeros(n, np.int32))
             sums = SINGLE if right.dtype == np.float32 else 2.0**-53
             with np.errstate(over="ignore", invalid="ignore"):
                 limit = tolerance.limit(spread, np.sqrt(norms), underflow, n, sums=sums)
-                error = abs(left.astype(np.result_type(left, np.float64)) * self._alpha - right).max(axis=-1)
+                error = _largest(abs(left.astype(np.result_type(left, np.float64)) * self._alpha - right))
                 ratio = np.where(error == 0, 0.0, error / limit)
             ratio[~(np.isfinite(error) & np.isfinite(limit))] = np.inf
         usual = float(np.median(ratio))
@@ -206,6 +206,12 @@ class Check:
             return f"row {row[-1]} cannot be tested: element {(*row, column)} of a @ b is {truth[column]}"
         value = given[column].item()
         return f"row {row[-1]} of c is wrong: element {(*row, column)} is {value}, and a @ b has {truth[column].item()}"
+
+
+def _largest(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the largest number of each row. Rows are short, and NumPy's ``max`` takes 20 ns for each."""
+    made: np.ndarray[Any, Any] = functools.reduce(np.maximum, np.moveaxis(x, -1, 0))
+    return made
 
 
 def _on_host(x: Any) -> np.ndarray[Any, Any]:
