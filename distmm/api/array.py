@@ -34,8 +34,8 @@ def matmul(A: Any, B: Any, *, out: Any = None, **choices: Unpack[BlockKeywords])
         - An object with ``shape``, ``dtype`` and ``__getitem__``, such as a Zarr array. Workers read it block by block.
           Zarr arrays and HDF5 datasets are opened again by their absolute path.
         - A memory map. Workers read its file. It is refused if another file has replaced that file.
-        - An array of another package with DLPack (PyTorch, JAX), on the host or on a GPU. It is used like NumPy's
-          and CuPy's.
+        - An array of another package with DLPack (PyTorch, JAX), on the host or on a GPU, or of Numba on a GPU. It is
+          used like NumPy's and CuPy's.
         - An xarray object, of which ``data`` is used. Names of dimensions and coordinates are ignored. A lazily opened
           variable would be read as a whole: open it with ``chunks={}``.
     B : array-like of shape (..., k, n) or (k,)
@@ -50,7 +50,7 @@ def matmul(A: Any, B: Any, *, out: Any = None, **choices: Unpack[BlockKeywords])
         - Zarr-like object: workers write whole ``chunks`` (or ``shards``) in parallel. For an object without chunks,
           for an HDF5 dataset, and for elements that workers do not reach (in memory, in a folder that they do not see),
           this process writes one block after the other.
-        - Array of another package with DLPack: it is filled in its own memory, which must be writable.
+        - Array of another package with DLPack, or of Numba: it is filled in its own memory, which must be writable.
         - Dask array: it becomes the lazy product, and keeps its type and its chunks.
         - xarray object: its ``data`` is filled, or becomes the lazy product.
     precision : {"highest", "high", "medium", "ieee"}, optional
@@ -83,9 +83,9 @@ def matmul(A: Any, B: Any, *, out: Any = None, **choices: Unpack[BlockKeywords])
     Returns
     -------
     dask.array.Array of shape (..., m, n)
-        Lazy. Its chunks are of the operands' kind (NumPy or CuPy). ``compute()`` returns a NumPy array, or for
-        CuPy arrays and tensors on a GPU an array of their kind on that GPU; workers on this machine write directly into
-        its memory. With `out`: that array.
+        Lazy. Its chunks are of the operands' kind (NumPy or CuPy). ``compute()`` returns an array of the operands'
+        package (NumPy, CuPy, PyTorch, JAX) on their device; workers on this machine write directly into its memory.
+        With `out`: that array.
 
     Raises
     ------

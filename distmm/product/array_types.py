@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
 import ml_dtypes
@@ -175,19 +176,22 @@ def check_sendable(source: Any, name: str) -> None:
 
 # Arrays of other packages, such as PyTorch's and JAX's, as NumPy or CuPy arrays of the same memory, and back. The
 # protocol is DLPack (https://dmlc.github.io/dlpack/latest/python_spec.html). ``__dlpack_device__`` names the device of
-# an array, and ``__dlpack__`` exports its memory.
+# an array, and ``__dlpack__`` exports its memory. Numba's arrays in GPU memory have CUDA's array interface instead.
 
 # DLDeviceType of memory that NumPy can read (kDLCPU, kDLCUDAHost), and CuPy (kDLCUDA, kDLCUDAManaged).
 HOST, GPU = (1, 3), (2, 13)
+
+# By package of the arrays' type: the module that takes memory by DLPack. Only these get results in their own form.
+FOREIGN = {"torch": "torch", "jaxlib": "jax.numpy"}
 
 _LACKING = {dtype.name: dtype for dtype in (np.dtype(ml_dtypes.bfloat16), *FLOAT8)}
 
 
 def is_foreign(x: Any) -> bool:
-    """Whether an array of another package than NumPy and CuPy exports its memory by DLPack."""
+    """Whether an array of another package than NumPy and CuPy exports its memory by DLPack or CUDA's interface."""
     if isinstance(x, np.ndarray) or type(x).__module__.startswith("cupy"):
         return False
-    return hasattr(x, "__dlpack__") and hasattr(x, "__dlpack_device__")
+    return hasattr(x, "__dlpack_device__") or hasattr(x, "__cuda_array_interface__")
 
 
 def as_native(source: Any, name: str) -> Any:
@@ -201,7 +205,7 @@ def as_native(source: Any, name: str) -> Any:
     """
     kind = f"{type(source).__module__}.{type(source).__name__}"
     try:
-        where, _ = source.__dlpack_device__()
+        where = source.__dlpack_device__()[0] if hasattr(source, "__dlpack_device__") else GPU[0]
         if where in HOST:
             return _view(source, np.from_dlpack)
         if where in GPU:
@@ -224,7 +228,14 @@ def as_writable(source: Any, name: str) -> Any:
 
     Older versions of DLPack do not say whether memory is writable. NumPy then treats it as read-only. The NumPy array
     of ``__array__``, which PyTorch has too, does say whether it is writable.
+
+    Raises
+    ------
+    InputError
+        As `as_native`, and for an array of JAX, which nothing may change.
     """
+    if type(source).__module__.startswith("jax"):
+        raise InputError(f"{name} is an array of JAX, which is read-only: give a CuPy, PyTorch or NumPy array")
     view = as_native(source, name)
     if isinstance(view, np.ndarray) and not view.flags.writeable and hasattr(source, "__array__"):
         other = np.asarray(source)
@@ -247,12 +258,18 @@ def _view(source: Any, from_dlpack: Callable[[Any], Any]) -> Any:
     return from_dlpack(source)
 
 
-def as_given(result: Any, package: str) -> Any:
-    """Return a CuPy array as a tensor in the same memory if `package` is "torch"; else unchanged."""
-    if package != "torch" or not is_on_gpu(result):
-        return result
-    import torch
+def package_among(arrays: Iterable[Any]) -> str:
+    """Return the first `package` of some operands that is `FOREIGN`; "" if there is none."""
+    return next((array.package for array in arrays if array.package in FOREIGN), "")
 
+
+def as_given(result: Any, package: str) -> Any:
+    """Return a NumPy or CuPy array in the form of `package`, in the same memory; unchanged if that is not `FOREIGN`."""
+    if package not in FOREIGN:
+        return result
+    namespace = importlib.import_module(FOREIGN[package])
+    if not is_on_gpu(result):
+        result = np.require(result, requirements="W")
     if result.dtype == ml_dtypes.bfloat16:
-        return torch.from_dlpack(result.view(np.int16)).view(torch.bfloat16)
-    return torch.from_dlpack(result)
+        return namespace.from_dlpack(result.view(np.int16)).view(namespace.bfloat16)
+    return namespace.from_dlpack(result)

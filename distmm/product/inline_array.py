@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import dask.array as da
 import numpy as np
 
 from distmm.graph.dask_tasks import one_per_block
-from distmm.worker import tasks
+from distmm.worker import gpu_copies, tasks
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class _Part:
     """A view of a part of an array. Its elements are pickled when the graph is sent."""
 
     name: str
-    array: np.ndarray = field(repr=False)
+    array: Any = field(repr=False)
 
     def __dask_tokenize__(self) -> str:
         return self.name  # not of the elements, which may change
@@ -31,22 +31,27 @@ class _Part:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the part."""
-        return self.array.shape
+        return tuple(self.array.shape)
 
     @property
     def dtype(self) -> np.dtype:
         """Type of its elements."""
-        return self.array.dtype
+        dtype: np.dtype = self.array.dtype
+        return dtype
 
-    def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Part, (self.name, gpu_copies.to_host(self.array))  # the scheduler, which unpickles it, may have no GPU
+
+    def __getitem__(self, index: tuple[slice, ...]) -> Any:
         return self.array[index]
 
 
 def inline_array(
-    array: np.ndarray, chunks: tuple[tuple[int, ...], ...], device: Literal["cpu", "cuda"], name: str
+    array: Any, chunks: tuple[tuple[int, ...], ...], device: Literal["cpu", "cuda"], name: str, meta: Any
 ) -> da.Array:
     """Return an array of this process as a Dask array with this name. Tasks load its blocks to `device`."""
-    plain = np.asarray(array)  # a view of a `numpy.memmap` would be pickled as a memmap
+    # A view of a `numpy.memmap` would be pickled as a memmap.
+    plain = np.asarray(array) if isinstance(array, np.ndarray) else array
     everything = (slice(None),) * array.ndim
     indices = np.ndindex(*map(len, chunks))
     parts = {
@@ -54,4 +59,4 @@ def inline_array(
         for index, where in zip(indices, da.core.slices_from_chunks(chunks), strict=True)
     }
     blocks = one_per_block(name, partial(tasks.load, index=everything, device=device), parts)
-    return da.Array(blocks, name, chunks, meta=np.empty((0,) * array.ndim, array.dtype))
+    return da.Array(blocks, name, chunks, meta=meta)

@@ -38,12 +38,15 @@ class Labelled:
         Name of the array in messages.
     unchecked : bool
         Whether it is the user's Dask array, whose blocks must be checked before anything but a product reads them.
+    package : str
+        Name of the package whose array the user gave.
     """
 
     source: Any
     labels: tuple[Label, ...]
     name: str
     unchecked: bool = False
+    package: str = ""
 
     @classmethod
     def of(cls, source: Any, name: str) -> Labelled:
@@ -54,8 +57,12 @@ class Labelled:
         InputError
             If `source` is not an array, or distmm does not multiply its type.
         """
-        source = multipliable(source, name)
-        return cls(source, tuple(range(len(source.shape))), name, isinstance(source, da.Array))
+        package, source = package_of(source), multipliable(source, name)
+        return cls(source, tuple(range(len(source.shape))), name, isinstance(source, da.Array), package)
+
+    def _with(self, source: Any, labels: Sequence[Label]) -> Labelled:
+        """Return what was made of its elements."""
+        return replace(self, source=source, labels=tuple(labels), unchecked=False)
 
     def labelled(self, labels: Sequence[Label]) -> Labelled:
         """Return the same array with other labels."""
@@ -105,16 +112,14 @@ class Labelled:
         if isinstance(source, da.Array):
             source = checked(source, self.name) if self.unchecked else source
             cuts = {self.labels.index(label): cut for label, cut in edges.items()}
-            return Labelled(source.rechunk(cuts), self.labels, self.name)
+            return self._with(source.rechunk(cuts), self.labels)
         if not self.labels:
-            return Labelled(
-                da.from_array(source if self.kind == "cupy" else np.asarray(source), asarray=False), (), self.name
-            )
+            return self._with(da.from_array(source if self.kind == "cupy" else np.asarray(source), asarray=False), ())
         operand = wrap(source, self.name)
         stored = operand.storage_chunk or ("auto",) * len(self.labels)
         wanted = tuple(edges.get(label, size) for label, size in zip(self.labels, stored, strict=True))
         chunks = chosen(wanted, operand.shape, self.dtype)
-        return Labelled(operand.blocked(chunks, device, client), self.labels, self.name)
+        return self._with(operand.blocked(chunks, device, client), self.labels)
 
     def whole(self) -> Labelled:
         """Return a Dask array of blocks of one NumPy array of this process as that array, which is planned freely."""
@@ -135,7 +140,7 @@ class Labelled:
         if tuple(labels) == self.labels:
             return self
         axes = [self.labels.index(label) for label in labels]
-        return Labelled(self.movable().source.transpose(axes), tuple(labels), self.name)
+        return self._with(self.movable().source.transpose(axes), labels)
 
     def without_broadcast(self, sizes: Mapping[Label, int]) -> Labelled:
         """Return it without its broadcast dimensions: those of length 1 whose label has another length in `sizes`."""
@@ -143,7 +148,7 @@ class Labelled:
         if len(kept) == len(self.labels):
             return self
         index = (slice(None) if label in kept else 0 for label in self.labels)
-        return Labelled(self.movable().source[*index, ...], tuple(kept), self.name)
+        return self._with(self.movable().source[*index, ...], kept)
 
     def diagonal(self) -> Labelled:
         """Return its diagonal along the dimensions that share a label."""
@@ -155,7 +160,7 @@ class Labelled:
             source = array.movable().source
             take = da.diagonal if isinstance(source, da.Array) else type(source).diagonal
             labels = [*labels[:first], *labels[first + 1 : second], *labels[second + 1 :], label]
-            array = Labelled(take(source, axis1=first, axis2=second), tuple(labels), self.name)
+            array = self._with(take(source, axis1=first, axis2=second), labels)
         return array
 
     def summed(self, keep: Collection[Label], dtype: np.dtype) -> Labelled:
@@ -165,13 +170,13 @@ class Labelled:
             return self
         total = self.movable().source.sum(axis=axes, dtype=accumulator_dtype(dtype)).astype(dtype)
         total = np.asarray(total) if isinstance(total, np.generic) else total
-        return Labelled(total, tuple(label for label in self.labels if label in keep), self.name)
+        return self._with(total, [label for label in self.labels if label in keep])
 
     def cast(self, dtype: np.dtype) -> Labelled:
         """Convert it to another type: an array in memory at the call, other arrays when they are computed."""
         if self.dtype == dtype:
             return self
-        return Labelled(self.movable().source.astype(dtype), self.labels, self.name)
+        return self._with(self.movable().source.astype(dtype), self.labels)
 
 
 def chosen(wanted: tuple[Any, ...], shape: tuple[int, ...], dtype: np.dtype) -> tuple[tuple[int, ...], ...]:

@@ -11,11 +11,13 @@ from typing import Any, Literal
 from distmm import units
 from distmm.errors import DoesNotFitError
 from distmm.planning.problem import accumulator_dtype
+from distmm.product.array_types import package_among
 from distmm.product.choices import Choices
 from distmm.product.contraction import contract
 from distmm.product.labelled import Label, Labelled
 from distmm.product.operand_pair import check_kinds
 from distmm.product.out_target import check_out, elements_of
+from distmm.product.product_array import of_package
 from distmm.product.scalars import common_type
 from distmm.product.sinks import fill
 
@@ -57,13 +59,14 @@ def contracted(
         contracted(arrays, output, choices, elements, optimizer)
         return out
     check_kinds(arrays)
+    package = package_among(arrays)
     dtype = common_type({array.name: array.dtype for array in arrays})
     if out is not None:
         sizes = {label: n for array in arrays for label, n in array.sizes.items()}
         shape = tuple(sizes[label] for label in output)
         check_out(out, shape, dtype, arrays[0].kind, {array.name: array.source for array in arrays})
     if len(arrays) == 1:
-        return _filled(arrays[0].lazy().summed(output, dtype).transposed(output), out, choices)
+        return _filled(arrays[0].lazy().summed(output, dtype).transposed(output), out, choices, package)
     if len(arrays) > 2:
         counts = Counter(label for array in arrays for label in array.labels)
         alone = {label for label, count in counts.items() if count == 1} - set(output)
@@ -75,12 +78,14 @@ def contracted(
         kept = tuple(label for label in dict.fromkeys((*x.labels, *y.labels)) if label in needed)
         arrays.append(contract(x, y, kept, choices))
     x, y = _taken(arrays, last)
-    return _filled(contract(x, y, output, choices, out), out, choices)
+    return _filled(contract(x, y, output, choices, out), out, choices, package)
 
 
-def _filled(result: Labelled, out: Any, choices: Choices) -> Any:
-    """Return the lazy result, or `out` with its elements."""
-    return result.source if out is None or result.source is out else fill(out, result.source, choices.client)
+def _filled(result: Labelled, out: Any, choices: Choices, package: str) -> Any:
+    """Return the lazy result, which computes to an array of `package`, or `out` with its elements."""
+    if out is None:
+        return of_package(result.source, package)
+    return out if result.source is out else fill(out, result.source, choices.client)
 
 
 def _taken(arrays: list[Labelled], positions: tuple[int, ...]) -> list[Labelled]:

@@ -81,8 +81,12 @@ class Operand:
     @property
     def loads_again(self) -> bool:
         """Whether workers can load its blocks several times: it is in a file, and not in memory."""
-        in_memory = is_dask(self.source) or isinstance(self.source, np.ndarray) or self.kind == "cupy"
-        return self.file is not None or not in_memory
+        return not (is_dask(self.source) or self._in_memory)
+
+    @property
+    def _in_memory(self) -> bool:
+        """Whether it is a NumPy or CuPy array of this process. A memory map is in a file."""
+        return is_on_gpu(self.source) or (isinstance(self.source, np.ndarray) and self.file is None)
 
     @property
     def pageable(self) -> bool:
@@ -123,28 +127,28 @@ class Operand:
     ) -> da.Array:
         """Return it as a Dask array with exactly these chunks. Tasks load its blocks to `device`.
 
-        Workers of `client` on this machine read a NumPy array from the client's memory, and load blocks of a CuPy array
-        to their GPUs from there. An array with gaps between the elements of its rows and of its columns is copied
-        first. With `noted`, load tasks record checksums (`distmm.transfer.loaded_blocks`).
+        Workers of `client` on this machine read a NumPy or CuPy array from the client's memory. If their GPUs do not
+        reach a CuPy array, they read a copy in host memory. An array with gaps between the elements of its rows and of
+        its columns is copied first. With `noted`, load tasks record checksums (`distmm.transfer.loaded_blocks`).
         """
-        import dask.array as da  # late: plans of files need no Dask array, and the import takes most of a second
-        from dask.array.utils import meta_from_array
+        from dask.array.utils import meta_from_array  # late: plans of files need no Dask array, which takes a second
 
         from distmm.product.inline_array import inline_array
         from distmm.product.lent_graph import lent
 
-        on_gpu = is_on_gpu(self.source) and device == "cuda" and client is not None
-        if on_gpu or (isinstance(self.source, np.ndarray) and self.file is None):
+        if self._in_memory:
             # For any size and any cluster: an array in memory is always read when the product is computed.
             source = self.for_later().source
             name = f"distmm-client-{uuid.uuid4().hex}"
             source = source.swapaxes(-1, -2) if self.transposed else source
-            shared = share(source, client, name) if client is not None else None
+            meta = meta_from_array(source if self.kind == "cupy" else None, source.ndim, source.dtype)
+            device = "cuda" if self.kind == "cupy" else device
+            shared = None if client is None else share(source, client, name)
+            if shared is None and client is not None and self.kind == "cupy":
+                shared = share(source.get(), client, name)
             if shared is not None:
-                meta = meta_from_array(source if on_gpu else None, source.ndim, source.dtype)
                 return _loaded(shared, chunks, device, name, noted, meta)
-            if not on_gpu:
-                return inline_array(source, chunks, device, name)
+            return inline_array(source, chunks, device, name, meta)
         source, own = self.source, _swapped(chunks, self.transposed)
         # A new name for each call: Dask's token would read all of the data.
         name = f"distmm-load-{uuid.uuid4().hex}"
@@ -152,8 +156,6 @@ class Operand:
             source = source if client is None else lent(source, client)
             array = source if source.chunks == own else source.rechunk(own)
             array = uploaded(array) if device == "cuda" and self.kind == "numpy" else array
-        elif self.kind == "cupy":
-            array = da.from_array(source, chunks=own, name=name, asarray=False)
         else:
             meta = np.empty((0,) * len(source.shape), source.dtype)
             array = _loaded(source if self.file is None else self.file, own, device, name, noted, meta)
@@ -164,11 +166,10 @@ class Operand:
 
         None if it is another array, or if workers do not reach it.
         """
-        source = self.source
-        if isinstance(source, np.ndarray) or (is_on_gpu(source) and device == "cuda"):
-            shared = None if self.file else share(source.swapaxes(-1, -2) if self.transposed else source, client)
-            return None if shared is None else tasks.Load(shared, device)
-        return None
+        if not self._in_memory:
+            return None
+        shared = share(self.source.swapaxes(-1, -2) if self.transposed else self.source, client)
+        return None if shared is None else tasks.Load(shared, "cuda" if self.kind == "cupy" else device)
 
     def region(self, rows: slice, columns: slice) -> Any:
         """Read a region of a matrix, in this process."""

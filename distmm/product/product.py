@@ -20,7 +20,7 @@ from distmm.planning.problem import FLOAT8, Problem, Symmetry
 from distmm.planning.write_units import unit_of
 from distmm.product import one_task, out_target, sinks
 from distmm.product.aliasing import coincide
-from distmm.product.array_types import check_sendable
+from distmm.product.array_types import check_sendable, package_among
 from distmm.product.chains import Chains
 from distmm.product.choices import Choices
 from distmm.product.operand import Operand, as_matrix
@@ -199,9 +199,9 @@ class Gemm:
     def _computable(self, array: da.Array, choices: Choices, plan: Plan) -> da.Array:
         """Return the lazy product. If workers can write to this process's memory, its `compute` works like ``out=``.
 
-        If operands are tensors on a GPU, its `compute` returns a tensor there.
+        Its `compute` returns an array of the operands' package.
         """
-        package = "torch" if any(x.package == "torch" for x in self.operands) else ""
+        package = package_among(self.operands)
         here = [x.source.device.id for x in self.operands if is_on_gpu(x.source)]
         device = here[0] if here else None
         at_once = partial(one_task.block, self, plan)

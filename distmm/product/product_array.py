@@ -57,7 +57,7 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
         here : callable, optional
             Computes a lazy array in this process.
         package : str
-            "torch" if `compute` returns a tensor for blocks of CuPy.
+            Name of the package of the arrays that `compute` returns (`distmm.product.array_types.as_given`).
         device : int, optional
             This process's GPU that receives blocks of CuPy. None: blocks of CuPy are computed by Dask.
         """
@@ -94,8 +94,8 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
         Returns
         -------
         array
-            NumPy array, or for operands on a GPU a CuPy array or PyTorch tensor there. Writable, in this process's
-            memory.
+            Of the operands' package: NumPy, CuPy, PyTorch or JAX. Writable (JAX has no writable arrays), in this
+            process's memory, on the GPU of the operands if they are on one.
         """
         changed = self.name != self._made_as  # for example by C[0] = 1, or as `out` of a NumPy function
         out = None if kwargs or changed else self._computed(computing())
@@ -127,6 +127,14 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
 
     def __dask_postpersist__(self) -> tuple[Callable[..., ProductArray], tuple[Any, ...]]:
         return _rebuilt, (*super().__dask_postpersist__(), self._package, self._device)
+
+
+def of_package(array: da.Array, package: str) -> da.Array:
+    """Return a new lazy array as one that computes to an array of `package`, if that is not ""."""
+    if package:
+        array = array if isinstance(array, ProductArray) else ProductArray.of(array)
+        array._package = package
+    return array
 
 
 def _rebuilt(

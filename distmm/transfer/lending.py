@@ -112,7 +112,7 @@ def _gpu_within_reach(client: Client, array: Any) -> bool:
         known[device] = bool(answers) and all(answers.values())
         if not known[device]:
             logger.warning(
-                "workers do not reach this process's memory on GPU %d: its arrays go through the scheduler, which is "
+                "workers do not reach this process's memory on GPU %d: its arrays go through host memory, which is "
                 "slower. Reasons may be MIG, a worker without a GPU, GPUs without peer access, another user or host, "
                 "or a container with an IPC namespace of its own",
                 device,

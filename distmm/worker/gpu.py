@@ -268,9 +268,16 @@ def numbers(block: Any) -> Any:
 
 
 def from_dlpack(source: Any) -> Any:
-    """Return a CuPy view of another package's GPU memory, when that package's work there is done."""
+    """Return a CuPy view of another package's GPU memory, when that package's work there is done.
+
+    It is exported by DLPack, or by CUDA's array interface, which does not always name the stream of that work.
+    """
     import cupy
 
+    if not hasattr(source, "__dlpack__"):
+        view = cupy.asarray(source)
+        view.device.synchronize()
+        return view
     view = cupy.from_dlpack(source)
     with view.device:  # the view waits for that work on this stream only, and tasks run on other streams
         cupy.cuda.get_current_stream().synchronize()

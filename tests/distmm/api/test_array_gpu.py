@@ -75,7 +75,9 @@ def test_compute_of_numpy_arrays_has_gpu_workers_fill_an_array_of_this_process(g
             assert (type(value), value.flags.owndata, value.flags.writeable) == (np.ndarray, True, True)
             np.testing.assert_array_equal(value, a @ b)
         A = da.from_array(cupy.asarray(a), chunks=400, asarray=False)
-        assert type(distmm.matmul(A, A)) is da.Array  # computed by Dask: its blocks are CuPy's
+        value = distmm.matmul(A, A).compute()  # by Dask: it does not say on which GPU of this process
+    assert isinstance(value, cupy.ndarray)
+    np.testing.assert_array_equal(value.get(), a @ a)
 
 
 @pytest.mark.gpu

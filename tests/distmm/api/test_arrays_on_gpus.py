@@ -12,7 +12,7 @@ from distributed import Client
 import distmm
 from distmm import clusters
 from distmm.errors import InputError
-from distmm.transfer import client_array
+from distmm.transfer import client_array, lending
 
 pytestmark = pytest.mark.gpu
 
@@ -126,10 +126,11 @@ def test_work_of_pytorch_is_waited_for_and_sees_the_product(gpus: Client) -> Non
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
-def test_tensors_give_tensors_on_their_gpu(gpus: Client, dtype: str) -> None:
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_tensors_give_tensors_on_their_device(gpus: Client, dtype: str, device: str) -> None:
     torch = pytest.importorskip("torch")
-    a = torch.from_numpy(np.sign(whole(1500, 1500))).cuda().to(getattr(torch, dtype))
-    identity = torch.eye(1500, dtype=a.dtype, device="cuda")
+    a = torch.from_numpy(np.sign(whole(1500, 1500))).to(device).to(getattr(torch, dtype))
+    identity = torch.eye(1500, dtype=a.dtype, device=device)
     for value in (distmm.matmul(a, identity).compute(), distmm.matmul(a, identity).persist().compute()):
         assert isinstance(value, torch.Tensor)
         assert (value.dtype, value.device) == (a.dtype, a.device)
@@ -137,6 +138,16 @@ def test_tensors_give_tensors_on_their_gpu(gpus: Client, dtype: str) -> None:
     out = torch.empty_like(a)
     assert distmm.matmul(a, identity, out=out) is out
     assert torch.equal(out, a)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_contractions_of_tensors_give_tensors(gpus: Client, device: str) -> None:
+    torch = pytest.importorskip("torch")
+    a = torch.from_numpy(whole(30, 40, 50)).to(device)
+    for labels in ("ijk,ljk->il", "ijk,ijl->ikl", "ijk->kj"):
+        value = distmm.einsum(labels, *[a] * (labels.count(",") + 1)).compute()
+        assert (value.dtype, value.device) == (a.dtype, a.device)
+        assert torch.equal(value, torch.einsum(labels, *[a] * (labels.count(",") + 1)))
 
 
 def test_tensors_without_a_cluster_give_tensors() -> None:
@@ -147,6 +158,25 @@ def test_tensors_without_a_cluster_give_tensors() -> None:
     assert torch.equal(value.cpu(), torch.from_numpy(whole(300, 300) @ whole(300, 300)))
 
 
+def test_arrays_of_jax_give_arrays_of_jax(gpus: Client) -> None:
+    jax = pytest.importorskip("jax")
+    for dtype in ("float32", "bfloat16"):
+        a = jax.numpy.asarray(np.sign(whole(N, N))).astype(dtype)
+        value = distmm.matmul(a, jax.numpy.eye(N, dtype=dtype)).compute()
+        assert isinstance(value, jax.Array)
+        assert (value == a).all()
+    with pytest.raises(InputError, match=r"out is an array of JAX, which is read-only"):
+        distmm.matmul(a, a, out=a)
+
+
+def test_arrays_of_numba_are_read_and_filled(gpus: Client) -> None:
+    from numba import cuda
+
+    a, out = cuda.to_device(whole(N, N)), cuda.to_device(np.zeros((N, N), "f4"))
+    assert distmm.matmul(a, a, out=out) is out
+    np.testing.assert_array_equal(out.copy_to_host(), whole(N, N) @ whole(N, N))
+
+
 def test_memory_without_a_handle_is_read_and_filled(gpus: Client) -> None:
     import cupy
 
@@ -154,6 +184,22 @@ def test_memory_without_a_handle_is_read_and_filled(gpus: Client) -> None:
         A, out = cupy.asarray(whole(N, N)), cupy.zeros((N, N), "f4")
     distmm.matmul(A, A, out=out)
     np.testing.assert_array_equal(out.get(), whole(N, N) @ whole(N, N))
+
+
+def test_workers_that_do_not_reach_the_gpu_get_arrays_through_the_host(
+    gpus: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    import cupy
+
+    monkeypatch.setattr(lending.gpu_allocations, "secret", lambda _: (None, 0, b""))
+    lending.forget_reach(gpus)
+    A, out = cupy.asarray(whole(N, N)), cupy.zeros((N, N), "f4")
+    for _ in range(2):
+        distmm.matmul(A, A, out=out)
+        np.testing.assert_array_equal(out.get(), whole(N, N) @ whole(N, N))
+    assert isinstance(distmm.matmul(A, A).compute(), cupy.ndarray)
+    assert caplog.text.count("go through host memory") == 1
+    lending.forget_reach(gpus)
 
 
 def test_an_out_that_shares_gpu_memory_with_an_operand_is_refused(gpus: Client) -> None:
