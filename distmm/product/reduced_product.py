@@ -147,21 +147,19 @@ def reduced_chains(
 
 def norms_of(product: Gemm, plan: Plan, client: Client | None) -> tuple[da.Array, da.Array]:
     """Return the squared norms of the rows of op(A) and of the columns of op(B): lazy, in the product's chunks."""
-    of_a = _squares(product.a, plan.blocking.m, plan, client)
+    of_a = _squares(product.a, plan.blocking.m, client)
     if product.symmetry is not None:
         return of_a, of_a
     b = product.b
-    return of_a, _squares(replace(b, transposed=not b.transposed), plan.blocking.n, plan, client)
+    return of_a, _squares(replace(b, transposed=not b.transposed), plan.blocking.n, client)
 
 
-def _squares(x: Operand, edges: tuple[int, ...], plan: Plan, client: Client | None) -> da.Array:
+def _squares(x: Operand, edges: tuple[int, ...], client: Client | None) -> da.Array:
     """Return the squared norms of the rows of a matrix: lazy, in chunks of `edges`."""
-    chunks, device = x.chunks, plan.cluster.device
-    if chunks is not None or x.loads_again:  # a GPU may have no room for the user's chunks
-        device = "cpu"
+    chunks = x.chunks
     if chunks is None:
         chunks = da.core.normalize_chunks("auto", x.shape, limit=NORMS_PIECE, dtype=x.dtype)
-    blocks = x.blocked(chunks, device, client)
+    blocks = x.blocked(chunks, "cpu", client)
     across = (1,) * len(chunks[1])
     norms = blocks.map_blocks(tasks.squared_norms, chunks=(chunks[0], across), dtype="f8", meta=np.empty((0, 0)))
     return norms.sum(axis=1).rechunk((edges,), method="tasks")
