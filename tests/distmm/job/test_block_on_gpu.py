@@ -150,8 +150,8 @@ def test_a_block_is_judged_where_it_lies_and_copied_to_the_host_once(
     vectors = sketch.VECTORS_OF_INTEGERS if c.dtype.kind in "iu" else sketch.VECTORS
     sums = max(8, work.itemsize) * M * vectors
     assert whole == [c.nbytes]
-    elements = sampled_sums.EDGE**2 * c.itemsize
-    assert sum(Block.to_host) <= c.nbytes + 3 * sums + elements  # products with vectors, norms, exponents, some of C
+    rows = sampled_sums.EDGE * N * c.itemsize
+    assert sum(Block.to_host) <= c.nbytes + 3 * sums + rows  # products with vectors, norms, exponents, some rows of C
     assert sum(cupy.to_device) <= 2 * N * vectors * 8  # vectors
 
 
