@@ -129,7 +129,7 @@ def _fetch_seconds(client: Client, device: Literal["cpu", "cuda"], source: str, 
 
 def _block(nbytes: int, device: Literal["cpu", "cuda"]) -> Block:
     """Return a random block, which compression cannot shrink. Runs on workers."""
-    block = np.random.default_rng(0).random(nbytes // 8)
+    block = np.random.default_rng(0).random((1 << 10, nbytes >> 13))
     return to_device(block) if device == "cuda" else block
 
 

@@ -54,7 +54,7 @@ class Loan:
         self.mark = (0, 0)  # an address, and the number that is there as long as the array lives
         if name:
             _loans[name], _arrays[name] = self, array
-            self.mark = _marked(array)
+            self.mark = marked(array)
 
     def send(self) -> None:
         """Note that another process may receive it: its end is then not the end of all readers."""
@@ -63,12 +63,16 @@ class Loan:
             self._end.atexit = False
 
 
-def _marked(array: np.ndarray) -> tuple[int, int]:
+def marked(array: np.ndarray) -> tuple[int, int]:
     """Write a new number to memory that outlives an array, until the array is freed."""
-    if not _free_marks:
-        _pages.append(np.zeros(512, np.uint64))
-        _free_marks.extend(range(_pages[-1].ctypes.data, _pages[-1].ctypes.data + _pages[-1].nbytes, 8))
-    address, number = _free_marks.pop(), next(_numbers)
+    try:
+        address = _free_marks.pop()
+    except IndexError:
+        page = np.zeros(512, np.uint64)
+        _pages.append(page)
+        address, *others = range(page.ctypes.data, page.ctypes.data + page.nbytes, page.itemsize)
+        _free_marks.extend(others)
+    number = next(_numbers)
     ctypes.c_uint64.from_address(address).value = number
     weakref.finalize(array, _erase, address).atexit = False
     return address, number

@@ -132,8 +132,8 @@ def populate(address: int, nbytes: int) -> None:
     )
 
 
-def allow() -> bool:
-    """Allow the descendants of this process, such as the workers of a local cluster, to access its memory.
+def allow(ancestor: int | None = None) -> bool:
+    """Allow the descendants of a process, by default of this one, as of a local cluster, to access this one's memory.
 
     By the system's rule, other processes of the same user have access too, unless a security module such as Yama
     forbids it.
@@ -145,7 +145,8 @@ def allow() -> bool:
     """
     if not sys.platform.startswith("linux"):
         return False
-    _libc().prctl(PR_SET_PTRACER, ctypes.c_ulong(os.getpid()), 0, 0, 0)  # fails without harm if there is no Yama
+    allowed = ctypes.c_ulong(ancestor or os.getpid())
+    _libc().prctl(PR_SET_PTRACER, allowed, 0, 0, 0)  # fails without harm if there is no Yama
     return True
 
 

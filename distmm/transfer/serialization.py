@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import pickle
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -32,12 +33,12 @@ from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
 from distributed.protocol.serialize import dask_deserialize, dask_serialize
 from distributed.utils import nbytes
 
-from distmm.transfer import loaded_blocks, sent_sums
+from distmm.transfer import block_tickets, loaded_blocks, sent_sums
 
 logger = logging.getLogger(__name__)
 
 # Keys that are added to the headers of messages.
-KEY, SUM, NOTED = "distmm-element", "distmm-crc32c", "distmm-crc32c-loaded"
+KEY, SUM, NOTED, TICKET = "distmm-element", "distmm-crc32c", "distmm-crc32c-loaded", "distmm-ticket"
 
 Send = Callable[..., tuple[dict[str, Any], list[Any]]]
 Receive = Callable[[dict[str, Any], list[Any]], Any]
@@ -47,7 +48,7 @@ class ChangedOnTheWayError(EOFError):
     """A block changed between sender and receiver. Dask treats an EOFError as a truncated message and sends again."""
 
 
-def register(gpu_checksums: bool = False) -> None:
+def register(gpu_checksums: bool = False, received: Callable[[Any], Any] | None = None) -> None:
     """Make Dask send checksums of blocks in host memory and, from the first CuPy block on, the type of elements.
 
     Parameters
@@ -55,9 +56,11 @@ def register(gpu_checksums: bool = False) -> None:
     gpu_checksums : bool
         Whether blocks that this process sends from GPU to GPU have checksums, too. Checksums that arrive are always
         compared.
+    received : callable, optional
+        Returns a copy of the block that a ticket names (`distmm.transfer.block_tickets`).
     """
     _replace(dask_serialize, dask_deserialize, np.ndarray, _with_sums, "NumPy blocks are sent without checksums")
-    wrap = functools.partial(_wrap, gpu_checksums)
+    wrap = functools.partial(_wrap, gpu_checksums, received)
     if "distributed.protocol.cupy" in sys.modules:
         wrap()
         return
@@ -65,13 +68,17 @@ def register(gpu_checksums: bool = False) -> None:
         dispatch.register_lazy("cupy", wrap)
 
 
-def _wrap(gpu_checksums: bool) -> None:
+def _wrap(gpu_checksums: bool, received: Callable[[Any], Any] | None) -> None:
     import cupy
     import distributed.protocol.cupy  # noqa: F401  registers the functions that are wrapped here
 
     unknown = "bfloat16 blocks lose their type"
     _replace(cuda_serialize, cuda_deserialize, cupy.ndarray, functools.partial(_on_gpu, gpu_checksums), unknown)
-    _replace(dask_serialize, dask_deserialize, cupy.ndarray, lambda *both: _with_sums(*_with_types(*both)), unknown)
+
+    def through_host(send: Send, receive: Receive) -> tuple[Send, Receive]:
+        return _with_tickets(*_with_sums(*_with_types(send, receive)), received)
+
+    _replace(dask_serialize, dask_deserialize, cupy.ndarray, through_host, unknown)
 
 
 def _replace(
@@ -110,6 +117,22 @@ def _with_types(send: Send, receive: Receive) -> tuple[Send, Receive]:
         return receive(header, frames)
 
     return named, typed
+
+
+def _with_tickets(send: Send, receive: Receive, received: Callable[[Any], Any] | None) -> tuple[Send, Receive]:
+    """Wrap both functions to send a ticket to a worker that reads this process's GPU memory."""
+
+    def named(x: Any) -> tuple[dict[str, Any], list[Any]]:
+        ticket = block_tickets.ticket_for(x)
+        return send(x) if ticket is None else ({TICKET: True}, [ticket])
+
+    def taken(header: dict[str, Any], frames: list[Any]) -> Any:
+        if TICKET not in header:
+            return receive(header, frames)
+        assert received is not None
+        return received(pickle.loads(bytes(frames[0])))
+
+    return named, taken
 
 
 def _on_gpu(gpu_checksums: bool, send: Send, receive: Receive) -> tuple[Send, Receive]:

@@ -11,9 +11,11 @@ import logging
 import sys
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
 from typing import Any
 
 from distributed import Worker
+from distributed.protocol import Serialize
 
 logger = logging.getLogger(__name__)
 
@@ -106,6 +108,52 @@ def send_soon(process: Any) -> None:
     for stream in streams:
         if hasattr(stream, "interval"):
             stream.interval = MESSAGE_SECONDS
+
+
+def note_blocks_sent(
+    worker: Worker, may: Callable[[str | None], Awaitable[bool]], noted: ContextVar[frozenset[int]]
+) -> None:
+    """Note which blocks a worker sends while it writes them to a worker for whose address ``await may(address)`` holds.
+
+    `noted` has their ids in the context in which they are serialized, and nowhere else: a block that Dask moves out of
+    a full memory meanwhile is serialized, too. The address is None for other programs.
+
+    It replaces the handler ``"get_data"``. If Dask has changed the handler or its message, nothing is noted.
+    """
+    answer = worker.handlers.get("get_data")
+    if answer is None or answer.__module__ == __name__:
+        return
+
+    async def noting(comm: Any, *args: Any, who: str | None = None, **how: Any) -> Any:
+        return await answer(_Noting(comm, noted) if await may(who) else comm, *args, who=who, **how)
+
+    worker.handlers["get_data"] = noting
+
+
+class _Noting:
+    """A connection whose messages of blocks are noted while they are written."""
+
+    def __init__(self, comm: Any, noted: ContextVar[frozenset[int]]) -> None:
+        self._comm, self._noted = comm, noted
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._comm, name)
+
+    async def write(self, message: Any, **how: Any) -> Any:
+        blocks = message.get("data", {}) if isinstance(message, dict) else {}
+        before = self._noted.set(frozenset(id(each.data) for each in blocks.values() if isinstance(each, Serialize)))
+        try:
+            return await self._comm.write(message, **how)
+        finally:
+            self._noted.reset(before)
+
+
+def run_on_worker(worker: Worker, address: str, function: Callable[..., Any], *args: Any) -> Awaitable[dict[str, Any]]:
+    """Have one other worker run a function, as `run_on_workers`."""
+    from distributed.protocol.pickle import dumps
+
+    reply: Awaitable[dict[str, Any]] = worker.rpc(address).run(function=dumps(function), args=dumps(args))
+    return reply
 
 
 def run_on_workers(

@@ -10,10 +10,12 @@ from contextlib import contextmanager
 from distributed import Worker, WorkerPlugin
 from tornado.ioloop import PeriodicCallback
 
+from distmm.all_workers import owns_gpu
 from distmm.transfer import drop_freed, gpu_allocations, serialization
 from distmm.worker import gpu
 from distmm.worker.dask_internals import profile_without_collecting, send_soon
 from distmm.worker.gpu_memory import pool_bytes
+from distmm.worker.neighbours import give_tickets, received
 from distmm.worker.peer_memory import Peers, pool_handle
 from distmm.worker.ucxx_internals import wait_for_default_stream_only
 
@@ -44,7 +46,10 @@ class DevicePlugin(WorkerPlugin):
 
     def setup(self, worker: Worker) -> None:
         """Prepare a worker that has just started, or that distmm meets for the first time."""
-        serialization.register(self.gpu_checksums)
+        serialization.register(self.gpu_checksums, received)
+        if owns_gpu(worker) and worker.address.startswith(("tcp://", "tls://")):
+            with _optional("blocks go to other workers of this host through host memory"):
+                give_tickets(worker, self.name)
         frees: list[Callable[[], None]] = [drop_freed, gpu_allocations.drop_idle, gpu.prepared.drop_idle]
         if worker.address.startswith(("ucx://", "ucxx://")):
             with _optional("transfers may wait for products"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 import sys
 import types
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from dask.utils import Dispatch
 from distributed.protocol import deserialize, serialize
 
-from distmm.transfer import loaded_blocks, serialization
+from distmm.transfer import block_tickets, loaded_blocks, serialization
 
 
 class Block:
@@ -60,6 +61,18 @@ def test_serialization_is_changed_at_once_if_dask_has_sent_cupy_blocks_already(m
     serialization.register()
     for to, back in ((send, receive), (send_on_host, receive_on_host)):
         assert back.dispatch(Block)(*to(Block(ml_dtypes.bfloat16))).dtype == ml_dtypes.bfloat16
+
+
+def test_only_blocks_that_leave_the_gpu_go_by_tickets(monkeypatch: pytest.MonkeyPatch) -> None:
+    send, _, send_on_host, receive_on_host = tables(monkeypatch)
+    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(ndarray=Block))
+    monkeypatch.setitem(sys.modules, "distributed.protocol.cupy", types.ModuleType("cupy"))
+    tickets = [pickle.dumps("its place"), None]  # None: the receiver does not read this process's memory
+    monkeypatch.setattr(block_tickets, "ticket_for", lambda _: tickets.pop(0))
+    serialization.register(received=lambda ticket: f"copied from {ticket}")
+    assert receive_on_host.dispatch(Block)(*send_on_host(Block("f4"))) == "copied from its place"
+    assert receive_on_host.dispatch(Block)(*send_on_host(Block("f4"))).dtype == "f4"
+    assert send(Block("f4")) == ({"typestr": "<f4"}, [b""])
 
 
 def test_serialization_is_otherwise_changed_when_the_first_block_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:

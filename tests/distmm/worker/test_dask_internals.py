@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import types
+from contextvars import ContextVar
 from typing import Any
 
 import distributed
@@ -102,6 +103,53 @@ def test_no_process_of_a_cluster_waits_long_between_messages() -> None:
         assert intervals(client) == client.run_on_scheduler(intervals_of_scheduler) == expected
         assert list(client.run(intervals_of_worker).values()) == [expected]
         dask_internals.send_soon(types.SimpleNamespace())  # another version of Dask
+
+
+class Told:
+    """Tells in the process that receives it whether it was noted when it was sent."""
+
+    noted: ContextVar[frozenset[int]] = ContextVar("noted", default=frozenset())
+
+    def __init__(self, nbytes: int) -> None:
+        self.filling = b"." * nbytes
+
+    def __reduce__(self) -> Any:
+        return tuple, ([id(self) in Told.noted.get(), self.filling],)
+
+
+def note(taker: str, dask_worker: Worker) -> None:
+    async def may(address: str | None) -> bool:
+        return address == taker
+
+    dask_internals.note_blocks_sent(dask_worker, may, Told.noted)
+
+
+@pytest.mark.parametrize("nbytes", [0, 20_000_000])  # of a large message, a thread makes the frames
+def test_blocks_are_noted_while_they_are_sent_to_some_workers(nbytes: int) -> None:
+    with (
+        LocalCluster(
+            n_workers=3, threads_per_worker=1, processes=False, protocol="tcp", dashboard_address=":0"
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        giver, taker, other = client.scheduler_info()["workers"]
+        client.run(note, taker)
+        for to in (taker, other, taker):  # the last time, Dask uses the same connection
+            block = client.submit(Told, nbytes, workers=[giver], pure=False)
+            noted, filling = client.submit(tuple, block, workers=[to], pure=False).result()
+            assert (noted, len(filling)) == (to == taker, nbytes)
+        assert client.submit(Told, nbytes, workers=[giver], pure=False).result()[0] is False  # for the client
+        reply = client.submit(ask_one, giver, workers=[taker], pure=False).result()
+        assert reply["result"] == client.run(name_of, workers=[giver])[giver]
+
+
+def ask_one(address: str) -> Any:
+    worker = get_worker()
+
+    async def ask() -> dict[str, Any]:
+        return await dask_internals.run_on_worker(worker, address, name_of)
+
+    return asyncio.run_coroutine_threadsafe(ask(), worker.loop.asyncio_loop).result(60)
 
 
 @pytest.fixture

@@ -1,0 +1,90 @@
+"""Which workers read this worker's memory: they get tickets of its GPU blocks (`distmm.transfer.block_tickets`)."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any
+
+from distributed import Worker
+from distributed.comm import get_address_host
+
+from distmm.errors import InputError
+from distmm.transfer import ClientArray, gpu_allocations, process_memory
+from distmm.transfer.block_tickets import to_neighbour
+from distmm.worker.dask_internals import note_blocks_sent, run_on_worker
+from distmm.worker.tasks.loads import Load
+
+logger = logging.getLogger(__name__)
+
+Proof = tuple[int, int, bytes]  # a process, an address in its host memory, and the bytes there
+
+
+def give_tickets(worker: Worker, plugin: str) -> None:
+    """Send blocks by tickets to workers of this host that read this worker's memory, and that have `plugin`.
+
+    Each of them is asked at its first request for blocks.
+    """
+    reads: dict[str, bool | None] = {}  # by address; None until it has the plugin
+    process_memory.allow(os.getppid())  # the workers that the same process has started
+
+    async def gets_tickets(address: str | None) -> bool:
+        if address is None or get_address_host(address) != get_address_host(worker.address):
+            return False
+        if reads.get(address) is None:
+            reads[address] = await _asked(worker, address, plugin)
+        return bool(reads[address])
+
+    note_blocks_sent(worker, gets_tickets, to_neighbour)
+
+
+async def _asked(worker: Worker, address: str, plugin: str) -> bool | None:
+    """Ask the worker at an address whether it reads this worker's memory."""
+    from cupy.cuda import runtime
+
+    secret = process_memory.secret()
+    try:
+        proof = os.getpid(), secret.ctypes.data, secret.tobytes()
+        on_gpu = gpu_allocations.secret(runtime.getDevice())
+        reply = await run_on_worker(worker, address, _reads, plugin, proof, on_gpu)
+    except Exception:  # a worker that ends, or another version of Dask: the elements are sent
+        logger.warning("%s was not asked whether it reads this worker's GPU memory", address, exc_info=True)
+        return False
+    answer: bool | None = reply["result"] if reply["status"] == "OK" else False
+    if answer is False:
+        logger.warning(
+            "%s does not reach this worker's GPU memory: blocks go there through host memory, which is slower. Reasons "
+            "may be MIG, GPUs without peer access, another user, or a container with an IPC namespace of its own",
+            address,
+        )
+    return answer
+
+
+def _reads(
+    plugin: str, proof: Proof, on_gpu: tuple[gpu_allocations.Allocation | None, int, bytes], dask_worker: Worker
+) -> bool | None:
+    """Whether this worker reads another one's host memory and GPU memory; None without the plugin."""
+    if plugin not in dask_worker.plugins:
+        return None
+    allocation, address, expected = on_gpu
+    return (
+        allocation is not None
+        and process_memory.can_read(*proof)
+        and gpu_allocations.can_map(allocation, address, expected, dask_worker)
+    )
+
+
+def received(ticket: ClientArray) -> Any:
+    """Return a copy of the block that a ticket names.
+
+    Raises
+    ------
+    EOFError
+        If its worker has freed it, so that other elements may have been copied. Dask then asks again.
+    OSError
+        If its worker has ended.
+    """
+    try:
+        return Load(ticket, "cuda")()
+    except InputError as error:
+        raise EOFError(f"a block of process {ticket.pid} was freed while it was copied") from error

@@ -1,0 +1,106 @@
+"""Blocks in GPU memory go to other workers of the host by CUDA IPC, on a cluster without UCX and without a pool."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import ml_dtypes  # noqa: F401  tells NumPy the names of its types
+import numpy as np
+import pytest
+from distributed import Client, get_worker
+
+import distmm
+from distmm.clusters import view
+from distmm.transfer import block_tickets, gpu_allocations
+from distmm.worker import neighbours
+
+pytestmark = pytest.mark.multigpu
+
+N = 1100
+
+
+@pytest.fixture(scope="module")
+def gpus() -> Iterator[Client]:
+    """Two workers on two GPUs."""
+    cuda = pytest.importorskip("dask_cuda")
+    with cuda.LocalCUDACluster(n_workers=2, dashboard_address=":0") as cluster, Client(cluster) as client:
+        view.ask(client)
+        yield client
+
+
+def whole(*shape: int, seed: int = 0) -> np.ndarray:
+    """Small whole numbers, whose products float32 holds exactly."""
+    return np.random.default_rng(seed).integers(-4, 5, shape).astype("f4")
+
+
+def made(form: str, dtype: str) -> Any:
+    import cupy
+
+    block = cupy.asarray(whole(3, N, N)).astype(np.dtype(dtype))
+    return {"stack": block, "matrix": block[1].copy(), "turned": block[1].copy().T, "part": block[2, 1:, 5:]}[form]
+
+
+def maps(block: Any) -> tuple[np.ndarray, int]:
+    """Return a block and the number of allocations of other processes that this one has mapped."""
+    get_worker()
+    return block.get(), len(gpu_allocations._maps)
+
+
+@pytest.mark.parametrize("form", ["stack", "matrix", "turned", "part"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_block_goes_by_a_ticket(gpus: Client, form: str, dtype: str) -> None:
+    giver, taker = gpus.scheduler_info()["workers"]
+    expected = {"stack": np.s_[:], "matrix": np.s_[1], "turned": np.s_[1], "part": np.s_[2, 1:, 5:]}[form]
+    gpus.run(gpu_allocations.drop_idle, -1.0)
+    block = gpus.submit(made, form, dtype, workers=[giver], pure=False)
+    found, mapped = gpus.submit(maps, block, workers=[taker], pure=False).result()
+    wanted = whole(3, N, N)[expected]
+    np.testing.assert_array_equal(found.astype("f4"), wanted.T if form == "turned" else wanted)
+    assert (found.dtype, mapped) == (np.dtype(dtype), 0 if form == "part" else 1)
+
+
+def test_the_client_gets_the_elements(gpus: Client) -> None:
+    np.testing.assert_array_equal(gpus.submit(made, "matrix", "float32").result().get(), whole(3, N, N)[1])
+
+
+def ticket(freed: bool) -> bytes:
+    import cupy
+
+    block = cupy.ones((N, N), "f4")
+    block_tickets.to_neighbour.set(frozenset([id(block)]))
+    given = block_tickets.ticket_for(block)
+    assert given is not None
+    if not freed:
+        _kept.append(block)
+    return given
+
+
+_kept: list[Any] = []
+
+
+def take(given: bytes) -> Any:
+    try:
+        return float(neighbours.received(pickle.loads(given)).sum())
+    except OSError as error:
+        return f"OSError: {error}"
+    except EOFError as error:
+        return f"EOFError: {error}"
+
+
+def test_a_block_that_is_freed_meanwhile_is_asked_for_again(gpus: Client) -> None:
+    giver, taker = gpus.scheduler_info()["workers"]
+    for freed in (False, True):
+        given = gpus.submit(ticket, freed, workers=[giver], pure=False).result()
+        found = gpus.submit(take, given, workers=[taker], pure=False).result()
+        assert "was freed while it was copied" in found if freed else found == N * N
+
+
+def test_products_of_blocks_that_move_are_right(gpus: Client) -> None:
+    import cupy
+    import dask.array as da
+
+    a, b = whole(4 * N, 4 * N), whole(4 * N, 4 * N, seed=1)
+    A, B = (da.from_array(x, chunks=2 * N).map_blocks(cupy.asarray).persist() for x in (a, b))
+    np.testing.assert_array_equal(distmm.matmul(A, B).compute().get(), a @ b)
