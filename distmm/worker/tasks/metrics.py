@@ -39,7 +39,8 @@ Block = Any  # a NumPy or CuPy array
 def squared_norms(block: Block) -> np.ndarray:
     """Return the squared Euclidean norm of each row of a block ``(m, n)``, as float64 in host memory, ``(m, 1)``."""
     if gpu.namespace(block) is np:
-        x = block if block.dtype.kind == "f" else block.astype(np.float64)
+        x = gpu.numbers(block)
+        x = x if x.dtype.kind == "f" else x.astype(np.float64)
         # In one call: after each of many short ones a thread waits for the interpreter's lock. On a host with H200s,
         # 32 MB took a thread 0.18 s while two others worked. In one call, 32 MB take 0.01 s of a core.
         return np.asarray(np.einsum("ij,ij->i", x, x, dtype=np.float64)[:, None])
