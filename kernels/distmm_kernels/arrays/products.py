@@ -148,11 +148,11 @@ def chosen(
             return max(HOST.get(candidate.name, host), on_device / 2 if half else on_device)
 
         taken = min((each for each, _ in found), key=time)
-    return _kernel(taken.name, dtype, device)
+    return named(taken.name, dtype, device)
 
 
 @functools.lru_cache(maxsize=256)
-def _kernel(name: str, dtype: np.dtype[Any], device: Device) -> Kernel:
+def named(name: str, dtype: np.dtype[Any], device: Device) -> Kernel:
     """Return the kernel of a name for blocks of any size."""
     from distmm_kernels.select import select
 

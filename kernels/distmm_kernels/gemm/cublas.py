@@ -39,6 +39,7 @@ COMPUTE_32F_FAST_TF32 = 77
 SUMS_IN_FLOAT32 = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION of cublasMath_t
 ANY_ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT
 FOURS = 4  # int8 products need a multiple of this as k, and as the pitch of their int32 results (in elements)
+SMALL = 2**20  # elements of an int8 B in C order that is not copied
 COUNTS_BELOW = 2**31  # sizes and pitches are signed numbers of 32 bits
 WORKSPACE = 1 << 25  # bytes that the library keeps on a Hopper GPU; on others it keeps less
 
@@ -166,8 +167,9 @@ class CublasTf32Kernel(CublasKernel):
 class CublasInt8Kernel(CublasKernel):
     """int8 accumulated in int32.
 
-    Tensor cores read operands that are k-major, with rows at multiples of 16 bytes. Other operands are copied. The
-    library refuses most products whose k is no multiple of 4, so copies are padded with zeros, and k includes these.
+    Tensor cores read operands that are k-major, with rows at multiples of 16 bytes. Other operands are copied, but for
+    a small B in C order: the library reads it by other instructions in less time than the host needs for a copy. It
+    refuses most products whose k is no multiple of 4, so copies are padded with zeros, and k includes these.
     """
 
     name = "cublas_int8"
@@ -176,13 +178,22 @@ class CublasInt8Kernel(CublasKernel):
         rows = x if operand == "A" else x.swapaxes(-1, -2)
         if rows.shape[-1] % FOURS == 0 and has_vectors(rows, -1) and _layout(x) is not None:
             return x
+        if operand == "B" and self._small(x):
+            return x
         rows = in_vectors(rows, self.device)
         return rows if operand == "A" else rows.swapaxes(-1, -2)
 
     def _layout(self, x: Array, operand: str) -> tuple[int, int]:
+        if operand == "B" and self._small(x):
+            return AS_IT_IS, x.strides[-2]
         lines = x if operand == "A" else x.swapaxes(-1, -2)  # their k is contiguous
         pitch = lines.strides[-2] if lines.shape[-2] > 1 else lines.shape[-1]  # a single line may have any stride
         return AS_IT_IS if operand == "A" else TRANSPOSED, pitch + -pitch % VECTOR_BYTES
+
+    def _small(self, b: Array) -> bool:
+        """Whether a B in C order is read as it is."""
+        *_, k, n = b.shape
+        return k % FOURS == 0 and n % VECTOR_BYTES == 0 and k * n <= SMALL and has_vectors(b, -1)
 
     def _depth(self, k: int) -> int:
         return k + -k % FOURS

@@ -32,6 +32,17 @@ def test_any_layout_and_batch_is_multiplied_in_place_or_copied(dtype):
     assert float(abs(matmul(stack[0, 0, 0], other) - stack[0, 0, 0] @ other).max()) < 1e-3
 
 
+@pytest.mark.parametrize(("m", "k", "n"), [(64, 64, 64), (300, 128, 96), (48, 1000, 1024), (33, 60, 16), (40, 62, 48)])
+def test_small_products_of_int8_are_exact_wherever_they_are_computed(m, k, n):
+    import cupy
+
+    a, b = cupy.random.randint(-100, 100, (m, k)).astype("i1"), cupy.random.randint(-100, 100, (k, n)).astype("i1")
+    for right in (b, cupy.asfortranarray(b)):
+        for _ in range(2):  # the second call looks up what the first has learnt
+            made = matmul(a, right, cupy.empty((m, n), "i4"))
+            assert (made == (a.astype("f8") @ b.astype("f8"))).all()
+
+
 def test_numpy_and_numba_arrays_come_back_as_such():
     from numba import cuda
 

@@ -142,7 +142,7 @@ def test_the_choice_counts_the_time_of_the_host():
 
     def name(n, dtype, **how):
         how = {"precision": "highest", "reproducible": False, "in_graph": False, **how}
-        with patch.object(products, "_kernel", lambda name, dtype, device: name):
+        with patch.object(products, "named", lambda name, dtype, device: name):
             return products.chosen.__wrapped__(n, n, n, (), np.dtype(dtype), h200, **how)
 
     assert name(256, "float32") == name(128, "float64") == "cublas"  # one launch on the operands as they are
