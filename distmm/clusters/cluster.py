@@ -27,8 +27,10 @@ SUSTAINED = 0.95
 LINKS = {"cuda": 1e11, "cpu": 1e9}
 
 # Bytes/s of loads from the client's memory: a GPU that copies from pinned memory, a GPU with staging buffers that
-# threads fill, and a CPU thread that reads another process's memory. Measured on two H200 at once, and on two cores.
-LOADS = {"cuda": 5e10, "cuda, pageable": 1.5e10, "cpu": 3e9}
+# threads fill, a GPU that copies from the client's array in its own memory or in that of another GPU (half of what CUDA
+# IPC copies alone), and a CPU thread that reads another process's memory. Measured on two H200 at once, and on two
+# cores.
+LOADS = {"cuda": 5e10, "cuda, pageable": 1.5e10, "cuda, its own": 1e12, "cuda, others": 2e11, "cpu": 3e9}
 
 
 def describe(

@@ -30,6 +30,7 @@ from distmm.interrupts import sigint_blocked
 from distmm.submit import dashboard_access
 from distmm.tls import security
 from distmm.worker import gpu_worker_setup, tasks
+from distmm.worker.ucxx_internals import connect_patiently
 
 # Configuration of the schedulers that distmm starts.
 # - Work stealing ignores placement if worker restrictions are loose.
@@ -244,10 +245,13 @@ def _gpu(workers: int | None, limit: int | None) -> ClusterSetup:
         raise InputError(
             f"{workers} workers: each needs its own GPU, and this process has {count}; ask for {count} or fewer"
         )
+    protocol = "ucx" if importlib.util.find_spec("distributed_ucxx") else "tcp"
+    if protocol == "ucx":
+        connect_patiently()
     arguments = {
         "n_workers": workers or count,
         "memory_limit": limit or MEMORY_LIMIT // (workers or count),
-        "protocol": "ucx" if importlib.util.find_spec("distributed_ucxx") else "tcp",
+        "protocol": protocol,
         **gpu_worker_setup.cluster_arguments(chosen("gpu-pool")),
     }
     # Client memory that a worker pins counts as its own. By its default limits Dask would pause or kill the worker.

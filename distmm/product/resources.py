@@ -16,6 +16,7 @@ from distmm.planning.cluster_spec import ClusterSpec, Residence
 from distmm.planning.owners import Places
 from distmm.planning.plan import Plan
 from distmm.product.operand import Operand
+from distmm.transfer.gpu_allocations import is_on_gpu
 from distmm.worker.tasks import WORKSPACE, KernelChoice
 
 if TYPE_CHECKING:
@@ -50,9 +51,16 @@ def cluster_for(request: PlanRequest, client: Client | None, old: bool = False) 
         spec = replace(spec, memory=min(spec.memory, request.most))
     if request.kept is not None:
         spec = _with_room_for_parts(spec, request.kept)
-    if job is None and choices.hardware is None and spec.device == "cuda" and (a.pageable or b.pageable):
-        return replace(spec, load=cluster.LOADS["cuda, pageable"])
+    if job is None and choices.hardware is None and spec.device == "cuda":
+        return replace(spec, load=cluster.LOADS[_memory_of(a, b, spec.workers)])
     return spec
+
+
+def _memory_of(a: Operand, b: Operand, workers: int) -> str:
+    """Return where GPUs load operands from that are in this process, by the name in `LOADS`."""
+    if is_on_gpu(a.source) or is_on_gpu(b.source):
+        return "cuda, its own" if workers == 1 else "cuda, others"
+    return "cuda, pageable" if a.pageable or b.pageable else "cuda"
 
 
 def _with_room_for_parts(spec: ClusterSpec, kept: int) -> ClusterSpec:

@@ -69,13 +69,16 @@ class WorkerTelemetry(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         """Add the figures to every heartbeat and to ``/metrics``."""
         self.worker, self.process = worker, psutil.Process()
-        worker.metrics[METRIC] = heartbeat
+        worker.metrics = {
+            **worker.metrics,
+            METRIC: heartbeat,
+        }  # a heartbeat may go through the old one
         with tolerated("/metrics of a worker"):
             metrics.expose(self)
 
     def teardown(self, worker: Worker) -> None:
         """Remove the figures from heartbeats and ``/metrics``."""
-        worker.metrics.pop(METRIC, None)
+        worker.metrics = {name: metric for name, metric in worker.metrics.items() if name != METRIC}
         metrics.withdraw(self)
 
     def transition(self, key: object, start: str, finish: str, **kwargs: Any) -> None:

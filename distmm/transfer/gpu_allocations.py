@@ -78,6 +78,7 @@ def behind(array: Any) -> Allocation | None:
     address, nbytes = ctypes.c_uint64(), ctypes.c_size_t()
     about = ctypes.byref(address), ctypes.byref(nbytes), ctypes.c_uint64(array.data.ptr)
     with array.device:
+        runtime.setDevice(array.device.id)  # a thread that has used no GPU has no context, and the driver needs one
         if _library("libcuda.so.1").cuMemGetAddressRange_v2(*about):
             return None
         try:

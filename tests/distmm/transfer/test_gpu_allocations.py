@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import pickle
 import sys
+import threading
 import types
 from collections.abc import Callable
 from dataclasses import replace
@@ -157,3 +158,16 @@ def test_a_gpu_writes_only_the_part_that_it_was_given() -> None:
     expected = np.zeros((400, 300), "f4")
     expected[3:100, 5:250], expected[200:210] = 1, 2
     np.testing.assert_array_equal(out.get(), expected)
+
+
+@pytest.mark.gpu
+def test_a_thread_that_has_used_no_gpu_finds_the_handle_of_an_array() -> None:
+    import cupy
+
+    array = cupy.zeros((300, 400), "f4")
+    found: list[Allocation | None] = []
+    thread = threading.Thread(target=lambda: found.append(gpu_allocations.behind(array)))
+    thread.start()
+    thread.join()
+    assert found == [gpu_allocations.behind(array)]
+    assert found[0] is not None
