@@ -26,8 +26,10 @@ def connect_patiently() -> None:
     The first start on a new machine reads gigabytes of libraries and takes longer. Connections then failed, and the
     process sometimes ended with a segmentation fault (four H200, a slow host).
     """
-    import ucxx
-
+    try:
+        import ucxx
+    except ImportError:  # the cluster, which needs it, says so when it starts
+        return
     for name in ("create_listener", "create_endpoint"):
         connect = getattr(ucxx, name, None)
         if connect is not None and "connect_timeout" in inspect.signature(connect).parameters:
