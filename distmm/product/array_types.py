@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Literal
 
+import dask
 import ml_dtypes
 import numpy as np
 from dask.highlevelgraph import MaterializedLayer
@@ -54,7 +55,11 @@ def check_query_planning() -> None:
         If Dask's configuration selects expression arrays.
     """
     arrays = sys.modules.get("dask.array")
-    if arrays is not None and arrays.Array is not arrays.core.Array:
+    if arrays is None:  # it reads the configuration when it is imported
+        planned = bool(dask.config.get("array.query-planning", None))
+    else:
+        planned = arrays.Array is not arrays.core.Array
+    if planned:
         raise InputError(
             "Dask's configuration has array.query-planning: True, and distmm does not support such arrays: set it to "
             "False before dask.array is imported, for example by DASK_ARRAY__QUERY_PLANNING=False"

@@ -197,7 +197,8 @@ def test_nearest_rows_are_found(client: Client, metric: Any, kind: str, tmp_path
     truth = {"inner": inner, "cosine": inner / lengths, "euclidean": distances}[metric]
     expected = best(-truth if metric == "euclidean" else truth, 5)
     np.testing.assert_array_equal(indices, expected)
-    np.testing.assert_allclose(values, np.take_along_axis(truth, expected, axis=1), rtol=1e-7, atol=1e-7)
+    # a row's distance to itself is the square root of a rounding error
+    np.testing.assert_allclose(values, np.take_along_axis(truth, expected, axis=1), rtol=1e-7, atol=1e-6)
 
 
 @pytest.mark.parametrize("metric", ["cosine", "euclidean"])
