@@ -64,11 +64,11 @@ def multiply(
     client : distributed.Client, optional
         Cluster to use. Its workers must have access to the same paths. By default as in `distmm.matmul`, or else that
         of `connect`.
+    blocks, plan
+        As in `distmm.matmul`. A job may be continued with another plan, for another cluster, with the same blocks.
     connect : callable, optional
         Returns a context manager of a client, such as that of `distmm.clusters.connect`, for this call. It is called
         without arguments, after the checks that need no cluster. By default a local cluster.
-    blocks, plan
-        As in `distmm.matmul`. A job may be continued with another plan, for another cluster, with the same blocks.
     overwrite : bool
         Replace an existing C, and discard an unfinished job of it. The existing C is kept until the new one is
         complete. In an object store it is removed before the first block is written.
