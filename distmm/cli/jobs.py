@@ -46,7 +46,7 @@ def run(
     connect = partial(session.cluster, ctx, given, arguments["device"])
     with stop.on_signals():
         with interrupts.while_started():
-            session.tell_missing(*map(open_matrix, inputs))
+            session.tell_missing(*map(open_matrix, dict.fromkeys(inputs)))  # one folder is listed once
         summary = shown(job, connect=connect, stop=stop, **arguments, **own)
     typer.echo(session.table(summary.rows(), "Done"))
 

@@ -56,10 +56,10 @@ def check_query_planning() -> None:
     """
     arrays = sys.modules.get("dask.array")
     if arrays is None:  # it reads the configuration when it is imported
-        planned = bool(dask.config.get("array.query-planning", None))
+        expressions = bool(dask.config.get("array.query-planning", None))
     else:
-        planned = arrays.Array is not arrays.core.Array
-    if planned:
+        expressions = arrays.Array is not arrays.core.Array
+    if expressions:
         raise InputError(
             "Dask's configuration has array.query-planning: True, and distmm does not support such arrays: set it to "
             "False before dask.array is imported, for example by DASK_ARRAY__QUERY_PLANNING=False"

@@ -1,6 +1,6 @@
-"""Private parts of UCXX that distmm replaces: here and nowhere else.
+"""Functions of UCXX that distmm replaces, private ones among them: here and nowhere else.
 
-If UCXX has changed them, they are left as they are, and transfers wait for products. The tests
+If UCXX has changed them, they are left as they are: transfers wait for products, connections for 5 s. The tests
 (``tests/distmm/worker/test_ucxx_internals.py``) fail first for versions that are not in `VERSIONS_SEEN`.
 """
 

@@ -40,7 +40,7 @@ TABLE = (
         "float64 tensor cores, in ascending k",
         frozenset({"float64"}),
         "ieee",
-        tile=(128, 64),  # between the small and the large one: thin products take longer than the small one lets expect
+        tile=(128, 64),  # between the two tilings: with the small one, the expected time of thin products is too short
         loads=lambda problem: tile_loads(tilings((9, 0))[0], problem),
         capabilities=AMPERE,
         worth_it=FAST_FLOAT64,

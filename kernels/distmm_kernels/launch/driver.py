@@ -39,7 +39,7 @@ def check(status: Any, *answer: Any) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def stream_of(handle: int, device: int) -> Any:
-    """Return CuPy's object for a stream that belongs to somebody else."""
+    """Return CuPy's object for a stream that another library has made. It does not keep or end the stream."""
     import cupy
 
     with warnings.catch_warnings():
