@@ -12,7 +12,7 @@ from distmm.planning.problem import accumulator_dtype
 from distmm.product.choices import BlockKeywords, takes
 from distmm.product.reduced_product import product_of, results
 from distmm.product.reduction_limits import check_metric, checked_k
-from distmm.worker import tasks
+from distmm.worker.tasks.reductions import Largest
 
 
 @takes(BlockKeywords)
@@ -70,5 +70,5 @@ def nearest(
     k = checked_k(k, product.shape[-1], f"{'X' if Y is None else 'Y'} has {{n}} rows")
     dtype = accumulator_dtype(product.dtype)
     kinds = [(dtype, (k,)), (np.dtype(np.int64), (k,))]
-    reduction = tasks.Largest(k, dtype, metric)
+    reduction = Largest(k, dtype, metric)
     return TopK(*results(product, chosen, reduction, kinds))

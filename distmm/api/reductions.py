@@ -19,7 +19,7 @@ from distmm.product.choices import BlockKeywords, takes
 from distmm.product.product_array import ProductArray
 from distmm.product.reduced_product import Kinds, product_of, results
 from distmm.product.reduction_limits import check_ordered, checked_k
-from distmm.worker import tasks
+from distmm.worker.tasks.reductions import Custom, Histogram, Largest, Norm, Sum
 
 Functions = tuple[Callable[[Any, int], Any], Callable[[list[Any]], Any], Callable[[Any], Any]]
 
@@ -106,7 +106,7 @@ def topk(
     check_ordered(product.dtype, "largest elements")
     k = checked_k(k, product.shape[-1], "the product has rows of {n} elements")
     kinds = [(product.dtype, (k,)), (np.dtype(np.int64), (k,))]
-    return TopK(*results(product, chosen, tasks.Largest(k, product.dtype), kinds))
+    return TopK(*results(product, chosen, Largest(k, product.dtype), kinds))
 
 
 @takes(BlockKeywords)
@@ -186,21 +186,21 @@ def reduce(
     if how in ("max", "argmax"):
         check_ordered(product.dtype, "largest element")
         kinds: Kinds = [(c, (1,)), (np.dtype(np.int64), (1,))]
-        best = results(product, chosen, tasks.Largest(1, c), kinds, down)
+        best = results(product, chosen, Largest(1, c), kinds, down)
         return with_copies(best[0 if how == "max" else 1][..., 0])
     if how == "sum":
         of_sum = np.dtype(np.uint64 if c.kind == "u" else np.int64) if c.kind in "biu" else c
-        return results(product, chosen, tasks.Sum(of_sum), [(of_sum, ())], down)[0]
+        return results(product, chosen, Sum(of_sum), [(of_sum, ())], down)[0]
     if how == "norm":
         of_norm = np.dtype(np.float64) if c.kind in "biu" else np.empty(0, c).real.dtype
-        return results(product, chosen, tasks.Norm(of_norm), [(of_norm, ())], down)[0]
+        return results(product, chosen, Norm(of_norm), [(of_norm, ())], down)[0]
     if how == "histogram":
         check_ordered(product.dtype, "bins")
         edges = _checked_bins(bins)
         kinds = [(np.dtype(np.int64), (len(edges) - 1,))]
-        return results(product, chosen, tasks.Histogram(tuple(edges.tolist())), kinds, down)[0]
+        return results(product, chosen, Histogram(tuple(edges.tolist())), kinds, down)[0]
     own = c if dtype is None else np.dtype(dtype)
-    return results(product, chosen, tasks.Custom(cast("Functions", how), own), [(own, tuple(shape))], down)[0]
+    return results(product, chosen, Custom(cast("Functions", how), own), [(own, tuple(shape))], down)[0]
 
 
 def _check_belongs(how: Any, bins: Any, dtype: Any, shape: Any) -> None:

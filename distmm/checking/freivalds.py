@@ -26,7 +26,7 @@ from distmm.checking.scaling import EMPTY, SPOILT, exponents, scaled, uneven, we
 from distmm.checking.thin_products import Sums
 from distmm.checking.verdict import Outcome, Verdict, of_tolerance
 from distmm.worker.blas_threads import shared_by
-from distmm.worker.tasks import to_host
+from distmm.worker.gpu_copies import to_host
 from distmm_kernels.tolerance import SIGMAS, Tolerance, mantissa
 
 VECTORS = sketch.VECTORS_OF_INTEGERS  # a job has fewer: it tests each block on its own, and so finds smaller errors

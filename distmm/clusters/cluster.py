@@ -14,7 +14,9 @@ from distmm.errors import InputError
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.precision import Precision
 from distmm.planning.search import TILE
-from distmm.worker import tasks
+from distmm.worker.tasks import kernel_choice
+from distmm.worker.tasks.kernel_choice import KernelChoice
+from distmm.worker.tasks.probe import local_gpu, probe
 
 DeviceChoice = Literal["auto", "cpu", "gpu"]
 
@@ -75,18 +77,18 @@ def describe(
     asked = dtype, precision, kernel, reproducible
     gpus = "none" if device == "cpu" else "any" if any_gpu else "own"
 
-    def probe() -> dict[str, dict[str, Any]]:
+    def of_all() -> dict[str, dict[str, Any]]:
         if client is None:
             return {"this process": _this_process(device, *asked)}
-        return view.ask(client, (tasks.probe, (gpus, *asked)), old)
+        return view.ask(client, (probe, (gpus, *asked)), old)
 
-    facts = probe()
+    facts = of_all()
     on_gpus = all(fact["device"] == "cuda" for fact in facts.values())
     if on_gpus and any(fact.get("unmeasured") for fact in facts.values()):
-        _measure(client, frozenset(facts), tasks.KernelChoice("cuda", dtype, precision))
+        _measure(client, frozenset(facts), KernelChoice("cuda", dtype, precision))
         if client:
             view.forget(client)
-        facts = probe()
+        facts = of_all()
     if not facts:
         raise InputError(
             "the cluster has no workers, and a plan needs their memory and devices: start some, and wait for them with "
@@ -102,7 +104,7 @@ def describe(
         )
     use: Literal["cpu", "cuda"] = "cpu" if device == "cpu" or without else "cuda"
     if use == "cpu" and client and len(without) < len(facts):  # some workers have described their GPUs
-        facts = view.ask(client, (tasks.probe, ("none", *asked)), old)
+        facts = view.ask(client, (probe, ("none", *asked)), old)
     problem = next((fact["no kernel"] for fact in facts.values() if "no kernel" in fact), None)
     if problem:
         raise InputError(problem)
@@ -114,21 +116,21 @@ def _this_process(
 ) -> dict[str, Any]:
     import psutil
 
-    gpu = tasks.local_gpu() if device == "gpu" else {"problem": "not asked for"}
+    gpu = local_gpu() if device == "gpu" else {"problem": "not asked for"}
     here = {"device": "cpu", "threads": psutil.cpu_count() or 1, "memory": psutil.virtual_memory().available}
     facts: dict[str, Any] = {**gpu, **here} if "problem" in gpu else gpu
-    choice = tasks.KernelChoice(facts["device"], dtype, precision, kernel)
-    return {**facts, **tasks.kernel_facts(choice, reproducible)}
+    choice = KernelChoice(facts["device"], dtype, precision, kernel)
+    return {**facts, **kernel_choice.kernel_facts(choice, reproducible)}
 
 
-def _measure(client: Client | None, workers: frozenset[str], choice: tasks.KernelChoice) -> None:
+def _measure(client: Client | None, workers: frozenset[str], choice: KernelChoice) -> None:
     """Measure the kernels for a type on each worker whose GPU model has no rates; done once for these workers."""
 
     def measure() -> float:
         if client is None:
-            tasks.measure(choice)
+            kernel_choice.measure(choice)
         else:
-            everywhere(client, tasks.measure_kernels, choice)
+            everywhere(client, kernel_choice.measure_kernels, choice)
         return 1.0
 
     measured_once(client, f"the rates of kernels for {choice.dtype}", (workers, choice), measure)

@@ -15,8 +15,9 @@ from distmm.errors import InputError
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.precision import Precision
 from distmm.planning.problem import accumulator_dtype
-from distmm.worker import tasks
 from distmm.worker.gpu_worker_setup import POOL_FRACTION, THREADS
+from distmm.worker.tasks import kernel_choice
+from distmm.worker.tasks.probe import PAUSE_FRACTION, WORKER_BYTES
 
 # Bytes/s of copies from pinned memory over 16 lanes of PCI Express 5. Each earlier generation has half of the next.
 PCIE_5 = cluster.LOADS["cuda"]
@@ -88,7 +89,7 @@ class Hardware:
         """
         model = None if self.model is None else model_named(self.model)
         device: Literal["cpu", "cuda"] = "cpu" if model is None else "cuda"
-        choice = tasks.KernelChoice(device, dtype, precision, kernel)
+        choice = kernel_choice.KernelChoice(device, dtype, precision, kernel)
         facts: dict[str, Any] = {
             "threads": self.threads,
             "memory": self._block_memory(),
@@ -96,7 +97,7 @@ class Hardware:
         }
         facts["cores"] = max(self.threads, self.cores or 0)
         absent = None if model is None else (model.measured or self.model or "", model.capability)
-        facts |= tasks.kernel_facts(choice, reproducible, absent)
+        facts |= kernel_choice.kernel_facts(choice, reproducible, absent)
         if "no kernel" in facts:
             raise InputError(facts["no kernel"])
         if model is not None and model.measured is None:
@@ -115,7 +116,7 @@ class Hardware:
         """Return the bytes of a worker that blocks may use; on a GPU this is its memory pool."""
         if self.model is not None:
             return int(POOL_FRACTION * self.memory)
-        return max(0, int(tasks.PAUSE_FRACTION * self.memory) - tasks.WORKER_BYTES)
+        return max(0, int(PAUSE_FRACTION * self.memory) - WORKER_BYTES)
 
 
 def _pcie(model: GpuModel) -> float:

@@ -29,7 +29,8 @@ from distmm.errors import InputError
 from distmm.interrupts import sigint_blocked
 from distmm.submit import dashboard_access
 from distmm.tls import security
-from distmm.worker import gpu_worker_setup, tasks
+from distmm.worker import gpu_worker_setup
+from distmm.worker.tasks.probe import cores_of
 from distmm.worker.ucxx_internals import connect_patiently
 
 # Configuration of the schedulers that distmm starts.
@@ -191,7 +192,7 @@ def cpu_workers(device: cluster.DeviceChoice, workers: int | None, memory_limit:
     if make is not LocalCluster:
         return None
     threads, blas = arguments["threads_per_worker"], config[f"distributed.nanny.pre-spawn-environ.{BLAS_THREADS[0]}"]
-    memory, cores = min(arguments["memory_limit"], MEMORY_LIMIT), tasks.cores_of(threads, blas)
+    memory, cores = min(arguments["memory_limit"], MEMORY_LIMIT), cores_of(threads, blas)
     return Hardware(arguments["n_workers"], memory, threads=threads, cores=cores, here=True)
 
 

@@ -25,8 +25,9 @@ from distributed.worker import get_data_from_worker
 from distmm.all_workers import everywhere
 from distmm.clusters.view import hosts_of
 from distmm.clusters.waiting import seceded
-from distmm.worker.tasks import copy_rate, to_device
 from distmm.worker.tasks.epilogue import Block
+from distmm.worker.tasks.loads import to_device
+from distmm.worker.tasks.probe import copy_rate
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,8 @@ from distributed import Client, wait
 from distmm.all_workers import workers_of
 from distmm.clusters import view
 from distmm.clusters.cluster import describe
-from distmm.worker import tasks
+from distmm.worker.tasks.kernel_choice import KernelChoice
+from distmm.worker.tasks.warm_up import small_block, touch, warm
 
 # Most workers to which `warm_up` connects each worker: all workers of a host, or a row and a column of 64 GPUs.
 MOST_PEERS = 16
@@ -27,18 +28,18 @@ def warm_up(client: Client) -> None:
     described = describe(client, np.dtype("f4"))
     if described.device != "cuda":
         return
-    choice = tasks.KernelChoice("cuda", np.dtype("f4"), planned=described.kernel)
+    choice = KernelChoice("cuda", np.dtype("f4"), planned=described.kernel)
     loads = [
-        client.submit(tasks.warm, choice, workers=[address], pure=False)
+        client.submit(warm, choice, workers=[address], pure=False)
         for address, count in threads.items()
         for _ in range(count)  # CUDA libraries have a context for each thread
     ]
     wait(loads)
     for shift in range(1, min(len(workers), MOST_PEERS + 1)):
         pairs = list(zip(workers, workers[shift:] + workers[:shift], strict=True))
-        blocks = [client.submit(tasks.small_block, workers=[source], pure=False) for source, _ in pairs]
+        blocks = [client.submit(small_block, workers=[source], pure=False) for source, _ in pairs]
         received = [
-            client.submit(tasks.touch, block, workers=[target], pure=False)
+            client.submit(touch, block, workers=[target], pure=False)
             for block, (_, target) in zip(blocks, pairs, strict=True)
         ]
         wait(received)

@@ -34,7 +34,8 @@ from distmm.graph.product_graph import Reduced
 from distmm.planning.blocks import Wave, slices
 from distmm.planning.owners import Chunks
 from distmm.planning.plan import Plan
-from distmm.worker import tasks
+from distmm.worker.tasks import products
+from distmm.worker.tasks.reductions import merge
 
 # Parts that a task merges. The scheduler takes 0.35 ms for a task. With eight parts, trees add at most one task for
 # seven chains, and a part waits for few others.
@@ -123,7 +124,7 @@ class View:
         """Yield the tasks of one result."""
         (row, rows), (column, columns) = (along[at] for along, at in zip(self._parts, key[1:], strict=True))
         block = TaskRef((self.source, row, column))
-        yield PlacedTask(key, tasks.part, self._places[row, column], block, (rows, columns))
+        yield PlacedTask(key, products.part, self._places[row, column], block, (rows, columns))
 
     def _place(self, i: int, j: int) -> Placement:
         schedule = self.plan.schedule
@@ -234,7 +235,7 @@ class Merge:
                 own = key if last else (f"distmm-merge-{token}", *line, level, number)
                 made = List(*map(TaskRef, keys[start : start + GROUP]))
                 of = sides[start : start + GROUP] if of_blocks else None
-                yield Task(own, tasks.merge, self.reduced.reduction, made, of, last, self.plan.cluster.device)
+                yield Task(own, merge, self.reduced.reduction, made, of, last, self.plan.cluster.device)
                 merged.append(own)
             if last:
                 return

@@ -25,7 +25,8 @@ from dask.highlevelgraph import HighLevelGraph
 
 from distmm.graph.placement import Key, Placement
 from distmm.planning.plan import Plan
-from distmm.worker import tasks
+from distmm.worker.tasks import products
+from distmm.worker.tasks.largest import topk_of_chunk
 
 __all__ = [
     "STORES",
@@ -48,10 +49,10 @@ __all__ = [
 STORES = "store-map-"
 
 # Functions of Dask that read blocks, and what does the same on blocks of C.
-FASTER = {dask.array.chunk.topk: tasks.topk_of_chunk}
+FASTER = {dask.array.chunk.topk: topk_of_chunk}
 
 # Functions that cut blocks.
-VIEWS = frozenset({getitem, getter, getter_inline, getter_nofancy, tasks.part})
+VIEWS = frozenset({getitem, getter, getter_inline, getter_nofancy, products.part})
 
 
 class PlacedTask(Task):
@@ -106,7 +107,7 @@ class ProductTask(PlacedTask):
     @property
     def _multiplies(self) -> bool:
         """Whether it is a step of a chain, and not a sum."""
-        return self.func in (tasks.multiply, tasks.multiply_and_store)
+        return self.func in (products.multiply, products.multiply_and_store)
 
     def operands(self) -> tuple[Key, ...]:
         """Key of every block of A and B that it reads; none for a sum of partial blocks."""

@@ -32,9 +32,15 @@ from distmm.graph.placement import Chain, Key, Placement
 from distmm.planning.blocks import Wave, slices
 from distmm.planning.plan import Plan
 from distmm.planning.problem import operand_batch
-from distmm.worker import tasks
+from distmm.worker.tasks import products
+from distmm.worker.tasks.arrivals import Arrivals
+from distmm.worker.tasks.epilogue import Epilogue
+from distmm.worker.tasks.kernel_choice import KernelChoice
+from distmm.worker.tasks.loads import Load
+from distmm.worker.tasks.metrics import needs_exponents
+from distmm.worker.tasks.reductions import BlockReduction, Consumer
 
-Source = str | tasks.Load  # of the blocks of an operand: the name of an array, or what the only task loads itself
+Source = str | Load  # of the blocks of an operand: the name of an array, or what the only task loads itself
 Ranks = tuple[int, tuple[int, ...], tuple[int, ...]]  # of a task, of the chains of its block, of what it reads
 
 
@@ -55,7 +61,7 @@ class Reduced:
         Type of the blocks that are reduced; by default that of the product.
     """
 
-    reduction: tasks.Consumer
+    reduction: Consumer
     down: bool = False
     norms: tuple[str, str] | None = None
     mirrored: bool = True
@@ -72,8 +78,8 @@ class ProductLayer(ParametricLayer):
     name: str
     plan: Plan
     operands: tuple[Source, Source, Source | None]
-    choice: tasks.KernelChoice
-    epilogue: tasks.Epilogue
+    choice: KernelChoice
+    epilogue: Epilogue
     wave: Wave | None = None
     run: str | None = None
     reduced: Reduced | None = None
@@ -110,11 +116,11 @@ class ProductLayer(ParametricLayer):
             both["tasks"] = wave.c_blocks * plan.layout.layers
         on_diagonal = replace(self.epilogue, symmetry=symmetry)
         orders = schedule.wave_orders
-        scales = tasks.needs_exponents(plan.problem.dtype)  # all steps need norms then, and not the last alone
+        scales = needs_exponents(plan.problem.dtype)  # all steps need norms then, and not the last alone
         token = self.name.rpartition("-")[2]
-        multiply: Callable[..., Any] = tasks.multiply
+        multiply: Callable[..., Any] = products.multiply
         if self.out is not None:
-            multiply, both["out"] = tasks.multiply_and_store, self.out
+            multiply, both["out"] = products.multiply_and_store, self.out
         of_b: tuple[Literal["A", "B"], Source] = ("B", b) if symmetry is None else ("A", a)
         block = cache(self._block)  # a block that is a union of chunks has many references, and many tasks read it
 
@@ -150,8 +156,8 @@ class ProductLayer(ParametricLayer):
                     a_blocks = List(*(block("A", a, a_batch, i, p) for p in panels))
                     places = ((p, j) if symmetry is None else (j, p) for p in panels)
                     b_blocks = List(*(block(*of_b, b_batch, *at) for at in places))
-                    homes = [] if isinstance(a, tasks.Load) else schedule.homes("A", a_batch, i, panels)
-                    if not isinstance(b, tasks.Load):
+                    homes = [] if isinstance(a, Load) else schedule.homes("A", a_batch, i, panels)
+                    if not isinstance(b, Load):
                         homes += schedule.homes(of_b[0], b_batch, j, panels)
                     ranks = rank, owners, tuple(homes)
                     both["arrivals"] = self._arrivals(chain, panels)
@@ -168,18 +174,20 @@ class ProductLayer(ParametricLayer):
                     key = c_key if len(partial) == 2 else (f"distmm-sum-{token}", *batch, i, j, first)
                     ranks = rank, owners, ()
                     added = {"arrivals": self._arrivals(chain)} if key == c_key and c0 is not None else {}
-                    end = task(chain, key, first, order, ranks, tasks.combine, TaskRef(left), TaskRef(right), **added)
+                    end = task(
+                        chain, key, first, order, ranks, products.combine, TaskRef(left), TaskRef(right), **added
+                    )
                     yield end
                     sums.append((key, rank))
                     first += 1
                 partial = sums + partial[2 * len(sums) :]
                 order += 1
             if self.mirrored and i != j:
-                yield PlacedTask((self.name, *batch, j, i), tasks.mirror, end.placement, symmetry, TaskRef(c_key))
+                yield PlacedTask((self.name, *batch, j, i), products.mirror, end.placement, symmetry, TaskRef(c_key))
 
-    def _source(self, of: Source, at: tuple[int, ...]) -> TaskRef | tasks.Load:
+    def _source(self, of: Source, at: tuple[int, ...]) -> TaskRef | Load:
         """Return a block of an operand as an argument."""
-        return of if isinstance(of, tasks.Load) else TaskRef((of, *at))
+        return of if isinstance(of, Load) else TaskRef((of, *at))
 
     def _block(self, of: Literal["A", "B"], name: Source, batch: tuple[int, ...], row: int, column: int) -> Any:
         """Return a block of A or B as an argument: one chunk, or the rows of chunks that it is made of."""
@@ -189,7 +197,7 @@ class ProductLayer(ParametricLayer):
         rows = schedule.chunk_indices(of, row, column)
         return List(*(List(*(TaskRef((name, *batch, *at)) for at in line)) for line in rows))
 
-    def _arrivals(self, chain: Chain, panels: Sequence[int] = ()) -> tasks.Arrivals:
+    def _arrivals(self, chain: Chain, panels: Sequence[int] = ()) -> Arrivals:
         """Return what the operands say of the blocks that a task reads."""
         (batch, i, j), problem, blocking = chain, self.plan.problem, self.plan.blocking
         own = tuple(edges[at] for edges, at in zip(blocking.batch, batch, strict=True))
@@ -202,10 +210,10 @@ class ProductLayer(ParametricLayer):
             down, across, along = chunks[0][i], chunks[2][j], [chunks[1][p] for p in panels]
             left = tuple(_grid_of(down, deep) for deep in along)
             right = (_grid_of(deep, across) if problem.symmetry is None else _grid_of(across, deep) for deep in along)
-            return tasks.Arrivals(left, tuple(right), (m, n), self.dtypes)
+            return Arrivals(left, tuple(right), (m, n), self.dtypes)
         a = tuple((*a_own, m, k) for k in depths)
         b = tuple((*b_own, *((k, n) if problem.symmetry is None else (n, k))) for k in depths)
-        return tasks.Arrivals(a, b, (*own, m, n), self.dtypes)
+        return Arrivals(a, b, (*own, m, n), self.dtypes)
 
     @cached_property
     def _starts(self) -> tuple[list[int], list[int]]:
@@ -220,12 +228,12 @@ class ProductLayer(ParametricLayer):
         (of_rows, of_columns), (_, i, j) = self.reduced.norms, chain
         return {"norms": List(TaskRef((of_rows, i)), TaskRef((of_columns, j)))}
 
-    def _reduction(self, reduced: Reduced, chain: Chain) -> tasks.BlockReduction:
+    def _reduction(self, reduced: Reduced, chain: Chain) -> BlockReduction:
         """Return what the last task of a chain gets so that it reduces its block."""
         _, i, j = chain
         row, column = self._starts[0][i], self._starts[1][j]
         mirrored = self.plan.problem.symmetry if i != j and reduced.mirrored else None
-        return tasks.BlockReduction(reduced.reduction, row, column, reduced.down, mirrored)
+        return BlockReduction(reduced.reduction, row, column, reduced.down, mirrored)
 
 
 @lru_cache(maxsize=1024)  # many blocks have the same shapes
@@ -247,20 +255,20 @@ def one_graph(name: str, waves: Sequence[HighLevelGraph]) -> HighLevelGraph:
     return HighLevelGraph(layers, dependencies)
 
 
-def kernel_choice(plan: Plan) -> tasks.KernelChoice:
+def kernel_choice(plan: Plan) -> KernelChoice:
     """Return what the tasks of a plan need to know of their kernel."""
     planned = None if plan.kernel is not None else plan.cluster.kernel
-    return tasks.KernelChoice(plan.cluster.device, plan.problem.multiplied, plan.precision, plan.kernel, planned)
+    return KernelChoice(plan.cluster.device, plan.problem.multiplied, plan.precision, plan.kernel, planned)
 
 
 def build(
     name: str,
     plan: Plan,
-    a: da.Array | tasks.Load,
-    b: da.Array | tasks.Load | None,
-    choice: tasks.KernelChoice,
-    epilogue: tasks.Epilogue,
-    c0: da.Array | tasks.Load | None = None,
+    a: da.Array | Load,
+    b: da.Array | Load | None,
+    choice: KernelChoice,
+    epilogue: Epilogue,
+    c0: da.Array | Load | None = None,
     wave: Wave | None = None,
     run: str | None = None,
     reduced: Reduced | None = None,

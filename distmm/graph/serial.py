@@ -10,12 +10,12 @@ import numpy as np
 from distmm.planning.blocks import slices
 from distmm.planning.plan import Plan
 from distmm.planning.problem import operand_batch
-from distmm.worker import tasks
+from distmm.worker.tasks import products
+from distmm.worker.tasks.epilogue import Epilogue
+from distmm.worker.tasks.kernel_choice import KernelChoice
 
 
-def execute(
-    plan: Plan, a: Any, b: Any, choice: tasks.KernelChoice, epilogue: tasks.Epilogue, c0: Any = None
-) -> np.ndarray:
+def execute(plan: Plan, a: Any, b: Any, choice: KernelChoice, epilogue: Epilogue, c0: Any = None) -> np.ndarray:
     """Multiply `a` ``(*batch, m, k)`` by `b` ``(*batch, k, n)``: waves, their blocks, each chain in ascending k.
 
     A symmetric product reads only `a`, and copies the blocks below the diagonal to their places above it.
@@ -45,16 +45,16 @@ def execute(
                 b_blocks = [a[(*a_at, m[j], k[p])] if symmetry else b[(*b_at, k[p], n[j])] for p in panels]
                 b_blocks = a_blocks if symmetry and i == j else b_blocks
                 end, there = (ending, added) if last else (None, None)
-                block = tasks.multiply(None, choice, block, a_blocks, b_blocks, end, there, symmetry)
+                block = products.multiply(None, choice, block, a_blocks, b_blocks, end, there, symmetry)
             partial.append(block)
         while len(partial) > 1:
             end, there = (ending, added) if len(partial) == 2 else (None, None)
             pairs = zip(partial[::2], partial[1::2], strict=False)
-            sums = [tasks.combine(None, choice, *pair, end, there) for pair in pairs]
+            sums = [products.combine(None, choice, *pair, end, there) for pair in pairs]
             partial = sums + partial[2 * len(sums) :]
         c[(*at, m[i], n[j])] = partial[0]
         if symmetry and i != j:
-            c[(*at, m[j], n[i])] = tasks.mirror(None, symmetry, partial[0])
+            c[(*at, m[j], n[i])] = products.mirror(None, symmetry, partial[0])
     return c
 
 

@@ -25,9 +25,10 @@ from distmm.job.inputs import Order
 from distmm.planning.blocks import slices
 from distmm.planning.plan import Plan
 from distmm.transfer import loaded_blocks
-from distmm.worker import gpu, tasks
-from distmm.worker.tasks import to_host
-from distmm.worker.tasks.reductions import on_host
+from distmm.worker import gpu
+from distmm.worker.gpu_copies import to_host
+from distmm.worker.tasks.metrics import exponents
+from distmm.worker.tasks.reductions import BlockReduction, Reduction, on_host
 from distmm_kernels.tolerance import Tolerance
 
 Kept = tuple[list[Json], Any]  # records of blocks, and what the job keeps of them: None if one of them is wrong
@@ -111,7 +112,7 @@ class Judge:
         return self.contents.reduction is not None and self.contents.reduction.needs_norms
 
     @property
-    def reduction(self) -> tasks.Reduction | None:
+    def reduction(self) -> Reduction | None:
         """The reduction of a block."""
         reduction = self.contents.reduction
         return None if reduction is None else reduction.on_worker(self.contents.dtype, self.plan)
@@ -187,7 +188,7 @@ class Judge:
         if row.norms is None:
             return None
         norms = row.norms[0][:, 0], row.norms[1 + position][:, 0]
-        if tasks.exponents(norms, self.plan.problem.dtype) is not None:
+        if exponents(norms, self.plan.problem.dtype) is not None:
             squares = np.concatenate(norms)
             least, most = np.sqrt([squares[squares > 0].min(), squares[np.isfinite(squares)].max()])
             raise InputError(
@@ -202,7 +203,7 @@ class Judge:
             whole = np.ascontiguousarray(to_host(block))
             return whole, checksum(whole)
         first = slices(self.plan.blocking.m)[where.i].start, slices(self.plan.blocking.n)[where.j].start
-        reduction = tasks.BlockReduction(self.reduction, *first)
+        reduction = BlockReduction(self.reduction, *first)
         if gpu.namespace(block) is np:
             return reduction(block, norms)[0], checksum_of_input(block)
 

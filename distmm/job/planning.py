@@ -34,8 +34,8 @@ from distmm.product.reduction_limits import bytes_widened
 from distmm.product.request import FileJob, PlanRequest, plan_for, plan_reduced
 from distmm.product.smaller_plan import smaller_plan
 from distmm.storage.matrix import Matrix
-from distmm.worker.tasks import KernelChoice, kernel_facts, load
-from distmm.worker.tasks.kernel_choice import LARGE, kernel_for
+from distmm.worker.tasks.kernel_choice import LARGE, KernelChoice, kernel_facts, kernel_for
+from distmm.worker.tasks.loads import load
 
 # Share of the free memory that the plan does not use. It is for blocks that are being sent or written, which the plan
 # does not count. 0.13 was measured on CPU workers with large blocks.

@@ -13,7 +13,9 @@ from distmm.planning.plan import Plan
 from distmm.planning.problem import accumulator_dtype
 from distmm.product.operand import Operand
 from distmm.product.reduction_limits import bytes_of_entry, check_metric, check_threshold, checked_k, most_of_block
-from distmm.worker import tasks
+from distmm.worker.tasks import reductions, threshold
+from distmm.worker.tasks.metrics import Metric
+from distmm.worker.tasks.reductions import Largest
 
 # Bytes that a threshold may always keep of a block, and of a row of blocks, even if these are small. A job has the kept
 # elements of one row of waves in memory, and not those of all of C.
@@ -36,7 +38,7 @@ class _OfRows:
 
     kind: ClassVar[str]
     names: ClassVar[tuple[str, ...]]
-    metric: tasks.Metric | None
+    metric: Metric | None
 
     @property
     def needs_norms(self) -> bool:
@@ -77,7 +79,7 @@ class TopK(_OfRows):
     """
 
     k: int
-    metric: tasks.Metric | None = None
+    metric: Metric | None = None
 
     kind = "topk"
     names = ("values", "indices")
@@ -99,9 +101,9 @@ class TopK(_OfRows):
             check_metric(self.metric, a, b)
         checked_k(self.k, b.shape[1], "the product has rows of {n} elements")
 
-    def on_worker(self, c: np.dtype[Any], plan: Plan) -> tasks.Reduction:
+    def on_worker(self, c: np.dtype[Any], plan: Plan) -> reductions.Reduction:
         """Return the reduction of blocks, for the tasks on workers."""
-        return tasks.Largest(self.k, self.dtype(c), self.metric)
+        return Largest(self.k, self.dtype(c), self.metric)
 
     def bytes_of_parts(self, c: np.dtype[Any], plan: Plan) -> tuple[int, int]:
         """Return the largest number of bytes of a reduced block of C, and of a reduced row of blocks."""
@@ -126,7 +128,7 @@ class Threshold(_OfRows):
     """
 
     t: float
-    metric: tasks.Metric | None = None
+    metric: Metric | None = None
 
     kind = "threshold"
     names = ("rows", "columns", "values")
@@ -144,10 +146,10 @@ class Threshold(_OfRows):
         if self.metric is not None:
             check_metric(self.metric, a, b)
 
-    def on_worker(self, c: np.dtype[Any], plan: Plan) -> tasks.Reduction:
+    def on_worker(self, c: np.dtype[Any], plan: Plan) -> reductions.Reduction:
         """Return the reduction of blocks, for the tasks on workers."""
         of_block, of_row = (nbytes // bytes_of_entry(self.dtype(c)) for nbytes in self.bytes_of_parts(c, plan))
-        return tasks.Threshold(self.t, of_block, of_row, self.metric)
+        return threshold.Threshold(self.t, of_block, of_row, self.metric)
 
     def bytes_of_parts(self, c: np.dtype[Any], plan: Plan) -> tuple[int, int]:
         """Return the largest number of bytes of a reduced block of C, and of a reduced row of blocks."""

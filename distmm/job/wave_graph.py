@@ -44,8 +44,8 @@ from distmm.job.writer import Writer, gather, reduce, write
 from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
 from distmm.storage import is_url
-from distmm.worker import tasks
-from distmm.worker.tasks import Epilogue
+from distmm.worker.tasks.epilogue import Epilogue
+from distmm.worker.tasks.metrics import squared_norms
 
 # Small blocks that one task writes: at most so many, of so many bytes together (as many as are written during a sync).
 # Each worker has at least so many of these tasks in a wave.
@@ -78,7 +78,7 @@ def _of_b(
 ) -> PanelOfB:  # fmt: skip
     """Return checksums, and sketches if blocks of C are checked, of the blocks of a panel of B with the same home."""
     sums = [checksum_of_input(block, *order) for block in blocks]
-    norms = [tasks.squared_norms(block.T) for block in blocks] if measure else []
+    norms = [squared_norms(block.T) for block in blocks] if measure else []
     made = [] if work is None or weights is None else sketch.of_b(where, blocks, seed, columns, work, weights)
     # Tested after the sketches are made. A bit that flips later only changes the product, which the sketches detect.
     named = {j: changed(f"B[{where.i}, {j}]", block) for j, block in zip(columns, blocks, strict=True)}
@@ -94,7 +94,7 @@ def _of_a(
     new = checksum_of_input(block, *order), *itertools.chain.from_iterable(of_b.sums for of_b in panel)
     norms = before.norms
     if measure:
-        squares = [tasks.squared_norms(block), *itertools.chain.from_iterable(of_b.norms for of_b in panel)]
+        squares = [squared_norms(block), *itertools.chain.from_iterable(of_b.norms for of_b in panel)]
         norms = squares if norms is None else [*map(np.add, norms, squares)]
     made = None
     if work is not None:

@@ -34,7 +34,7 @@ from distmm.job.judge import Judge, Kept, RowOfA, change, here
 from distmm.job.lock import Lock
 from distmm.job.target import Target, Unit
 from distmm.transfer.counted_writes import CountedRun
-from distmm.worker import tasks
+from distmm.worker.tasks.reductions import merge
 from distmm.worker.worker_slots import slot_released
 
 # Blocks that a CPU worker writes concurrently while products run. More concurrent requests do not make a disk faster.
@@ -213,7 +213,7 @@ def gather(writer: Writer, i: int, made: Sequence[Kept], last: bool) -> Kept | l
     records = list(itertools.chain.from_iterable(each for each, _ in made))
     parts, part = [part for _, part in made], None
     if all(each is not None for each in parts):
-        part = tasks.merge(writer.judge.reduction, parts, None, False, writer.judge.plan.cluster.device)
+        part = merge(writer.judge.reduction, parts, None, False, writer.judge.plan.cluster.device)
     if not last:
         return records, part
     # The task keeps its slot, so that no more rows are merged at a time than planned. The write is short.

@@ -15,7 +15,8 @@ import dask.array as da
 import numpy as np
 
 from distmm.graph.dask_tasks import one_per_block
-from distmm.worker import gpu_copies, tasks
+from distmm.worker import gpu_copies
+from distmm.worker.tasks.loads import load
 
 
 @dataclass(frozen=True)
@@ -58,5 +59,5 @@ def inline_array(
         index: _Part(f"{name}-{index}", plain[where])
         for index, where in zip(indices, da.core.slices_from_chunks(chunks), strict=True)
     }
-    blocks = one_per_block(name, partial(tasks.load, index=everything, device=device), parts)
+    blocks = one_per_block(name, partial(load, index=everything, device=device), parts)
     return da.Array(blocks, name, chunks, meta=meta)

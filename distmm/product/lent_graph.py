@@ -19,7 +19,7 @@ from distributed import Client
 from distmm.graph.dask_tasks import Task
 from distmm.product.aliasing import coincide
 from distmm.transfer import ClientArray, has_gaps, share
-from distmm.worker import tasks
+from distmm.worker.tasks.loads import load
 
 
 def lent(array: da.Array, client: Client) -> da.Array:
@@ -48,13 +48,13 @@ def whole(array: da.Array) -> np.ndarray | None:
 def _lent(layer: Layer, client: Client, shared: dict[int, ClientArray | None]) -> Layer:
     if not isinstance(layer, MaterializedLayer):
         return layer
-    loads = {}
+    lent = {}
     for key, value in layer.mapping.items():
         if type(value) is np.ndarray and value.ndim > 1 and (part := _part(value, client, shared)) is not None:
-            load = partial(tasks.load, index=(slice(None),) * value.ndim, device="cpu")
-            loads[key] = Task(key, load, part)
-    mapping = {**layer.mapping, **loads}
-    return MaterializedLayer(mapping, layer.annotations, layer.collection_annotations) if loads else layer
+            whole = partial(load, index=(slice(None),) * value.ndim, device="cpu")
+            lent[key] = Task(key, whole, part)
+    mapping = {**layer.mapping, **lent}
+    return MaterializedLayer(mapping, layer.annotations, layer.collection_annotations) if lent else layer
 
 
 def _part(block: Any, client: Client, shared: dict[int, ClientArray | None]) -> ClientArray | None:

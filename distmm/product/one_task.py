@@ -24,8 +24,11 @@ from distmm.product.context import tasks_run_here
 from distmm.product.operand import Operand
 from distmm.product.users_blocks import batch_chunks
 from distmm.transfer.gpu_allocations import is_on_gpu
-from distmm.worker import gpu, tasks
+from distmm.worker import gpu
 from distmm.worker.client_output import ClientOutput
+from distmm.worker.tasks import products
+from distmm.worker.tasks.arrivals import arrived
+from distmm.worker.tasks.loads import Load
 
 if TYPE_CHECKING:
     from distmm.product.product import Gemm
@@ -48,7 +51,7 @@ def block(product: Gemm, plan: Plan) -> Any:
         a, c0 = _elements(product.a), None if product.c is None else _elements(product.c)
         b = _elements(product.b) if symmetry is None else a
         epilogue = product.epilogue(product.dtype, product.a.kind, symmetry)
-        return tasks.multiply(None, choice, None, [a], [b], epilogue, c0, symmetry)
+        return products.multiply(None, choice, None, [a], [b], epilogue, c0, symmetry)
 
 
 def may_be_a_call(product: Gemm, plan: Plan) -> bool:
@@ -69,7 +72,7 @@ def on_one_gpu(product: Gemm) -> bool:
 
 def _elements(operand: Operand) -> Any:
     source = operand.source.swapaxes(-1, -2) if operand.transposed else operand.source
-    return tasks.arrived(source, operand.name)
+    return arrived(source, operand.name)
 
 
 def graph(product: Gemm, plan: Plan, client: Client) -> Callable[[ClientOutput], tuple[Key, HighLevelGraph]] | None:
@@ -83,7 +86,7 @@ def graph(product: Gemm, plan: Plan, client: Client) -> Callable[[ClientOutput],
         return None
     device, (m, k, n) = plan.cluster.device, plan.schedule.cuts
     other = product.b if product.symmetry is None else None
-    blocks: list[da.Array | tasks.Load | None] = []
+    blocks: list[da.Array | Load | None] = []
     for x, cuts in ((product.a, (m, k)), (other, (k, n)), (product.c, (m, n))):
         where: Literal["cpu", "cuda"] = device if x is not product.c else "cpu"
         if x is None or not x.resident:

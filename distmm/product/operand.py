@@ -17,7 +17,8 @@ from distmm.product.scalars import check_flags
 from distmm.transfer import has_gaps, share, shared_memory
 from distmm.transfer.gpu_allocations import is_on_gpu
 from distmm.transfer.memory_map import MappedFile, is_mapped
-from distmm.worker import tasks
+from distmm.worker.tasks import loads
+from distmm.worker.tasks.arrivals import arrived_at
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -161,7 +162,7 @@ class Operand:
             array = _loaded(source if self.file is None else self.file, own, device, name, noted, meta)
         return array.swapaxes(-1, -2) if self.transposed else array
 
-    def load(self, device: Literal["cpu", "cuda"], client: Client) -> tasks.Load | None:
+    def load(self, device: Literal["cpu", "cuda"], client: Client) -> loads.Load | None:
         """Return an array of this process as one block that a task reads while the caller keeps the array alive.
 
         None if it is another array, or if workers do not reach it.
@@ -169,7 +170,7 @@ class Operand:
         if not self._in_memory:
             return None
         shared = share(self.source.swapaxes(-1, -2) if self.transposed else self.source, client)
-        return None if shared is None else tasks.Load(shared, "cuda" if self.kind == "cupy" else device)
+        return None if shared is None else loads.Load(shared, "cuda" if self.kind == "cupy" else device)
 
     def region(self, rows: slice, columns: slice) -> Any:
         """Read a region of a matrix, in this process."""
@@ -195,7 +196,7 @@ def _loaded(
         source,
         chunks=chunks,
         name=name,
-        getitem=partial(tasks.load, device=device, noted=noted),
+        getitem=partial(loads.load, device=device, noted=noted),
         inline_array=True,
         meta=meta,
     )
@@ -203,13 +204,13 @@ def _loaded(
 
 def uploaded(array: da.Array) -> da.Array:
     """Copy each NumPy block once to the GPU of its home worker. Products and transfers between GPUs use that copy."""
-    return array.map_blocks(tasks.to_device, dtype=array.dtype, meta=array, name=f"distmm-upload-{uuid.uuid4().hex}")
+    return array.map_blocks(loads.to_device, dtype=array.dtype, meta=array, name=f"distmm-upload-{uuid.uuid4().hex}")
 
 
 def checked(array: da.Array, name: str) -> da.Array:
     """Return a user's Dask array for other tasks than products, which do not check the blocks that arrive."""
     what = f"a block of {name}"
-    return array.map_blocks(tasks.arrived_at, what, array.chunks, array.dtype, dtype=array.dtype, meta=array)
+    return array.map_blocks(arrived_at, what, array.chunks, array.dtype, dtype=array.dtype, meta=array)
 
 
 def wrap(source: Any, name: str, transposed: bool = False) -> Operand:

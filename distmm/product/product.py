@@ -32,7 +32,7 @@ from distmm.product.smaller_plan import smaller_plan
 from distmm.product.users_blocks import Chunks
 from distmm.transfer import ClientArray
 from distmm.transfer.gpu_allocations import is_on_gpu
-from distmm.worker.tasks import Epilogue
+from distmm.worker.tasks.epilogue import Epilogue
 
 
 @dataclass(frozen=True)

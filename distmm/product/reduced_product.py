@@ -25,7 +25,8 @@ from distmm.product.operand import Operand
 from distmm.product.operand_pair import pair
 from distmm.product.product import Gemm
 from distmm.product.reduction_limits import bytes_widened
-from distmm.worker import tasks
+from distmm.worker.tasks.metrics import squared_norms
+from distmm.worker.tasks.reductions import Consumer, Largest, Reduction
 
 Kinds = Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
 
@@ -74,9 +75,7 @@ def is_transpose(a: Operand, b: Operand) -> bool:
     return (same if a.transposed != b.transposed else transposes)(a.source, b.source)
 
 
-def results(
-    product: Gemm, choices: Choices, reduction: tasks.Reduction, kinds: Kinds, down: bool = False
-) -> list[da.Array]:
+def results(product: Gemm, choices: Choices, reduction: Reduction, kinds: Kinds, down: bool = False) -> list[da.Array]:
     """Plan a product and return the results of its reduction, as lazy arrays.
 
     Parameters
@@ -110,7 +109,7 @@ def results(
         """Bytes of the results and of the parts of one wave, all of whose parts may exist before any are merged."""
         height, _, width = plan.block_shape
         height, width = (width, height) if down else (height, width)
-        share = min(1.0, width / reduction.k) if isinstance(reduction, tasks.Largest) else 1.0
+        share = min(1.0, width / reduction.k) if isinstance(reduction, Largest) else 1.0
         blocks = max(wave.c_blocks for wave in plan.waves) * (1 if product.symmetry is None else 2)
         parts = blocks * math.prod(map(max, plan.blocking.batch)) * math.ceil(height * of_line * share)
         return nbytes + parts + (0 if metric is None else bytes_widened(plan))
@@ -125,7 +124,7 @@ def results(
 def reduced_chains(
     product: Gemm,
     plan: Plan,
-    reduction: tasks.Consumer,
+    reduction: Consumer,
     client: Client | None,
     down: bool = False,
     by_wave: bool = False,
@@ -161,5 +160,5 @@ def _squares(x: Operand, edges: tuple[int, ...], client: Client | None) -> da.Ar
         chunks = da.core.normalize_chunks("auto", x.shape, limit=NORMS_PIECE, dtype=x.dtype)
     blocks = x.blocked(chunks, "cpu", client)
     across = (1,) * len(chunks[1])
-    norms = blocks.map_blocks(tasks.squared_norms, chunks=(chunks[0], across), dtype="f8", meta=np.empty((0, 0)))
+    norms = blocks.map_blocks(squared_norms, chunks=(chunks[0], across), dtype="f8", meta=np.empty((0, 0)))
     return norms.sum(axis=1).rechunk((edges,), method="tasks")

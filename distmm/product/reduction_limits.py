@@ -12,7 +12,7 @@ from distmm.errors import InputError
 from distmm.planning.plan import Plan
 from distmm.product.operand import Operand
 from distmm.product.scalars import check_scalars
-from distmm.worker import tasks
+from distmm.worker.tasks.metrics import METRICS
 
 # The elements kept of a block may take this share of the block's bytes, and more of a small block.
 SHARE = 1 / 4
@@ -40,8 +40,8 @@ def check_metric(metric: Any, *operands: Operand) -> None:
     InputError
         With the metric, or with the type of the operand.
     """
-    if metric not in tasks.METRICS:
-        raise InputError(f"metric {metric!r} is not one of {', '.join(tasks.METRICS)}")
+    if metric not in METRICS:
+        raise InputError(f"metric {metric!r} is not one of {', '.join(METRICS)}")
     for x in operands:
         if x.dtype.kind in "biuc":
             raise InputError(

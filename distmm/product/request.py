@@ -23,7 +23,7 @@ from distmm.product.choices import Choices
 from distmm.product.operand import Operand
 from distmm.product.resources import cluster_for, measured, places, residence, with_homes
 from distmm.product.users_blocks import Chunks, storage_multiples, users_blocking
-from distmm.worker.tasks import KernelChoice
+from distmm.worker.tasks.kernel_choice import KernelChoice
 
 # Products that are predicted to take at least so many seconds measure the rates of links, files and copies from host
 # memory first. Each of these measurements takes up to half a second, once.

@@ -17,7 +17,8 @@ from distmm.planning.owners import Places
 from distmm.planning.plan import Plan
 from distmm.product.operand import Operand
 from distmm.transfer.gpu_allocations import is_on_gpu
-from distmm.worker.tasks import WORKSPACE, KernelChoice
+from distmm.worker.tasks.kernel_choice import KernelChoice
+from distmm.worker.tasks.rows import WORKSPACE
 
 if TYPE_CHECKING:
     from distmm.product.request import PlanRequest

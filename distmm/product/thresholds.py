@@ -33,7 +33,8 @@ from distmm.product.reduction_limits import (
 )
 from distmm.product.scalars import plain
 from distmm.product.sinks import receive
-from distmm.worker import tasks
+from distmm.worker.tasks.metrics import Metric
+from distmm.worker.tasks.threshold import Threshold
 
 # Bytes that may always be kept of a small block. The plan reserves memory for the kept elements of two waves.
 ALWAYS = 1 << 20
@@ -61,9 +62,7 @@ class Entries(NamedTuple):
     shape: tuple[int, int]
 
 
-def above(
-    t: float, product: Gemm, choices: Choices, metric: tasks.Metric | None, most: int | None, lower: bool
-) -> Entries:
+def above(t: float, product: Gemm, choices: Choices, metric: Metric | None, most: int | None, lower: bool) -> Entries:
     """Compute a product, and return its elements that are at least `t`, or the distances of at most `t`.
 
     With `lower`, only those on and below the diagonal. The arguments and errors are those of `distmm.threshold`.
@@ -90,7 +89,7 @@ def above(
 
     made = product.plan_reduced(choices, of_waves)
     collected = _Collected(product, made, limit, lower=lower)
-    reduction = tasks.Threshold(plain(t), of_block(made), metric=metric, dtype=dtype)
+    reduction = Threshold(plain(t), of_block(made), metric=metric, dtype=dtype)
     chains = reduced_chains(product, made, reduction, choices.client, by_wave=True)
     graphs = ((chains.graph(wave), wave) for wave in made.waves)
     waves = (consumers.parts_of_blocks(chains.name, graph, made, wave) for graph, wave in graphs)

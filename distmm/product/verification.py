@@ -22,7 +22,7 @@ from distmm.product.context import computing
 from distmm.product.operand import Operand, checked
 from distmm.product.operand_pair import check_pair
 from distmm.product.scalars import check_scalars, checked_seed, plain
-from distmm.worker.tasks import to_host
+from distmm.worker.gpu_copies import to_host
 from distmm_kernels.tolerance import Tolerance
 
 # The full comparison needs A, B and C in float64 at the same time. With more operations it would take minutes.

@@ -11,7 +11,8 @@ from distributed.scheduler import TaskState
 from distmm.graph.dask_tasks import PlacedTask, ProductTask, stores
 from distmm.telemetry.activity import Kind
 from distmm.telemetry.record import Record
-from distmm.worker.tasks import BlockReduction, Largest, Threshold
+from distmm.worker.tasks.reductions import BlockReduction, Largest
+from distmm.worker.tasks.threshold import Threshold
 
 # Letters of an error that are kept: enough for a path and its fault.
 LONGEST_ERROR = 400

@@ -22,7 +22,7 @@ def block_seconds(m: int, k: int, n: int, best: int) -> tuple[float, float]:
     """Seconds of a product of operands in GPU memory, and of finding the best of its rows: means of ten."""
     import cupy as cp
 
-    from distmm.worker.tasks import Largest
+    from distmm.worker.tasks.reductions import Largest
     from distmm_kernels.config import Problem
     from distmm_kernels.device import current
     from distmm_kernels.select import select

@@ -11,7 +11,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from distmm.clusters import cluster as described_cluster
-from distmm.worker import gpu, tasks
+from distmm.worker import gpu
 from distmm.worker.tasks import products as product_tasks
 
 
@@ -49,7 +49,7 @@ def cluster() -> Iterator[Callable[[int], Client]]:
 def room(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
     """A way to give workers room for so many blocks of C in a wave; products of larger waves fail after the first."""
     monkeypatch.setattr(gpu, "PAUSES", (0.0,))
-    real = tasks.multiply
+    real = product_tasks.multiply
 
     def limit(most: int, error: Exception) -> list[int]:
         waves: list[int] = []
@@ -61,7 +61,6 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[int]]:
                 raise error
             return real(where, *rest, **how)
 
-        monkeypatch.setattr(tasks, "multiply", multiply)
         monkeypatch.setattr(product_tasks, "multiply", multiply)
         return waves
 

@@ -15,8 +15,8 @@ from distmm.planning.problem import FLOAT8
 from distmm.product.scalars import common_type
 from distmm.transfer.serialization import _with_types
 from distmm.worker import gpu
-from distmm.worker.tasks import KernelChoice, kernel_facts
 from distmm.worker.tasks.arrivals import arrived
+from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_facts
 from distmm.worker.tasks.metrics import squared_norms
 from tests.kernels.reference import twins
 

@@ -18,7 +18,8 @@ from distmm.scheduler.plugin import PlacementPlugin
 from distmm.telemetry import client as telemetry
 from distmm.telemetry.scheduler import Telemetry
 from distmm.transfer import lending, process_memory
-from distmm.worker.tasks import Epilogue, KernelChoice
+from distmm.worker.tasks.epilogue import Epilogue
+from distmm.worker.tasks.kernel_choice import KernelChoice
 from tests.bench.experiment.moved_bytes import moved_bytes
 from tests.distmm.api.symmetric import mirrored, sample, truth
 from tests.distmm.scheduler import lockstep

@@ -26,7 +26,7 @@ from distmm.product.operand import wrap
 from distmm.product.product import Gemm
 from distmm.product.resources import _with_room_for_parts
 from distmm.storage import open_matrix
-from distmm.worker import tasks
+from distmm.worker.tasks.rows import WORKSPACE
 from tests.distmm.api.reduced import TEXTS, best, compute, operands
 from tests.tables import later
 
@@ -294,7 +294,7 @@ def test_results_are_stored_while_they_are_made(client: Client, tmp_path: Any) -
 def test_a_gpu_has_room_for_one_block_that_is_reduced_and_one_merge_whatever_its_slots() -> None:
     cluster = ClusterSpec(2, 10**10, "cuda", 1e13, 1e10, host_memory=10**9, threads=3, workspace=7)
     with_room = _with_room_for_parts(cluster, kept=10**6)
-    assert (with_room.memory, with_room.workspace) == (10**10 - 2 * tasks.WORKSPACE, 7)
+    assert (with_room.memory, with_room.workspace) == (10**10 - 2 * WORKSPACE, 7)
     assert with_room.host_memory == 10**9 - 10**6 // 2
 
 

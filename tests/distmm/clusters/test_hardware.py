@@ -17,7 +17,7 @@ from distmm.clusters import cluster
 from distmm.clusters.gpu_models import MODELS, share_of_measured
 from distmm.errors import DoesNotFitError, InputError
 from distmm.planning.fewest import MOST_WORKERS, TOLERANCE, few_workers
-from distmm.worker import tasks
+from distmm.worker.tasks.probe import probe
 from distmm_kernels.device import Device
 from distmm_kernels.rates import _MODELS, rates_of
 from tests.tables import for_each
@@ -186,7 +186,7 @@ def test_a_cpu_worker_has_the_rate_of_the_cores_that_its_kernels_use(
     worker = SimpleNamespace(
         state=SimpleNamespace(nthreads=threads), memory_manager=SimpleNamespace(memory_limit=8 * 10**9)
     )
-    facts = tasks.probe("none", np.dtype("f8"), "highest", None, False, worker)
+    facts = probe("none", np.dtype("f8"), "highest", None, False, worker)
     spec = cluster.spec("cpu", [facts], np.dtype("f8"))
     assert spec.rate == cores * facts["kernels"]["cpu"]["rate"]
     assert spec.threads == threads

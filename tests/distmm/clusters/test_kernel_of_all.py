@@ -15,8 +15,8 @@ from distmm.errors import InputError
 from distmm.graph import product_graph
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
-from distmm.worker import tasks
-from distmm.worker.tasks.kernel_choice import kernel_for
+from distmm.worker.tasks import kernel_choice
+from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_for
 from distmm_kernels.device import Device
 
 F4 = np.dtype("f4")
@@ -83,7 +83,7 @@ def test_the_planned_kernel_is_used_where_it_serves(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("distmm.worker.tasks.kernel_choice._here", lambda choice: here)
 
     def used(planned: str, k: int = 10) -> str:
-        return kernel_for.__wrapped__(tasks.KernelChoice("cuda", F4, planned=planned), 10, k, 10, ()).name
+        return kernel_for.__wrapped__(KernelChoice("cuda", F4, planned=planned), 10, k, 10, ()).name
 
     assert used("cublas") == "cublas"
     assert used("tiled") == "tiled"
@@ -92,28 +92,28 @@ def test_the_planned_kernel_is_used_where_it_serves(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_model_that_nobody_measured_is_measured_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    measured: list[tasks.KernelChoice] = []
+    measured: list[KernelChoice] = []
 
     def here(*asked: Any) -> dict[str, Any]:
         return told(library=3e13) if measured else told(unmeasured=True, guessed=1e15)
 
     monkeypatch.setattr(cluster, "_this_process", here)
-    monkeypatch.setattr(tasks, "measure", measured.append)
+    monkeypatch.setattr(kernel_choice, "measure", measured.append)
     monkeypatch.setattr("distmm.clusters.measured._without_client", {})
     for _ in range(2):
         assert describe(None, F4, "gpu").kernel == "library"
-    assert measured == [tasks.KernelChoice("cuda", F4, "highest")]
+    assert measured == [KernelChoice("cuda", F4, "highest")]
 
 
 def test_where_it_cannot_be_measured_the_guess_holds(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     tries = []
 
-    def fails(choice: tasks.KernelChoice) -> None:
+    def fails(choice: KernelChoice) -> None:
         tries.append(choice)
         raise MemoryError("no room for 4096 x 4096")
 
     monkeypatch.setattr(cluster, "_this_process", lambda *asked: told(unmeasured=True, guessed=1e15))
-    monkeypatch.setattr(tasks, "measure", fails)
+    monkeypatch.setattr(kernel_choice, "measure", fails)
     monkeypatch.setattr("distmm.clusters.measured._without_client", {})
     for _ in range(2):
         assert describe(None, F4, "gpu").kernel == "guessed"
@@ -122,5 +122,5 @@ def test_where_it_cannot_be_measured_the_guess_holds(monkeypatch: pytest.MonkeyP
 
 
 def test_workers_measure_beside_their_event_loops(client: Client) -> None:
-    answers = everywhere(client, tasks.measure_kernels, tasks.KernelChoice("cpu", F4))
+    answers = everywhere(client, kernel_choice.measure_kernels, KernelChoice("cpu", F4))
     assert answers == dict.fromkeys(workers_of(client)), "a CPU has nothing to measure"

@@ -14,14 +14,14 @@ from dask.core import flatten
 import distmm
 from distmm.graph.dask_tasks import List, PlacedTask, ProductTask, TaskRef, one_per_block, reshaped
 from distmm.graph.placement import Placement
-from distmm.worker import tasks
+from distmm.worker.tasks import products
 
 WHERE = Placement("c", (), 1, 2, 0, 0, 5)
 BLOCKS = List(TaskRef(("a", 1, 0)), TaskRef(("a", 1, 1))), List(TaskRef(("b", 0, 2)), TaskRef(("b", 1, 2)))
 
 
 def step(previous: TaskRef | None = None) -> ProductTask:
-    return ProductTask(("c", 1, 2), tasks.multiply, WHERE, None, previous, *BLOCKS, None, None)
+    return ProductTask(("c", 1, 2), products.multiply, WHERE, None, previous, *BLOCKS, None, None)
 
 
 def test_a_task_depends_on_the_keys_in_its_lists() -> None:
@@ -47,7 +47,9 @@ def test_the_first_step_of_a_chain_adds_to_nothing() -> None:
 
 
 def test_a_sum_of_partial_blocks_reads_no_operands() -> None:
-    total = ProductTask(("c", 1, 2), tasks.combine, WHERE, None, TaskRef(("step", 0)), TaskRef(("step", 1)), None, None)
+    total = ProductTask(
+        ("c", 1, 2), products.combine, WHERE, None, TaskRef(("step", 0)), TaskRef(("step", 1)), None, None
+    )
     assert total.operands() == ()
     assert not total.is_first
 

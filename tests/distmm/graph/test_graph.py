@@ -18,7 +18,8 @@ from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
-from distmm.worker.tasks import Epilogue, KernelChoice
+from distmm.worker.tasks.epilogue import Epilogue
+from distmm.worker.tasks.kernel_choice import KernelChoice
 
 
 def products(collection: da.Array) -> list[ProductTask]:

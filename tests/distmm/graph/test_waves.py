@@ -10,7 +10,8 @@ from distributed import Client, Scheduler
 from distmm import gemm, matmul, plan
 from distmm.errors import InputError
 from distmm.graph import serial
-from distmm.worker.tasks import Epilogue, KernelChoice
+from distmm.worker.tasks.epilogue import Epilogue
+from distmm.worker.tasks.kernel_choice import KernelChoice
 from tests.exact_sums import in_panels, whole_numbers
 from tests.tables import later
 

@@ -18,7 +18,6 @@ import distmm
 from distmm import job
 from distmm.job import computation, wave_graph
 from distmm.job.writer import Writer
-from distmm.worker import tasks
 from distmm.worker.tasks import products
 from tests.tables import later
 
@@ -93,7 +92,6 @@ def run(client: Client, expected: np.ndarray, out: str = "C.npy", **how: Any) ->
 
 
 def install(multiply: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "multiply", multiply)
     monkeypatch.setattr(products, "multiply", multiply)
 
 
@@ -139,7 +137,7 @@ def test_a_block_that_changes_in_the_memory_of_the_worker_that_multiplies_is_fou
     dtype: str, bit: int, client: Client, flip: Callable[[int], Flip], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, _, expected = operands(dtype)
-    flips, real = flip(bit), tasks.multiply
+    flips, real = flip(bit), products.multiply
 
     def multiply(where: Any, choice: Any, c: Any, a_blocks: Any, b_blocks: Any, *rest: Any, **how: Any) -> Any:
         if where.i % 2 == 1 and where.step == 0:  # worker 1
@@ -183,7 +181,7 @@ def test_a_block_of_c0_that_changes_in_memory_is_found(
     _, _, product = operands("float64")
     c0 = np.random.default_rng(9).standard_normal((SIZE, SIZE))
     np.save("C0.npy", c0)
-    flips, real = flip(52), tasks.multiply
+    flips, real = flip(52), products.multiply
 
     def multiply(*args: Any, **how: Any) -> Any:
         if isinstance(args[-1], np.ndarray) and len(args) == 7:

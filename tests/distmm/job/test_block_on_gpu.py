@@ -33,7 +33,8 @@ from distmm.job.writer import Writer
 from distmm.storage import open_matrix
 from distmm.transfer.counted_writes import CountedRun
 from distmm.worker import gpu, gpu_copies
-from distmm.worker.tasks import reductions_on_gpu, squared_norms
+from distmm.worker.tasks import reductions_on_gpu
+from distmm.worker.tasks.metrics import squared_norms
 from distmm_kernels.tolerance import Tolerance
 from tests.distmm.checking.sketched import K, M, N, matrices
 

@@ -63,10 +63,9 @@ def spoilt(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 def _spoil(kind: str, times: int, folder: str) -> None:
     import numpy as np
 
-    from distmm.worker import tasks
     from distmm.worker.tasks import products
 
-    real = tasks.multiply
+    real = products.multiply
 
     def flipped(block: np.ndarray) -> np.ndarray:
         for n in range(times):
@@ -90,17 +89,16 @@ def _spoil(kind: str, times: int, folder: str) -> None:
             out[:, 1::2] = 0
         return flipped(out) if kind == "product" and (where.i, where.j, where.step) == (1, 2, 1) else out
 
-    tasks.real_multiply = real  # type: ignore[attr-defined]
-    tasks.multiply = products.multiply = multiply
+    products.real_multiply = real  # type: ignore[attr-defined]
+    products.multiply = multiply
 
 
 def _mend() -> None:
-    from distmm.worker import tasks
     from distmm.worker.tasks import products
 
-    if hasattr(tasks, "real_multiply"):
-        tasks.multiply = products.multiply = tasks.real_multiply
-        del tasks.real_multiply
+    if hasattr(products, "real_multiply"):
+        products.multiply = products.real_multiply
+        del products.real_multiply
 
 
 def run(client: Client, plan: str = "g2x2x1 b20x100x20 p1 w1 l2", **options: Any) -> job.Summary:

@@ -14,7 +14,6 @@ from distributed import Client, get_worker
 
 from distmm import job
 from distmm.job.faulty_workers import MOST
-from distmm.worker import tasks
 from distmm.worker.tasks import products
 from tests.distmm.checking.sketched import matrices
 from tests.tables import later
@@ -34,7 +33,7 @@ def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[tu
     monkeypatch.chdir(tmp_path)
     for name, values in zip("AB", matrices("float32")[:2], strict=True):
         np.save(f"{name}.npy", values)
-    real, made = tasks.multiply, []
+    real, made = products.multiply, []
 
     def spoil(blocks: list[tuple[int, int]]) -> None:
         def multiply(where: Any, *rest: Any, **how: Any) -> Any:
@@ -52,7 +51,6 @@ def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[list[tu
 
 
 def install(multiply: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "multiply", multiply)
     monkeypatch.setattr(products, "multiply", multiply)
 
 
@@ -116,7 +114,7 @@ def test_blocks_that_cannot_be_compared_are_nobodys_fault(
     run: str, cluster: Cluster, faulty: Callable[[list[tuple[int, int]]], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An infinite element of A makes NaN of each block; their bits are not the same on each worker, as on real ones."""
-    real = tasks.multiply
+    real = products.multiply
 
     def multiply(where: Any, *rest: Any, **how: Any) -> Any:
         out = np.array(real(where, *rest, **how))

@@ -15,7 +15,7 @@ from distributed import Client, get_worker
 from distmm import job
 from distmm.errors import DeviceMemoryError
 from distmm.product import smaller_plan
-from distmm.worker import gpu, tasks
+from distmm.worker import gpu
 from distmm.worker.tasks import products
 from tests.tables import later
 
@@ -94,7 +94,7 @@ def test_a_task_that_was_made_when_it_was_tried_again_is_an_incident_of_the_repo
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(gpu, "PAUSES", (0.0,))
-    real, full = tasks.multiply, [MemoryError("no room for 8 GB")]
+    real, full = products.multiply, [MemoryError("no room for 8 GB")]
 
     def multiply(where: Any, *rest: Any, **how: Any) -> Any:
         def work() -> Any:
@@ -104,7 +104,6 @@ def test_a_task_that_was_made_when_it_was_tried_again_is_an_incident_of_the_repo
 
         return gpu.retrying(work, "a block of C, 20 x 20 float32,")
 
-    monkeypatch.setattr(tasks, "multiply", multiply)
     monkeypatch.setattr(products, "multiply", multiply)
     a, b = operands()
     with caplog.at_level(logging.WARNING, "distmm.worker.gpu"):

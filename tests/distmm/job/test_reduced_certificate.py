@@ -22,8 +22,8 @@ from distmm.errors import InputError, WrongResultError
 from distmm.job import sampled_rows
 from distmm.job.contents import Contents
 from distmm.product.operand import Operand
-from distmm.worker import tasks
 from distmm.worker.tasks import products
+from distmm.worker.tasks.reductions import Largest
 from tests.distmm.job.reduced import PLAN, SHAPE, arrays, best, operands, threshold, topk
 from tests.tables import later
 
@@ -216,10 +216,10 @@ def _largest_of_half(self: Any, block: Any, first: int, norms: Any) -> Any:
 
 def _spoil(spoilt: bool) -> None:
     if spoilt:
-        tasks.Largest.whole = tasks.Largest.chunk  # type: ignore[attr-defined]
-        tasks.Largest.chunk = _largest_of_half  # type: ignore[method-assign]
+        Largest.whole = Largest.chunk  # type: ignore[attr-defined]
+        Largest.chunk = _largest_of_half  # type: ignore[method-assign]
     else:
-        tasks.Largest.chunk = tasks.Largest.whole  # type: ignore[attr-defined, method-assign]
+        Largest.chunk = Largest.whole  # type: ignore[attr-defined, method-assign]
 
 
 def test_a_job_whose_reduction_is_wrong_ends_without_a_result(client: Client, copied: Path) -> None:
@@ -236,7 +236,7 @@ def test_a_job_whose_reduction_is_wrong_ends_without_a_result(client: Client, co
 
 def _flip(flipped: str) -> None:
     """Have one block of C, once, come wrong from the worker that makes it."""
-    real = tasks.multiply
+    real = products.multiply
 
     def multiply(where: Any, *arguments: Any, **how: Any) -> Any:
         out = real(where, *arguments, **how)
@@ -247,12 +247,12 @@ def _flip(flipped: str) -> None:
                 out[3, 4] += 100
         return out
 
-    tasks.real_multiply = real  # type: ignore[attr-defined]
-    tasks.multiply = products.multiply = multiply
+    products.real_multiply = real  # type: ignore[attr-defined]
+    products.multiply = multiply
 
 
 def _mend() -> None:
-    tasks.multiply = products.multiply = tasks.real_multiply  # type: ignore[attr-defined]
+    products.multiply = products.real_multiply  # type: ignore[attr-defined]
 
 
 @pytest.mark.minutes

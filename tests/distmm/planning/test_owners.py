@@ -21,7 +21,8 @@ from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import Schedule, parse
 from distmm.planning.search import make_plan
-from distmm.worker.tasks import Epilogue, KernelChoice
+from distmm.worker.tasks.epilogue import Epilogue
+from distmm.worker.tasks.kernel_choice import KernelChoice
 from tests.distmm.planning.brute_force import BruteForce
 from tests.tables import number_of
 

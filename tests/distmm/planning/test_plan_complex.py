@@ -14,7 +14,7 @@ from distmm.planning import memory
 from distmm.planning.blocks import Blocking
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
-from distmm.worker.tasks import KernelChoice, kernel_facts
+from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_facts
 from distmm_kernels.candidates import CANDIDATES
 from distmm_kernels.emulation import splits
 from distmm_kernels.emulation.formats import FP16_PAIR

@@ -13,7 +13,7 @@ import pytest
 
 import distmm
 from distmm.errors import InputError
-from distmm.worker.tasks import arrived
+from distmm.worker.tasks.arrivals import arrived
 
 A = np.arange(42.0).reshape(7, 6)
 B = np.arange(30.0).reshape(6, 5)

@@ -22,7 +22,7 @@ from distmm.planning.grid import Grid
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import parse
-from distmm.worker.tasks import Epilogue
+from distmm.worker.tasks.epilogue import Epilogue
 
 __all__ = ["BLOCK", "KINDS", "Drawn", "draw", "graphs", "is_operand", "nbytes", "planned"]
 

@@ -21,7 +21,7 @@ from distmm.scheduler.product_state import Limits, OperandBlock, PlannedTask
 from distmm.scheduler.products import Products
 from distmm.telemetry.heartbeats import Heartbeats
 from distmm.telemetry.record import Record
-from distmm.worker.tasks import Epilogue
+from distmm.worker.tasks.epilogue import Epilogue
 
 PANELS, TIMES, MOST = 100, 4, 5.0  # a linear function makes 4 times the calls, a quadratic one 16 times
 

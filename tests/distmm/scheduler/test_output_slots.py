@@ -24,7 +24,7 @@ from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm.scheduler.output_slots import OutputSlots
 from distmm.scheduler.plugin import PlacementPlugin
-from distmm.worker.tasks import Epilogue
+from distmm.worker.tasks.epilogue import Epilogue
 from tests.distmm.scheduler import lockstep
 from tests.until import until
 

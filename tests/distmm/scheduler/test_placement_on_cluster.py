@@ -24,7 +24,8 @@ from distmm.graph import serial
 from distmm.graph.consumers import product_of
 from distmm.planning.grid import Grid
 from distmm.scheduler.plugin import PlacementPlugin
-from distmm.worker.tasks import Epilogue, KernelChoice
+from distmm.worker.tasks.epilogue import Epilogue
+from distmm.worker.tasks.kernel_choice import KernelChoice
 from tests import forked
 from tests.bench.experiment.moved_bytes import moved_bytes
 from tests.distmm.scheduler import lockstep

@@ -27,7 +27,7 @@ from distmm.telemetry import facts, report
 from distmm.telemetry.progress import watch
 from distmm.telemetry.record import Record
 from distmm.telemetry.scheduler import Telemetry
-from distmm.worker import tasks
+from distmm.worker.tasks import products
 from tests.distmm.scheduler.known import known
 from tests.tables import later
 from tests.until import until
@@ -195,9 +195,8 @@ def unwritable(folder: Path, patch: pytest.MonkeyPatch) -> dict[str, Any]:
 
 
 def wrong(folder: Path, patch: pytest.MonkeyPatch) -> dict[str, Any]:
-    real = tasks.multiply
-    for module in (tasks, tasks.products):
-        patch.setattr(module, "multiply", lambda *args, **options: real(*args, **options) + 1)
+    real = products.multiply
+    patch.setattr(products, "multiply", lambda *args, **options: real(*args, **options) + 1)
     return {}
 
 

@@ -20,7 +20,8 @@ import zarr
 
 from distmm.errors import InputError
 from distmm.storage import create_output, open_matrix
-from distmm.worker import files_to_gpu, gpu, tasks
+from distmm.worker import files_to_gpu, gpu
+from distmm.worker.tasks.loads import load
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -100,7 +101,7 @@ def test_every_piece_arrives_at_its_place(form: str, tmp_path: Path, small_buffe
         pieces = matrix.pieces(rows, cols, 300)
         assert pieces is not None
         assert max((i.stop - i.start) * (j.stop - j.start) * values.itemsize for i, j in pieces) <= 300
-        assert bits(tasks.load(matrix, (rows, cols), "cuda")) == bits(values[rows, cols])
+        assert bits(load(matrix, (rows, cols), "cuda")) == bits(values[rows, cols])
 
 
 def test_what_is_not_read_in_pieces_arrives_too(tmp_path: Path, small_buffers: None) -> None:
@@ -110,14 +111,14 @@ def test_what_is_not_read_in_pieces_arrives_too(tmp_path: Path, small_buffers: N
     zarr.create_array(tmp_path / "packed.zarr", data=values, chunks=(16, 16))
     for name in ("F.npy", "wide.npy", "packed.zarr"):
         matrix = open_matrix(tmp_path / name)
-        np.testing.assert_array_equal(tasks.load(matrix, np.s_[2:30, 1:88], "cuda"), values[2:30, 1:88])
+        np.testing.assert_array_equal(load(matrix, np.s_[2:30, 1:88], "cuda"), values[2:30, 1:88])
 
 
 def test_a_chunk_that_was_never_written_arrives_as_zarr_reads_it(tmp_path: Path, small_buffers: None) -> None:
     path, values = stored(tmp_path, "zarr")
     os.unlink(tmp_path / "A.zarr" / "c" / "1" / "2")
     values[32:64, 32:48] = 0
-    assert bits(tasks.load(open_matrix(path), np.s_[0:70, 0:50], "cuda")) == bits(values)
+    assert bits(load(open_matrix(path), np.s_[0:70, 0:50], "cuda")) == bits(values)
 
 
 def test_a_damaged_chunk_or_another_array_ends_with_its_reason(tmp_path: Path, small_buffers: None) -> None:
@@ -125,12 +126,12 @@ def test_a_damaged_chunk_or_another_array_ends_with_its_reason(tmp_path: Path, s
     matrix = open_matrix(path)
     os.truncate(tmp_path / "A.zarr" / "c" / "1" / "2", 10)
     with pytest.raises(InputError, match=r"chunk c/1/2 has 10 bytes, not 1024"):
-        tasks.load(matrix, np.s_[0:70, 0:50], "cuda")
+        load(matrix, np.s_[0:70, 0:50], "cuda")
     shutil.rmtree(path)
     create_output(path, (70, 50), "uint16", (32, 16)).output.commit()
     zarr.open_array(path)[...] = np.ones((70, 50), "uint16")
     with pytest.raises(InputError, match="has been replaced"):
-        tasks.load(matrix, np.s_[0:20, 0:20], "cuda")
+        load(matrix, np.s_[0:20, 0:20], "cuda")
 
 
 @pytest.mark.gpu
@@ -143,5 +144,5 @@ def test_a_block_of_a_file_arrives_on_the_gpu(tmp_path: Path) -> None:
     output.output.commit()
     matrix = open_matrix(tmp_path / "A.zarr")
     for _ in range(3):  # from the second time on, buffers are reused
-        block = tasks.load(matrix, np.s_[100:4900, 7:8999], "cuda")
+        block = load(matrix, np.s_[100:4900, 7:8999], "cuda")
         np.testing.assert_array_equal(block.get(), values[100:4900, 7:8999])

@@ -16,9 +16,10 @@ import pytest
 from distmm import transfer
 from distmm.transfer import ClientArray, process_memory
 from distmm.transfer.write_lease import Lease
-from distmm.worker import client_output, gpu_copies, tasks
+from distmm.worker import client_output, gpu_copies
 from distmm.worker.client_output import ClientOutput
 from distmm.worker.tasks import loads
+from distmm.worker.tasks.loads import load
 
 LAYOUTS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
     "as it is": lambda a: a,
@@ -165,7 +166,7 @@ def released(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_loads_and_stores_of_gpu_blocks_release_their_slots(simulated: None, released: list[str]) -> None:
     array, out = filled((70, 300), pinned=False), np.zeros((70, 300), "f4")
     index = slice(3, 50), slice(7, 290)
-    block = tasks.load(ClientArray.of(array), index, "cuda")
+    block = load(ClientArray.of(array), index, "cuda")
     np.testing.assert_array_equal(block, array[index])
     assert released == ["load"]
     ClientOutput(ClientArray.of(out))[index] = block.view(GpuBlock)
@@ -194,7 +195,7 @@ def test_gpu_blocks_are_stored_only_while_the_lease_lasts(simulated: None, relea
 def test_the_gpu_neither_reads_nor_writes_memory_of_another_byte_order(simulated: None, released: list[str]) -> None:
     array = filled((70, 300), pinned=False).astype(">f4")
     index = slice(3, 50), slice(7, 290)
-    block = tasks.load(ClientArray.of(array), index, "cuda")
+    block = load(ClientArray.of(array), index, "cuda")
     assert block.dtype.isnative
     np.testing.assert_array_equal(block, array[index])
     for rows in (slice(0, 47), slice(0, 1)):

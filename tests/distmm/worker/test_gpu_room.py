@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from distmm.errors import DeviceMemoryError
-from distmm.worker import gpu, gpu_room, tasks
+from distmm.worker import gpu, gpu_room
 from distmm.worker.tasks import products
 from distmm.worker.tasks.kernel_choice import KernelChoice
 from tests.tables import later
@@ -208,7 +208,7 @@ def test_a_product_is_made_again_from_the_same_sum(cupy: list[str], monkeypatch:
     rng = np.random.default_rng(0)
     a, b, c = (rng.standard_normal((8, 8), dtype="f4") for _ in range(3))
     before = c.copy()
-    made = tasks.multiply(None, KernelChoice("cuda", np.dtype("f4")), c, [a], [b])
+    made = products.multiply(None, KernelChoice("cuda", np.dtype("f4")), c, [a], [b])
     np.testing.assert_array_equal(made, c + a @ b)
     np.testing.assert_array_equal(c, before)
     assert kernel.tries == 2
@@ -246,7 +246,7 @@ def test_a_product_waits_for_memory_that_comes_back(monkeypatch: pytest.MonkeyPa
     size = 8192
     a, b = (cupy.random.default_rng(seed).standard_normal((size, size), dtype="f4") for seed in (0, 1))
     choice = KernelChoice("cuda", np.dtype("f4"))
-    expected = tasks.multiply(None, choice, None, [a], [b])
+    expected = products.multiply(None, choice, None, [a], [b])
     with all_but(size * size) as give_back:  # a quarter of C
         monkeypatch.setattr(gpu, "PAUSES", (0.0, 0.0))
         emptied: list[int] = []
@@ -258,7 +258,7 @@ def test_a_product_waits_for_memory_that_comes_back(monkeypatch: pytest.MonkeyPa
             give_back()
 
         monkeypatch.setattr(gpu, "empty_pools", empty_pools)
-        made = tasks.multiply(None, choice, None, [a], [b])
+        made = products.multiply(None, choice, None, [a], [b])
     assert emptied
     assert bool((made == expected).all())
 
@@ -271,10 +271,10 @@ def test_a_product_without_room_fails_with_figures_and_the_next_one_is_right(mon
     size = 8192
     a, b = (cupy.random.default_rng(seed).standard_normal((size, size), dtype="f4") for seed in (0, 1))
     choice = KernelChoice("cuda", np.dtype("f4"))
-    expected = tasks.multiply(None, choice, None, [a], [b])
+    expected = products.multiply(None, choice, None, [a], [b])
     with (
         all_but(size * size),
         pytest.raises(DeviceMemoryError, match=r"8192 x 8192 float32, found no room .* needs 805 MB"),
     ):
-        tasks.multiply(None, choice, None, [a], [b])
-    assert bool((tasks.multiply(None, choice, None, [a], [b]) == expected).all())
+        products.multiply(None, choice, None, [a], [b])
+    assert bool((products.multiply(None, choice, None, [a], [b]) == expected).all())

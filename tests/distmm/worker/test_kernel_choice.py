@@ -14,7 +14,10 @@ from distmm.graph import product_graph
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
-from distmm.worker.tasks import Epilogue, KernelChoice, kernel_facts, multiply, warm_up
+from distmm.worker.tasks import warm_up
+from distmm.worker.tasks.epilogue import Epilogue
+from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_facts
+from distmm.worker.tasks.products import multiply
 
 F4 = np.dtype("f4")
 GPUS = ClusterSpec(workers=2, memory=10**12, device="cuda", rate=1e14, link=5e10, prepared=1.0)

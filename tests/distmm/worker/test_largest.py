@@ -15,13 +15,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distmm.planning.problem import accumulator_dtype
-from distmm.worker import gpu, tasks
+from distmm.worker import gpu
 from distmm.worker.tasks import metrics, products, reductions, rows
 from distmm.worker.tasks.epilogue import Epilogue
 from distmm.worker.tasks.kernel_choice import KernelChoice
-from distmm.worker.tasks.largest import largest, sortable
-from distmm.worker.tasks.reductions import on_host
+from distmm.worker.tasks.largest import largest, sortable, topk_of_chunk
+from distmm.worker.tasks.reductions import (
+    BlockReduction,
+    Custom,
+    Histogram,
+    Largest,
+    Norm,
+    Reduction,
+    Sum,
+    merge,
+    on_host,
+)
 from distmm.worker.tasks.rows import by_rows, pieces
+from distmm.worker.tasks.threshold import Threshold
 from distmm_kernels import device
 from distmm_kernels.config import Problem
 from distmm_kernels.gemm.cpu import CpuKernel
@@ -79,7 +90,7 @@ def test_pieces_of_rows_make_up_the_block(batch: int, m: int, n: int, piece: int
     np.testing.assert_array_equal(first, block[..., 0])
 
 
-def parts_of(reduction: tasks.Reduction, x: np.ndarray, cuts: list[int], norms: Any = None) -> list[Any]:
+def parts_of(reduction: Reduction, x: np.ndarray, cuts: list[int], norms: Any = None) -> list[Any]:
     """Parts of the lines of a matrix that is cut at some columns."""
     return [
         reduction.chunk(x[:, a:b], a, None if norms is None else (norms[0], norms[1][a:b]))
@@ -88,17 +99,17 @@ def parts_of(reduction: tasks.Reduction, x: np.ndarray, cuts: list[int], norms: 
     ]
 
 
-def reduced(reduction: tasks.Reduction, parts: list[Any], group: int) -> tuple[np.ndarray, ...]:
+def reduced(reduction: Reduction, parts: list[Any], group: int) -> tuple[np.ndarray, ...]:
     """Results of parts that are merged in groups."""
     while len(parts) > 1:
-        parts = [tasks.merge(reduction, parts[a : a + group], None, False, "cpu") for a in range(0, len(parts), group)]
-    return tasks.merge(reduction, parts, None, True, "cpu")
+        parts = [merge(reduction, parts[a : a + group], None, False, "cpu") for a in range(0, len(parts), group)]
+    return merge(reduction, parts, None, True, "cpu")
 
 
 @given(st.integers(1, 120), st.lists(st.integers(0, 120), max_size=6), st.sampled_from(TYPES), st.integers(0, 99))
 def test_the_largest_do_not_depend_on_cuts_or_groups(k: int, cuts: list[int], dtype: str, seed: int) -> None:
     x = few_values((4, 120), dtype, seed, 30)
-    reduction = tasks.Largest(k, x.dtype)
+    reduction = Largest(k, x.dtype)
     columns = by_sorting(x, k)
     for group in (2, 8):
         values, indices = reduced(reduction, parts_of(reduction, x, cuts), group)
@@ -113,8 +124,8 @@ def test_sums_norms_and_histograms_are_numpys(dtype: str) -> None:
     x = rng.integers(-4, 5, (6, 90)).astype(dtype)
     cuts = [17, 40, 41]
     for reduction, expected in (
-        (tasks.Sum(x.sum(axis=1).dtype), x.sum(axis=1)),
-        (tasks.Norm(np.dtype("f8")), np.linalg.norm(x.astype(np.result_type(x.dtype, "f8")), axis=1)),
+        (Sum(x.sum(axis=1).dtype), x.sum(axis=1)),
+        (Norm(np.dtype("f8")), np.linalg.norm(x.astype(np.result_type(x.dtype, "f8")), axis=1)),
     ):
         (found,) = reduced(reduction, parts_of(reduction, x, cuts), 2)
         np.testing.assert_allclose(found, expected, rtol=1e-15)
@@ -124,7 +135,7 @@ def test_sums_norms_and_histograms_are_numpys(dtype: str) -> None:
 @pytest.mark.parametrize("edges", [np.arange(-3, 4), np.array([-2.5, -2.5, 0, 0.5, 3.0])])
 def test_bins_are_those_of_numpy_histogram(edges: np.ndarray) -> None:
     x = few_values((5, 70), "f4", 3, 9)
-    reduction = tasks.Histogram(tuple(edges.tolist()))
+    reduction = Histogram(tuple(edges.tolist()))
     (found,) = reduced(reduction, parts_of(reduction, x, [8, 50]), 8)
     np.testing.assert_array_equal(found, [np.histogram(row, edges)[0] for row in x])
 
@@ -140,7 +151,7 @@ def test_the_nearest_rows_are_those_of_the_definition(metric: metrics.Metric) ->
     truth = {"inner": x @ y.T, "cosine": cosines, "euclidean": distances}[metric]
     order = np.argsort(truth if metric == "euclidean" else -truth, axis=1, kind="stable")[:, :9]
     squares = [metrics.squared_norms(each)[:, 0] for each in (x, y)]
-    reduction = tasks.Largest(9, np.dtype("f8"), metric)
+    reduction = Largest(9, np.dtype("f8"), metric)
     parts = parts_of(reduction, x @ y.T, [20, 31], None if metric == "inner" else squares)
     values, indices = reduced(reduction, parts, 2)
     np.testing.assert_array_equal(indices, order)
@@ -151,7 +162,7 @@ def test_the_nearest_rows_are_those_of_the_definition(metric: metrics.Metric) ->
 def test_a_row_with_nan_is_farther_than_all_others(metric: metrics.Metric) -> None:
     x, y = np.ones((1, 2)), np.array([[np.nan, 0.0], [3.0, 1.0], [-5.0, 0.0]])
     squares = [metrics.squared_norms(each)[:, 0] for each in (x, y)]
-    reduction = tasks.Largest(3, np.dtype("f8"), metric)
+    reduction = Largest(3, np.dtype("f8"), metric)
     values, indices = reduced(reduction, parts_of(reduction, x @ y.T, [1], squares), 8)
     assert indices.tolist() == [[1, 2, 0]]
     assert values[0, -1] == (np.inf if metric == "euclidean" else -np.inf)
@@ -180,8 +191,8 @@ def test_a_block_on_a_gpu_is_reduced_while_no_other_is(on_gpu: bool, monkeypatch
 
     if on_gpu:
         monkeypatch.setattr(gpu, "namespace", lambda block: object())
-    reduction = tasks.Custom((sums, sum, lambda part: part), np.dtype("f8"))
-    (part,) = tasks.BlockReduction(reduction, 0, 0)(np.ones((2, 3)))
+    reduction = Custom((sums, sum, lambda part: part), np.dtype("f8"))
+    (part,) = BlockReduction(reduction, 0, 0)(np.ones((2, 3)))
     assert part.tolist() == [3.0, 3.0]
     assert alone == [on_gpu]
     assert not is_held(gpu.product_lock)
@@ -205,9 +216,9 @@ def test_a_product_and_its_reduction_are_enqueued_while_no_other_product_is(monk
     monkeypatch.setattr(gpu, "_alias", lambda block: block)
     dtype = np.dtype("f8")
     monkeypatch.setattr(products, "kernel_for", lambda *_: Noting(Problem(m=2, k=3, n=2, dtype=dtype), device.cpu()))
-    reduction = tasks.BlockReduction(tasks.Custom((sums, sum, lambda part: part), dtype), 0, 0)
+    reduction = BlockReduction(Custom((sums, sum, lambda part: part), dtype), 0, 0)
     a, b, last = [np.ones((2, 3))], [np.ones((3, 2))], Epilogue(dtype, "numpy")
-    (part,) = tasks.multiply(None, KernelChoice("cuda", dtype), None, a, b, last, reduction=reduction)
+    (part,) = products.multiply(None, KernelChoice("cuda", dtype), None, a, b, last, reduction=reduction)
     assert part.tolist() == [6.0, 6.0]
     assert held == ["product", "reduction"]
     assert not is_held(gpu.product_lock)
@@ -220,8 +231,8 @@ def test_gpus_reduce_blocks_to_what_cpus_do(dtype: str) -> None:
 
     x = few_values((40, 3000), dtype, 5, 1000)
     edges = tuple(np.arange(-9.0, 10.0).tolist())
-    reductions = [tasks.Largest(k, x.dtype) for k in (1, 15, 200, 2000)]
-    for reduction in (*reductions, tasks.Histogram(edges), tasks.Threshold(3, 10**6)):
+    reductions = [Largest(k, x.dtype) for k in (1, 15, 200, 2000)]
+    for reduction in (*reductions, Histogram(edges), Threshold(3, 10**6)):
         for turned in (False, True):
             host, device = (each.T if turned else each for each in (x, cupy.asarray(x)))
             found = in_host_memory(reduction.chunk(device, 7, None))
@@ -229,7 +240,7 @@ def test_gpus_reduce_blocks_to_what_cpus_do(dtype: str) -> None:
             for mine, own in zip(found, expected, strict=True):
                 np.testing.assert_array_equal(mine, own)
     numbers = x if x.dtype.kind != "f" else np.where(np.isfinite(x), x, 0)
-    (sums,) = in_host_memory(tasks.Sum(numbers.sum(axis=1).dtype).chunk(cupy.asarray(numbers), 0, None))
+    (sums,) = in_host_memory(Sum(numbers.sum(axis=1).dtype).chunk(cupy.asarray(numbers), 0, None))
     np.testing.assert_array_equal(sums, numbers.sum(axis=1))
 
 
@@ -249,7 +260,7 @@ def test_parts_are_merged_beside_products_some_lines_at_a_time(lines: int, monke
 
     monkeypatch.setattr(gpu, "working", working)
 
-    class Noting(tasks.Largest):
+    class Noting(Largest):
         def combine(self, parts: list[Any]) -> Any:
             assert gpu.merge_lock.locked()
             taken.append(sum(each.nbytes for part in parts for each in part))
@@ -257,12 +268,12 @@ def test_parts_are_merged_beside_products_some_lines_at_a_time(lines: int, monke
 
     x = np.random.default_rng(6).integers(-99, 99, (lines, 60)).astype("f4")
     squares = [np.ones(lines), np.arange(60.0)]
-    parts = parts_of(tasks.Largest(5, x.dtype, "euclidean"), x, [20, 30], squares)
-    found = tasks.merge(Noting(5, x.dtype, "euclidean"), parts, None, True, "cuda")
+    parts = parts_of(Largest(5, x.dtype, "euclidean"), x, [20, 30], squares)
+    found = merge(Noting(5, x.dtype, "euclidean"), parts, None, True, "cuda")
     assert max(taken) <= 2000
     assert streams == {"merge"}
     assert released == ["merge"]
-    expected = tasks.merge(tasks.Largest(5, x.dtype, "euclidean"), parts, None, True, "cpu")
+    expected = merge(Largest(5, x.dtype, "euclidean"), parts, None, True, "cpu")
     for mine, own in zip(found, expected, strict=True):
         np.testing.assert_array_equal(mine, own)
         assert mine.dtype == own.dtype
@@ -285,10 +296,10 @@ def test_gpus_merge_parts_to_what_cpus_do(
         x[rng.random(x.shape) < 0.05] = np.nan
     squares = None if metric in (None, "inner") else [rng.integers(1, 9, n).astype("f8") ** 2 for n in x.shape]
     there = None if squares is None else [cupy.asarray(each) for each in squares]
-    reduction = tasks.Largest(15, x.dtype if metric is None else accumulator_dtype(x.dtype), metric)
+    reduction = Largest(15, x.dtype if metric is None else accumulator_dtype(x.dtype), metric)
     expected = reduced(reduction, parts_of(reduction, x, [700, 1500], squares), 3)
     parts = [on_host(part) for part in parts_of(reduction, cupy.asarray(x), [700, 1500], there)]
-    for mine, own in zip(tasks.merge(reduction, parts, None, True, "cuda"), expected, strict=True):
+    for mine, own in zip(merge(reduction, parts, None, True, "cuda"), expected, strict=True):
         np.testing.assert_array_equal(mine, own)
 
 
@@ -304,7 +315,7 @@ def test_dasks_topk_of_a_chunk_on_a_gpu_has_the_same_elements(dtype: str, axis: 
     cupy = pytest.importorskip("cupy")
     x = np.random.default_rng(0).permutation(200 * 300).reshape(200, 300).astype(dtype)
     for k in (7, 300, -4):
-        chunk = tasks.topk_of_chunk(cupy.asarray(x), k, (axis,), True)
+        chunk = topk_of_chunk(cupy.asarray(x), k, (axis,), True)
         assert (type(chunk), chunk.dtype) == (cupy.ndarray, x.dtype)
         ordered = np.sort(x, axis=axis)
         best = np.take(ordered, range(-min(k, x.shape[axis]), 0) if k > 0 else range(-k), axis=axis)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distmm.worker.tasks import probe
+from distmm.worker.tasks.probe import probe
 
 probing = sys.modules["distmm.worker.tasks.probe"]  # the package has the function under this name
 

@@ -7,18 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from distmm.worker import tasks
 from distmm.worker.tasks import metrics
 from distmm.worker.tasks.reductions import on_host
+from distmm.worker.tasks.threshold import Threshold
 
 
 def test_a_threshold_keeps_what_reaches_it_or_says_how_much_does() -> None:
     x = np.array([[1.0, np.nan, 3.0], [2.0, 2.0, -1.0]])
-    count, *kept = tasks.Threshold(2.0, 3).chunk(x, 10, None)
+    count, *kept = Threshold(2.0, 3).chunk(x, 10, None)
     assert count == 3
     assert [each.tolist() for each in kept] == [[0, 1, 1], [12, 10, 11], [3.0, 2.0, 2.0]]
-    assert tasks.Threshold(2.0, 2).chunk(x, 10, None) == (3, None, None, None)
-    assert tasks.Threshold(1e39, 3).chunk(x.astype("f4"), 10, None)[0] == 0
+    assert Threshold(2.0, 2).chunk(x, 10, None) == (3, None, None, None)
+    assert Threshold(1e39, 3).chunk(x.astype("f4"), 10, None)[0] == 0
 
 
 @given(
@@ -47,13 +47,13 @@ def test_a_threshold_of_a_metric_keeps_just_the_values_that_reach_it(
     for t in (least, np.nextafter(least, -np.inf), np.nextafter(least, np.inf), -np.inf, np.inf):
         with np.errstate(invalid="ignore"):
             rows, columns = np.nonzero(values <= t if metric == "euclidean" else values >= t)
-        kept = tasks.Threshold(float(t), 63, metric=metric).chunk(products, 10, (squares[0], squares[1]))
+        kept = Threshold(float(t), 63, metric=metric).chunk(products, 10, (squares[0], squares[1]))
         assert kept[0] == len(rows)
         for mine, own in zip(kept[1:], (rows, columns + 10, values[rows, columns]), strict=True):
             np.testing.assert_array_equal(mine, own)
             assert mine.dtype == own.dtype
         if len(rows):
-            few = tasks.Threshold(float(t), len(rows) - 1, metric=metric).chunk(products, 10, (squares[0], squares[1]))
+            few = Threshold(float(t), len(rows) - 1, metric=metric).chunk(products, 10, (squares[0], squares[1]))
             assert few == (len(rows), None, None, None)
 
 
@@ -66,7 +66,7 @@ def test_gpus_keep_the_pairs_of_a_metric_that_cpus_do(metric: metrics.Metric, dt
     rng = np.random.default_rng(9)
     x, y = rng.standard_normal((300, 5)).astype(dtype), rng.standard_normal((2000, 5)).astype(dtype)
     squares = [metrics.squared_norms(each)[:, 0] for each in (x, y)]
-    products, reduction = x @ y.T, tasks.Threshold(0.8, 10**6, metric=metric)
+    products, reduction = x @ y.T, Threshold(0.8, 10**6, metric=metric)
     expected = reduction.chunk(products, 7, (squares[0], squares[1]))
     found = on_host(reduction.chunk(cupy.asarray(products), 7, tuple(map(cupy.asarray, squares))))
     assert found[0] == expected[0] > 1000
