@@ -190,8 +190,12 @@ class ProductLayer(ParametricLayer):
         return of if isinstance(of, Load) else TaskRef((of, *at))
 
     def _block(self, of: Literal["A", "B"], name: Source, batch: tuple[int, ...], row: int, column: int) -> Any:
-        """Return a block of A or B as an argument: one chunk, or the rows of chunks that it is made of."""
+        """Return a block of A or B as an argument: a load, one chunk, or the rows of chunks that it is made of."""
         schedule = self.plan.schedule
+        if isinstance(name, Load):
+            blocking = self.plan.blocking
+            down, across = (blocking.m, blocking.k) if of == "A" else (blocking.k, blocking.n)
+            return name._replace(index=(slices(down)[row], slices(across)[column]))
         if schedule.chunks is None:
             return self._source(name, (*batch, row, column))
         rows = schedule.chunk_indices(of, row, column)
@@ -206,13 +210,15 @@ class ProductLayer(ParametricLayer):
             for given in (problem.a_batch, problem.b_batch)
         )
         m, n, depths = blocking.m[i], blocking.n[j], [blocking.k[p] for p in panels]
+        a: tuple[Any, ...] = tuple((*a_own, m, k) for k in depths)
+        b: tuple[Any, ...] = tuple((*b_own, *((k, n) if problem.symmetry is None else (n, k))) for k in depths)
         if (chunks := self.plan.schedule.chunks) is not None:
             down, across, along = chunks[0][i], chunks[2][j], [chunks[1][p] for p in panels]
-            left = tuple(_grid_of(down, deep) for deep in along)
-            right = (_grid_of(deep, across) if problem.symmetry is None else _grid_of(across, deep) for deep in along)
-            return Arrivals(left, tuple(right), (m, n), self.dtypes)
-        a = tuple((*a_own, m, k) for k in depths)
-        b = tuple((*b_own, *((k, n) if problem.symmetry is None else (n, k))) for k in depths)
+            in_one_piece = [isinstance(x, Load) for x in self.operands]
+            if not in_one_piece[0]:
+                a = tuple(_grid_of(down, deep) for deep in along)
+            if not in_one_piece[problem.symmetry is None]:
+                b = tuple(_grid_of(*((deep, across) if problem.symmetry is None else (across, deep))) for deep in along)
         return Arrivals(a, b, (*own, m, n), self.dtypes)
 
     @cached_property

@@ -40,10 +40,11 @@ def load(source: Any, index: tuple[slice, ...], device: Literal["cpu", "cuda"], 
 
 
 class Load(NamedTuple):
-    """An array of the client, as one block of an operand, that the task which multiplies reads itself."""
+    """An array of the client, or a block of it, which the task that multiplies reads itself."""
 
     source: ClientArray
     device: Literal["cpu", "cuda"]
+    index: tuple[slice, ...] = ()  # of the block, in the last dimensions
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -52,10 +53,10 @@ class Load(NamedTuple):
 
     def __call__(self) -> Any:
         """Read it. The task keeps its slot, as the product follows."""
-        whole = (slice(None),) * self.source.ndim
+        index = (*(slice(None),) * (self.source.ndim - len(self.index)), *self.index)
         if self.device == "cuda" and _is_raw(self.source):
-            return _uploaded(self.source, whole)
-        return load(self.source, whole, self.device)
+            return _uploaded(self.source, index)
+        return load(self.source, index, self.device)
 
 
 def _is_raw(source: Any) -> bool:

@@ -110,6 +110,16 @@ def test_a_persisted_operand_is_read_where_it_is(client: Client, graphs: list[in
     assert graphs == [2, 2]  # the persisted chunk, and the product
 
 
+@pytest.mark.parametrize("chunks", [(N // 2, N), (N, N // 3), (N // 4, N // 2), (5, 7)])
+def test_a_persisted_operand_of_several_chunks_meets_one_of_this_process(client: Client, chunks: Any) -> None:
+    with client.as_current():
+        a = da.from_array(A, chunks=chunks).persist()
+        made = [distmm.matmul(a, B), distmm.matmul(B, a), distmm.gemm(2, B, a, 3, a, transa=True, transb=True)]
+        for C, expected in zip(made, [A @ B, B @ A, 2 * B.T @ A.T + 3 * A], strict=True):
+            np.testing.assert_array_equal(C.compute(), expected)
+        np.testing.assert_array_equal(distmm.gram(a, beta=2, C=A + A.T).compute(), A @ A.T + 2 * (A + A.T))
+
+
 def test_the_old_c_counts_where_it_is_also_out(client: Client) -> None:
     for where in (client, None):
         C = A.copy()
