@@ -195,7 +195,7 @@ class ProductLayer(ParametricLayer):
         if isinstance(name, Load):
             blocking = self.plan.blocking
             down, across = (blocking.m, blocking.k) if of == "A" else (blocking.k, blocking.n)
-            return name._replace(index=(slices(down)[row], slices(across)[column]))
+            return name._replace(block=(slices(down)[row], slices(across)[column]))
         if schedule.chunks is None:
             return self._source(name, (*batch, row, column))
         rows = schedule.chunk_indices(of, row, column)

@@ -44,7 +44,7 @@ class Load(NamedTuple):
 
     source: ClientArray
     device: Literal["cpu", "cuda"]
-    index: tuple[slice, ...] = ()  # of the block, in the last dimensions
+    block: tuple[slice, ...] = ()  # of the block, in the last dimensions
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -53,7 +53,7 @@ class Load(NamedTuple):
 
     def __call__(self) -> Any:
         """Read it. The task keeps its slot, as the product follows."""
-        index = (*(slice(None),) * (self.source.ndim - len(self.index)), *self.index)
+        index = (*(slice(None),) * (self.source.ndim - len(self.block)), *self.block)
         if self.device == "cuda" and _is_raw(self.source):
             return _uploaded(self.source, index)
         return load(self.source, index, self.device)
