@@ -37,6 +37,7 @@ __all__ = [
     "TaskRef",
     "copied",
     "faster",
+    "is_chunk_of_c",
     "is_view",
     "needs",
     "one_per_block",
@@ -142,6 +143,11 @@ def needs(graph: Mapping[Any, Any], key: Any) -> frozenset[Any]:
 def is_view(task: object) -> bool:
     """Whether a task returns what it reads, or a view of it: the memory stays in use as long as its result does."""
     return isinstance(task, Alias) or (isinstance(task, Task) and task.func in VIEWS)
+
+
+def is_chunk_of_c(task: object) -> bool:
+    """Whether a task cuts a user's chunk of C from a block."""
+    return isinstance(task, PlacedTask) and task.func is products.part
 
 
 def faster(task: GraphNode) -> GraphNode:

@@ -30,12 +30,6 @@ MOST_PANELS = 1 << 17
 # with them: n = 16384 in chunks of 2048 takes 0.26 s on two H200 with UCX either way, with TCP 2.9 s where it took 1.5.
 MANY_PRODUCTS, MANY_ON_GPUS = 64, 2048
 
-# Dask orders the tasks of a graph before it runs the first one, and looks at each chunk of C for each lazy chunk of A
-# and B that it depends on, 0.4 us each. 64 x 64 x 64 chunks are 17 million such pairs with 2 x 2 blocks of C. Tasks
-# are made and ordered in 8.3 s with them, in 1.9 s with 8 x 8, and in 1.5 s with 16 x 16, four times as many tasks.
-# Unions have as many blocks of C as leave so few pairs, but not more than 32 x 32 for that.
-MOST_PAIRS, MOST_SIDE = 1 << 22, 32
-
 # Owners that move more than so many times the fewest bytes are left out if that takes longer than all arithmetic.
 # Unions of chunks, which save tasks alone, are left out if it takes longer than a worker's share of the arithmetic.
 # A @ v moved a third of A: the model counts milliseconds for each task, and little for bytes, as links are measured for
@@ -126,7 +120,7 @@ def placed(
     # Without homes, grids without a table are as good, and have waves. Nothing is gained then by cutting k.
     whole = list(candidates(blocking, homes, cluster.workers, one_chain)) if homes.known else []
     tables = [(blocking, owners) for owners in whole]
-    for united_blocks, chunks in _unions(blocking, cluster, stays) if unions else ():
+    for united_blocks, chunks in _unions(blocking, cluster) if unions else ():
         found = candidates(united_blocks, homes, cluster.workers, one_chain or not whole, chunks)
         tables += [(united_blocks, owners) for owners in found]
     if not tables:
@@ -155,12 +149,9 @@ def placed(
             yield Schedule(replace(blocks, panels=panels), owners)
 
 
-def _unions(
-    blocking: Blocking, cluster: ClusterSpec, stays: bool
-) -> Iterator[tuple[Blocking, tuple[Chunks, Chunks, Chunks]]]:
+def _unions(blocking: Blocking, cluster: ClusterSpec) -> Iterator[tuple[Blocking, tuple[Chunks, Chunks, Chunks]]]:
     """Blocks that are unions of chunks: so few blocks of C that each worker has one, four or 16 of them.
 
-    There are more if lazy chunks would take Dask long to order; `stays` says that all chunks are in memory.
     Only if there are many chunk products for each worker, and chunks to unite along m or n. Panels of k stay apart: a
     task takes several of them, and sums are rounded where they are without unions. Neighbouring
     panels are united only if the product would have more than `MOST_PRODUCTS` block products.
@@ -170,9 +161,6 @@ def _unions(
     if math.prod(chunks) <= many * workers:
         return
     side, seen = math.isqrt(workers - 1) + 1, {(chunks[0], chunks[2])}
-    pairs = math.prod(chunks) * (chunks[0] + chunks[2])
-    while not stays and pairs / side > MOST_PAIRS and 2 * side <= MOST_SIDE:
-        side *= 2
     for each in (1, 2, 4):
         m, n = (min(count, side * each) for count in (chunks[0], chunks[2]))
         if (m, n) not in seen:

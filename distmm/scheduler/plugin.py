@@ -17,13 +17,14 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
+import dask.order
 from distributed import SchedulerPlugin
 from distributed.scheduler import Scheduler, TaskState
 
 from distmm.errors import DoesNotFitError
 from distmm.graph.dask_tasks import PlacedTask
 from distmm.graph.placement import Key, Placement
-from distmm.scheduler import dask_internals
+from distmm.scheduler import dask_extensions, dask_internals
 from distmm.scheduler.dask_extensions import AdaptiveTarget, Changes, MemoryManager
 from distmm.scheduler.new_graph import NewGraph
 from distmm.scheduler.output_slots import reached
@@ -66,6 +67,7 @@ class PlacementPlugin(SchedulerPlugin):
         """Give the workers that are there ranks, in the order of their names."""
         self.scheduler = scheduler
         self.loop = asyncio.get_running_loop()
+        dask.order.order = dask_extensions.order
         self.memory_manager = MemoryManager(scheduler)
         self.products = Products()
         self.adaptive = AdaptiveTarget(scheduler, self._waiting)

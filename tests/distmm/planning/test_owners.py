@@ -285,12 +285,11 @@ def test_thin_products_leave_matrices_where_they_are() -> None:
     assert plan.bytes_moved < 1.25 * plan.cost.bytes_bound
 
 
-def test_unions_of_lazy_chunks_leave_few_pairs_of_chunks_of_c_and_of_operands_to_order() -> None:
+def test_many_lazy_chunks_are_united_to_few_tasks() -> None:
     cluster = ClusterSpec(4, 10**11, "cpu", rate=1e10, link=1e9, load=1e9)
-    for count, pairs in ((16, 1 << 22), (64, 1 << 22), (200, 2 * 200**4 // 25)):
+    for count in (16, 64, 200):
         edges = (10,) * count
         problem = Problem(10 * count, 10 * count, 10 * count, F8)
         plan = make_plan(problem, cluster, blocking=Blocking(edges, edges, edges), unions=True)
-        united_rows, united_columns = len(plan.blocking.m), len(plan.blocking.n)
-        assert count**4 // united_rows + count**4 // united_columns <= pairs
+        assert max(len(plan.blocking.m), len(plan.blocking.n)) <= 8
         assert plan.cost.tasks <= 5000

@@ -1,0 +1,79 @@
+"""The order of the tasks of a graph whose chunks of C are views of its blocks."""
+
+from __future__ import annotations
+
+import dask
+import dask.array as da
+import dask.order
+import numpy as np
+import pytest
+from distributed import Client, LocalCluster, wait
+
+import distmm
+from distmm.graph.dask_tasks import is_chunk_of_c, needs
+from distmm.scheduler import dask_extensions
+
+CHUNKS, EDGE = 8, 4
+
+
+@pytest.fixture(scope="module")
+def client():
+    """One worker, for which chunks are united."""
+    with (
+        LocalCluster(n_workers=1, threads_per_worker=1, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        yield client
+
+
+def operands() -> tuple[da.Array, da.Array]:
+    """Two matrices of lazy chunks, each a task that reads nothing."""
+    ones = np.ones((EDGE, EDGE), "f4")
+    rows, columns = (EDGE,) * CHUNKS, (EDGE,) * CHUNKS
+    return tuple(
+        da.map_blocks(lambda number: number * ones, np.float32(number), chunks=(rows, columns), dtype="f4")
+        for number in (2, 3)
+    )
+
+
+def made(array: da.Array) -> dict:
+    """The tasks of an array, as the scheduler gets them."""
+    return dict(dask.optimize(array)[0].dask)
+
+
+@pytest.mark.parametrize("of", ["C", "C + 1", "C.sum(axis=1)", "C and C + 1"])
+def test_every_task_comes_after_what_it_reads_and_dask_orders_no_chunk_of_c_that_nothing_else_waits_for(
+    client: Client, monkeypatch: pytest.MonkeyPatch, of: str
+) -> None:
+    C = distmm.matmul(*operands(), client=client)
+    asked = {"C": C, "C + 1": C + 1, "C.sum(axis=1)": C.sum(axis=1), "C and C + 1": da.stack([C, C + 1])}[of]
+    graph, seen, dasks_order = made(asked), [], dask_extensions._dasks_order
+    views = [key for key, task in graph.items() if is_chunk_of_c(task)]
+    assert len(views) == CHUNKS**2
+
+    monkeypatch.setattr(dask_extensions, "_dasks_order", lambda dsk: seen.append(dsk) or dasks_order(dsk))
+    found = dask_extensions.order(graph)
+    assert found.keys() == graph.keys()
+    for key in graph:
+        assert all(found[each] <= found[key] for each in needs(graph, key))
+    left = seen[0].keys() & set(views)
+    assert len(left) == (0 if of in ("C", "C + 1") else len(views))
+
+
+def test_graphs_without_chunks_of_c_are_ordered_as_dask_orders_them() -> None:
+    A, B = operands()
+    for array in (da.matmul(A, B), A.T + B, A.sum()):
+        assert dask_extensions.order(made(array)) == dask_extensions._dasks_order(made(array))
+
+
+def test_the_scheduler_gives_chunks_of_c_the_places_of_their_blocks(client: Client) -> None:
+    C = distmm.matmul(*operands(), client=client).persist()
+    wait(C)
+    places = {
+        key: (ts.priority, [each.priority for each in ts.dependencies])
+        for key, ts in client.cluster.scheduler.tasks.items()
+        if is_chunk_of_c(ts.run_spec)
+    }
+    assert len(places) == CHUNKS**2
+    assert all(own[-1] == block[-1] for own, (block,) in places.values())
+    np.testing.assert_array_equal(C.compute(), np.full((CHUNKS * EDGE,) * 2, 6 * CHUNKS * EDGE, "f4"))
