@@ -109,7 +109,7 @@ def choose(
         legal = ranked(problem, device, precision, reproducible=reproducible)
         if not legal:
             raise ValueError(
-                f"no kernel for {problem} on {device} promises the same bits for any cuts of k: "
+                f"no kernel of {problem.dtype} on {device} promises the same bits for any cuts of k: "
                 "leave out reproducible=True"
             )
         return legal[0][0]
