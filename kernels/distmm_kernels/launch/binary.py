@@ -10,6 +10,7 @@ import functools
 import hashlib
 import importlib
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,16 +63,27 @@ def binary(recipe: Recipe, compute_capability: tuple[int, int]) -> Binary:
 
     Of several processes that need it at the same time, as the workers of a host do, one compiles it.
     """
-    path = cache_folder() / f"{recipe.key(compute_capability)}.kernel"
-    found = _read(path)
+    found = kept(recipe, compute_capability)
     if found is not None:
         return found
+    path = cache_folder() / _file(recipe, compute_capability)
     with cache.alone(path):
         found = _read(path)
         if found is None:
             found = compiler.build(recipe.source(), compute_capability)
             _write(path, found)
     return found
+
+
+def kept(recipe: Recipe, compute_capability: tuple[int, int]) -> Binary | None:
+    """Return a kernel's machine code if it is in the cache, or in ``DISTMM_KERNELS_DIR``, which is only read."""
+    name, built = _file(recipe, compute_capability), os.environ.get("DISTMM_KERNELS_DIR")
+    found = _read(cache_folder() / name)
+    return found if found is not None or not built else _read(Path(built) / name)
+
+
+def _file(recipe: Recipe, compute_capability: tuple[int, int]) -> str:
+    return f"{recipe.key(compute_capability)}.kernel"
 
 
 @functools.cache

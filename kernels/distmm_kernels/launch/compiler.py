@@ -54,7 +54,7 @@ class Binary:
     cubin
         Machine code for one architecture, with exactly one kernel.
     log
-        The output of ptxas: registers, spills, warnings.
+        The output of ptxas: registers, spills, warnings; without times, so that the same kernel has the same bytes.
     """
 
     cubin: bytes
@@ -117,4 +117,5 @@ def _link(code: bytes, name: str, target: str) -> tuple[bytes, str]:
         nvjitlink.get_info_log(handle, log)
     finally:
         nvjitlink.destroy(handle)
-    return bytes(cubin), log.decode(errors="replace").strip("\0 \n")
+    lines = log.decode(errors="replace").strip("\0 \n").splitlines()
+    return bytes(cubin), "\n".join(line for line in lines if "Compile time" not in line)

@@ -249,6 +249,35 @@ def test_info_shows_devices_versions_and_the_kernel_for_each_type() -> None:
     assert [word for word in words if word not in result.output] == []
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--arch", "hopper"), "'hopper' is no architecture: use one as in 90a, 80 or sm_89"),
+        (("--arch", "75"), "no kernels of float32 are built ahead for compute capability 7.5: give 8.0 or a later one"),
+        (("--arch", "90a", "--dtype", "bool"), "no kernels of bool are built ahead"),
+    ],
+)
+def test_compile_refuses_architectures_and_types_that_have_no_kernels(arguments: tuple[str, ...], said: str) -> None:
+    result = run("compile", *arguments)
+    assert result.exit_code == 2
+    assert said in " ".join(result.output.split())
+
+
+@pytest.mark.compile
+def test_compile_says_how_many_kernels_are_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from distmm_kernels import ahead
+
+    some = ahead.recipes((8, 9), "float32")[-2:]
+    monkeypatch.setattr(ahead, "recipes", lambda *_: some)
+    monkeypatch.setenv("DISTMM_CACHE_DIR", str(tmp_path))
+    for _ in range(2):  # the second time they are there
+        result = run("compile", "--arch", "sm_89", "--processes", "2")
+        assert result.exit_code == 0
+        assert "2 kernels for sm_89, " in result.output
+        assert str(tmp_path) in result.output
+        assert len(list(tmp_path.iterdir())) == 2
+
+
 def test_info_says_where_rates_come_from(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     from distmm_kernels import device, measured
     from distmm_kernels.config import Problem

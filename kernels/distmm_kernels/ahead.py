@@ -1,0 +1,241 @@
+"""Kernels that are built ahead, without a GPU: those of the usual products on GPUs of one compute capability.
+
+A product that needs another kernel compiles it, in 1 to 5 seconds. The usual products are those of matrices in C order,
+transposed or not, of any size, at the default precision, and their chains over k; `gram`; checks; the largest elements
+of rows. They are not: factors of `gemm`, 8-bit floats, ``"high"`` and ``"medium"`` precision of float32, and numbers
+that float16 halves do not hold.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any, TypeAlias
+
+from distmm_kernels.candidate import AMPERE, FAST_FLOAT64, HOPPER
+from distmm_kernels.emulation.formats import FP16_PAIR
+from distmm_kernels.gemm.aligned import ADD
+from distmm_kernels.launch.binary import Recipe, binary, kept
+from distmm_kernels.layout.copies import NUMBERS
+from distmm_kernels.reductions.largest import HELD_BYTES, WARPS
+from distmm_kernels.reductions.lines import LANES, WIDER
+from distmm_kernels.tiles import fragment_tiles, mma_tiles
+from distmm_kernels.tiles.hopper_tiles import HopperTile
+from distmm_kernels.tiles.hopper_widths import RATES
+from distmm_kernels.tiles.tiling import TILINGS, Tiling
+
+Capability: TypeAlias = tuple[int, int]
+
+BOTH = False, True
+CODE = "distmm_kernels.device_code."
+LAYOUTS: tuple[tuple[Any, Any], ...] = ("k", "n"), ("k", "k"), ("m", "n"), ("m", "k")  # of A and of B
+OWN_TRANSPOSE: tuple[tuple[Any, Any], ...] = ("k", "k"), ("m", "n")
+
+
+def recipes(capability: Capability, dtype: str) -> list[Recipe]:
+    """Return the kernels of the usual products of operands of a type.
+
+    Raises
+    ------
+    ValueError
+        If no kernel is built ahead for this type or compute capability.
+    """
+    if not AMPERE[0] <= capability or dtype not in TYPES:
+        raise ValueError(
+            f"no kernels of {dtype} are built ahead for compute capability {capability[0]}.{capability[1]}: give "
+            f"8.0 or a later one, and types among {', '.join(TYPES)}"
+        )
+    return list(dict.fromkeys([*TYPES[dtype](capability, dtype), *_beside(dtype)]))
+
+
+def build(capability: Capability, dtypes: Sequence[str], processes: int | None = None) -> Iterator[int]:
+    """Build the kernels of these types that are not on disk; yield the size in bytes of each one that is there.
+
+    Parameters
+    ----------
+    processes
+        That compile at the same time; None: one for each core.
+    """
+    wanted = dict.fromkeys(recipe for dtype in dtypes for recipe in recipes(capability, dtype))
+    there = {recipe: found for recipe in wanted if (found := kept(recipe, capability)) is not None}
+    yield from (len(found.cubin) for found in there.values())
+    missing = [recipe for recipe in wanted if recipe not in there]
+    # A process for each kernel: Numba numbers the functions of a process, and names are in the machine code.
+    processes = processes or len(os.sched_getaffinity(0))
+    with ProcessPoolExecutor(processes, get_context("spawn"), max_tasks_per_child=1) as pool:
+        yield from pool.map(_size, missing, itertools.repeat(capability))
+
+
+def _size(recipe: Recipe, capability: Capability) -> int:
+    return len(binary(recipe, capability).cubin)
+
+
+def _beside(dtype: str) -> Iterator[Recipe]:
+    """Yield copies of operands of any layout, mirror images, checks, and the largest elements of rows."""
+    yield Recipe(f"{CODE}copies.realign:source")
+    for number in NUMBERS.values():
+        yield Recipe(f"{CODE}copies.transpose:source", (number,))
+        if number != "uint8":
+            yield Recipe(f"{CODE}copies.mirror:source", (number, False))
+    for in_word in (2, 4):
+        yield Recipe(f"{CODE}copies.transpose_words:source", (in_word,))
+    if dtype.startswith("complex"):
+        yield Recipe(f"{CODE}copies.mirror:source", (dtype, True))
+    if "float" in dtype:
+        yield Recipe(f"{CODE}thin_products:times_vectors", (dtype,))
+    compared = WIDER.get(dtype, dtype)
+    if compared in ("float32", "float64", "int32", "int64"):
+        held = HELD_BYTES // (8 if compared.endswith("64") else 4)
+        yield Recipe(f"{CODE}largest:of_rows", (compared, "", 1, held, LANES, WARPS))
+
+
+def _hopper(operand: Any, output: Any, layouts: Iterable[tuple[Any, Any]], **more: Any) -> Iterator[Recipe]:
+    """Yield all widths of tiles of a variant, for these layouts of A and B."""
+    for a_major, b_major in layouts:
+        for columns in RATES[more.get("products", 1)]:
+            if columns == 256 and more.get("promotes"):
+                continue
+            if columns % 128 and output in ("int8", "uint8", "bool"):
+                continue
+            tile = HopperTile(operand, output, columns, a_major, b_major, **more)
+            yield Recipe(f"{CODE}hopper.hopper_gemm:hopper_gemm", (tile,))
+
+
+def _in_chains(operand: Any, output: Any, layouts: Any, sums: str) -> Iterator[Recipe]:
+    """Yield products by one launch, of one panel or several, whose sums begin at zero or at C."""
+    for adds, panels in itertools.product(BOTH if output != "bool" else (False,), BOTH):
+        if sums == "float32":
+            yield from _hopper(operand, output, layouts, adds=adds, panels=panels, promotes=True)
+        if sums != "float32" or not panels:
+            yield from _hopper(operand, output, layouts, adds=adds, panels=panels)
+
+
+def _add_slices(sums: str, *outputs: str) -> Iterator[Recipe]:
+    for output, adds in itertools.product(outputs, BOTH):
+        yield Recipe(ADD, (sums, output, adds))
+
+
+def _tiled(maker: str, name: str, tilings: Iterable[Tiling], *more: Any) -> Iterator[Recipe]:
+    """Yield the kernels of these tilings, with wide and with narrow stores of C."""
+    for tiling in tilings:
+        for width in {tiling.widest, 1}:
+            yield Recipe(f"{CODE}{maker}:source", (name, tiling, width, *more))
+
+
+def _fragments(capability: Capability, operand: Any, residues: bool = False) -> Iterator[Recipe]:
+    layouts = itertools.product(BOTH, BOTH) if fragment_tiles.ITEMSIZE[operand] == 2 else [(True, True)]
+    for along_k in layouts:
+        tilings = fragment_tiles.tilings(operand, capability, along_k)
+        yield from _tiled("fragments", operand, tilings, *([True] if residues else [False]))
+
+
+def _chain(capability: Capability, dtype: str) -> Iterator[Recipe]:
+    """Yield chains of multiply-adds, for a short k."""
+    if dtype == "float64" and capability in FAST_FLOAT64:
+        for along_k in itertools.product(BOTH, BOTH):
+            some = (dataclasses.replace(tiling, along_k=along_k) for tiling in mma_tiles.tilings(capability))
+            yield from _tiled("mma", dtype, some)
+    else:
+        yield from _tiled("register_tiled", dtype, TILINGS[dtype])
+
+
+def _float32(capability: Capability, dtype: str) -> Iterator[Recipe]:
+    yield from _chain(capability, "float32")
+    if capability not in FAST_FLOAT64:
+        return
+    for aligned in BOTH:
+        for warps in (1, 2, 4, 8):
+            yield Recipe(f"{CODE}copies.prepass:split_rows", (FP16_PAIR, aligned, warps))
+        yield Recipe(f"{CODE}copies.prepass:find_maxima", (aligned,))
+        yield Recipe(f"{CODE}copies.prepass:split_columns", (FP16_PAIR, aligned))
+    if capability != HOPPER[0]:
+        for along_k in itertools.product(BOTH, BOTH):
+            yield from _tiled(
+                "fragments", "float16", fragment_tiles.tilings_of_halves("float16", capability, along_k), False
+            )
+        return
+    yield from _add_slices("float32", "float32")
+    for adds in BOTH:
+        halves = {"products": 3, "scaled": True, "adds": adds}
+        yield from _hopper("float16", "float32", LAYOUTS, **halves)
+        yield from _hopper("float16", "float32", OWN_TRANSPOSE, symmetric=True, **halves)
+
+
+def _complex64(capability: Capability, dtype: str) -> Iterator[Recipe]:
+    yield from _float32(capability, "float32")
+    for turned in BOTH:
+        yield Recipe(f"{CODE}copies.real_view:source", ("float32", turned))
+
+
+def _float64(capability: Capability, dtype: str) -> Iterator[Recipe]:
+    """Yield the kernels of float64, and of complex128, which has two parts."""
+    parts = 2 if dtype == "complex128" else 1
+    yield from _chain(capability, "float64")
+    if parts == 2:
+        for turned in BOTH:
+            yield Recipe(f"{CODE}copies.real_view:source", ("float64", turned))
+    yield Recipe(f"{CODE}residues:find_factors", (parts,))
+    for along_k in BOTH:
+        yield Recipe(f"{CODE}residues:sum_squares", (along_k, parts))
+        yield Recipe(f"{CODE}residues:split", (along_k, parts))
+    file = "reconstruct_complex" if parts == 2 else "reconstruct"
+    for adds in BOTH:
+        yield Recipe(f"{CODE}{file}:reconstruct", (capability not in FAST_FLOAT64, adds))
+    yield from _residues(capability)
+
+
+def _residues(capability: Capability) -> Iterator[Recipe]:
+    if capability != HOPPER[0]:
+        yield from _fragments(capability, "int8", residues=True)
+        return
+    for symmetric in BOTH:
+        yield from _hopper("int8", "int8", [("k", "k")], symmetric=symmetric)
+
+
+def _integers(capability: Capability, dtype: str) -> Iterator[Recipe]:
+    """Yield the kernels of int32 and int64."""
+    bits = int(dtype[3:])
+    yield from _chain(capability, dtype)
+    for yes in BOTH:
+        yield Recipe(f"{CODE}integer_residues:split", (bits, yes))
+        yield Recipe(f"{CODE}integer_residues:reconstruct", (bits, yes))
+    yield from _residues(capability)
+
+
+def _narrow(capability: Capability, dtype: str) -> Iterator[Recipe]:
+    """Yield the kernels of operands that tensor cores read as they are."""
+    integer = "int" in dtype
+    sums = "int32" if integer else "float32"
+    if capability != HOPPER[0]:
+        if dtype == "uint8":
+            yield from _integers(capability, "int32")
+        else:
+            yield from _fragments(capability, dtype)
+        return
+    layouts = [("k", "k")] if integer else LAYOUTS[:1]
+    for output in (sums, "uint8" if integer else dtype):
+        yield from _in_chains(dtype, output, layouts, sums)
+    yield from _hopper(dtype, sums, layouts, sliced=True)
+    yield from _add_slices(sums, sums, *([] if integer else [dtype]))
+    for promotes in (False,) if integer else BOTH:
+        output = sums if integer else dtype
+        yield from _hopper(dtype, output, layouts if integer else OWN_TRANSPOSE, symmetric=True, promotes=promotes)
+
+
+TYPES: dict[str, Callable[[Capability, str], Iterator[Recipe]]] = {
+    "float32": _float32,
+    "float64": _float64,
+    "bfloat16": _narrow,
+    "float16": _narrow,
+    "complex64": _complex64,
+    "complex128": _float64,
+    "int8": _narrow,
+    "uint8": _narrow,
+    "int32": _integers,
+    "int64": _integers,
+}
+"""Operand types whose kernels are built ahead."""
