@@ -18,12 +18,8 @@ from distmm.telemetry.record import Record
 # laptop, and an update takes 40 kB.
 MOST_CELLS = 4096
 
-# Up to these numbers, cells show the name of their owner, matrices of a batch show their index, and the legend names
-# the workers.
-NAMED_CELLS, NAMED_MATRICES, NAMED_WORKERS = 64, 36, 32
-
-# Gap between the matrices of a batch, as a fraction of a matrix's longer edge.
-GAP = 0.12
+# Up to these numbers, cells show the name of their owner, and the legend names the workers.
+NAMED_CELLS, NAMED_WORKERS = 64, 32
 
 # Opacity of a block of which no step is done.
 EMPTY = 0.1
@@ -32,37 +28,28 @@ EMPTY = 0.1
 NONE, MIRRORED, RESUMED = " ", "right_diagonal_line", "dot"
 
 
-class Layout(NamedTuple):
-    """Positions of the cells.
+class Grid(NamedTuple):
+    """The row and the column of each block, in cells of `side` x `side` blocks. The grid is `high` x `wide` cells."""
 
-    Each matrix of a batch has `high` x `wide` cells of `side` x `side` blocks, and `across` matrices form a line. If a
-    batch has more matrices than `MOST_CELLS`, `together` matrices share a cell.
-    """
-
+    row: np.ndarray
+    column: np.ndarray
     side: int
     high: int
     wide: int
-    across: int
-    together: int
-    gap: float
 
     @classmethod
-    def of(cls, record: Record) -> Layout:
-        """Choose the layout for a product whose outline is closest to a square."""
-        side = math.ceil(math.sqrt(max(1, record.chains / MOST_CELLS)))
-        high, wide = math.ceil(record.rows / side), math.ceil(record.columns / side)
-        batch = record.chains // (record.rows * record.columns)
-        together = math.ceil(batch * high * wide / MOST_CELLS) if high * wide == 1 else 1
-        tiles = math.ceil(batch / together)
-        across = min(tiles, max(1, round(math.sqrt(tiles * high / wide))))
-        return cls(side, high, wide, across, together, GAP * max(high, wide) if tiles > 1 else 0.0)
+    def of(cls, record: Record) -> Grid:
+        """Place the blocks of C. The matrices of a batch lie side by side, in an outline close to a square.
 
-    def place(self, tiles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the left and upper edges of matrices, by their number in the batch."""
-        return (
-            tiles % self.across * (self.wide + self.gap) + self.gap,
-            tiles // self.across * (self.high + self.gap) + self.gap,
-        )
+        They are a cell apart, if each block has a cell of its own.
+        """
+        rows, columns = record.rows, record.columns
+        matrices, side = record.chains // (rows * columns), math.ceil(math.sqrt(max(1, record.chains / MOST_CELLS)))
+        across, gap = max(1, round(math.sqrt(matrices * rows / columns))), int(side == 1)
+        matrix, place = np.divmod(np.arange(record.chains), rows * columns)
+        row = (matrix // across * (rows + gap) + place // columns) // side
+        column = (matrix % across * (columns + gap) + place % columns) // side
+        return cls(row, column, side, int(row.max()) + 1, int(column.max()) + 1)
 
 
 class Blocks(Pane):
@@ -71,7 +58,6 @@ class Blocks(Pane):
     def __init__(self, **sizing: Any) -> None:
         columns = ("x", "y", "fill", "alpha", "edge", "width", "hatch", "name", "text", "owner", "done", "state")
         self.source = ColumnDataSource({column: [] for column in columns})
-        self.frames = ColumnDataSource({column: [] for column in ("x", "y", "width", "height", "left", "top", "text")})
         self.hatched = ColumnDataSource({column: [] for column in ("x", "y", "hatch")})
         self.shape: tuple[object, ...] = ()
         self.root = figure(
@@ -87,15 +73,6 @@ class Blocks(Pane):
             x="x", y="y", text="text", source=self.source, text_align="center", text_baseline="middle",
             text_font_size="11px", text_color=theme.LIGHT["ink"],
         )  # fmt: skip
-        # Matrices of a batch: a frame around each, and its index above it.
-        self.root.rect(
-            x="x", y="y", width="width", height="height", source=self.frames, fill_color=None,
-            line_color=theme.LIGHT["muted"], line_width=1.5, tags=["ink"],
-        )  # fmt: skip
-        self.root.text(
-            x="left", y="top", text="text", source=self.frames, text_baseline="bottom", text_font_size="11px",
-            text_color=theme.LIGHT["ink"],
-        )  # fmt: skip
         # A renderer for hatched cells only: Bokeh makes a pattern for each cell of a renderer at every update.
         self.root.rect(
             x="x", y="y", width=0.92, height=0.92, source=self.hatched, fill_color=None, line_color=None,
@@ -110,13 +87,9 @@ class Blocks(Pane):
 
     def update(self, record: Record, now: float) -> None:
         """Redraw the cells."""
-        layout = Layout.of(record)
-        matrix, place = np.divmod(np.arange(record.chains), record.rows * record.columns)
-        tile = matrix // layout.together
-        row, column = (at // layout.side for at in np.divmod(place, record.columns))
-        cell = (tile * layout.high + row) * layout.wide + column
-        first, members = np.unique(cell, return_index=True, return_counts=True)[1:]
-        left, top = layout.place(tile[first])
+        grid = Grid.of(record)
+        cell = grid.row * grid.wide + grid.column
+        first, cell, members = np.unique(cell, return_index=True, return_inverse=True, return_counts=True)[1:]
 
         def some(flags: np.ndarray) -> np.ndarray:
             """Whether a flag is set for any block of each cell; a mirror image has the flags of its source."""
@@ -126,13 +99,12 @@ class Blocks(Pane):
         rejected, mirrored = some(record.rejections) & ~refuted, np.bincount(cell, weights=record.mirrored) == members
         owners = [record.owners[record.source[chain]] for chain in first]
         done = np.bincount(cell, weights=record.progress) / members
-        several = layout.together * layout.side**2 > 1
-        more = " and its neighbours, in one cell" if several else ""
+        more = " and its neighbours, in one cell" if grid.side > 1 else ""
         edges = [(refuted, theme.WRONG), (rejected, theme.REJECTED), (again, theme.AGAIN)]
         named = record.chains <= NAMED_CELLS
         self.source.data = {
-            "x": left + column[first] + 0.5,
-            "y": top + row[first] + 0.5,
+            "x": grid.column[first] + 0.5,
+            "y": grid.row[first] + 0.5,
             "fill": [record.color(owner) if owner else theme.NOBODY for owner in owners],
             "alpha": EMPTY + (1 - EMPTY) * done,
             "edge": np.select([flags for flags, _ in edges], [color for _, color in edges], theme.NOBODY),
@@ -149,32 +121,14 @@ class Blocks(Pane):
         }
         hatched = mirrored | resumed
         self.hatched.data = {column: np.asarray(self.source.data[column])[hatched] for column in self.hatched.data}
-        if self.shape != (record.product, layout):
-            self.shape = (record.product, layout)
-            self._frame(record, layout, int(tile[-1]) + 1)
-
-    def _frame(self, record: Record, layout: Layout, tiles: int) -> None:
-        """Fit the axes to the layout, and draw a frame around each matrix of a batch."""
-        left, top = layout.place(np.arange(tiles if tiles > 1 else 0))
-        named = len(left) <= NAMED_MATRICES and layout.together == 1
-        indices = zip(*np.unravel_index(np.arange(len(left)), record.batches or (1,)), strict=True)
-        self.frames.data = {
-            "x": left + layout.wide / 2,
-            "y": top + layout.high / 2,
-            "width": np.full(len(left), layout.wide + layout.gap / 4),
-            "height": np.full(len(left), layout.high + layout.gap / 4),
-            "left": left,
-            "top": top - layout.gap / 8,
-            "text": [f"C[{', '.join(map(str, index))}]" if named else "" for index in indices],
-        }
-        across, lines = layout.across, math.ceil(tiles / layout.across)
-        self.root.x_range.update(start=0, end=across * (layout.wide + layout.gap) + layout.gap)
-        self.root.y_range.update(start=lines * (layout.high + layout.gap) + layout.gap, end=0)
-        for axis, count in ((self.root.xaxis[0], layout.wide), (self.root.yaxis[0], layout.high)):
-            axis.visible = tiles == 1
-            at = sorted({0, count // 2, count - 1} if count > 8 else range(count))
-            axis.ticker = FixedTicker(ticks=[x + 0.5 for x in at])
-            axis.major_label_overrides = {x + 0.5: str(x * layout.side) for x in at}
+        if self.shape != (record.product, grid.high, grid.wide):
+            self.shape = record.product, grid.high, grid.wide
+            self.root.x_range.end, self.root.y_range.start = grid.wide, grid.high
+            for axis, count in ((self.root.xaxis[0], grid.wide), (self.root.yaxis[0], grid.high)):
+                axis.visible = not record.batches
+                at = sorted({0, count // 2, count - 1} if count > 8 else range(count))
+                axis.ticker = FixedTicker(ticks=[x + 0.5 for x in at])
+                axis.major_label_overrides = {x + 0.5: str(x * grid.side) for x in at}
 
 
 # Entries of the legend, in the order of a cell's flags, with the CSS of their swatches.

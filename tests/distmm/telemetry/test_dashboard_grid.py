@@ -83,23 +83,20 @@ def test_blocks_from_disk_rejected_and_computed_again_are_told_apart() -> None:
         assert r.color(worker) in words
 
 
-def test_the_matrices_of_a_batch_stand_apart_each_with_its_index() -> None:
+def test_the_matrices_of_a_batch_stand_apart() -> None:
     r = record(Problem(60, 30, 40, np.dtype("f4"), (2, 3), (2, 3)), (1, 1, 20, 30, 20))
     pane, found = cells(r)
-    frames = {name: np.array(pane.frames.data[name]) for name in ("x", "y", "width", "height")}
-    assert list(pane.frames.data["text"]) == ["C[0, 0]", "C[0, 1]", "C[0, 2]", "C[1, 0]", "C[1, 1]", "C[1, 2]"]
-    for at, index in enumerate(pane.frames.data["text"]):
-        inside = {
-            name
-            for name, cell in found.items()
-            if abs(cell["x"] - frames["x"][at]) < frames["width"][at] / 2  # type: ignore[operator]
-            and abs(cell["y"] - frames["y"][at]) < frames["height"][at] / 2  # type: ignore[operator]
-        }
-        assert inside == {f"{index[:-1]}, {i}, {j}]" for i in range(3) for j in range(2)}
+    assert len(found) == r.chains
+    for b in np.ndindex(2, 3):
+        mine = [found[f"C[{b[0]}, {b[1]}, {i}, {j}]"] for i in range(3) for j in range(2)]
+        (left, right), (top, bottom) = ((min(at), max(at)) for at in ([c[x] for c in mine] for x in "xy"))  # type: ignore[type-var]
+        assert (right - left, bottom - top) == (1, 2)  # type: ignore[operator]
+        others = [cell for cell in found.values() if cell not in mine]
+        assert not [c for c in others if left - 1 <= c["x"] <= right + 1 and top - 1 <= c["y"] <= bottom + 1]  # type: ignore[operator]
     assert not pane.root.xaxis[0].visible
     pane.update(record(Problem(60, 30, 60, np.dtype("f4")), (30, 30, 30)), 1010.0)
     assert pane.root.xaxis[0].visible
-    assert list(pane.frames.data["text"]) == []
+    assert (pane.root.x_range.end, pane.root.y_range.start) == (2, 2)
 
 
 @pytest.mark.parametrize(("batch", "edge"), [((), 100), ((6000,), 1), ((40, 50), 2)])
