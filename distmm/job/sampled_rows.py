@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import operator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
 import dask
 import numpy as np
@@ -88,15 +89,29 @@ class _Columns:
     def __call__(self, columns: slice) -> Found:
         with np.errstate(all="ignore"):
             truth, limit = self.elements(columns)
-            found = Found()
-            for at, row in enumerate(self.rows):
-                own, values = self.given[at]
+            # What the result says of each element: its value, or that it is not better than the last one.
+            given, off, listed = (np.zeros(truth.shape, dtype) for dtype in (float, bool, bool))
+            for at, (own, values) in enumerate(self.given):
                 inside = (own >= columns.start) & (own < columns.stop)
-                left_out = np.ones(truth.shape[1], bool)
-                left_out[own[inside] - columns.start] = False
-                found |= self._listed(row, own[inside], values[inside], truth[at], limit[at], columns.start)
-                found |= self._left_out(row, left_out, values, truth[at], limit[at], columns.start)
-        return found
+                here, scores, least = own[inside] - columns.start, self._scores(values), self._least(values)
+                belongs = np.greater if isinstance(self.reduction, TopK) else np.greater_equal
+                given[at], off[at] = least, belongs(truth[at], least)
+                given[at, here], off[at, here] = scores[inside], truth[at, here] != scores[inside]
+                listed[at, here] = True
+            known = np.isfinite(truth) & np.isfinite(given)
+            if self.tolerance.exact:
+                ratio = np.where(off, np.inf, 0.0)
+            else:
+                error = np.where(known & off & np.isfinite(limit), np.abs(truth - given), 0.0)
+                ratio = np.where(error == 0, 0.0, error / np.maximum(limit, np.finfo(float).tiny))
+                known &= np.isfinite(limit)
+        line, column = map(int, np.unravel_index(int(np.argmax(ratio)), ratio.shape))
+        row, name = self.rows[line], columns.start + column
+        message = f"row {row} leaves out column {name}, which should be in it"
+        if listed[line, column]:
+            own, values = self.given[line]
+            message = f"row {row} has {values[own == name][0]} for column {name}, which is not the value of C"
+        return Found(float(ratio[line, column]), message, int(np.count_nonzero(~known)))
 
     def elements(self, columns: slice) -> tuple[np.ndarray, np.ndarray]:
         """Return the score of each element, by which larger is better, and the largest error of a right score."""
@@ -134,56 +149,19 @@ class _Columns:
                     squares += (right**2).sum(axis=0)
         return truth, spread, squares
 
-    def _listed(
-        self, row: int, own: np.ndarray, values: np.ndarray, truth: np.ndarray, limit: np.ndarray, first: int
-    ) -> Found:
-        """Compare the values in the result."""
-        if not own.size:
-            return Found()
-        expected, given = truth[own - first], _in_order(values, self.reduction, self.tolerance)
-        found, at = self._worst(expected != given, expected, given, limit[own - first])
-        return replace(found, message=f"row {row} has {values[at]} for column {own[at]}, which is not the value of C")
-
-    def _left_out(
-        self, row: int, left_out: np.ndarray, values: np.ndarray, truth: np.ndarray, limit: np.ndarray, first: int
-    ) -> Found:
-        """Look for omitted columns that are better than the last one in the result, or reach the threshold."""
-        if not left_out.any():
-            return Found()
-        if isinstance(self.reduction, TopK):
-            least = _in_order(values[-1:], self.reduction, self.tolerance)[0]
-            belongs = truth > least
-        else:
-            t = self.reduction.t
-            least, belongs = float(t), truth >= t
-            if self.reduction.metric == "euclidean":
-                least = -least * least
-                belongs = truth >= least
-        at_least = np.broadcast_to(np.asarray(least), truth.shape)[left_out]
-        found, at = self._worst(belongs[left_out], truth[left_out], at_least, limit[left_out])
-        what = f"row {row} leaves out column {first + np.flatnonzero(left_out)[at]}, which should be in it"
-        return replace(found, message=what)
-
-    def _worst(self, off: np.ndarray, one: np.ndarray, other: np.ndarray, limit: np.ndarray) -> tuple[Found, int]:
-        """Return the largest ratio of a difference to its limit, among the elements `off`, and its position."""
-        known = np.isfinite(one) & np.isfinite(other)
+    def _scores(self, values: np.ndarray) -> np.ndarray:
+        """Return the scores (`elements`) of values in the result."""
         if self.tolerance.exact:
-            ratio = np.where(off, np.inf, 0.0)
-        else:
-            error = np.where(known & off, np.abs(one - other), 0.0)
-            ratio = np.where(error == 0, 0.0, error / np.maximum(limit, np.finfo(float).tiny))
-            ratio = np.where(known & ~np.isfinite(limit), 0.0, ratio)
-            known &= np.isfinite(limit)
-        at = int(np.argmax(ratio))
-        return Found(float(ratio[at]), unknown=int(np.count_nonzero(~known))), at
+            return values
+        wide = values.astype(np.float64)
+        return -(wide**2) if self.reduction.metric == "euclidean" else wide
 
-
-def _in_order(values: np.ndarray, reduction: Reduction, tolerance: Tolerance) -> np.ndarray:
-    """Return the scores (`_Columns.elements`) of values in the result."""
-    if tolerance.exact:
-        return values
-    wide = values.astype(np.float64)
-    return -(wide**2) if reduction.metric == "euclidean" else wide
+    def _least(self, values: np.ndarray) -> Any:
+        """Return the score that omitted columns of a row must not exceed, or not reach."""
+        if isinstance(self.reduction, TopK):
+            return self._scores(values[-1:])[0]
+        t = self.reduction.t
+        return -t * t if self.reduction.metric == "euclidean" else t
 
 
 def _lengths(squares: np.ndarray) -> np.ndarray:
