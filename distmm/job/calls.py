@@ -123,7 +123,7 @@ def multiply(
             f"{folder.target}: a full check renames a wrong C, but an object store has no rename: use check "
             f"freivalds, and distmm verify A B C --check full when C is complete"
         )
-    return Job.of(out, spec, choices, overwrite or adds, keywords).begin(ended)
+    return Job(os.fspath(out), spec, choices, overwrite, overwrite or adds, keywords).begin(ended)
 
 
 @takes(RunKeywords)
@@ -165,7 +165,7 @@ def resume(
     if content is None and folder.exists():
         manifest = read_manifest(folder)
         spec, output = Spec.from_json(manifest["spec"]), manifest["output"]
-        return Job.of(output["name"], spec, choices, output["overwrite"], keywords).run(spec.files())
+        return Job(output["name"], spec, choices, False, output["overwrite"], keywords).run(spec.files())
     if content is None:
         content = read_certificate(folder)
         if content is None or not is_there(folder.target):

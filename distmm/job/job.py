@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, Self, TypedDict
+from functools import partial
+from typing import Any, TypedDict
 
 from distributed import Client
 
@@ -83,8 +83,8 @@ class Job:
         Whether an existing result, or an unfinished job of it, is discarded.
     replaces : bool
         Whether the result may replace an existing one at the end. It also does if it is added to that one (beta).
-    client, connect, seed, stop, announce, progress
-        As in `distmm.multiply`.
+    keywords : mapping
+        The keywords of the call: those of `JobKeywords` that the other attributes do not have.
     most : int, optional
         The limit of a threshold. A resumed job may have another limit.
     """
@@ -94,25 +94,8 @@ class Job:
     choices: Choices
     overwrite: bool
     replaces: bool
-    client: Client | None
-    connect: Connect | None
-    seed: int | None
-    stop: Stop
-    announce: Announce | None
-    progress: Progress | None
+    keywords: Mapping[str, Any]
     most: int | None = None
-
-    @classmethod
-    def of(
-        cls, out: str | os.PathLike[str], spec: Spec, choices: Choices, replaces: bool, keywords: Mapping[str, Any],
-        most: int | None = None,
-    ) -> Self:  # fmt: skip
-        """Return the job of a call with these `keywords`."""
-        return cls(
-            os.fspath(out), spec, choices, bool(keywords.get("overwrite")), replaces, keywords.get("client"),
-            keywords.get("connect"), keywords.get("seed"), keywords.get("stop") or Stop(), keywords.get("announce"),
-            keywords.get("progress"), most,
-        )  # fmt: skip
 
     @property
     def folder(self) -> Folder:
@@ -134,7 +117,7 @@ class Job:
             if spec.reads(folder.target):
                 refuse_twice(folder)
         if not self.overwrite and not folder.exists():
-            content = complete_result(folder, spec, self.client)
+            content = complete_result(folder, spec, self.keywords.get("client"))
             if content is not None:
                 return Summary.of_complete(folder, content)
         return self.run(asked)
@@ -152,9 +135,10 @@ class Job:
         with ExitStack() as stack:
             if folder.exists() and not self.overwrite:
                 refuse_changes(folder, spec, self.choices.blocks, self.plan)
-            client = computing(self.client)
+            client = computing(self.keywords.get("client"))
             if client is None:
-                client = stack.enter_context(self.connect() if self.connect else clusters.local(self.choices.device))
+                connect = self.keywords.get("connect") or partial(clusters.local, self.choices.device)
+                client = stack.enter_context(connect())
             stack.enter_context(seceded())
             stack.enter_context(client.as_current())
             stack.enter_context(unless_silent(client))  # for the waits for workers before and after the waves
@@ -172,8 +156,9 @@ class Job:
 
     def _plan(self, client: Client, manifest: Json | None) -> Plan:
         """Plan for the current cluster. A resumed job keeps its blocks, and therefore its bits."""
-        device, blocks, seconds = self.choices.device, self.choices.blocks, self.stop.seconds or None
-        asked = planning.request(self.spec, device, blocks, manifest, self.plan, seconds)
+        stop = self.keywords.get("stop") or Stop()
+        choices, seconds = self.choices, stop.seconds or None
+        asked = planning.request(self.spec, choices.device, choices.blocks, manifest, self.plan, seconds)
         plan = planning.plan(self.spec, asked, client)
         if manifest is None:
             return plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from operator import index
 from typing import Any, Literal, Unpack
 
@@ -163,4 +164,4 @@ def _reduced(
         a, b, None, transa=transa, transb=transb, precision=choices.precision, kernel=choices.kernel, check=check,
         reduction=reduction, reproducible=choices.reproducible,
     )  # fmt: skip
-    return Job.of(out, spec, choices, overwrite, keywords, most).begin(ended)
+    return Job(os.fspath(out), spec, choices, overwrite, overwrite, keywords, most).begin(ended)

@@ -26,6 +26,7 @@ from distmm.job.manifest import add_run, new_manifest, recorded_end, refuse_chan
 from distmm.job.records import read_manifest
 from distmm.job.sampled_rows import check_sample
 from distmm.job.spec import differences
+from distmm.job.stop import Stop
 from distmm.job.summary import Made, Summary
 from distmm.job.target import Target
 from distmm.job.unfinished import explained, no_progress, without_progress
@@ -58,7 +59,7 @@ class Run:
 
     def __init__(self, job: Job, client: Client, plan: Plan, begun: Json | None, asked: Json, note: str) -> None:
         self.job, self.client, self.plan, self.begun, self.asked, self.note = job, client, plan, begun, asked, note
-        self.spec, self.contents, self.stop = job.spec, job.spec.contents, job.stop
+        self.spec, self.contents, self.stop = job.spec, job.spec.contents, job.keywords.get("stop") or Stop()
         self.folder = job.folder if begun is None else job.folder.of_job(begun["id"])
         self.units = self.contents.units(plan.block_shape)
         self.inputs = Inputs(client, self.spec, plan.blocking, plan.cluster.device)
@@ -124,7 +125,9 @@ class Run:
                     folder.store.discard(folder.work, os.path.dirname(folder.work))
                 raise
             description = target.description()
-            manifest = new_manifest(folder.id, self.spec, job.out, job.replaces, plan, job.seed, description)
+            manifest = new_manifest(
+                folder.id, self.spec, job.out, job.replaces, plan, job.keywords.get("seed"), description
+            )
         manifest["most"] = manifest.get("most") if job.most is None else job.most
         add_run(manifest, run_of(plan, self.client), folder.markers().values())
         write_manifest(folder, manifest)
@@ -182,7 +185,8 @@ class Run:
         )  # fmt: skip
         writer = Writer(folder, CountedRun(self.lock.token), target, judge)
         entries = Entries.of(spec, plan, folder, manifest["most"])
-        computation = Computation(client, spec, plan, writer, self.stop, self.job.progress, entries, self.note)
+        progress = self.job.keywords.get("progress")
+        computation = Computation(client, spec, plan, writer, self.stop, progress, entries, self.note)
         for marker in done.values():
             computation.seen.add(marker)
         missing = self.units - done.keys()
@@ -190,8 +194,8 @@ class Run:
         def flops(count: int) -> float:
             return plan.problem.flops * count / max(1, len(self.units))
 
-        if self.job.announce is not None:
-            self.job.announce(plan, flops(len(missing)))
+        if (announce := self.job.keywords.get("announce")) is not None:
+            announce(plan, flops(len(missing)))
         started = time.perf_counter()
         try:
             for marker in done.values():

@@ -24,8 +24,8 @@ class Made:
     bytes_moved: int = 0
 
 
-@dataclass(frozen=True)
-class Summary:
+@dataclass(frozen=True, kw_only=True)
+class Summary(Made):
     """The result of a job: C, the figures of the run, and the check.
 
     Attributes
@@ -62,12 +62,7 @@ class Summary:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     plan: Plan | None
-    seconds: float
-    flops: float
-    bytes_moved: int
     blocks: int
-    kept: int
-    recomputed: int
     residual: float | None
     certificate: str | None
     report: str | None

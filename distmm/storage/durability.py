@@ -11,8 +11,9 @@ import threading
 import uuid
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from distmm.errors import InputError
@@ -138,8 +139,7 @@ def published(paths: Sequence[str], drafts: str, replace: bool = False) -> Itera
             del waiting[draft]
     finally:
         for draft in waiting:
-            with suppress(FileNotFoundError):
-                os.unlink(draft)
+            Path(draft).unlink(missing_ok=True)
 
 
 def _fsync_all(descriptors: list[int]) -> None:

@@ -220,23 +220,18 @@ def normalise(key: Any, shape: tuple[int, ...]) -> tuple[tuple[slice, ...], tupl
     read: list[slice] = []
     rest: list[slice | int] = []
     for index, length in zip(keys, shape, strict=True):
-        if isinstance(index, slice):
-            span = range(*index.indices(length))
-            if not span:
-                read.append(slice(0, 0, 1))
-            elif span.step > 0:
-                read.append(slice(span.start, span[-1] + 1, span.step))
-            else:
-                read.append(slice(span[-1], span.start + 1, -span.step))
-            rest.append(slice(None, None, -1 if span.step < 0 else 1))
-        elif isinstance(index, (int, np.integer)) and not isinstance(index, bool):
-            position = int(index) + length if index < 0 else int(index)
-            if not 0 <= position < length:
-                raise IndexError(f"index {index} is out of range for a side of length {length}")
-            read.append(slice(position, position + 1, 1))
-            rest.append(0)
-        else:
+        if isinstance(index, bool) or not isinstance(index, (int, np.integer, slice)):
             raise IndexError(f"matrices on disk take integers, slices and '...', not {type(index).__name__}: {index!r}")
+        if not isinstance(index, slice) and not -length <= index < length:
+            raise IndexError(f"index {index} is out of range for a side of length {length}")
+        span = range(length)[index]  # an integer, or a range
+        if isinstance(span, int):
+            read.append(slice(span, span + 1, 1))
+            rest.append(0)
+            continue
+        ascending = span if span.step > 0 else span[::-1]
+        read.append(slice(ascending[0], ascending[-1] + 1, ascending.step) if span else slice(0, 0, 1))
+        rest.append(slice(None, None, 1 if span.step > 0 else -1))
     return tuple(read), tuple(rest)
 
 

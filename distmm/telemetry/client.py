@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import ipaddress
 import socket
+import time
 from collections.abc import Collection, Hashable
 
 from distributed import Client, Scheduler
 
 from distmm.graph.consumers import product_of
-from distmm.telemetry import client as telemetry
 from distmm.telemetry import dashboard_server, worker
 from distmm.telemetry.activity import Activity
 from distmm.telemetry.faults import tolerated
@@ -58,7 +58,8 @@ def figures_on(dask_scheduler: Scheduler, product: str) -> Figures | None:
     telemetry = dask_scheduler.plugins.get(Telemetry.name)
     with tolerated("the progress of products"):
         if telemetry is not None:
-            return telemetry.figures(product_of(product))  # type: ignore[no-any-return]
+            record: Record | None = telemetry.records.get(product_of(product))
+            return None if record is None else record.figures(time.time())
     return None
 
 
@@ -116,7 +117,7 @@ def page_address(client: Client) -> str | None:
         The address. If the dashboard listens on the localhost of another machine, the text includes the ``ssh -L``
         command to run first. None for a scheduler without the page.
     """
-    telemetry.install(client)
+    install(client)
     with tolerated("the dashboard's address"):
         at: tuple[str, str, int] | None = client.run_on_scheduler(_page_at)
         if at is None:

@@ -23,7 +23,6 @@ from distmm.scheduler.plugin import PlacementPlugin
 from distmm.telemetry import dashboard, metrics, task_names
 from distmm.telemetry.activity import JOB_TOPIC
 from distmm.telemetry.faults import tolerated
-from distmm.telemetry.figures import Figures
 from distmm.telemetry.heartbeats import Heartbeats
 from distmm.telemetry.record import Record
 from distmm.telemetry.worker import WorkerTelemetry
@@ -269,11 +268,6 @@ class Telemetry(SchedulerPlugin):
         for of in task_names.of_product(ts) if ts is not None else ():
             if record := self.records.get(self._record_key(of)):
                 record.incidents.add(time.time(), text)
-
-    def figures(self, product: str) -> Figures | None:
-        """Return the progress of a product; None if it has no record."""
-        record = self.records.get(product)
-        return record.figures(time.time()) if record else None
 
     def readings(self) -> Iterator[metrics.Reading]:
         """Return the scheduler's Prometheus series."""
