@@ -129,7 +129,7 @@ class Writer:
         """
         if not units:
             return {}
-        with self.run.writing(), self.while_owned(), self.target.locked(units):
+        with self.run.writing(), self.target.locked(units):
             Lock.check(self.folder.path, self.run.id)
             marker, store = self.folder.marker, self.folder.store
             there = {unit: read_json(marker(*unit), Marker) for unit in units if store.exists(marker(*unit))}
@@ -150,15 +150,6 @@ class Writer:
             self._check()
             store.write({marker(*unit): json.dumps(there[unit]).encode() for unit in new.keys() & there.keys()})
         return {unit: {**record, "written": True} for unit, record in there.items()} | spoilt
-
-    @contextmanager
-    def while_owned(self) -> Iterator[None]:
-        """Raise the error that another job has taken over, if that is the reason why a file is not found."""
-        try:
-            yield
-        except FileNotFoundError:
-            Lock.check(self.folder.path, self.run.id)
-            raise
 
     def _check(self) -> None:
         """Raise an error if this run has ended, or another job has taken over."""

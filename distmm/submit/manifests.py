@@ -26,7 +26,6 @@ Manifest = dict[str, Any]
 
 USER = 1000  # user of the image, see deploy/docker
 COMM, DASHBOARD, WORKER_HTTP = 8786, 8787, 8788
-WORKER_NAME = "$(DASK_WORKER_NAME)"
 TLS_FOLDER = "/etc/distmm/tls"
 
 # Seconds that a client waits until a queue admits its workers: such a wait is normal.
@@ -141,24 +140,12 @@ def _protocol(job: Job) -> str:
 
 def _rendered(job: Job, client_command: list[str]) -> list[Manifest]:
     """Fill in the template. Without a command for a client it gives a DaskCluster."""
-    run, workers, options, gpu = job.run, job.workers, job.kubernetes, job.workers.device == "gpu"
-    no_pages = ["--no-dashboard"] if run.dashboard == "none" else []
-    network = ["--protocol", _protocol(job)]
-    scheduler = ["python", "-m", "dask", "scheduler", "--port", str(COMM), *network]
-    worker = ["python", "-m", "dask", *(["cuda"] if gpu else []), "worker", "--name", WORKER_NAME, *network]
-    worker += [_address(job), "--nthreads", str(workers.threads), "--memory-limit", str(workers.memory_each)]
-    # Each worker of a pod serves HTTP on its own port (`distmm.telemetry.worker_ports`).
-    worker += [*no_pages, "--dashboard-address", "127.0.0.1:0", "--preload", "distmm.telemetry.worker_ports"]
-    worker += gpu_worker_setup.worker_options() if gpu else ["--nworkers", str(workers.per_node)]
-    ports = list(range(WORKER_HTTP, WORKER_HTTP + workers.per_node))
+    run, options, gpu = job.run, job.kubernetes, job.workers.device == "gpu"
     labels, places = _labels(job), {what: f"{TLS_FOLDER}/{what}.pem" for what in ("ca", "cert", "key")}
-    node = {"cpu": workers.cpus, "memory": int(parse_bytes(workers.memory))}
-    node |= {options.gpu_resource: workers.per_node} if gpu else {}
-    node |= {options.rdma_resource: 1} if options.rdma_resource else {}
     text = templates.filled(
         Path(__file__).with_name("manifests.yaml"),
         run=run,
-        workers=workers,
+        workers=job.workers,
         kubernetes=options,
         dask_api=DASK_API,
         user=USER,
@@ -167,30 +154,21 @@ def _rendered(job: Job, client_command: list[str]) -> list[Manifest]:
         variables=dashboard_access.environment(run.dashboard)
         | tls.environment(places if run.tls != "none" else None)
         | (gpu_worker_setup.ENVIRONMENT if gpu else {}),
-        threads=max(1, workers.cpus // workers.per_node),
-        disk=int(parse_bytes(options.ephemeral_storage)) if options.ephemeral_storage else 0,
+        bytes_of=lambda size: int(parse_bytes(size)),
         tls_folder=TLS_FOLDER,
         secret_name=secret_name(job),
         grace=job.seconds("grace"),
-        client_command=_escaped(client_command),
-        scheduler_command=_escaped([*scheduler, *no_pages, "--dashboard-address", f":{DASHBOARD}"]),
-        worker_command=_escaped(worker),
-        scheduler_resources={"cpu": options.scheduler_cpus, "memory": int(parse_bytes(options.scheduler_memory))},
-        worker_resources=node,
+        address=_address(job),
+        protocol=_protocol(job),
+        client_command=[word.replace("$", "$$") for word in client_command],  # Kubernetes replaces $(VARIABLES)
+        gpu_options=gpu_worker_setup.worker_options(),
         scheduler_ports={"tcp-comm": COMM, "http-dashboard": DASHBOARD},
-        worker_ports=ports,
         # Kubernetes probes the first one, Prometheus reads all.
-        worker_port_names={"http-dashboard" if n == 0 else f"http-{n}": port for n, port in enumerate(ports)},
-        taints=list(dict.fromkeys(("nvidia.com/gpu", options.gpu_resource))) if gpu else [],
+        worker_ports={f"http-{n}" if n else "http-dashboard": WORKER_HTTP + n for n in range(job.workers.per_node)},
         # Port 443 is open even if the store has another port: clouds authenticate there.
         store_ports=sorted({443, _port(options.endpoint)}) if job.uses_urls or options.endpoint else [],
     )
     return list(yaml.safe_load_all(text))
-
-
-def _escaped(command: list[str]) -> list[str]:
-    """Return a command in which Kubernetes replaces no variables but the name of the worker."""
-    return [word if word == WORKER_NAME else word.replace("$", "$$") for word in command]
 
 
 def _port(endpoint: str) -> int:

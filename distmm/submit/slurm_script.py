@@ -41,48 +41,32 @@ def render(job: Job, *, python: str = sys.executable) -> str:
     str
         Text for ``sbatch``. Every value from the job file is quoted.
     """
-    run, workers, slurm, gpu = job.run, job.workers, job.slurm, job.workers.device == "gpu"
+    run, workers, gpu = job.run, job.workers, job.workers.device == "gpu"
     certificates = tls.certificate_paths(run.tls, run.folder, run.name)
-    folder = run.folder.replace("%", "%%")
-    directives = {
-        "job-name": run.name,
-        "nodes": workers.nodes,
-        "ntasks-per-node": 1,
-        "cpus-per-task": workers.cpus,
-        "mem": f"{parse_bytes(workers.memory) // 2**20}M",
-        "gres": slurm.gres or (f"gpu:{workers.per_node}" if gpu else ""),
-        "time": _minutes(job),
-        "signal": f"B:USR1@{job.seconds('grace')}",
-        "open-mode": "append",
-        "output": f"{folder}/{run.name}-%j.log",
-        "error": f"{folder}/{run.name}-%j.slurm",
-        "partition": slurm.partition,
-        "account": slurm.account,
-        "qos": slurm.qos,
-        "reservation": slurm.reservation,
-        "constraint": slurm.constraint,
-    }
-    network = [workers.device, "tls" if run.tls != "none" else workers.transport, workers.interface]
+    # The walltime in minutes, rounded up, which is Slurm's unit.
+    minutes, log = -(-job.seconds("walltime") // 60), f"{run.folder.replace('%', '%%')}/{run.name}-%j"
     return templates.filled(
         Path(__file__).with_name("slurm_script.sh"),
         run=run,
         workers=workers,
-        slurm=slurm,
+        slurm=job.slurm,
         gpu=gpu,
         python=python,
-        directives={name: _quoted(value) for name, value in directives.items()},
+        gres=job.slurm.gres or (f"gpu:{workers.per_node}" if gpu else ""),
+        megabytes=parse_bytes(workers.memory) // 2**20,
+        minutes=minutes,
+        grace=job.seconds("grace"),
+        output=_quoted(f"{log}.log"),
+        error=_quoted(f"{log}.slurm"),
         variables={
             **dashboard_access.environment(run.dashboard),
             **tls.environment(certificates),
             **(gpu_worker_setup.ENVIRONMENT if gpu else {}),
         },
-        threads=max(1, workers.cpus // workers.per_node),
-        fabric=[word for word in network if word],
-        gigabytes=f"{workers.memory_each / 1e9:.3g}",
         worker_options=gpu_worker_setup.worker_options() if gpu else ["--nworkers", str(workers.per_node)],
         patience=PATIENCE_SECONDS,
         command=job.command(),
-        deadline=60 * _minutes(job) - job.seconds("grace"),
+        deadline=60 * minutes - job.seconds("grace"),
         overwrite=job.overwrite,  # only the first start discards finished blocks; a restart resumes
         resumable=RESUMABLE,
         killed=KILLED,
@@ -90,12 +74,6 @@ def render(job: Job, *, python: str = sys.executable) -> str:
     )
 
 
-def _minutes(job: Job) -> int:
-    """Return the walltime in minutes, rounded up, which is Slurm's unit."""
-    return -(-job.seconds("walltime") // 60)
-
-
-def _quoted(value: object) -> str:
+def _quoted(text: str) -> str:
     """Quote a value for sbatch, which splits lines at spaces and supports double quotes."""
-    text = str(value)
     return text if text.isascii() and all(c.isalnum() or c in "_.,:+=@%/*&|()[]-" for c in text) else f'"{text}"'

@@ -1,6 +1,19 @@
 #!/bin/bash
-{% for name, value in directives.items() if value != "" %}
-#SBATCH --{{ name }}={{ value }}
+#SBATCH --job-name={{ run.name }}
+#SBATCH --nodes={{ workers.nodes }}
+#SBATCH --ntasks-per-node=1
+#SBATCH --cpus-per-task={{ workers.cpus }}
+#SBATCH --mem={{ megabytes }}M
+{% if gres %}
+#SBATCH --gres={{ gres }}
+{% endif %}
+#SBATCH --time={{ minutes }}
+#SBATCH --signal=B:USR1@{{ grace }}
+#SBATCH --open-mode=append
+#SBATCH --output={{ output }}
+#SBATCH --error={{ error }}
+{% for option in ("partition", "account", "qos", "reservation", "constraint") if slurm[option] %}
+#SBATCH --{{ option }}={{ slurm[option] }}
 {% endfor %}
 #SBATCH --requeue
 {% if slurm.exclusive %}
@@ -27,13 +40,14 @@ export DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES=100
 # The scheduler's warnings about lost workers name all tasks that they had, and a worker that ends while it runs a task
 # warns of that task; errors are logged.
 export DASK_LOGGING="{'distributed': 'warning', 'distributed.scheduler': 'error', 'distributed.worker.state_machine': 'error'}"
+{% set threads = [1, workers.cpus // workers.per_node] | max %}
 export OMP_NUM_THREADS={{ threads }} OPENBLAS_NUM_THREADS={{ threads }} MKL_NUM_THREADS={{ threads }} NUMBA_NUM_THREADS={{ threads }}
 {% for name, value in variables.items() %}
 export {{ name }}={{ value | quote }}
 {% endfor %}
 
 # UCX for GPUs if its Python package is installed, else TCP; the InfiniBand interface if there is one.
-fabric=$("$python" -m distmm.submit.fabric {{ fabric | join(" ") }}) || exit 2
+fabric=$("$python" -m distmm.submit.fabric {{ workers.device }} {{ "tls" if run.tls != "none" else workers.transport }}{{ " " ~ workers.interface if workers.interface }}) || exit 2
 read -r protocol interface <<<"$fabric"
 network=(--protocol "$protocol" ${interface:+--interface "$interface"})
 
@@ -64,13 +78,14 @@ while kill -0 $! 2>/dev/null; do wait $!; code=$?; done; echo "$code" >"$0.code"
     2>>"$of_slurm" &
 scheduler=$!
 
+{% set gigabytes = "%.3g" | format(workers.memory_each / 1e9) %}
 {% if gpu %}
 # One process a node, which starts one worker for each of its GPUs; {{ gigabytes }} GB of host memory each.
 {% else %}
 # {{ workers.per_node }} worker(s) a node with one thread, whose kernels use the other cores; {{ gigabytes }} GB of host memory each.
 {% endif %}
 {# The workers' web servers always listen on all interfaces, for Prometheus; only their pages can be off. #}
-srun --overlap --nodes={{ workers.nodes }} --ntasks={{ workers.nodes }} --ntasks-per-node=1 --cpus-per-task={{ workers.cpus }}{{ " --gres=" ~ directives.gres if gpu }} --job-name=workers \
+srun --overlap --nodes={{ workers.nodes }} --ntasks={{ workers.nodes }} --ntasks-per-node=1 --cpus-per-task={{ workers.cpus }}{{ " --gres=" ~ gres if gpu }} --job-name=workers \
     bash -c "$keep" worker \
     "$python" -m dask {{ "cuda worker" if gpu else "worker" }} --scheduler-file "$scheduler_file" "${network[@]}" \
     --nthreads {{ workers.threads }} --memory-limit {{ workers.memory_each }} {{ "--no-dashboard " if run.dashboard != "all" }}--dashboard-address :0 \

@@ -45,37 +45,6 @@ class Load(NamedTuple):
     cores: int
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """Figures of a worker's heartbeat, in bytes and seconds.
-
-    Attributes
-    ----------
-    time, worker
-    blocks : int
-        Bytes of the product's blocks in memory, as its plan counts them: without operands that stay in memory.
-    others : int
-        Bytes of all other blocks in memory.
-    process : int
-        Memory of the process.
-    received, receiving : int, float
-        Bytes received for the product since the last sample, and the time that the worker spent receiving.
-    device, load, host
-        Its GPU, CPU time, and the name of its host.
-    """
-
-    time: float
-    worker: str
-    blocks: int
-    process: int
-    received: int = 0
-    device: Device | None = None
-    others: int = 0
-    receiving: float = 0.0
-    load: Load | None = None
-    host: str = ""
-
-
 # Incidents kept for display. The first ones show the cause, so later ones are dropped.
 MOST_INCIDENTS = 200
 
@@ -163,23 +132,38 @@ class Lane:
         if not asleep:
             self.measured = self.measured[0] + flops, self.measured[1] + stop - start
 
-    def sample(self, sample: Sample) -> None:
-        """Add a sample; of the bytes over time, every second one is dropped when there are too many."""
-        self.host = sample.host or self.host
-        self.device = sample.device or self.device
-        self.received += sample.received
-        self.receiving += sample.receiving
-        self.others = sample.others
-        if sample.load is not None:
-            restarted = bool(self.loads) and sample.load.process < self.loads[-1][1].process
-            self.loads = (*(() if restarted else self.loads[:1]), (sample.time, sample.load))
-        self.peak_blocks = max(self.peak_blocks, sample.blocks)
-        self.peak_process = max(self.peak_process, sample.device.used if sample.device else sample.process)
+    def sample(
+        self, time: float, blocks: int, process: int, received: int = 0, device: Device | None = None, others: int = 0,
+        receiving: float = 0.0, load: Load | None = None, host: str = "",
+    ) -> None:  # fmt: skip
+        """Add the figures of a heartbeat; of the bytes over time, every second one is dropped when there are too many.
+
+        Parameters
+        ----------
+        time : float
+        blocks, others : int
+            Bytes of the product's blocks in memory, as its plan counts them: without operands that stay in memory. And
+            those of all other blocks.
+        process : int
+            Memory of the process in bytes.
+        received, receiving : int, float
+            Bytes received for the product since the last heartbeat, and the seconds that the worker spent receiving.
+        device, load, host
+            The worker's GPU, CPU time, and the name of its host.
+        """
+        self.host, self.device, self.others = host or self.host, device or self.device, others
+        self.received += received
+        self.receiving += receiving
+        if load is not None:
+            restarted = bool(self.loads) and load.process < self.loads[-1][1].process
+            self.loads = (*(() if restarted else self.loads[:1]), (time, load))
+        self.peak_blocks = max(self.peak_blocks, blocks)
+        self.peak_process = max(self.peak_process, device.used if device else process)
         self.skipped += 1
         if self.skipped < self.stride:
             return
         self.skipped = 0
-        self.samples.append((sample.time, sample.blocks))
+        self.samples.append((time, blocks))
         if len(self.samples) > MOST_SAMPLES:
             self.samples = self.samples[::2]
             self.stride *= 2

@@ -13,7 +13,7 @@ from tornado.ioloop import PeriodicCallback
 
 from distmm import units
 from distmm.telemetry import liveness
-from distmm.telemetry.activity import Device, Load, Sample
+from distmm.telemetry.activity import Device, Load
 from distmm.telemetry.record import Record
 from distmm.telemetry.worker import METRIC
 
@@ -49,15 +49,7 @@ class Heartbeats:
         self.silent: dict[str, float] = {}  # name of each worker that is silent -> time of its last heartbeat
         self.silences: Counter[str] = Counter()  # name of each worker -> how often it has fallen silent
         self.sampled = self.awake = time.time()
-        self._sampling = PeriodicCallback(self._sample, SAMPLE_MILLISECONDS)
-
-    def start(self) -> None:
-        """Read the heartbeats from now on."""
-        self._sampling.start()
-
-    def stop(self) -> None:
-        """Read no more heartbeats."""
-        self._sampling.stop()
+        self.sampling = PeriodicCallback(self._sample, SAMPLE_MILLISECONDS)
 
     def forget(self, address: str) -> None:
         """Forget a worker that has left."""
@@ -105,11 +97,9 @@ class Heartbeats:
             mine = received[record.product]
             if name in record.lanes or mine:
                 blocks = sum(nbytes for array, nbytes in heartbeat["held"].items() if array in record.arrays)
-                record.sample(
-                    Sample(
-                        now, name, blocks, ws.metrics.get("memory", 0), mine, device, max(0, ws.nbytes - blocks),
-                        receiving * mine, Load(*heartbeat["load"]), heartbeat["host"],
-                    )
+                record.lane(name).sample(
+                    now, blocks, ws.metrics.get("memory", 0), mine, device, max(0, ws.nbytes - blocks),
+                    receiving * mine, Load(*heartbeat["load"]), heartbeat["host"],
                 )  # fmt: skip
 
     def read(self) -> None:

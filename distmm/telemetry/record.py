@@ -15,7 +15,7 @@ import numpy as np
 from distmm import units
 from distmm.planning.plan import Plan
 from distmm.telemetry import liveness, theme
-from distmm.telemetry.activity import Activity, Incident, Incidents, Kind, Lane, Sample
+from distmm.telemetry.activity import Activity, Incident, Incidents, Kind, Lane
 from distmm.telemetry.figures import Figures
 from distmm.telemetry.history import History
 from distmm.telemetry.time_left import Pace
@@ -269,10 +269,6 @@ class Record:
     def wait_for(self, time: float, tasks: int) -> None:
         """Set how many submitted tasks that check, reduce or write blocks of C have not finished."""
         self.unwritten, self.advanced = tasks, max(self.advanced, time)
-
-    def sample(self, sample: Sample) -> None:
-        """Add a worker's heartbeat."""
-        self.lane(sample.worker).sample(sample)
 
     def check(self, time: float, chain: int, passed: bool) -> None:
         """Add the check of the block of a chain by a job."""

@@ -63,7 +63,7 @@ class Telemetry(SchedulerPlugin):
         for worker in scheduler.workers.values():
             self.add_worker(scheduler, worker.address)
         self.heartbeats = Heartbeats(scheduler, self.records, self._name)
-        self.heartbeats.start()
+        self.heartbeats.sampling.start()
         with tolerated("/metrics of the scheduler"):
             metrics.expose(self)
         with tolerated("the page of the dashboard"):
@@ -76,7 +76,7 @@ class Telemetry(SchedulerPlugin):
 
     async def close(self) -> None:
         """Stop listening."""
-        self.heartbeats.stop()
+        self.heartbeats.sampling.stop()
         metrics.withdraw(self)
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:

@@ -78,14 +78,6 @@ def reasons(record: Record, f: Figures, now: float) -> list[str]:
     return found
 
 
-def without_reason(record: Record, f: Figures) -> str:
-    """Return what is said of a product that has ended, and for which there are no reasons."""
-    planned = record.plan.cost.seconds * _to_do(record)
-    if f.seconds <= MISSED * planned:
-        return "Nothing."
-    return f"Nothing that takes a second: it took {units.duration(f.seconds)}, {units.duration(planned)} were planned."
-
-
 def _to_do(record: Record) -> float:
     """Return the fraction of the product that was not on disk before."""
     return float(record.computed.sum() / max(1, (~record.mirrored).sum()))

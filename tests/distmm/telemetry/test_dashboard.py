@@ -26,7 +26,6 @@ from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import dashboard, liveness, progress, report, theme
-from distmm.telemetry.activity import Sample
 from distmm.telemetry.record import Record
 from distmm.telemetry.scheduler import Telemetry
 from tests import forked
@@ -258,7 +257,7 @@ def synthetic(workers: int, product: str) -> Record:
             time_, blocks = now - 30 + 3 * tenth, int(plan.cost.peak_bytes * (0.05 * tenth + 0.4 * rng.random()))
             received = int(plan.bytes_moved / workers * 0.05 * rng.random() * 2)
             record.work(name, "receive", time_, time_ + 0.4)
-            record.sample(Sample(time_, name, blocks, blocks + 10**9, received))
+            record.lane(name).sample(time_, blocks, blocks + 10**9, received)
         if at % 40 == 7:
             record.lose(now - 10, name)
     for chain in (100, 101, 102):

@@ -12,7 +12,6 @@ from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm.telemetry import curves, theme
-from distmm.telemetry.activity import Sample
 from distmm.telemetry.batch_job import batch_job
 from distmm.telemetry.history import BINS, History
 from distmm.telemetry.record import Record
@@ -70,7 +69,7 @@ def work(r: Record, slow: float = 1.0) -> None:
 
 def test_rate_and_memory_over_time_stay_when_the_product_has_ended() -> None:
     r = record()
-    r.sample(Sample(1001.0, "w0", 5 * 10**6, 10**7, 0))
+    r.lane("w0").sample(1001.0, 5 * 10**6, 10**7, 0)
     work(r)
     assert r.over
     found = {curve.name: curve for curve in curves.rate(r, 1e6)}
@@ -86,7 +85,7 @@ def test_rate_and_memory_over_time_stay_when_the_product_has_ended() -> None:
 def test_many_workers_are_drawn_as_three_curves() -> None:
     r = record(workers=32)
     for name in r.lanes:
-        r.sample(Sample(1000.01, name, int(name[1:]) * 10**6, 0, 0))
+        r.lane(name).sample(1000.01, int(name[1:]) * 10**6, 0, 0)
     work(r)
     highest, middle, lowest = curves.memory(r, 2000.0)
     assert (highest.name, highest.values.max()) == ("highest", 31e6)

@@ -20,7 +20,7 @@ from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import heartbeats
-from distmm.telemetry.activity import JOB_TOPIC, MOST_SAMPLES, Device, Sample
+from distmm.telemetry.activity import JOB_TOPIC, MOST_SAMPLES, Device
 from distmm.telemetry.record import Record
 from distmm.telemetry.scheduler import KEPT, Telemetry
 from tests.bench.experiment.moved_bytes import moved_bytes
@@ -161,7 +161,7 @@ def test_samples_are_thinned_and_the_peak_is_kept() -> None:
     r = record()
     for second in range(10 * MOST_SAMPLES):
         device = Device(second, 10**6, 0.5)
-        r.sample(Sample(1000.0 + second, "w", 10**6 if second == 777 else 5, 9, received=2, device=device))
+        r.lane("w").sample(1000.0 + second, 10**6 if second == 777 else 5, 9, received=2, device=device)
     lane = r.lanes["w"]
     assert MOST_SAMPLES / 2 <= len(lane.samples) <= MOST_SAMPLES
     assert lane.peak_blocks == 10**6

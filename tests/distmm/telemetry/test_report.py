@@ -19,7 +19,6 @@ from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm.telemetry import charts, report, theme
-from distmm.telemetry.activity import Sample
 from distmm.telemetry.curves import Curve
 from distmm.telemetry.figures import Figures
 from distmm.telemetry.record import Record
@@ -62,7 +61,7 @@ def run(workers: int) -> Record:
     for name in names:
         for second in range(10):
             r.work(name, "receive", 1000.0 + second, 1000.3 + second)
-            r.sample(Sample(1000.0 + second, name, 10**9 * second, 10**9, 10**8))
+            r.lane(name).sample(1000.0 + second, 10**9 * second, 10**9, 10**8)
     r.lose(1005.0, names[0])
     r.repeat(1005.0, 0, 0, finished=True)
     return r

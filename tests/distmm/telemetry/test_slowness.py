@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 from markupsafe import escape
 
-from distmm import units
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm.telemetry import facts, progress, report
-from distmm.telemetry.activity import Kind, Load, Sample
+from distmm.telemetry.activity import Kind, Load
 from distmm.telemetry.heartbeats import Heartbeats
 from distmm.telemetry.record import Record
 
@@ -66,7 +65,7 @@ def a_busy_host(r: Record) -> str:
     end = work(r, pause=0.5)
     for name in r.lanes:  # workers of one core each, and other programs on the other four cores
         for at, seconds in ((START, 0.0), (end, end - START)):
-            r.sample(Sample(at, name, 0, 0, load=Load(seconds, 8 * seconds, 8), host="node7"))
+            r.lane(name).sample(at, 0, 0, load=Load(seconds, 8 * seconds, 8), host="node7")
     return "other programs take 50% of the CPU time of host node7"
 
 
@@ -74,13 +73,13 @@ def slow_links(r: Record) -> str:
     end = work(r, pause=0.5)
     for name in r.lanes:
         half = (end - START) / 2
-        r.sample(Sample(end, name, 0, 0, received=int(half * 1e8), receiving=half))
+        r.lane(name).sample(end, 0, 0, received=int(half * 1e8), receiving=half)
     return "links carry 100 MB/s, 1 GB/s were planned: transfers take 50% of the time"
 
 
 def a_straggler(r: Record) -> str:
     for name in r.lanes:
-        r.sample(Sample(START, name, 0, 0, host=f"node-{name}"))
+        r.lane(name).sample(START, 0, 0, host=f"node-{name}")
     work(r, slow=4.0)
     return "worker w0 on node-w0 computes at 25% of the median worker's rate"
 
@@ -96,7 +95,7 @@ def reads(r: Record) -> str:
 
 
 def a_silent_worker(r: Record) -> str:
-    r.sample(Sample(START, "w1", 0, 0, host="node7"))
+    r.lane("w1").sample(START, 0, 0, host="node7")
     r.fall_silent("w1", START + 1)
     r.wake("w1", START + 7)
     work(r, pause=0.5)
@@ -161,7 +160,7 @@ def test_a_product_that_runs_as_planned_has_no_reason_to_be_slow() -> None:
     r = record()
     work(r)
     assert r.figures(1e6).reasons == ()
-    assert "<li>Nothing.</li>" in report.html(r)
+    assert "<li>Nothing that takes a second.</li>" in report.html(r)
 
 
 def test_a_product_that_is_late_by_less_than_a_second_is_not_called_slow() -> None:
@@ -169,8 +168,7 @@ def test_a_product_that_is_late_by_less_than_a_second_is_not_called_slow() -> No
     seconds, planned = work(r, pause=0.05) - START, r.plan.cost.seconds
     assert 1.2 * planned < seconds < planned + 1
     assert r.figures(1e6).reasons == ()
-    text = f"Nothing that takes a second: it took {units.duration(seconds)}, {units.duration(planned)} were planned."
-    assert f"<li>{text}</li>" in report.html(r)
+    assert "<li>Nothing that takes a second.</li>" in report.html(r)
 
 
 def test_the_work_of_a_restarted_worker_is_no_other_programs() -> None:
@@ -178,9 +176,9 @@ def test_the_work_of_a_restarted_worker_is_no_other_programs() -> None:
     end = work(r, pause=0.5)
     late = 0.8 * (end - START)
     for at, seconds in ((START, 0.0), (START + late, late), (START + 1.1 * late, 0.0), (end, 0.15 * late)):
-        r.sample(Sample(at, "w1", 0, 0, load=Load(seconds, 2 * (at - START), 2), host="node7"))
+        r.lane("w1").sample(at, 0, 0, load=Load(seconds, 2 * (at - START), 2), host="node7")
     for at in (START, end):
-        r.sample(Sample(at, "w0", 0, 0, load=Load(at - START, 2 * (at - START), 2), host="node7"))
+        r.lane("w0").sample(at, 0, 0, load=Load(at - START, 2 * (at - START), 2), host="node7")
     assert not any("other programs" in reason for reason in r.figures(end).reasons)
 
 
@@ -204,7 +202,7 @@ def test_a_product_under_way_names_missing_workers_and_repeated_steps() -> None:
 
 def test_a_worker_that_is_silent_now_comes_first() -> None:
     r = record()
-    r.sample(Sample(START, "w1", 0, 0, host="node7"))
+    r.lane("w1").sample(START, 0, 0, host="node7")
     r.fall_silent("w1", START + 1)
     figures = r.figures(START + 30)
     assert figures.reasons[0].startswith("worker w1 on node7 has been silent since ")
