@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -123,7 +124,7 @@ def _attached(name: str) -> int:
     """Follow a job that was submitted before."""
     from distmm.submit import kubernetes, slurm
 
-    return slurm.attach(name, _say) if name.isdigit() else kubernetes.attach(name, _say)
+    return slurm.follow(name, _say) if name.isdigit() else kubernetes.follow(name, _say)
 
 
 def _followed(facts: dict[str, Any], follow: Callable[[], int], detach: bool, interrupted: str) -> dict[str, Any]:
@@ -174,7 +175,7 @@ def _slurm(job: Job, submitted_by: str, detach: bool, python: str | None) -> dic
     _say(f"job {number}: submitted; its log is {log}")
     interrupted = f"job {number} goes on: distmm submit --follow {number}. "
     interrupted += f"scancel {number} ends it; finished blocks are kept"
-    facts = _followed(facts, lambda: slurm.follow(job, number, _say), detach, interrupted)
+    facts = _followed(facts, partial(slurm.follow, number, _say), detach, interrupted)
     if facts["exit_code"] == slurm_script.RESUMABLE:
         _say(f"job {number}: finished blocks are kept; to go on: {submitted_by}")
     return facts
@@ -200,4 +201,5 @@ def _kubernetes(job: Job, detach: bool) -> dict[str, Any]:
     facts = {"cluster": "kubernetes", "id": f"{where}/{name}", "log": None, "exit_code": None}
     interrupted = f"the job goes on: distmm submit --follow {where}/{name}\n"
     interrupted += f"kubectl -n {where} delete daskjob {name} ends it; finished blocks are kept"
-    return _followed(facts, lambda: kubernetes.follow(job, _say), detach, interrupted)
+    follow = partial(kubernetes.follow, f"{where}/{name}", _say, job.kubernetes.start_timeout)
+    return _followed(facts, follow, detach, interrupted)

@@ -122,15 +122,17 @@ def _runner(name: str, pods: list[dict[str, Any]]) -> dict[str, Any]:
     return next((pod for pod in pods if pod["metadata"]["name"] == f"{name}-runner"), {})
 
 
-def follow(job: Job, say: Say) -> int:
+def follow(job: str, say: Say, start_timeout: str = Kubernetes().start_timeout) -> int:
     """Report the states and the log of a job until it ends.
 
     Parameters
     ----------
-    job : Job
-        Only its name and its table ``[kubernetes]`` are used.
+    job : str
+        ``NAMESPACE/NAME``; without a namespace, ``default`` is used.
     say : callable
         Called with each line.
+    start_timeout : str
+        ``kubernetes.start_timeout`` of the job file.
 
     Returns
     -------
@@ -143,24 +145,8 @@ def follow(job: Job, say: Say) -> int:
         If the cluster does not answer for ten minutes, and for a job that can never start. Such a job is deleted, so
         that its running pods do not hold GPUs while they wait for others.
     """
-    return _follow(job.kubernetes.namespace, job.run.name, seconds(job.kubernetes.start_timeout), say)
-
-
-def attach(job: str, say: Say) -> int:
-    """Follow a job that was submitted before, as `follow` does.
-
-    Parameters
-    ----------
-    job : str
-        ``NAMESPACE/NAME``; without a namespace, ``default`` is used.
-    say : callable
-        Called with each line.
-    """
     namespace, _, name = job.rpartition("/")
-    return _follow(namespace or Kubernetes().namespace, name, seconds(Kubernetes().start_timeout), say)
-
-
-def _follow(namespace: str, name: str, start_timeout: float, say: Say) -> int:
+    namespace = namespace or Kubernetes().namespace
     started, before = time.monotonic(), ""
     shown, again = 0, f"distmm submit --follow {namespace}/{name}"
     patience = Patience("the cluster", again, say, POLL_SECONDS)
@@ -180,7 +166,7 @@ def _follow(namespace: str, name: str, start_timeout: float, say: Say) -> int:
         if (code := _ended(runner)) is not None:
             return code
         events = patience.ask(lambda: _get(namespace, "events")["items"])
-        if reason := diagnosis.hopeless(found, pods, events, time.monotonic() - started, start_timeout):
+        if reason := diagnosis.hopeless(found, pods, events, time.monotonic() - started, seconds(start_timeout)):
             _kubectl(namespace, "delete", "daskjob", name, "--wait=false")
             raise InputError(f"daskjob {name} can never start and was deleted: {reason}")
         time.sleep(POLL_SECONDS)

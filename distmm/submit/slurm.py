@@ -31,6 +31,9 @@ NEVER = re.compile(
     r"PartitionTimeLimit|QOSNotAllowed|ReservationDeleted|(Assoc|QOS)Max\w+Per(Job|Node)(Limit)?|QOSMin\w+"
 )
 
+# What a job requests, as Slurm names it.
+REQUESTED = ("NumNodes", "Partition", "TimeLimit", "ReqTRES")
+
 # States in which a job has ended (squeue, JOB STATE CODES). About twenty other states are temporary.
 ENDED = {
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "LAUNCH_FAILED", "NODE_FAIL", "OUT_OF_MEMORY",
@@ -82,14 +85,13 @@ def submit(job: Job, *, python: str | None = None, submitted_by: str = "") -> st
     return _run("sbatch", "--parsable", str(script), environment=environment).strip().split(";")[0]
 
 
-def follow(job: Job, number: str, say: Say) -> int:
+def follow(number: str, say: Say) -> int:
     """Report the states and the log of a job until it ends.
 
     Parameters
     ----------
-    job : Job
     number : str
-        Result of `submit`.
+        Slurm's job number.
     say : callable
         Called with each line.
 
@@ -101,47 +103,19 @@ def follow(job: Job, number: str, say: Say) -> int:
     Raises
     ------
     InputError
-        If Slurm does not answer for ten minutes, and for a job that can never start, which is cancelled.
+        If Slurm does not know the number, or does not answer for ten minutes, and for a job that can never start, which
+        is cancelled.
     """
-    request = (
-        f" The job requests {job.workers.nodes} node(s) with {job.workers.per_node} worker(s), walltime "
-        f"{job.run.walltime}, partition {job.slurm.partition or 'of the site'}: compare with sinfo"
-    )
-    return _follow(number, Path(job.run.folder) / f"{job.run.name}-{number}.log", say, request)
-
-
-def attach(number: str, say: Say) -> int:
-    """Follow a job that was submitted before, as `follow` does. Slurm gives the path of its log.
-
-    Parameters
-    ----------
-    number : str
-        Slurm's job number.
-    say : callable
-        Called with each line.
-
-    Raises
-    ------
-    InputError
-        As `follow` does, and if Slurm does not know the number.
-    """
-    shown = _patience(number, say).ask(lambda: _job_facts(number))
+    patience = Patience("Slurm", f"distmm submit --follow {number}", say, POLL_SECONDS)
+    shown = patience.ask(lambda: _job_facts(number))
     if shown is None:
         raise InputError(
             f"Slurm knows no job {number}, or no longer: it forgets a job some minutes after its end. Look for its log "
             f"NAME-{number}.log in its run.folder"
         )
-    return _follow(number, Path(shown["StdOut"]), say, "")
-
-
-def _patience(number: str, say: Say) -> Patience:
-    return Patience("Slurm", f"distmm submit --follow {number}", say, POLL_SECONDS)
-
-
-def _follow(number: str, path: Path, say: Say, request: str) -> int:
-    log, before, patience = _tail(path), "", _patience(number, say)
+    path, before = Path(shown["StdOut"]), ""
+    log = _tail(path)
     while True:
-        shown = patience.ask(lambda: _job_facts(number))
         for line in next(log):
             say(line)
         if shown is None:
@@ -154,13 +128,16 @@ def _follow(number: str, path: Path, say: Say, request: str) -> int:
             before = current
         if state == "PENDING" and NEVER.fullmatch(reason):
             _run("scancel", number)
-            raise InputError(f"job {number} can never start: {reason}; it was cancelled.{request}")
+            request = ", ".join(f"{name}={shown[name]}" for name in REQUESTED if name in shown)
+            raise InputError(
+                f"job {number} can never start: {reason}; it was cancelled. It requests {request}: compare with sinfo"
+            )
+        time.sleep(POLL_SECONDS)  # after the end, too: a shared file system may show the log's last lines late
         if state in ENDED:
-            time.sleep(POLL_SECONDS)  # a shared file system may show the log's last lines late
             for line in next(log):
                 say(line)
             return _exit_code(state, shown["ExitCode"])
-        time.sleep(POLL_SECONDS)
+        shown = patience.ask(lambda: _job_facts(number))
 
 
 def _code_of_forgotten(log: Path) -> int:
@@ -193,7 +170,7 @@ def _job_facts(number: str) -> dict[str, str] | None:
         done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=ANSWER_SECONDS)
     except subprocess.TimeoutExpired as error:
         raise NoAnswerError(f"{' '.join(asked)}: no answer within {ANSWER_SECONDS:.0f} s") from error
-    found = dict(re.findall(r"(\w+)=(\S*)", done.stdout))
+    found = dict(re.findall(r"(\w+)=(.*?)(?=\s+\w+=|\s*$)", done.stdout))  # a path may have spaces
     if "JobState" in found:
         return found
     if "Invalid job id" in done.stderr:

@@ -52,11 +52,12 @@ def test_a_controller_that_is_away_for_a_while_ends_nothing(controller: Path) ->
     _answers(controller, _job(controller, "RUNNING"), "", "", "", _job(controller, "COMPLETED"))
     done = CliRunner().invoke(app, ["submit", "--follow", "7"])
     assert done.exit_code == 0, done.output
-    silence, back, *rest = done.output.splitlines()
+    *first, silence, back, last = done.output.splitlines()
     assert silence.startswith(
         "Slurm does not answer; asking again for 10 min: scontrol --oneliner show job 7: slurm_load"
     )
-    assert (back, rest) == ("Slurm answers again", ["Plan", "Done", "job 7: completed"])
+    assert first == ["Plan", "Done", "job 7: running on n1"]
+    assert (back, last) == ("Slurm answers again", "job 7: completed")
 
 
 def test_a_controller_that_stays_away_ends_the_wait_and_leaves_the_job(
@@ -65,7 +66,7 @@ def test_a_controller_that_stays_away_ends_the_wait_and_leaves_the_job(
     monkeypatch.setattr(patience, "PATIENCE_SECONDS", 0.1)
     _answers(controller, _job(controller, "RUNNING"), "")
     with pytest.raises(InputError, match=r"has not answered .*the job may still run.*distmm submit --follow 7"):
-        slurm.attach("7", lambda line: None)
+        slurm.follow("7", lambda line: None)
 
 
 @pytest.mark.parametrize(("left", "code"), [("0", 0), ("2", 2), (None, 75)])
@@ -75,13 +76,13 @@ def test_the_end_of_a_job_that_slurm_has_forgotten_meanwhile_is_known_from_its_o
     _answers(controller, _job(controller, "RUNNING"), "", FORGOTTEN)
     if left is not None:
         (controller / "distmm-7.exit").write_text(f"{left}\n")
-    assert slurm.attach("7", lambda line: None) == code
+    assert slurm.follow("7", lambda line: None) == code
 
 
 def test_a_number_that_slurm_does_not_know_is_refused(controller: Path) -> None:
     _answers(controller, FORGOTTEN)
     with pytest.raises(InputError, match="Slurm knows no job 7, or no longer"):
-        slurm.attach("7", lambda line: None)
+        slurm.follow("7", lambda line: None)
 
 
 def test_following_needs_no_job_file_and_submitting_does() -> None:

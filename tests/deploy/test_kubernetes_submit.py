@@ -108,7 +108,7 @@ def test_a_job_is_followed_to_the_end_of_its_pod(
 ) -> None:
     _answer(answers, "pods", {"items": [_runner(phase, code)]})
     said: list[str] = []
-    assert kubernetes.follow(job, said.append) == outcome
+    assert kubernetes.follow("default/product", said.append) == outcome
     assert said == [f"daskjob product: Running; pods: 1 {phase.lower()}", "Plan", "Done"]
 
 
@@ -116,7 +116,7 @@ def test_a_cluster_that_does_not_answer_for_a_while_ends_nothing(answers: Path) 
     _answer(answers, "pods", {"items": [_runner("Succeeded", 0)]})
     (answers / "silent").write_text("3")
     said: list[str] = []
-    assert kubernetes.attach("default/product", said.append) == 0
+    assert kubernetes.follow("default/product", said.append) == 0
     silence, back, *rest = said
     assert silence.startswith("the cluster does not answer; asking again for 10 min: kubectl get: Unable to connect")
     assert back == "the cluster answers again"
@@ -127,7 +127,7 @@ def test_a_cluster_that_is_silent_for_ten_minutes_ends_the_wait(answers: Path, m
     monkeypatch.setattr(patience, "PATIENCE_SECONDS", 0.1)
     (answers / "silent").write_text("1000")
     with pytest.raises(InputError, match=r"connection refused; the job may still run.* --follow default/product"):
-        kubernetes.attach("product", lambda line: None)
+        kubernetes.follow("product", lambda line: None)
 
 
 def test_a_job_that_can_never_start_is_deleted_and_said_why(job: jobfile.Job, answers: Path) -> None:
@@ -135,7 +135,7 @@ def test_a_job_that_can_never_start_is_deleted_and_said_why(job: jobfile.Job, an
     pod = {"metadata": {"name": "product-runner"}, "status": {"phase": "Pending", "conditions": [condition]}}
     _answer(answers, "pods", {"items": [pod]})
     with pytest.raises(InputError, match="can never start and was deleted: pod product-runner: persistentvolumeclaim"):
-        kubernetes.follow(job, lambda line: None)
+        kubernetes.follow("default/product", lambda line: None)
     assert "delete daskjob product --wait=false" in (answers / "asked").read_text()
 
 

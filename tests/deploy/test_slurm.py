@@ -113,7 +113,7 @@ def test_results_have_the_modes_of_the_users_umask_in_batch_jobs(slurm: Path, jo
     job = jobfile.load(job_file)
     before = os.umask(0o007)  # a user who shares with his group
     try:
-        assert batch.follow(job, batch.submit(job), lambda line: None) == 0
+        assert batch.follow(batch.submit(job), lambda line: None) == 0
     finally:
         os.umask(before)
     made = [path for path in job_file.parent.rglob("*") if "/C.zarr" in str(path)]
@@ -125,9 +125,9 @@ def test_results_have_the_modes_of_the_users_umask_in_batch_jobs(slurm: Path, jo
 def test_a_job_that_meets_its_walltime_twice_requeues_itself_and_finishes(
     slurm: Path, job_file: Path, stand_in: Path
 ) -> None:
-    job, number = _submit(job_file, stand_in, "run.walltime=1m", "run.grace=20s")
+    _, number = _submit(job_file, stand_in, "run.walltime=1m", "run.grace=20s")
     said: list[str] = []
-    assert batch.follow(job, number, said.append) == 0, said
+    assert batch.follow(number, said.append) == 0, said
     assert (job_file.parent / "starts").read_text().split() == ["started", "stopped"] * 2 + ["started"]
     # More often where scheduler and workers were slow, and the end came before the client: that loses nothing.
     assert sum("requeued, to compute the missing blocks" in line for line in said) >= 2
@@ -143,7 +143,7 @@ def test_a_preempted_job_stops_cleanly_and_comes_back(slurm: Path, job_file: Pat
     urgent = ["sbatch", "--partition=high", "--nodes=2", "--cpus-per-task=4", "--output=/dev/null", "--wrap=sleep 1"]
     subprocess.run(urgent, check=True, capture_output=True)
     said: list[str] = []
-    assert batch.follow(job, number, said.append) == 0, said
+    assert batch.follow(number, said.append) == 0, said
     stopped = [] if early else ["stopped"]
     assert (job_file.parent / "starts").read_text().split() == ["started", "stopped", "started", *stopped, "started"]
     assert not WRONG.search(_log(job, number)), _log(job, number)
@@ -163,7 +163,7 @@ def test_a_product_that_is_stopped_twice_goes_on_with_its_missing_blocks(slurm: 
         assert before.items() <= kept.items()
         assert len(before) < len(kept) < 64
         assert re.search(rf"{len(kept)} of 64 blocks\s+of\s+C\s+are\s+finished\s+and\s+kept", log.read_text())
-    assert batch.follow(waves, number, lambda line: None) == 0
+    assert batch.follow(number, lambda line: None) == 0
     assert f"64, {len(kept)} of them finished before" in log.read_text()
     assert not WRONG.search(log.read_text()), log.read_text()
     certificate = json.loads((folder / "C.zarr.certificate.json").read_text())
@@ -181,7 +181,7 @@ def test_a_cancelled_product_does_not_come_back_and_goes_on_when_it_is_submitted
     folder, number = Path(waves.product.c).parent, batch.submit(waves)
     until(functools.partial(_more, folder, 0), "no block is finished")
     subprocess.run(["scancel", number], check=True)
-    assert batch.follow(waves, number, lambda line: None) == 75
+    assert batch.follow(number, lambda line: None) == 75
     assert number not in _queue()
     said = _log(waves, number)
     assert [words for words in ("distmm-", "check your connection") if words in said.partition("Plan\n")[2]] == []
@@ -193,7 +193,7 @@ def test_a_cancelled_product_does_not_come_back_and_goes_on_when_it_is_submitted
     said = re.sub(r"[^\n]*distributed\.scheduler - ERROR - broadcast to [^\n]* failed[^\n]*\n", "", said)
     assert not WRONG.search(said), said
     lines: list[str] = []
-    assert batch.follow(waves, batch.submit(waves), lines.append) == 0
+    assert batch.follow(batch.submit(waves), lines.append) == 0
     assert f"64, {len(kept)} of them finished before" in "\n".join(lines)
     assert _right(folder)
 
@@ -223,12 +223,12 @@ def _finished(folder: Path) -> dict[str, tuple[int, str]]:
 
 
 def test_a_job_that_loses_its_workers_ends_and_says_so(slurm: Path, job_file: Path, stand_in: Path) -> None:
-    job, number = _submit(job_file, stand_in)
+    _, number = _submit(job_file, stand_in)
     _until_log(job_file.parent / "starts", "started")
     steps = subprocess.run(["squeue", "-hs", "-o", "%j %i"], capture_output=True, text=True, check=True).stdout
     subprocess.run(["scancel", dict(line.split() for line in steps.splitlines())["workers"]], check=True)
     said: list[str] = []
-    assert batch.follow(job, number, said.append) == 75
+    assert batch.follow(number, said.append) == 75
     assert any("the workers ended before the product" in line for line in said)
 
 
@@ -245,7 +245,7 @@ def test_a_job_that_can_never_start_is_reported_and_taken_from_the_queue(
     job = jobfile.load(job_file, [change])
     number = batch.submit(job)
     with pytest.raises(InputError, match=f"can never start: ({reason})"):
-        batch.follow(job, number, lambda line: None)
+        batch.follow(number, lambda line: None)
     assert subprocess.run(["squeue", "-h", "-j", number], capture_output=True, check=False).stdout == b""
 
 
@@ -289,7 +289,7 @@ def test_prometheus_reaches_every_worker_of_a_default_job(slurm: Path, waves: jo
         until(lambda: len(ask('up{job="distmm-workers"} == 1')) == 2, lambda: str(ask("up")))
         assert not ask("up == 0")
     subprocess.run(["scancel", number], check=True)
-    assert batch.follow(waves, number, lambda line: None) == 75
+    assert batch.follow(number, lambda line: None) == 75
 
 
 def test_a_node_whose_workers_die_gets_others(slurm: Path, waves: jobfile.Job) -> None:
@@ -298,7 +298,7 @@ def test_a_node_whose_workers_die_gets_others(slurm: Path, waves: jobfile.Job) -
     (nanny,) = _processes("worker", "--scheduler-file", f"distmm-{number}", "n2")
     nanny.kill()
     said: list[str] = []
-    assert batch.follow(waves, number, said.append) == 0
+    assert batch.follow(number, said.append) == 0
     assert any("the workers of n2 have ended with code 137" in line for line in said)
     assert _right(folder)
 
