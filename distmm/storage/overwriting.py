@@ -6,8 +6,9 @@ import json
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
+from pathlib import Path
 
 from distmm.errors import InputError
 from distmm.storage import paths
@@ -83,7 +84,8 @@ def check_replaceable(path: str, dataset: str | None) -> None:
     except InputError as error:
         raise InputError(f"{error}; {REMEDY}") from error
     if not is_file:
-        _check_names(path, _contents(path))
+        found = ((name, name.relative_to(path).as_posix()) for name in Path(path).rglob("*"))
+        _check_names(path, (f"{inside}/" if name.is_dir() else inside for name, inside in found))
 
 
 def is_array(place: str) -> bool:
@@ -108,14 +110,6 @@ def is_array(place: str) -> bool:
     except ValueError:
         return False  # not a readable array
     return isinstance(content, dict) and content.get("node_type") == "array"
-
-
-def _contents(path: str) -> Iterator[str]:
-    """Yield the names of the files and folders in a folder. Those of folders end with a slash."""
-    for folder, folders, files in os.walk(path):
-        inside = os.path.relpath(folder, path)
-        yield from (os.path.normpath(os.path.join(inside, name)) for name in files)
-        yield from (os.path.normpath(os.path.join(inside, name)) + "/" for name in folders)
 
 
 def _check_names(path: str, names: Iterable[str]) -> None:

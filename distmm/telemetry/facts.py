@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from typing import NamedTuple
-from urllib.parse import urlencode
 
 from distmm import templates, units
 from distmm.telemetry import theme
@@ -102,25 +101,10 @@ def products(records: Mapping[str, Record], shown: str, asked: Mapping[str, str]
     now : float
         Seconds since the epoch.
     """
-    rows = []
-    for record in reversed(list(records.values())):
-        f = record.figures(now)
-        rows.append(
-            {
-                "record": record,
-                "f": f,
-                "name": units.shortened(record.title),
-                "shown": record.product == shown,
-                "address": "?" + urlencode({**asked, "product": record.product}),
-                "bad": f.state in ALARMING,
-                "share": share_done(record, f),
-                "left": time_left(f),
-                "started": units.date(record.submitted),
-                "seconds": units.duration(f.seconds),
-                "workers": f"{f.workers} of {f.planned}" if f.state in UNDER_WAY else f.planned,
-            }
-        )
-    return templates.filled(theme.PAGES / "products.html", rows=rows)
+    return templates.filled(
+        theme.PAGES / "products.html", records=records, shown=shown, asked=asked, now=now,
+        units=units, share=share_done, left=time_left, alarming=ALARMING, under_way=UNDER_WAY,
+    )  # fmt: skip
 
 
 def head(record: Record | None, now: float) -> str:
@@ -129,11 +113,7 @@ def head(record: Record | None, now: float) -> str:
         return templates.filled(theme.PAGES / "head.html", record=None)
     f = record.figures(now)
     return templates.filled(
-        theme.PAGES / "head.html",
-        record=record,
-        name=units.shortened(record.title),
-        share=share_done(record, f),
-        facts=[*facts(record, f), Fact("now", units.date(now))],
-        reasons=f.reasons[:SHOWN_REASONS],
-        incidents=[f"{units.clock(incident.time)} {incident}" for incident in record.incidents[-SHOWN_INCIDENTS:]],
-    )
+        theme.PAGES / "head.html", record=record, share=share_done(record, f), units=units,
+        facts=[*facts(record, f), Fact("now", units.date(now))], reasons=f.reasons[:SHOWN_REASONS],
+        incidents=record.incidents[-SHOWN_INCIDENTS:],
+    )  # fmt: skip

@@ -98,10 +98,9 @@ def html(record: Record, *, title: str = "", certificate: Rows = (), runs: Seque
         certificate=[("block by block", checked(record)), *certificate],
         reasons=f.reasons or ["Nothing that takes a second."],
         runs=runs,
-        activities=[activity for activity in theme.ACTIVITIES.values() if activity[0]],
-        incidents=[
-            (f"{units.clock(each.time)} ({each.time - record.submitted:.1f} s)", str(each)) for each in record.incidents
-        ],
+        activities=theme.ACTIVITIES.values(),
+        units=units,
+        record=record,
         versions=f"distmm {__version__}, dask {dask.__version__}, distributed {distributed.__version__}, "
         f"Python {platform.python_version()}; written {units.date(time.time())}",
     )

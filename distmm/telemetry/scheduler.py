@@ -52,7 +52,6 @@ class Telemetry(SchedulerPlugin):
         self.announced: dict[str, dict[str, Any]] = {}  # job without a record yet -> its "begin" message
         # Product -> unfinished tasks that check, reduce or write its blocks.
         self.unwritten: defaultdict[str, set[Hashable]] = defaultdict(set)
-        self.causes: defaultdict[Hashable, set[str]] = defaultdict(set)  # failed task -> products that failed with it
         self.repeating: set[object] = set()  # keys whose run ended without a result
 
     async def start(self, scheduler: Scheduler) -> None:
@@ -95,10 +94,9 @@ class Telemetry(SchedulerPlugin):
 
     def transition(self, key: object, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """Tell the product's record of a transition of a task."""
-        if self.causes and key in self.causes and finish in (*TO_DO, "forgotten"):
-            for product in self.causes.pop(key):
-                if finish != "forgotten" and product in self.records:
-                    self.records[product].failures.pop(key, None)
+        if finish in TO_DO:  # a task that had failed runs again
+            for record in self.records.values():
+                record.failures.pop(key, None)
         if finish == "processing" or (start == "memory" and finish == "released"):
             return  # most transitions: a result is released, or a task is sent to its worker
         ts = self.scheduler.tasks.get(key)
@@ -192,7 +190,6 @@ class Telemetry(SchedulerPlugin):
                 record.fail(now, cause.key, task_names.name(record, cause), task_names.error(cause))
                 if len(record.failures) == 1:  # log one only: a lost mount fails every load
                     logger.error("product %s has failed: %s", record.title, record.failures[cause.key])
-                self.causes[cause.key].add(record.product)
 
     def _add_step(self, task: ProductTask, now: float) -> Record | None:
         """Add a submitted step to its product's record, and return that; the first step opens the record.
