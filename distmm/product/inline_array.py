@@ -16,7 +16,8 @@ import numpy as np
 
 from distmm.graph.dask_tasks import one_per_block
 from distmm.worker import gpu_copies
-from distmm.worker.tasks.loads import load
+from distmm.worker.tasks.arrivals import arrived
+from distmm.worker.tasks.loads import to_device
 
 
 @dataclass(frozen=True)
@@ -29,22 +30,13 @@ class _Part:
     def __dask_tokenize__(self) -> str:
         return self.name  # not of the elements, which may change
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape of the part."""
-        return tuple(self.array.shape)
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Type of its elements."""
-        dtype: np.dtype = self.array.dtype
-        return dtype
-
     def __reduce__(self) -> tuple[Any, ...]:
         return _Part, (self.name, gpu_copies.to_host(self.array))  # the scheduler, which unpickles it, may have no GPU
 
-    def __getitem__(self, index: tuple[slice, ...]) -> Any:
-        return self.array[index]
+
+def _loaded(part: _Part, device: Literal["cpu", "cuda"]) -> Any:
+    """Return a block on the device. Runs on workers."""
+    return to_device(part.array) if device == "cuda" else arrived(part.array, "a block of an operand")
 
 
 def inline_array(
@@ -53,11 +45,10 @@ def inline_array(
     """Return an array of this process as a Dask array with this name. Tasks load its blocks to `device`."""
     # A view of a `numpy.memmap` would be pickled as a memmap.
     plain = np.asarray(array) if isinstance(array, np.ndarray) else array
-    everything = (slice(None),) * array.ndim
     indices = np.ndindex(*map(len, chunks))
     parts = {
         index: _Part(f"{name}-{index}", plain[where])
         for index, where in zip(indices, da.core.slices_from_chunks(chunks), strict=True)
     }
-    blocks = one_per_block(name, partial(load, index=everything, device=device), parts)
+    blocks = one_per_block(name, partial(_loaded, device=device), parts)
     return da.Array(blocks, name, chunks, meta=meta)

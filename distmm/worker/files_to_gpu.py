@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import cache
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 
@@ -19,31 +19,6 @@ from distmm.worker import gpu
 
 # Bytes of a pinned buffer: a chunk of 4096 x 4096 bfloat16 numbers. Each thread has two.
 BUFFER = 32 << 20
-
-
-@runtime_checkable
-class Source(Protocol):
-    """A matrix that can be read in pieces, such as `distmm.storage.matrix.Matrix`."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Rows and columns, of a matrix."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Type of the elements."""
-
-    def __getitem__(self, key: Any) -> np.ndarray:
-        """Read a region."""
-
-    def pieces(self, rows: slice, cols: slice, most: int) -> list[tuple[slice, slice]] | None:
-        """Cut a region into pieces of at most `most` bytes; None if it cannot be read in pieces."""
-
-    def read_into(self, rows: slice, cols: slice, block: np.ndarray) -> None:
-        """Read a piece."""
-
-    def check(self, rows: slice, cols: slice) -> None:
-        """Check, after the last piece of a region, that it came from one file that was not replaced."""
 
 
 @cache
@@ -67,8 +42,19 @@ def _next_buffer() -> tuple[Any, Any]:
     return buffer
 
 
-def upload(source: Source, index: tuple[slice, ...]) -> Any:
+def is_file(source: Any) -> bool:
+    """Whether an array-like is a matrix of `distmm.storage`, which threads read in pieces."""
+    return hasattr(source, "pieces") and hasattr(source, "read_into")
+
+
+def upload(source: Any, index: tuple[slice, ...]) -> Any:
     """Read a region of a matrix into GPU memory, as a CuPy array in C order where it is read in pieces.
+
+    Parameters
+    ----------
+    source : Matrix
+        Of `distmm.storage.matrix`, a layer above this one.
+    index : tuple of slice
 
     Raises
     ------

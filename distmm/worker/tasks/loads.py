@@ -25,7 +25,7 @@ def load(source: Any, index: tuple[slice, ...], device: Literal["cpu", "cuda"], 
     The block is checked against what the array-like says (`arrived`). With `noted`, the checksum of a block in host
     memory is noted (`distmm.transfer.loaded_blocks`).
     """
-    if device == "cuda" and (_is_raw(source) or isinstance(source, files_to_gpu.Source)):
+    if device == "cuda" and (_is_raw(source) or files_to_gpu.is_file(source)):
         with slot_released("load"), _copying:
             if isinstance(source, ClientArray):
                 return _uploaded(source, index)

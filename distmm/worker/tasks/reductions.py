@@ -195,8 +195,16 @@ class Largest:
             return values.astype(self.dtype, copy=False), indices
 
 
+class _Added:
+    """A reduction whose parts are added."""
+
+    def combine(self, parts: list[Part]) -> Part:
+        """Reduce parts of the same lines to one part."""
+        return reduce(np.add, parts)
+
+
 @dataclass(frozen=True)
-class Sum:
+class Sum(_Added):
     """The sum of each line, in float64 or complex128 for numbers that are not integers."""
 
     dtype: np.dtype[Any]
@@ -206,17 +214,13 @@ class Sum:
         wide = np.result_type(self.dtype, np.float64) if self.dtype.kind in "fcV" else self.dtype
         return by_rows(block, lambda x, _: (sortable(x).sum(axis=1, dtype=wide),))[0]
 
-    def combine(self, parts: list[Part]) -> Part:
-        """Reduce parts of the same lines to one part."""
-        return reduce(np.add, parts)
-
     def finish(self, part: Part) -> tuple[np.ndarray, ...]:
         """Return the sums in their type."""
         return (part.astype(self.dtype, copy=False),)
 
 
 @dataclass(frozen=True)
-class Norm:
+class Norm(_Added):
     """The Euclidean norm of each line: squares are summed in float64."""
 
     dtype: np.dtype[Any]
@@ -230,17 +234,13 @@ class Norm:
 
         return by_rows(block, squares)[0]
 
-    def combine(self, parts: list[Part]) -> Part:
-        """Reduce parts of the same lines to one part."""
-        return reduce(np.add, parts)
-
     def finish(self, part: Part) -> tuple[np.ndarray, ...]:
         """Return the norms in their type."""
         return (np.sqrt(part).astype(self.dtype, copy=False),)
 
 
 @dataclass(frozen=True)
-class Histogram:
+class Histogram(_Added):
     """How many elements of each line are in each bin; the bins are those of `numpy.histogram`."""
 
     edges: tuple[float, ...]
@@ -260,10 +260,6 @@ class Histogram:
             return (counted.reshape(len(x), bins).astype(np.int64, copy=False),)
 
         return by_rows(block, counts)[0]
-
-    def combine(self, parts: list[Part]) -> Part:
-        """Reduce parts of the same lines to one part."""
-        return reduce(np.add, parts)
 
     def finish(self, part: Part) -> tuple[np.ndarray, ...]:
         """Return the counts."""

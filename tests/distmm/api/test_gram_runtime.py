@@ -12,7 +12,6 @@ from distributed import Client, Scheduler, Worker, futures_of, wait
 
 import distmm
 from distmm.clusters import view
-from distmm.graph import serial
 from distmm.planning.grid import Grid
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.telemetry import client as telemetry
@@ -22,6 +21,7 @@ from distmm.worker.tasks.epilogue import Epilogue
 from distmm.worker.tasks.kernel_choice import KernelChoice
 from tests.bench.experiment.moved_bytes import moved_bytes
 from tests.distmm.api.symmetric import mirrored, sample, truth
+from tests.distmm.graph import serial
 from tests.distmm.scheduler import lockstep
 from tests.exact_sums import in_panels, whole_numbers
 from tests.tables import later

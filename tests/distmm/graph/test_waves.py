@@ -9,9 +9,9 @@ from distributed import Client, Scheduler
 
 from distmm import gemm, matmul, plan
 from distmm.errors import InputError
-from distmm.graph import serial
 from distmm.worker.tasks.epilogue import Epilogue
 from distmm.worker.tasks.kernel_choice import KernelChoice
+from tests.distmm.graph import serial
 from tests.exact_sums import in_panels, whole_numbers
 from tests.tables import later
 

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distmm.errors import InputError
-from distmm.graph.serial import execute
 from distmm.planning.blocks import Blocking, cut, united
 from distmm.planning.cluster_spec import ClusterSpec, Residence
 from distmm.planning.families import BALANCE, candidates, of_family, of_grid
@@ -23,6 +22,7 @@ from distmm.planning.schedule import Schedule, parse
 from distmm.planning.search import make_plan
 from distmm.worker.tasks.epilogue import Epilogue
 from distmm.worker.tasks.kernel_choice import KernelChoice
+from tests.distmm.graph.serial import execute
 from tests.distmm.planning.brute_force import BruteForce
 from tests.tables import number_of
 

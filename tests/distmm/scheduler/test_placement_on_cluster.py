@@ -20,7 +20,6 @@ from distributed import Client, LocalCluster, Scheduler, futures_of, wait
 from distmm import matmul, plan
 from distmm.clusters import view
 from distmm.errors import InputError
-from distmm.graph import serial
 from distmm.graph.consumers import product_of
 from distmm.planning.grid import Grid
 from distmm.scheduler.plugin import PlacementPlugin
@@ -28,6 +27,7 @@ from distmm.worker.tasks.epilogue import Epilogue
 from distmm.worker.tasks.kernel_choice import KernelChoice
 from tests import forked
 from tests.bench.experiment.moved_bytes import moved_bytes
+from tests.distmm.graph import serial
 from tests.distmm.scheduler import lockstep
 from tests.distmm.scheduler.steps import finished
 from tests.exact_sums import in_panels, whole_numbers
