@@ -60,7 +60,7 @@ def chosen(name: str, given: Any = None) -> Any:
         what = f"which is not one of {', '.join(ALLOWED[name])}"
     elif name == "kernel" and not isinstance(value, (str, type(None))):
         what = "which is not the name of a kernel: use one that distmm info lists, or null"
-    elif name in ("reproducible", "gpu-checksums") and not isinstance(value, bool):
+    elif name == "reproducible" and not isinstance(value, bool):
         what = "which is neither true nor false"
     elif name == "gpu-pool" and not _is_pool(value):
         what = f"which is neither a share from {LEAST_POOL} to {MOST_POOL} nor a size: use one such as 0.5 or 8GB"

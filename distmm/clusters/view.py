@@ -23,7 +23,6 @@ from distributed.core import clean_exception
 from distributed.protocol import Serialize, Serialized, deserialize
 from distributed.protocol.pickle import dumps
 
-from distmm.config import chosen
 from distmm.errors import InputError
 from distmm.scheduler.dask_extensions import CHANGES_TOPIC
 from distmm.telemetry.faults import tolerated
@@ -60,8 +59,6 @@ class _View:
         Answers of the scheduler, as long as nothing changes.
     changes : int
         Changes that the scheduler has told of.
-    checksums : bool
-        The setting that the workers have been told.
     """
 
     hosts: dict[str, str] | None = None
@@ -70,7 +67,6 @@ class _View:
     answers: dict[Question, tuple[float, int, Any]] = field(default_factory=dict)
     of_scheduler: dict[Question, tuple[float, Any]] = field(default_factory=dict)
     changes: int = 0
-    checksums: bool = False
 
 
 _views: weakref.WeakKeyDictionary[Client, _View] = weakref.WeakKeyDictionary()
@@ -94,7 +90,7 @@ def ask(client: Client, question: Question | None = None, old: bool = False) -> 
         view = _views[client] = _View()
         client.subscribe_topic(CHANGES_TOPIC, _Changed(client))
     oldest = time.monotonic() - FRESH_SECONDS
-    if view.hosts is not None and view.since > oldest and view.checksums == chosen("gpu-checksums"):
+    if view.hosts is not None and view.since > oldest:
         if question is None:
             return {}
         when, changes, answers = view.answers.get(question, (0.0, 0, {}))
@@ -108,12 +104,11 @@ def _asked(client: Client, view: _View, question: Question | None) -> dict[str, 
     from distmm.worker.dask_internals import send_soon
     from distmm.worker.plugin import DevicePlugin
 
-    plugin = DevicePlugin(gpu_checksums=chosen("gpu-checksums"))
-    serialization.register(plugin.gpu_checksums)  # in this process, for blocks that the client receives
+    serialization.register()  # in this process, for blocks that the client receives
     secret = process_memory.secret()
     proof = (os.getpid(), secret.ctypes.data, secret.tobytes()) if process_memory.allow() else None
     changes = view.changes
-    asked = client.id, dumps(plugin), dumps(question) if question else None, proof, ANSWER_SECONDS
+    asked = client.id, dumps(DevicePlugin()), dumps(question) if question else None, proof, ANSWER_SECONDS
     hosts, reads, answers = _run(client, _answer, *asked)
     send_soon(client)
     if question is not None and hosts and not answers:
@@ -123,7 +118,7 @@ def _asked(client: Client, view: _View, question: Question | None) -> dict[str, 
         )
     if view.changes == changes:
         now = time.monotonic()
-        view.hosts, view.since, view.checksums = hosts, now, plugin.gpu_checksums
+        view.hosts, view.since = hosts, now
         view.reads = {address: read for address, read in {**view.reads, **reads}.items() if address in hosts}
         lending.note_reach(client, bool(view.reads) and all(view.reads.values()))
         if question is not None:

@@ -6,7 +6,7 @@ truncated: it closes the connection and requests the block again. Blocks that Da
 too, and a task that needs a damaged one fails.
 
 NVLink, PCIe and InfiniBand check and repeat their packets themselves, and the memory of data-centre GPUs corrects its
-errors. So blocks that GPUs send to each other have a checksum only if the setting ``distmm.gpu-checksums`` is true.
+errors. So blocks that GPUs send to each other have no checksum.
 
 *Types.* Dask describes a CuPy block by CUDA's array interface, which supports only NumPy's own types. So a bfloat16
 block would arrive as untyped elements of two bytes (``|V2``).
@@ -33,12 +33,16 @@ from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
 from distributed.protocol.serialize import dask_deserialize, dask_serialize
 from distributed.utils import nbytes
 
-from distmm.transfer import block_tickets, loaded_blocks, sent_sums
+from distmm.transfer import block_tickets, loaded_blocks
+from distmm.transfer.crc32c import crc32c
 
 logger = logging.getLogger(__name__)
 
 # Keys that are added to the headers of messages.
 KEY, SUM, NOTED, TICKET = "distmm-element", "distmm-crc32c", "distmm-crc32c-loaded", "distmm-ticket"
+
+# Messages of fewer bytes get no checksum; blocks of large products are larger.
+SMALLEST = 256
 
 Send = Callable[..., tuple[dict[str, Any], list[Any]]]
 Receive = Callable[[dict[str, Any], list[Any]], Any]
@@ -48,19 +52,16 @@ class ChangedOnTheWayError(EOFError):
     """A block changed between sender and receiver. Dask treats an EOFError as a truncated message and sends again."""
 
 
-def register(gpu_checksums: bool = False, received: Callable[[Any], Any] | None = None) -> None:
+def register(received: Callable[[Any], Any] | None = None) -> None:
     """Make Dask send checksums of blocks in host memory and, from the first CuPy block on, the type of elements.
 
     Parameters
     ----------
-    gpu_checksums : bool
-        Whether blocks that this process sends from GPU to GPU have checksums, too. Checksums that arrive are always
-        compared.
     received : callable, optional
         Returns a copy of the block that a ticket names (`distmm.transfer.block_tickets`).
     """
     _replace(dask_serialize, dask_deserialize, np.ndarray, _with_sums, "NumPy blocks are sent without checksums")
-    wrap = functools.partial(_wrap, gpu_checksums, received)
+    wrap = functools.partial(_wrap, received)
     if "distributed.protocol.cupy" in sys.modules:
         wrap()
         return
@@ -68,12 +69,12 @@ def register(gpu_checksums: bool = False, received: Callable[[Any], Any] | None 
         dispatch.register_lazy("cupy", wrap)
 
 
-def _wrap(gpu_checksums: bool, received: Callable[[Any], Any] | None) -> None:
+def _wrap(received: Callable[[Any], Any] | None) -> None:
     import cupy
     import distributed.protocol.cupy  # noqa: F401  registers the functions that are wrapped here
 
     unknown = "bfloat16 blocks lose their type"
-    _replace(cuda_serialize, cuda_deserialize, cupy.ndarray, functools.partial(_on_gpu, gpu_checksums), unknown)
+    _replace(cuda_serialize, cuda_deserialize, cupy.ndarray, _with_types, unknown)
 
     def through_host(send: Send, receive: Receive) -> tuple[Send, Receive]:
         return _with_tickets(*_with_sums(*_with_types(send, receive)), received)
@@ -135,26 +136,27 @@ def _with_tickets(send: Send, receive: Receive, received: Callable[[Any], Any] |
     return named, taken
 
 
-def _on_gpu(gpu_checksums: bool, send: Send, receive: Receive) -> tuple[Send, Receive]:
-    """Wrap the functions for blocks that stay in GPU memory: with types, and with checksums if they are wanted."""
-    typed = _with_types(send, receive)
-    summed, compared = _with_sums(*typed, sent_sums.on_gpu)
-    return summed if gpu_checksums else typed[0], compared
+def _checksum(frames: list[Any]) -> int | None:
+    """Return the CRC-32C of frames in host memory; None for small ones."""
+    if sum(map(nbytes, frames)) < SMALLEST:
+        return None
+    crc = 0
+    for frame in filter(nbytes, frames):
+        crc = crc32c(np.frombuffer(frame, np.uint8), crc)
+    return crc
 
 
-def _with_sums(
-    send: Send, receive: Receive, checksum: Callable[[list[Any]], int | None] = sent_sums.on_host
-) -> tuple[Send, Receive]:
+def _with_sums(send: Send, receive: Receive) -> tuple[Send, Receive]:
     """Wrap both functions to send a checksum of each block and to compare it at the receiver."""
 
     @functools.wraps(send, assigned=())  # Dask inspects whether the function takes a context
     def summed(x: Any, **how: Any) -> tuple[dict[str, Any], list[Any]]:
         header, frames = send(x, **how)
-        sums = {SUM: checksum(frames), NOTED: loaded_blocks.noted(x)}
+        sums = {SUM: _checksum(frames), NOTED: loaded_blocks.noted(x)}
         return header | {key: crc for key, crc in sums.items() if crc is not None}, frames
 
     def compared(header: dict[str, Any], frames: list[Any]) -> Any:
-        if SUM in header and header[SUM] != (found := checksum(frames)):
+        if SUM in header and header[SUM] != (found := _checksum(frames)):
             raise ChangedOnTheWayError(
                 f"a block of {sum(map(nbytes, frames))} bytes was changed on its way between two workers, or on the "
                 f"disk to which Dask has written it: its CRC-32C was {header[SUM]:08x}, and is {found or 0:08x}"

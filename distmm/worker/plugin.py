@@ -29,11 +29,6 @@ class DevicePlugin(WorkerPlugin):
 
     Products are right without the changes, though slower or with less memory: a change that fails is logged and left
     out. Only the serialization of blocks is needed.
-
-    Parameters
-    ----------
-    gpu_checksums : bool
-        Whether blocks that are sent from GPU to GPU have checksums (`distmm.transfer.serialization`).
     """
 
     name = "distmm-device"
@@ -41,12 +36,9 @@ class DevicePlugin(WorkerPlugin):
 
     undo: Callable[[], None] | None = None
 
-    def __init__(self, gpu_checksums: bool = False) -> None:
-        self.gpu_checksums = gpu_checksums
-
     def setup(self, worker: Worker) -> None:
         """Prepare a worker that has just started, or that distmm meets for the first time."""
-        serialization.register(self.gpu_checksums, received)
+        serialization.register(received)
         if owns_gpu(worker) and worker.address.startswith(("tcp://", "tls://")):
             with _optional("blocks go to other workers of this host through host memory"):
                 give_tickets(worker, self.name)

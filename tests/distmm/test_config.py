@@ -100,14 +100,6 @@ def test_a_value_that_cannot_be_used_is_refused_with_the_name_of_its_setting(
     assert not list(tmp_path.iterdir())
 
 
-def test_a_bad_setting_of_checksums_is_refused_before_a_cluster_is_used(client: Any) -> None:
-    with (
-        dask.config.set({"distmm.gpu-checksums": "always"}),
-        pytest.raises(InputError, match=r"has distmm\.gpu-checksums: 'always', which is neither true nor false"),
-    ):
-        distmm.matmul(A, A, client=client).compute()
-
-
 def accelerated() -> Any:
     with distmm.accelerated():
         return da.from_array(A) @ A
