@@ -16,7 +16,7 @@ INTERRUPTED = 130  # exit code: 128 + SIGINT, as in shells
 
 def while_imported() -> None:
     """If this process is the command ``distmm``, let Ctrl-C end it without a traceback."""
-    script = os.path.basename(sys.argv[0]).removesuffix(".exe") if sys.argv else ""
+    script = os.path.basename(sys.argv[0]) if sys.argv else ""
     if script == "distmm" or sys.orig_argv[1:3] == ["-m", "distmm"]:
         signal.signal(signal.SIGINT, _end)
 
@@ -58,9 +58,6 @@ def sigint_blocked() -> Iterator[None]:
     A terminal sends SIGINT to all processes that were started from it. Without the block each worker would end with a
     traceback. Only the client should react to an interrupt.
     """
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
     from multiprocessing import resource_tracker
 
     # Start the resource tracker now: it would start with the first process, and unblock the signal.

@@ -25,7 +25,6 @@ PLACES = {
     "tsqr": ("dask.array.linalg",),
 }
 
-_before: dict[tuple[str, str], Callable[..., Any]] = {}  # the functions that `put` has replaced
 _originals = {name: getattr(import_module(places[0]), name) for name, places in PLACES.items()}
 
 
@@ -39,13 +38,9 @@ def put(functions: Mapping[str, Callable[..., Any]]) -> None:
     """Replace Dask's functions of these names, until `take_back`."""
     for name, function in functions.items():
         for place in PLACES[name]:
-            module = import_module(place)
-            _before.setdefault((place, name), getattr(module, name))
-            setattr(module, name, function)
+            setattr(import_module(place), name, function)
 
 
 def take_back() -> None:
-    """Restore the functions that `put` has replaced."""
-    while _before:
-        (place, name), function = _before.popitem()
-        setattr(import_module(place), name, function)
+    """Restore Dask's functions."""
+    put(_originals)

@@ -11,12 +11,10 @@ LEAST_FOR_CUDA_13 = (7, 5)
 
 def _driver() -> ctypes.CDLL | None:
     """Load the CUDA driver's library, if there is one. This module creates no CUDA context: only workers use GPUs."""
-    for name in ("libcuda.so.1", "nvcuda.dll"):
-        try:
-            return ctypes.CDLL(name)
-        except OSError:
-            continue
-    return None
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
 
 
 def gpu_count() -> int:

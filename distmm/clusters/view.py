@@ -106,7 +106,8 @@ def _asked(client: Client, view: _View, question: Question | None) -> dict[str, 
 
     serialization.register()  # in this process, for blocks that the client receives
     secret = process_memory.secret()
-    proof = (os.getpid(), secret.ctypes.data, secret.tobytes()) if process_memory.allow() else None
+    process_memory.allow()
+    proof = os.getpid(), secret.ctypes.data, secret.tobytes()
     changes = view.changes
     asked = client.id, dumps(DevicePlugin()), dumps(question) if question else None, proof, ANSWER_SECONDS
     hosts, reads, answers = _run(client, _answer, *asked)
@@ -260,7 +261,7 @@ def _answer_of_worker(question: bytes | None, proof: Any, dask_worker: Worker) -
     """Return whether this worker reads the client's memory, and its answer to the question. Runs on workers."""
     from distributed.protocol.pickle import loads
 
-    reads = proof is not None and process_memory.can_read(*proof)
+    reads = process_memory.can_read(*proof)
     if question is None:
         return reads, None
     function, arguments = loads(question)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 
 # More workers than one Dask scheduler serves.
@@ -12,37 +13,21 @@ MOST_WORKERS = 4096
 TOLERANCE = 1 / 8
 
 
-def few_workers(fits: Callable[[int], bool], first: int, least: int = 1) -> int | None:
+def few_workers(fits: Callable[[int], bool], least: int = 1) -> int | None:
     """Return a number of workers that is enough, at most an eighth above the fewest.
 
-    It is None if `MOST_WORKERS` are too few. From `first` the numbers are halved or doubled until one is enough and
-    another is not, and bisected then. More workers usually hold what fewer hold. There are exceptions (a prime number
-    of workers has no square grid), so a smaller number may also be enough.
+    It is None if `MOST_WORKERS` are too few. More workers usually hold what fewer hold. There are exceptions (a prime
+    number of workers has no square grid), so a smaller number may also be enough.
 
     Parameters
     ----------
     fits : callable
         Whether so many workers can hold the product.
-    first : int
-        Number that is tried first.
     least : int
         Fewer workers are never enough.
     """
-    if least > MOST_WORKERS:
-        return None
-    low, high = least - 1, min(max(first, least), MOST_WORKERS)
-    if fits(high):
-        while high > least and fits(half := max(least, high // 2)):
-            high = half
-        low = max(low, high // 2 if high > least else low)
-    else:
-        while True:
-            if high == MOST_WORKERS:
-                return None
-            low, high = high, min(2 * high, MOST_WORKERS)
-            if fits(high):
-                break
-    while high - low > max(1, high * TOLERANCE):
-        middle = (low + high) // 2
-        low, high = (low, middle) if fits(middle) else (middle, high)
-    return high
+    tried = [least]
+    while tried[-1] < MOST_WORKERS:
+        tried.append(min(max(tried[-1] + 1, int(tried[-1] * (1 + TOLERANCE))), MOST_WORKERS))
+    found = bisect_left(tried, True, key=fits) if least <= MOST_WORKERS else len(tried)
+    return tried[found] if found < len(tried) else None

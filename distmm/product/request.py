@@ -209,7 +209,7 @@ def _fewest(request: PlanRequest, plan: Plan) -> float:
             return plan.fits
         return _planned_for(request, replace(spec, workers=workers), may_stream=False).fits
 
-    return few_workers(fits, spec.workers, math.ceil(kept / max(1, spec.memory)) or 1) or math.inf
+    return few_workers(fits, math.ceil(kept / max(1, spec.memory)) or 1) or math.inf
 
 
 def _within_host_memory(request: PlanRequest, spec: ClusterSpec) -> Plan:

@@ -41,12 +41,10 @@ def share(array: Any, client: Client, name: str | None = None, writable: bool = 
     ClientArray or None
         None for a small array with a name, for foreign byte order, and if a worker cannot reach this process's memory:
         on another machine, as another user, or because the system forbids it. With `writable`, also None for an array
-        with gaps between elements in host memory, and on a system without ``memfd_create``, which a `Lease` needs.
-        In GPU memory, such an array is not written to itself: `loan` has another array, to copy from afterwards.
+        with gaps between elements in host memory. In GPU memory, such an array is not written to itself: `loan` has
+        another array, to copy from afterwards.
     """
     if (name and array.nbytes < SMALLEST) or array.ndim < 2 or not array.dtype.isnative or not _within_reach(client):
-        return None
-    if writable and not hasattr(os, "memfd_create"):
         return None
     if gpu_allocations.is_on_gpu(array):
         return ClientArray.of(_lendable(array, writable), name or "") if _gpu_within_reach(client, array) else None
@@ -96,7 +94,8 @@ def forget_reach(client: Client) -> None:
 def _within_reach(client: Client) -> bool:
     """Whether every worker reaches this process's memory. The workers are asked if it has not been noted."""
     reached = _tried.get(client, {}).get(None)
-    if reached is None and process_memory.allow():
+    if reached is None:
+        process_memory.allow()
         secret = process_memory.secret()
         answers = everywhere(client, process_memory.can_read, os.getpid(), secret.ctypes.data, secret.tobytes())
         reached = bool(answers) and all(answers.values())

@@ -23,18 +23,16 @@ def is_mapped(source: Any) -> bool:
 
 
 def _has_its_name(source: np.memmap) -> bool:
-    """Whether the mapped file still has its name. Outside Linux: whether a file of that name exists."""
+    """Whether the mapped file still has its name."""
     assert source.filename is not None
     address = source.ctypes.data
-    try:
-        with open("/proc/self/maps") as maps:
-            for line in maps:
-                span, _, _, _, _, *names = line.rstrip("\n").split(maxsplit=5)
-                low, high = (int(end, 16) for end in span.split("-"))
-                if low <= address < high and names:
-                    return not names[0].endswith(" (deleted)") and os.path.samefile(names[0], source.filename)
-    except FileNotFoundError:
-        return os.path.exists(source.filename)
+    with open("/proc/self/maps") as maps:
+        for line in maps:
+            span, _, _, _, _, *names = line.rstrip("\n").split(maxsplit=5)
+            low, high = (int(end, 16) for end in span.split("-"))
+            if low <= address < high and names:
+                both = names[0], source.filename
+                return all(map(os.path.exists, both)) and os.path.samefile(*both)  # of a deleted file, none is there
     return True
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import mmap
 import os
-import sys
 import threading
 import weakref
 from dataclasses import dataclass
@@ -21,7 +20,6 @@ from distributed import Client, Worker
 from numpy.typing import DTypeLike
 
 from distmm.all_workers import everywhere, owns_gpu
-from distmm.errors import InputError
 from distmm.transfer import process_memory
 
 
@@ -82,19 +80,12 @@ def empty(shape: int | tuple[int, ...], dtype: DTypeLike = float, *, client: Cli
     numpy.ndarray
         Array of this shape and type. Its memory is freed with the last view of it.
 
-    Raises
-    ------
-    InputError
-        If the system has no ``memfd_create`` (Linux only).
-
     Examples
     --------
     >>> import distmm
     >>> A = distmm.empty((3, 4), "f4")
     >>> A[:] = 1
     """
-    if not hasattr(os, "memfd_create"):
-        raise InputError(f"{sys.platform} has no memfd_create: use numpy.empty, whose arrays products accept too")
     dtype = np.dtype(dtype)
     shape = (index(shape),) if isinstance(shape, SupportsIndex) else tuple(shape)
     nbytes = max(1, math.prod(shape) * dtype.itemsize)
