@@ -14,7 +14,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from distributed import Client, rejoin, secede
-from distributed.worker import thread_state
+
+from distmm.worker.dask_internals import in_task
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ def seceded() -> Iterator[None]:
 
     Without this, tasks that wait for tasks could occupy all threads of the workers. Outside of tasks it does nothing.
     """
-    if not getattr(thread_state, "key", None):
+    if not in_task():
         yield
         return
     try:

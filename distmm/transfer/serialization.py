@@ -12,14 +12,12 @@ errors. So blocks that GPUs send to each other have no checksum.
 block would arrive as untyped elements of two bytes (``|V2``).
 
 Only this module uses these private parts of Dask: ``Dispatch._lookup``, the keys of the headers, and the rule that an
-EOFError means a truncated message. If they change, Dask sends blocks without these additions. Products of bfloat16 then
-fail with a type error, and never return wrong numbers.
+EOFError means a truncated message.
 """
 
 from __future__ import annotations
 
 import functools
-import logging
 import pickle
 import sys
 from collections.abc import Callable
@@ -35,8 +33,6 @@ from distributed.utils import nbytes
 
 from distmm.transfer import block_tickets, loaded_blocks
 from distmm.transfer.crc32c import crc32c
-
-logger = logging.getLogger(__name__)
 
 # Keys that are added to the headers of messages.
 KEY, SUM, NOTED, TICKET = "distmm-element", "distmm-crc32c", "distmm-crc32c-loaded", "distmm-ticket"
@@ -60,7 +56,7 @@ def register(received: Callable[[Any], Any] | None = None) -> None:
     received : callable, optional
         Returns a copy of the block that a ticket names (`distmm.transfer.block_tickets`).
     """
-    _replace(dask_serialize, dask_deserialize, np.ndarray, _with_sums, "NumPy blocks are sent without checksums")
+    _replace(dask_serialize, dask_deserialize, np.ndarray, _with_sums)
     wrap = functools.partial(_wrap, received)
     if "distributed.protocol.cupy" in sys.modules:
         wrap()
@@ -73,13 +69,12 @@ def _wrap(received: Callable[[Any], Any] | None) -> None:
     import cupy
     import distributed.protocol.cupy  # noqa: F401  registers the functions that are wrapped here
 
-    unknown = "bfloat16 blocks lose their type"
-    _replace(cuda_serialize, cuda_deserialize, cupy.ndarray, _with_types, unknown)
+    _replace(cuda_serialize, cuda_deserialize, cupy.ndarray, _with_types)
 
     def through_host(send: Send, receive: Receive) -> tuple[Send, Receive]:
         return _with_tickets(*_with_sums(*_with_types(send, receive)), received)
 
-    _replace(dask_serialize, dask_deserialize, cupy.ndarray, through_host, unknown)
+    _replace(dask_serialize, dask_deserialize, cupy.ndarray, through_host)
 
 
 def _replace(
@@ -87,14 +82,9 @@ def _replace(
     deserialize: Dispatch,
     block: type,
     wrapped: Callable[[Send, Receive], tuple[Send, Receive]],
-    otherwise: str,
 ) -> None:
     """Replace the functions that send and receive blocks, unless they are replaced already."""
-    try:
-        send, receive = (dispatch._lookup[block] for dispatch in (serialize, deserialize))
-    except (AttributeError, KeyError):
-        logger.warning("this version of Dask sends %s blocks in an unknown way: %s", block.__module__, otherwise)
-        return
+    send, receive = (dispatch._lookup[block] for dispatch in (serialize, deserialize))
     if send.__module__ == __name__:
         return
     for dispatch, function in zip((serialize, deserialize), wrapped(send, receive), strict=True):

@@ -1,23 +1,24 @@
 """Private parts of Dask's worker that distmm uses, and of all its processes: here and nowhere else.
 
-Each function says what is lost if Dask has changed the part: no product needs it. The tests
-(``tests/distmm/worker/test_dask_internals.py``) fail first for a version that is not in `VERSIONS_SEEN`.
+All versions that the project's pins allow have these parts. The tests
+(``tests/distmm/worker/test_dask_internals.py``) fail first for a version that is not in `VERSIONS_SEEN`. A change to a
+worker that fails is left out (`distmm.worker.plugin`).
 """
 
 from __future__ import annotations
 
 import gc
-import logging
 import sys
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any
 
 from distributed import Worker
+from distributed.metrics import context_meter
 from distributed.protocol import Serialize
-
-logger = logging.getLogger(__name__)
+from distributed.protocol.pickle import dumps
+from distributed.utils import thread_state
 
 # Versions of distributed with which these parts have been seen.
 VERSIONS_SEEN = ("2026.7.", "2026.8.")
@@ -27,42 +28,22 @@ MESSAGE_SECONDS = 0.0005
 
 
 def in_task() -> bool:
-    """Whether this thread runs a task of a worker (``distributed.utils.thread_state``).
-
-    False if Dask has no such thing: tasks then keep their slots while they wait for copies.
-    """
-    try:
-        from distributed.utils import thread_state
-    except ImportError:
-        return False
+    """Whether this thread runs a task of a worker (``distributed.utils.thread_state``)."""
     return getattr(thread_state, "key", None) is not None
 
 
 def without_task_meters() -> AbstractContextManager[Any]:
     """Return a context without the callbacks that measure the current task (``distributed.metrics.context_meter``).
 
-    If Dask has no such thing, nothing happens. Long products become slower if it adds callbacks to the contexts of
-    tasks that secede, as 2026.7 does.
+    Long products become slower if Dask adds callbacks to the contexts of tasks that secede, as 2026.7 does.
     """
-    try:
-        from distributed.metrics import context_meter
-
-        context: AbstractContextManager[Any] = context_meter.clear_callbacks()
-    except (ImportError, AttributeError):
-        return nullcontext()
+    context: AbstractContextManager[Any] = context_meter.clear_callbacks()
     return context
 
 
 def pending_plugins(worker: Worker) -> Iterable[object]:
-    """Return the plugins that a starting worker is going to set up (``Worker._pending_plugins``).
-
-    There are none if Dask has no such thing: a worker then does not wait for the memory of a dead one.
-    """
-    found = getattr(worker, "_pending_plugins", None)
-    if found is None:
-        logger.warning("this version of Dask does not tell which plugins a worker is going to set up")
-        return ()
-    plugins: Iterable[object] = found
+    """Return the plugins that a starting worker is going to set up (``Worker._pending_plugins``)."""
+    plugins: Iterable[object] = worker._pending_plugins
     return plugins
 
 
@@ -75,12 +56,11 @@ def profile_without_collecting(worker: Worker) -> None:
     waits for it: seen here, and in python/cpython issue 106883 and dask/distributed issue 8616.
 
     This replaces the callback ``"profile"`` of ``Worker.periodic_callbacks``, which calls ``Worker.trigger_profile``.
-    If Dask has neither, the profiler is left as it is.
     """
     if sys.version_info >= (3, 12):
         return
-    callback, trigger = worker.periodic_callbacks.get("profile"), getattr(worker, "trigger_profile", None)
-    if callback is None or trigger is None:  # switched off, or changed
+    callback = worker.periodic_callbacks.get("profile")
+    if callback is None:  # switched off
         return
 
     def profile() -> None:
@@ -118,10 +98,10 @@ def note_blocks_sent(
     `noted` has their ids in the context in which they are serialized, and nowhere else: a block that Dask moves out of
     a full memory meanwhile is serialized, too. The address is None for other programs.
 
-    It replaces the handler ``"get_data"``. If Dask has changed the handler or its message, nothing is noted.
+    It replaces the handler ``"get_data"``.
     """
-    answer = worker.handlers.get("get_data")
-    if answer is None or answer.__module__ == __name__:
+    answer = worker.handlers["get_data"]
+    if answer.__module__ == __name__:
         return
 
     async def noting(comm: Any, *args: Any, who: str | None = None, **how: Any) -> Any:
@@ -150,8 +130,6 @@ class _Noting:
 
 def run_on_worker(worker: Worker, address: str, function: Callable[..., Any], *args: Any) -> Awaitable[dict[str, Any]]:
     """Have one other worker run a function, as `run_on_workers`."""
-    from distributed.protocol.pickle import dumps
-
     reply: Awaitable[dict[str, Any]] = worker.rpc(address).run(function=dumps(function), args=dumps(args))
     return reply
 
@@ -164,8 +142,6 @@ def run_on_workers(
     It sends the message ``"run"`` through ``Scheduler.broadcast``. It returns an awaitable of each worker's reply, with
     ``"status"`` and ``"result"``. If Dask has changed the message, awaiting it raises.
     """
-    from distributed.protocol.pickle import dumps
-
     message = {"op": "run", "function": dumps(function), "args": dumps(args)}
     replies: Awaitable[dict[str, dict[str, Any]]] = worker.scheduler.broadcast(
         msg=message, hosts=[host], on_error="ignore"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import pickle
 import sys
 import types
@@ -36,7 +35,7 @@ def dispatches() -> tuple[Dispatch, Dispatch]:
 def test_elements_keep_their_type(dtype: Any) -> None:
     send, receive = dispatches()
     for _ in range(2):
-        serialization._replace(send, receive, Block, serialization._with_types, "")  # each product registers it again
+        serialization._replace(send, receive, Block, serialization._with_types)  # each product registers it again
     assert receive.dispatch(Block)(*send(Block(dtype))).dtype == dtype
 
 
@@ -81,17 +80,6 @@ def test_serialization_is_otherwise_changed_when_the_first_block_is_sent(monkeyp
     serialization.register()
     lazy = [dispatch._lazy["cupy"] for dispatch in found]
     assert [one.func for one in lazy] == [serialization._wrap] * 4
-
-
-def test_a_dask_that_registers_in_another_way_sends_blocks_unchanged(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    send, receive = dispatches()
-    del send._lookup[Block]
-    with caplog.at_level(logging.WARNING):
-        serialization._replace(send, receive, Block, serialization._with_types, "bfloat16 blocks lose their type")
-    assert "bfloat16 blocks lose their type" in caplog.text
-    assert receive.dispatch(Block)({"typestr": "f4"}, []).dtype == np.float32
 
 
 LAYOUTS = [
