@@ -34,8 +34,6 @@ class DevicePlugin(WorkerPlugin):
     name = "distmm-device"
     idempotent = True
 
-    undo: Callable[[], None] | None = None
-
     def setup(self, worker: Worker) -> None:
         """Prepare a worker that has just started, or that distmm meets for the first time."""
         serialization.register(received)
@@ -45,7 +43,7 @@ class DevicePlugin(WorkerPlugin):
         frees: list[Callable[[], None]] = [drop_freed, gpu_allocations.drop_idle, gpu.prepared.drop_idle]
         if worker.address.startswith(("ucx://", "ucxx://")):
             with _optional("transfers may wait for products"):
-                self.undo = wait_for_default_stream_only()
+                wait_for_default_stream_only()
             with _optional("GPU memory of workers that die may stay in use"):
                 if pool_bytes() is not None and (handle := pool_handle()) is not None:
                     self.peers = Peers(worker, handle)
@@ -61,17 +59,8 @@ class DevicePlugin(WorkerPlugin):
             for each in frees:
                 each()
 
-        callback = PeriodicCallback(free, FREE_MILLISECONDS)
-        worker.periodic_callbacks["distmm-free"] = callback
-        callback.start()
-
-    def teardown(self, worker: Worker) -> None:
-        """Undo what `setup` started."""
-        callback = worker.periodic_callbacks.pop("distmm-free", None)
-        if callback is not None:
-            callback.stop()
-        if self.undo is not None:
-            self.undo()
+        callback = worker.periodic_callbacks["distmm-free"] = PeriodicCallback(free, FREE_MILLISECONDS)
+        callback.start()  # the worker stops it
 
 
 @contextmanager

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable
 from functools import partial
 
 logger = logging.getLogger(__name__)
@@ -36,7 +35,7 @@ def connect_patiently() -> None:
             setattr(ucxx, name, partial(connect, connect_timeout=CONNECT_SECONDS))
 
 
-def wait_for_default_stream_only() -> Callable[[], None]:
+def wait_for_default_stream_only() -> None:
     """Let transfers of distributed-ucxx wait for the default stream, and not for the whole GPU.
 
     Before each send and receive distributed-ucxx 0.52 calls ``ucxx._cuda_context.synchronize_default_stream``, on the
@@ -44,20 +43,14 @@ def wait_for_default_stream_only() -> Callable[[], None]:
     takes as long as the product that runs at the same time (170 ms instead of 4), and the worker answers no
     message in this time. Waiting for the default stream is enough: what is sent is the result of a finished task, and a
     buffer that receives is ready when its allocation on the default stream is. The name is looked up at every call, so
-    one assignment replaces the function. It holds for the whole process, the user's own transfers included, until it is
-    undone.
-
-    Returns
-    -------
-    callable
-        Undoes it.
+    one assignment replaces the function. It holds for the whole process, the user's own transfers included.
     """
     try:
         import distributed_ucxx
         import ucxx
         import ucxx._cuda_context as context
 
-        before = context.synchronize_default_stream
+        context.synchronize_default_stream  # noqa: B018  raises if there is none
         found = {
             "distributed-ucxx": str(distributed_ucxx.__version__),
             "ucxx": str(ucxx.__version__),
@@ -65,24 +58,15 @@ def wait_for_default_stream_only() -> Callable[[], None]:
         }
     except (ImportError, AttributeError) as error:
         logger.warning("%s: distmm leaves UCXX as it is, and transfers may wait for products", error)
-        return _nothing
+        return
     if not all(version.startswith(VERSIONS_SEEN[package]) for package, version in found.items()):
         logger.warning(
             "%s: distmm knows %s, and leaves them as they are: transfers may wait for products",
             ", ".join(f"{package} {version}" for package, version in found.items()),
             ", ".join(f"{package} {'x, '.join(versions)}x" for package, versions in VERSIONS_SEEN.items()),
         )
-        return _nothing
+        return
     context.synchronize_default_stream = synchronize_default_stream
-
-    def undo() -> None:
-        context.synchronize_default_stream = before
-
-    return undo
-
-
-def _nothing() -> None:
-    """Undo nothing."""
 
 
 def synchronize_default_stream(device_id: int = 0) -> None:

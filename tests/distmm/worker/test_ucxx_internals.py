@@ -33,19 +33,15 @@ def test_ucxx_waits_for_the_default_stream_only_in_versions_that_are_known(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     known = ucxx(monkeypatch, "0.52.00", "0.52.00", (1, 21, 0))
-    undo = ucxx_internals.wait_for_default_stream_only()
+    ucxx_internals.wait_for_default_stream_only()
     assert known.synchronize_default_stream is ucxx_internals.synchronize_default_stream
-    undo()
-    assert known.synchronize_default_stream is whole_device
     others = [("0.53.0", "0.52.0", (1, 21, 0)), ("0.52.0", "0.53.0", (1, 21, 0)), ("0.52.0", "0.52.0", (1, 22, 0))]
     for distributed, own, ucx in others:
         unknown = ucxx(monkeypatch, distributed, own, ucx)
         with caplog.at_level(logging.WARNING):
-            undo = ucxx_internals.wait_for_default_stream_only()
+            ucxx_internals.wait_for_default_stream_only()
         assert unknown.synchronize_default_stream is whole_device
         assert f"distributed-ucxx {distributed}, ucxx {own}, UCX {'.'.join(map(str, ucx))}: distmm knows" in caplog.text
-        undo()
-        assert unknown.synchronize_default_stream is whole_device
 
 
 async def create_endpoint(address: str, connect_timeout: float = 5.0) -> tuple[str, float]:
@@ -88,8 +84,8 @@ def test_ucxx_without_the_function_is_left_as_it_is(
     context = ucxx(monkeypatch, "0.52.00", "0.52.00", (1, 21, 0))
     del context.synchronize_default_stream
     with caplog.at_level(logging.WARNING):
-        ucxx_internals.wait_for_default_stream_only()()
+        ucxx_internals.wait_for_default_stream_only()
     assert not vars(context)
     assert "transfers may wait for products" in caplog.text
     monkeypatch.setitem(sys.modules, "ucxx._cuda_context", None)  # an import of it fails
-    ucxx_internals.wait_for_default_stream_only()()
+    ucxx_internals.wait_for_default_stream_only()
