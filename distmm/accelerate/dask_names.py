@@ -25,6 +25,7 @@ PLACES = {
     "tsqr": ("dask.array.linalg",),
 }
 
+_before: dict[tuple[str, str], Callable[..., Any]] = {}  # the functions that `put` has replaced
 _originals = {name: getattr(import_module(places[0]), name) for name, places in PLACES.items()}
 
 
@@ -38,9 +39,13 @@ def put(functions: Mapping[str, Callable[..., Any]]) -> None:
     """Replace Dask's functions of these names, until `take_back`."""
     for name, function in functions.items():
         for place in PLACES[name]:
-            setattr(import_module(place), name, function)
+            module = import_module(place)
+            _before.setdefault((place, name), getattr(module, name))
+            setattr(module, name, function)
 
 
 def take_back() -> None:
-    """Restore Dask's functions."""
-    put(_originals)
+    """Restore the functions that `put` has replaced."""
+    while _before:
+        (place, name), function = _before.popitem()
+        setattr(import_module(place), name, function)

@@ -16,7 +16,10 @@ from typing import Any
 import dask.array as da
 import dask.array.chunk
 import numpy as np
-from dask._task_spec import Alias, GraphNode, List, Task, TaskRef
+from dask._task_spec import Alias, GraphNode
+from dask._task_spec import List as List
+from dask._task_spec import Task as Task
+from dask._task_spec import TaskRef as TaskRef
 from dask.array.core import getter, getter_inline, getter_nofancy
 from dask.base import tokenize
 from dask.core import get_dependencies
@@ -27,24 +30,6 @@ from distmm.graph.placement import Key, Placement
 from distmm.planning.plan import Plan
 from distmm.worker.tasks import products
 from distmm.worker.tasks.largest import topk_of_chunk
-
-__all__ = [
-    "STORES",
-    "List",
-    "PlacedTask",
-    "ProductTask",
-    "Task",
-    "TaskRef",
-    "copied",
-    "faster",
-    "is_chunk_of_c",
-    "is_view",
-    "needs",
-    "one_per_block",
-    "renamed",
-    "reshaped",
-    "stores",
-]
 
 # Names of the tasks of Dask's own `store`, and of those of `distmm.graph.consumers`, begin with this.
 STORES = "store-map-"

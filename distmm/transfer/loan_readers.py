@@ -56,10 +56,6 @@ class LoanReaders(SchedulerPlugin):  # type: ignore[misc]  # Dask's classes are 
         for client, topic in asked:
             self._say(client, topic)
 
-    async def close(self) -> None:
-        """Answer no more questions."""
-        self.scheduler.stream_handlers["subscribe-topic"] = self._subscribe
-
     def _count(self, keys: Iterable[Any]) -> None:
         for key in keys:
             if key not in self.read and (found := _lent_to(self.scheduler.tasks[key].run_spec)):

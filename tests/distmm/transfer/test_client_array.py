@@ -356,8 +356,7 @@ def test_small_byte_swapped_and_one_dimensional_arrays_travel_with_the_graph(cli
 
 
 def test_an_array_out_of_reach_travels_with_the_graph(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process_memory, "allow", lambda: False)
-    monkeypatch.delitem(lending._tried, client, raising=False)
+    monkeypatch.setattr(lending, "_within_reach", lambda client: False)
     a = np.random.default_rng(4).standard_normal((400, 400))
     assert transfer.share(a, client) is None
     with client.as_current():
