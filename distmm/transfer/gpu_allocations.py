@@ -30,6 +30,10 @@ LAZY_PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess
 
 IDLE_SECONDS = 2.0  # from the last copy to the end of a map
 
+ALREADY_MAPPED = 208  # cudaErrorAlreadyMapped
+
+BUSY_SECONDS = 30.0  # most seconds that a new map waits for copies from memory that its owner has freed
+
 SECRET = 32  # bytes by which a worker proves that it reads this process's GPU memory
 
 _library = cache(ctypes.CDLL)  # loads each library once
@@ -122,7 +126,8 @@ class _Map:
 
 
 _maps: dict[Allocation, _Map] = {}
-_mapping = threading.Lock()
+_unused: list[int] = []  # addresses of maps that are being closed
+_mapping = threading.Condition()
 
 
 @contextmanager
@@ -139,7 +144,7 @@ def mapped(allocation: Allocation) -> Iterator[int]:
         return
     with _mapping:
         if allocation not in _maps:
-            _maps[allocation] = _Map(allocation)
+            _maps[allocation] = _opened(allocation)
         found = _maps[allocation]
         found.users += 1
     try:
@@ -148,6 +153,29 @@ def mapped(allocation: Allocation) -> Iterator[int]:
         with _mapping:
             found.users -= 1
             found.used = time.monotonic()
+            _mapping.notify_all()
+
+
+def _opened(allocation: Allocation) -> _Map:
+    """Map an allocation. The caller holds the lock.
+
+    CUDA refuses memory that its owner has freed and allocated again while the earlier allocation is mapped here. Then
+    the owner's earlier maps are closed first.
+    """
+    try:
+        return _Map(allocation)
+    except OSError as error:
+        if getattr(error.__cause__, "status", None) != ALREADY_MAPPED:
+            raise
+    from cupy.cuda import runtime
+
+    earlier = [each for each in _maps if each.pid == allocation.pid]
+    _mapping.wait_for(lambda: not any(_maps[each].users for each in earlier if each in _maps), BUSY_SECONDS)
+    if allocation in _maps:  # another thread has mapped it in the meantime
+        return _maps[allocation]
+    _unused.extend(_maps.pop(each).address for each in earlier if each in _maps and not _maps[each].users)
+    _close_unused(runtime.getDevice())
+    return _Map(allocation)
 
 
 def drop_idle(seconds: float = IDLE_SECONDS) -> None:
@@ -163,17 +191,24 @@ def close(addresses: list[int]) -> None:
     """Close maps in a thread: that waits for all work of the GPU, and the caller's event loop answers meanwhile."""
     from cupy.cuda import runtime
 
-    threading.Thread(target=_close, args=(addresses, runtime.getDevice()), name="distmm-close", daemon=True).start()
+    with _mapping:
+        _unused.extend(addresses)
+    threading.Thread(target=_close_unused, args=(runtime.getDevice(),), name="distmm-close", daemon=True).start()
 
 
-def _close(addresses: list[int], device: int) -> None:
+def _close_unused(device: int) -> None:
     from cupy.cuda import runtime
 
     runtime.setDevice(device)  # of this thread
+    with _mapping:
+        addresses = list(_unused)
     runtime.deviceSynchronize()  # copies from there may still run
-    for address in addresses:
-        with suppress(runtime.CUDARuntimeError):  # it is closed already
-            runtime.ipcCloseMemHandle(address)
+    with _mapping:
+        for address in addresses:
+            if address in _unused:  # no other thread has closed it
+                _unused.remove(address)
+                with suppress(runtime.CUDARuntimeError):  # it is closed already
+                    runtime.ipcCloseMemHandle(address)
 
 
 @cache

@@ -24,7 +24,7 @@ THEIRS = Allocation(1, "5", b"handle", 4096, 100)
 
 
 class CUDARuntimeError(Exception):
-    pass
+    status = 1
 
 
 class Runtime(types.ModuleType):
@@ -35,12 +35,17 @@ class Runtime(types.ModuleType):
         self.opened: list[bytes] = []
         self.closed: list[int] = []
         self.refused: set[bytes] = set()
+        self.in_the_way: dict[bytes, int] = {}
         self.CUDARuntimeError = CUDARuntimeError
 
     def ipcOpenMemHandle(self, handle: bytes, flags: int) -> int:  # noqa: N802
         """Map an allocation."""
         if handle in self.refused:
             raise CUDARuntimeError("invalid device context")
+        if self.in_the_way.get(handle, 0) not in (0, *self.closed):
+            error = CUDARuntimeError("resource already mapped")
+            error.status = 208
+            raise error
         self.opened.append(handle)
         return 1000 * len(self.opened)
 
@@ -59,6 +64,13 @@ class Runtime(types.ModuleType):
         """Wait for nothing."""
 
 
+class AtOnce:
+    """A thread that runs its function when it is started, and ends."""
+
+    def __init__(self, target: Callable[..., None], args: tuple[Any, ...], **how: Any) -> None:
+        self.start = lambda: target(*args)
+
+
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
     made = Runtime()
@@ -67,7 +79,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Runtime:
     for name, module in {"cupy": types.ModuleType("cupy"), "cupy.cuda": cuda}.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(gpu_allocations, "_maps", {})
-    monkeypatch.setattr(gpu_allocations, "close", lambda addresses: gpu_allocations._close(addresses, 0))
+    monkeypatch.setattr(gpu_allocations.threading, "Thread", AtOnce)
     return made
 
 
@@ -88,6 +100,46 @@ def test_memory_that_a_process_got_at_the_same_address_is_another_allocation(run
     for other in (replace(THEIRS, handle=b"later"), replace(THEIRS, started="6")):
         with gpu_allocations.mapped(THEIRS) as first, gpu_allocations.mapped(other) as second:
             assert first != second
+
+
+def test_memory_that_its_owner_has_freed_and_allocated_again_is_mapped_when_the_earlier_map_is_closed(
+    runtime: Runtime,
+) -> None:
+    again = replace(THEIRS, handle=b"again")
+    with gpu_allocations.mapped(THEIRS) as first:
+        pass
+    runtime.in_the_way[again.handle] = first
+    with gpu_allocations.mapped(again) as second:
+        assert runtime.closed == [first]
+        assert second == 2000
+
+
+def test_a_map_waits_for_copies_from_the_freed_memory(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # real threads
+    for name in ("cupy", "cupy.cuda"):
+        module = types.ModuleType(name)
+        module.runtime = runtime  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(gpu_allocations, "_maps", {})
+    again = replace(THEIRS, handle=b"again")
+    mapped: list[int] = []
+
+    def map_again() -> None:
+        with gpu_allocations.mapped(again) as address:
+            mapped.append(address)
+
+    with gpu_allocations.mapped(THEIRS) as first:
+        runtime.in_the_way[again.handle] = first
+        threads = [threading.Thread(target=map_again) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        assert not mapped
+        assert not runtime.closed
+    for thread in threads:
+        thread.join()
+    assert mapped == [2000, 2000]
+    assert runtime.closed == [first]
+    assert len(runtime.opened) == 2
 
 
 def test_an_owner_that_has_ended_is_named(runtime: Runtime) -> None:
@@ -171,3 +223,30 @@ def test_a_thread_that_has_used_no_gpu_finds_the_handle_of_an_array() -> None:
     thread.join()
     assert found == [gpu_allocations.behind(array)]
     assert found[0] is not None
+
+
+@pytest.mark.gpu
+def test_memory_that_another_process_allocates_again_is_read() -> None:
+    from distmm.worker import gpu_copies
+
+    context = multiprocessing.get_context("spawn")
+    made, read = context.Queue(), context.Queue()
+    lender = context.Process(target=allocate_again, args=(made, read))
+    lender.start()
+    for value in range(20):
+        given = pickle.loads(made.get(timeout=100))
+        assert (gpu_copies.upload(given).get() == value).all()
+        read.put(None)
+    lender.join()
+
+
+def allocate_again(made: Any, read: Any) -> None:
+    """Lend twenty arrays without a pool, and free each when it has been read."""
+    import cupy
+
+    cupy.cuda.set_allocator(None)
+    for value in range(20):
+        array = cupy.full((700 + 100 * (value % 3), 800), value, "f4")
+        made.put(pickle.dumps(ClientArray.of(array)))
+        read.get(timeout=100)
+        del array
