@@ -22,8 +22,9 @@ SCHEMA = "(Tensor a, Tensor b, Tensor? c, Scalar alpha, Scalar beta, str precisi
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
-# a tenth of the microseconds of the public function, which replaces it if it is missing
+# a tenth of the microseconds of the public functions, which replace them if they are missing
 _RAW_STREAM = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_RAW_ALLOCATION = getattr(torch._C, "_cuda_cudaCachingAllocator_raw_alloc", None)
 
 
 def multiply(a: Any, b: Any, out: Any, c: Any, options: Options) -> Any:
@@ -114,10 +115,12 @@ def _memory() -> Any:
     """Return CuPy's way to PyTorch's allocator."""
     import cupy
 
-    take, give_back = torch.cuda.caching_allocator_alloc, torch.cuda.caching_allocator_delete
-    return cupy.cuda.PythonFunctionAllocator(
-        lambda size, device: int(take(size, device, _stream(device))), lambda pointer, _: give_back(pointer)
-    )
+    def take(size: int, device: int) -> int:
+        if _RAW_ALLOCATION is not None:  # on the current device, which is this one inside of `working`
+            return int(_RAW_ALLOCATION(size, _stream(device)))
+        return int(torch.cuda.caching_allocator_alloc(size, device, _stream(device)))
+
+    return cupy.cuda.PythonFunctionAllocator(take, lambda pointer, _: torch.cuda.caching_allocator_delete(pointer))
 
 
 def _stream(index: int) -> int:

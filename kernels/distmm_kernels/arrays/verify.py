@@ -103,13 +103,10 @@ class Check:
         if precision not in PRECISIONS:
             raise ValueError(f"precision is {precision!r}: use highest, high, medium or ieee")
         self._operands, self._alpha = (a, b, c), alpha
-        self._tolerance = _tolerance(a.dtype, b.dtype, c.dtype, a.shape[-1], precision)
-        types = [x.dtype for x in (a, b, c)]
-        of_one_width = len({dtype.itemsize == 8 for dtype in types}) == 1
-        self._fused = not isinstance(a, np.ndarray) and of_one_width and all(map(thin_products.reads, types))
-        exact = self._tolerance.exact
-        work = self._tolerance.work if not self._fused or c.dtype.itemsize == 8 else np.dtype(np.float32)
-        x = _vectors(c.shape[-1], exact, work, None if isinstance(a, np.ndarray) else a.data.device_id)
+        types = a.dtype, b.dtype, c.dtype
+        self._tolerance, self._fused, work = _method(*types, a.shape[-1], precision, isinstance(a, np.ndarray))
+        where = None if isinstance(a, np.ndarray) else a.data.device_id
+        x = _vectors(c.shape[-1], self._tolerance.exact, work, where)
         product, self._columns = self._times(b, x)
         self._left, self._rows = self._times(a, product)
         self._right, self._norms = self._times(c, x)
@@ -218,7 +215,14 @@ def _on_host(x: Any) -> np.ndarray[Any, Any]:
     return x if isinstance(x, np.ndarray) else np.asarray(x.get())
 
 
-_tolerance = functools.lru_cache(maxsize=256)(Tolerance.of)
+@functools.lru_cache(maxsize=256)
+def _method(
+    a: np.dtype[Any], b: np.dtype[Any], c: np.dtype[Any], k: int, precision: str, on_host: bool
+) -> tuple[Tolerance, bool, np.dtype[Any]]:
+    """Return the tolerance, whether one kernel multiplies and adds squares, and the type of the vectors."""
+    tolerance, types = Tolerance.of(a, b, c, k, precision), (a, b, c)
+    fused = not on_host and len({x.itemsize == 8 for x in types}) == 1 and all(map(thin_products.reads, types))
+    return tolerance, fused, np.dtype(np.float32) if fused and c.itemsize < 8 else tolerance.work
 
 
 @functools.lru_cache(maxsize=64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import numpy as np
@@ -49,21 +50,30 @@ def times_vectors(matrices: Array, vectors: Array, device: Device) -> tuple[Arra
         at = Stack.of(matrices)
     *batch, m, n = matrices.shape
     if vectors.strides[-2:] != (2 * vectors.itemsize, vectors.itemsize) or Stack.of(vectors).step % VECTOR_BYTES:
-        given, vectors = vectors, _pairs(vectors.shape, vectors)
+        given, (vectors, _) = vectors, _results(vectors.shape[:-2], vectors.shape[-2], vectors)
         vectors[...] = given
-    products, squares = _pairs((*batch, m, 2), vectors), type(matrices)((*batch, m), np.float64)
+    products, squares = _results(tuple(batch), m, vectors)
     places = address(vectors), Stack.of(vectors).step, address(products), Stack.of(products).step, address(squares)
-    kernel = _kernel(matrices.dtype, device)
-    kernel.launch((-(-m // (ROWS * WARPS)), 1, at.matrices), (), (at.address, at.step, at.pitch, m, n, *places))
+    if products.size:
+        kernel = _kernel(matrices.dtype, device)
+        grid = -(-m // (ROWS * WARPS)), 1, at.matrices
+        kernel.launch(grid, (), (at.address, at.step, at.pitch, m, n, *places))
     return products, squares
 
 
-def _pairs(shape: tuple[int, ...], like: Array) -> Array:
-    """Return a new array ``(*batch, m, 2)`` whose matrices begin at multiples of 16 bytes."""
-    *batch, m, _ = shape
-    if not batch or m % 2 == 0:
-        return type(like)(shape, like.dtype)
-    return type(like)((*batch, m + 1, 2), like.dtype)[..., :m, :]
+def _results(batch: tuple[int, ...], m: int, vectors: Array) -> tuple[Array, Array]:
+    """Return new arrays for the products and the squared norms, in one allocation.
+
+    Products of each matrix begin at multiples of 16 bytes, so that they can be the vectors of a further product.
+    """
+    import cupy
+
+    lines, itemsize = m + m % 2 if batch else m, vectors.itemsize
+    step, matrices = 2 * itemsize * lines, math.prod(batch)
+    memory = cupy.cuda.alloc(matrices * (step + 8 * m) + 8)
+    strides = (*(step for _ in batch), 2 * itemsize, itemsize)
+    products = cupy.ndarray((*batch, m, 2), vectors.dtype, memory, strides)
+    return products, cupy.ndarray((*batch, m), np.float64, memory + matrices * step)
 
 
 @functools.cache
