@@ -15,8 +15,6 @@ from distmm_kernels.bench.timing import cuda_seconds, rotation, wall_seconds
 from distmm_kernels.config import Problem, compute_dtype
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Kernel
-from distmm_kernels.reference.matrices import matrix
-from distmm_kernels.reference.products import triple_loop
 from distmm_kernels.select import CANDIDATES, select, why_not
 
 Size = int | tuple[int, int, int]
@@ -92,11 +90,32 @@ def _problem(size: Size, dtype: DTypeLike) -> Problem:
     return Problem(m, k, n, np.dtype(dtype))
 
 
+def _matrix(shape: tuple[int, int], dtype: np.dtype[Any], seed: int, order: str) -> NDArray[Any]:
+    """Draw normally distributed numbers, or integers from -9 to 9, in C or Fortran order."""
+    rng = np.random.default_rng(seed)
+    if dtype.kind == "i":
+        return np.asarray(rng.integers(-9, 10, shape), dtype, order)
+    drawn = rng.standard_normal(shape)
+    return np.asarray(drawn + 1j * rng.standard_normal(shape) if dtype.kind == "c" else drawn, dtype, order)
+
+
+def triple_loop(a: Sequence[Sequence[Any]], b: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    """Multiply ``(m, k)`` by ``(k, n)`` in plain Python, by the definition: each sum starts from 0, and k ascends."""
+    depth, columns = len(b), len(b[0]) if b else 0
+    c = [[0] * columns for _ in a]
+    for i, row in enumerate(a):
+        for j in range(columns):
+            total = 0
+            for k in range(depth):
+                total += row[k] * b[k][j]
+            c[i][j] = total
+    return c
+
+
 def _rows(problem: Problem, order: str, device: Device, repeat: int, seed: int) -> Iterator[Row]:
     """Time one product by every method. Residuals are relative to the first row."""
-    distribution = "integers" if problem.dtype.kind == "i" else "normal"
-    a = matrix((problem.m, problem.k), problem.dtype, seed, distribution, order)
-    b = matrix((problem.k, problem.n), problem.dtype, seed + 1, distribution, order)
+    a = _matrix((problem.m, problem.k), problem.dtype, seed, order)
+    b = _matrix((problem.k, problem.n), problem.dtype, seed + 1, order)
     steps = problem.m * problem.k * problem.n
     row = functools.partial(Row.of, problem, order)
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import platform
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from importlib import metadata
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distmm_kernels import device as devices
@@ -148,10 +146,6 @@ class Report:
             )
             previous = group
         return table
-
-    def to_json(self, path: str | Path) -> None:
-        """Write the report as JSON."""
-        Path(path).write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n", encoding="utf-8")
 
 
 def _time(seconds: float | None) -> str:

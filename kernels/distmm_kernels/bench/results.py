@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distmm_kernels.bench.report import figure, versions
@@ -67,9 +64,6 @@ class Results:
     ----------
     copy_rate
         Bytes per second that a large copy on the device reads and writes.
-    host_us, first_ms
-        For each kernel: host microseconds of one `multiply` that does not wait for the device, and milliseconds of the
-        first product of a process whose kernels are already compiled.
     """
 
     device: str
@@ -78,8 +72,6 @@ class Results:
     versions: dict[str, str]
     copy_rate: float = 0.0
     runs: list[Run] = field(default_factory=list)
-    host_us: dict[str, float] = field(default_factory=dict)
-    first_ms: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     @classmethod
@@ -97,10 +89,6 @@ class Results:
         from rich.table import Table
 
         lines = [f"copy on the device: {self.copy_rate / 1e12:.3g} TB/s, read and written"] if self.copy_rate else []
-        for words, figures in (("host time of a call", self.host_us), ("first product of a process", self.first_ms)):
-            unit = "µs" if figures is self.host_us else "ms"
-            if figures:
-                lines.append(f"{words}: " + ", ".join(f"{name} {value:.3g} {unit}" for name, value in figures.items()))
         table = Table(title=f"{self.device}, {self.rounds} rounds", caption="\n".join([*lines, *self.notes]) or None)
         for heading in ("operands", "precision", "result", "m x k x n", "contestant", ""):
             table.add_column(heading, no_wrap=True)
@@ -121,7 +109,3 @@ class Results:
             )
             previous = group
         return table
-
-    def to_json(self, path: str | Path) -> None:
-        """Write the results as JSON."""
-        Path(path).write_text(json.dumps(dataclasses.asdict(self), indent=1) + "\n", encoding="utf-8")

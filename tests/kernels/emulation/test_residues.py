@@ -29,8 +29,7 @@ from distmm_kernels.gemm.guarded import WORKSPACE, parts
 from distmm_kernels.gemm.residue_products import strip
 from distmm_kernels.gemm.residues import split_steps
 from distmm_kernels.layout.vectors import row_pitch
-from distmm_kernels.reference import products
-from tests.kernels.reference import accuracy, residue_twin
+from tests.kernels.reference import accuracy, exact, residue_twin
 from tests.tables import later, number_of
 
 # where residues would have a larger error than a chain of multiply-adds, and two sets where they hardly differ
@@ -114,8 +113,8 @@ def test_where_no_guard_is_raised_the_error_is_below_that_of_a_float64_chain(nam
     d, guard = residue_twin.product(a, b)
     assert (guard & ~Guard.SPARSE != 0) == (name in GUARDED)
     if name not in GUARDED:
-        ours = products.errors(d, a, b)
-        chain = products.errors(residue_twin.fma_chain(a, b), a, b)
+        ours = exact.errors(d, a, b)
+        chain = exact.errors(residue_twin.fma_chain(a, b), a, b)
         assert ours.normwise <= chain.normwise
         assert ours.componentwise <= chain.componentwise
         assert ours.componentwise < 2.0**-52

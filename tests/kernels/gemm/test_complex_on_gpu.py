@@ -10,11 +10,10 @@ import pytest
 from distmm_kernels.config import Problem
 from distmm_kernels.emulation.formats import GRANULE, Guard, granules
 from distmm_kernels.layout.real_view import REALS, as_real, doubled
-from distmm_kernels.reference import products
-from distmm_kernels.reference.products import doubled_twin
 from distmm_kernels.select import select
-from tests.kernels.reference import accuracy, complex_twin, twins
+from tests.kernels.reference import accuracy, complex_twin, exact, twins
 from tests.kernels.reference import products as reference
+from tests.kernels.reference.exact import doubled_twin
 from tests.kernels.reference.matrices import RAGGED_SHAPES, as_complex, error_bound, on_gpu
 from tests.kernels.reference.products import first_difference
 
@@ -198,7 +197,7 @@ def test_errors_are_no_larger_than_those_of_cublas(kernel_for, dtype, set_name):
     a, b = pair(set_name, m, k, n, dtype)
     kernel, some = kernel_for(dtype), slice(0, 40)
     results = multiply(kernel, a, b), on_gpu(a) @ on_gpu(b), multiply(chain_of(kernel), a, b)
-    measured = errors_of_complex64 if dtype == "complex64" else products.complex_errors
+    measured = errors_of_complex64 if dtype == "complex64" else exact.complex_errors
     ours, theirs, chain = (measured(d.get()[some], a[some], b) for d in results)
     raised = any(guards(kernel, a, b))
     line = f"{ours.normwise:.1e} {ours.componentwise:.1e} chain {chain.normwise:.1e} {chain.componentwise:.1e}"

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from distmm_kernels import device
 from distmm_kernels.config import SUPPORTED, Problem, compute_dtype
 from distmm_kernels.device_code import cpu_integers
-from distmm_kernels.reference.matrices import STRIDES, matrix
 from distmm_kernels.select import select
 from tests.kernels.reference import products as reference
-from tests.kernels.reference.matrices import RAGGED_SHAPES, error_bound
+from tests.kernels.reference.matrices import RAGGED_SHAPES, STRIDES, error_bound, matrix
 from tests.kernels.reference.products import first_difference
 from tests.tables import number_of
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distmm_kernels.gemm.cublas import AS_IT_IS, COUNTS_BELOW, _layout
-from distmm_kernels.reference.matrices import STRIDES, strided
+from tests.kernels.reference.matrices import STRIDES, strided
 
 sizes = st.integers(1, 9)
 steps = st.sampled_from([1, 2, 3])

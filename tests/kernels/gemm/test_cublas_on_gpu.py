@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from distmm_kernels.config import Problem
-from distmm_kernels.reference.matrices import STRIDES
 from distmm_kernels.select import CANDIDATES, select, why_not
-from tests.kernels.reference.matrices import on_gpu
+from tests.kernels.reference.matrices import STRIDES, on_gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
 

@@ -10,10 +10,9 @@ import pytest
 from distmm_kernels import device
 from distmm_kernels.config import SUPPORTED, Problem
 from distmm_kernels.launch import launches as launch
-from distmm_kernels.reference.matrices import STRIDES, matrix
 from distmm_kernels.select import CANDIDATES, select
 from tests.kernels.reference import products as reference
-from tests.kernels.reference.matrices import RAGGED_SHAPES, error_bound, on_gpu
+from tests.kernels.reference.matrices import RAGGED_SHAPES, STRIDES, error_bound, matrix, on_gpu
 from tests.kernels.reference.products import first_difference
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]

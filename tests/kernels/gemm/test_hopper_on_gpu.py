@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 
 from distmm_kernels.config import Problem
-from distmm_kernels.reference.matrices import STRIDES
 from distmm_kernels.tiles.hopper_tiles import STRETCH
 from tests.kernels.reference import twins
-from tests.kernels.reference.matrices import on_gpu
+from tests.kernels.reference.matrices import STRIDES, on_gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
 

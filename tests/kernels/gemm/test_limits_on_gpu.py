@@ -10,9 +10,8 @@ import pytest
 
 from distmm_kernels import device
 from distmm_kernels.config import FLOAT8, Problem
-from distmm_kernels.reference.matrices import matrix
 from distmm_kernels.select import CANDIDATES, select, why_not
-from tests.kernels.reference.matrices import on_gpu
+from tests.kernels.reference.matrices import matrix, on_gpu
 
 pytestmark = pytest.mark.gpu
 

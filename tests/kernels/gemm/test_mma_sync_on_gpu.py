@@ -11,10 +11,9 @@ import pytest
 from distmm_kernels.config import Problem
 from distmm_kernels.emulation.formats import GRANULE
 from distmm_kernels.layout.vectors import has_vectors
-from distmm_kernels.reference.matrices import STRIDES
 from distmm_kernels.tiles.fragment_tiles import SHARED, tilings
 from tests.kernels.gemm.test_hopper_on_gpu import integers, normal, poisoned
-from tests.kernels.reference.matrices import on_gpu
+from tests.kernels.reference.matrices import STRIDES, on_gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("ampere")]
 

@@ -14,12 +14,10 @@ from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import GRANULE, Guard
 from distmm_kernels.layout import real_view
 from distmm_kernels.layout.real_view import as_real
-from distmm_kernels.reference import products
-from distmm_kernels.reference.matrices import matrix
-from distmm_kernels.reference.products import doubled_twin
-from tests.kernels.reference import accuracy, residue_twin, twins
+from tests.kernels.reference import accuracy, exact, residue_twin, twins
 from tests.kernels.reference import products as reference
-from tests.kernels.reference.matrices import as_complex, error_bound
+from tests.kernels.reference.exact import doubled_twin
+from tests.kernels.reference.matrices import as_complex, error_bound, matrix
 
 SIZES = st.integers(1, 7)
 TYPES = pytest.mark.parametrize("dtype", ["complex64", "complex128"])
@@ -168,8 +166,8 @@ def test_complex128_by_residues_has_no_larger_error_than_a_chain_of_float64(set_
     left, right = as_real(a), doubled_twin(b)
     product, guard = residue_twin.product(left, right)
     assert guard == (Guard.SPARSE if set_name == "half zeros" else 0)
-    ours = products.errors(product, left, right)
-    chain = products.errors(residue_twin.fma_chain(left, right), left, right)
+    ours = exact.errors(product, left, right)
+    chain = exact.errors(residue_twin.fma_chain(left, right), left, right)
     assert ours.normwise <= chain.normwise
     assert ours.componentwise <= chain.componentwise
 

@@ -11,8 +11,7 @@ from distmm_kernels.config import Problem
 from distmm_kernels.emulation.formats import GRANULE, Guard, granules
 from distmm_kernels.emulation.moduli import MODULI
 from distmm_kernels.emulation.residues import SHORTEST, STRETCH
-from distmm_kernels.reference import products
-from tests.kernels.reference import accuracy, residue_twin
+from tests.kernels.reference import accuracy, exact, residue_twin
 from tests.kernels.reference import products as reference
 from tests.kernels.reference.matrices import RAGGED_SHAPES, error_bound, on_gpu
 from tests.kernels.reference.products import first_difference
@@ -267,9 +266,9 @@ def test_errors_are_no_larger_than_those_of_a_chain_and_of_cublas(kernel, set_na
     m, k, n = 300, 2048, 260
     a, b = accuracy.draw(set_name, m, k, n, seed=1, dtype=np.float64)
     some = slice(0, 40)
-    ours = products.errors(multiply(kernel, a, b).get()[some], a[some], b)
-    chain = products.errors(residue_twin.fma_chain(a[some], b), a[some], b)
-    theirs = products.errors((on_gpu(a) @ on_gpu(b)).get()[some], a[some], b)
+    ours = exact.errors(multiply(kernel, a, b).get()[some], a[some], b)
+    chain = exact.errors(residue_twin.fma_chain(a[some], b), a[some], b)
+    theirs = exact.errors((on_gpu(a) @ on_gpu(b)).get()[some], a[some], b)
     way = ways(kernel, a, b)[0]
     line = f"{ours.normwise:.1e} {ours.componentwise:.1e} chain {chain.normwise:.1e} {chain.componentwise:.1e}"
     print(set_name, way, line, f"cuBLAS {theirs.normwise:.1e} {theirs.componentwise:.1e}")  # noqa: T201 (with -rP)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from distmm_kernels.reference.products import Errors
+from tests.kernels.reference.exact import Errors
 
 __all__ = ["SETS", "draw", "errors"]
 

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from distmm_kernels.layout.real_view import as_real
-from distmm_kernels.reference.products import doubled_twin, exact_product
+from tests.kernels.reference.exact import doubled_twin, exact_product
 
 __all__ = ["PAIRS", "SPANS", "Grade", "grade", "pair"]
 

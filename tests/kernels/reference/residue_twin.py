@@ -11,7 +11,7 @@ from distmm_kernels.emulation.formats import GRANULE, Guard
 from distmm_kernels.emulation.moduli import LIMIT, MODULI, OFFSET, PRODUCT, UNITS, WEIGHTS, digits
 from distmm_kernels.emulation.residues import LARGEST_SQUARES, LEAST_SQUARES, NEAR, SHORTEST, STRETCH, smallest
 from distmm_kernels.emulation.sparsity import Counts, counts
-from distmm_kernels.reference.products import two_product, two_sum
+from tests.kernels.reference.exact import two_product, two_sum
 from tests.kernels.reference.twins import guards_of, words
 
 __all__ = ["fma_chain", "product", "reconstruct", "row_counts", "scaled", "split", "squares"]

@@ -3,10 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from distmm_kernels.reference.matrices import STRIDES, matrix, strided
-from distmm_kernels.reference.products import triple_loop
+from distmm_kernels.bench.experiment import triple_loop
 from tests.kernels.reference import products as reference
-from tests.kernels.reference.matrices import error_bound
+from tests.kernels.reference.matrices import STRIDES, error_bound, matrix, strided
 from tests.kernels.reference.products import first_difference
 
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from distmm_kernels.config import Problem
 from distmm_kernels.gemm.naive import NaiveKernel
 from distmm_kernels.layout import real_view, vectors
-from distmm_kernels.reference.matrices import matrix
-from distmm_kernels.reference.products import doubled_twin
 from distmm_kernels.symmetric import mirror
 from tests.kernels.device_code.simulator.simulated_gpu import GPU, RealigningKernel
+from tests.kernels.reference.exact import doubled_twin
+from tests.kernels.reference.matrices import matrix
 
 
 # rows shorter than a word, of 1, 2 and more than 4 chunks of 128 words; from any byte of a word on, to any; in reverse

@@ -10,11 +10,10 @@ from numba import config
 
 from distmm_kernels.gemm.tiled import TiledKernel
 from distmm_kernels.launch import launches as launch
-from distmm_kernels.reference.matrices import STRIDES, matrix
 from tests.kernels.device_code.simulator.simulated_gpu import multiply
 from tests.kernels.device_code.simulator.small_kernels import TILE, SmallNaive, SmallRegisterTiled, SmallTiled
 from tests.kernels.reference import products as reference
-from tests.kernels.reference.matrices import error_bound
+from tests.kernels.reference.matrices import STRIDES, error_bound, matrix
 from tests.kernels.reference.products import first_difference
 
 SHAPES = [

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from distmm_kernels.reference.matrices import matrix
 from tests.kernels.device_code.simulator.simulated_gpu import multiply
 from tests.kernels.device_code.simulator.small_kernels import (
     SmallDeepDmma,
@@ -13,6 +12,7 @@ from tests.kernels.device_code.simulator.small_kernels import (
     SmallRegisterTiled,
     SmallTallDmma,
 )
+from tests.kernels.reference.matrices import matrix
 
 
 # (m, k, n) around the tile of 8 x 16 and its 8 steps, of which 3 stages are under way

@@ -1,4 +1,4 @@
-"""`tests/bench/kernel_rates.py` prints a section that `rates.toml` can take as it is."""
+"""`kernel_rates.py` prints a section that `rates.toml` can take as it is."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import tomllib
 
 import pytest
 
-from distmm_kernels.bench import model_rates
 from distmm_kernels.candidate import Candidate
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.rates import SIZES, rates_of, seconds
+from tests.bench import kernel_rates
 
 H100 = Device("cuda", "NVIDIA H100 80GB HBM3", 0, 80 * 10**9, (9, 0), 132)
 A10 = Device("cuda", "NVIDIA A10", 0, 24 * 10**9, (8, 6), 72)
@@ -24,7 +24,7 @@ def test_the_section_has_the_same_kernels_types_and_sizes_as_those_that_are_ther
         measured.append((candidate.name, cube.dtype.name, cube.k))
         return 100 + cube.k / 1e3
 
-    text = "\n".join(model_rates.section(H100, measure, copy=3.1e12))
+    text = "\n".join(kernel_rates.section(H100, measure, copy=3.1e12))
     (model, facts), *rest = tomllib.loads(text).items()
     assert (model, facts["capability"], facts["copy"], rest) == (H100.name, [9, 0], 3.1, [])
     there = {name: set(types) for name, types in rates_of(H100).kernels.items()}
@@ -41,7 +41,7 @@ def test_products_that_take_long_are_not_measured_and_have_the_rate_of_the_size_
         assert cube.k == SIZES[0] or seconds(candidate, cube, device) < 0.2
         return float(cube.k)
 
-    text = "\n".join(model_rates.section(H100, measure, ["naive", "guvectorized"]))
+    text = "\n".join(kernel_rates.section(H100, measure, ["naive", "guvectorized"]))
     facts = tomllib.loads(text)[H100.name]["kernels"]
     assert longest == {"naive": 4096, "guvectorized": 512}
     assert facts["naive"]["any"] == [512, 1020, 2050, 4100, 4100]
@@ -49,7 +49,7 @@ def test_products_that_take_long_are_not_measured_and_have_the_rate_of_the_size_
 
 
 def test_kernels_that_do_not_run_on_a_gpu_are_left_out() -> None:
-    names = {candidate.name for candidate, _ in model_rates.entries(A10)}
+    names = {candidate.name for candidate, _ in kernel_rates.entries(A10)}
     assert "hopper" not in names
     assert {"mma_sync", "tiled", "cublas"} <= names
 
@@ -59,7 +59,7 @@ def test_rates_of_this_gpu_are_measured() -> None:
     from distmm_kernels import device
 
     here = device.current()
-    text = "\n".join(model_rates.of_this_gpu(here, ["register_tiled", "cublas"]))
+    text = "\n".join(kernel_rates.of_this_gpu(here, ["register_tiled", "cublas"]))
     facts = tomllib.loads(text)[here.name]
     assert facts["copy"] > 0.05
     for types in facts["kernels"].values():

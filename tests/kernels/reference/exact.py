@@ -1,8 +1,7 @@
-"""Products by the definition and with twice the digits of float64, and errors of other products against these."""
+"""Products with twice the digits of float64, and errors of other products against these."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,21 +10,10 @@ from numpy.typing import NDArray
 
 from distmm_kernels.layout.real_view import REALS, as_real
 
+__all__ = ["Errors", "complex_errors", "doubled_twin", "errors", "exact_product", "two_product", "two_sum"]
+
 Float64 = NDArray[np.float64]
 Complex128 = NDArray[np.complex128]
-
-
-def triple_loop(a: Sequence[Sequence[Any]], b: Sequence[Sequence[Any]]) -> list[list[Any]]:
-    """Multiply ``(m, k)`` by ``(k, n)`` in plain Python, by the definition: each sum starts from 0, and k ascends."""
-    depth, columns = len(b), len(b[0]) if b else 0
-    c = [[0] * columns for _ in a]
-    for i, row in enumerate(a):
-        for j in range(columns):
-            total = 0
-            for k in range(depth):
-                total += row[k] * b[k][j]
-            c[i][j] = total
-    return c
 
 
 @dataclass(frozen=True)

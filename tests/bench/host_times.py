@@ -1,4 +1,7 @@
-"""Host time of a product: microseconds of a call, and the first product of a new process."""
+"""Host time of a product by each kernel on this GPU: microseconds of a call, and the first product of a new process.
+
+``python tests/bench/host_times.py``
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from distmm_kernels.config import Problem
+import distmm_kernels
+from distmm_kernels import device as devices
+from distmm_kernels.config import NARROW, SUPPORTED, Problem
 from distmm_kernels.device import Device
-from distmm_kernels.select import select
+from distmm_kernels.select import CANDIDATES, select, why_not
+
+__all__ = ["call_microseconds", "first_milliseconds"]
 
 CALLS = 1000
 EDGE = 256
@@ -60,8 +67,17 @@ def first_milliseconds(name: str, dtype: np.dtype[Any], device: Device) -> float
 
     Call `call_microseconds` before: it compiles the kernel.
     """
-    root = str(Path(__file__).parents[2])
+    root = str(Path(distmm_kernels.__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([root, *filter(None, sys.path)])}
     command = [sys.executable, "-c", _FIRST, name, dtype.name, str(EDGE)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
     return 1e3 * float(done.stdout.split()[-1])
+
+
+if __name__ == "__main__":
+    here, types = devices.current(), {dtype.name: dtype for dtype in SUPPORTED + NARROW}
+    for each in CANDIDATES:
+        kind = types[min(each.dtypes)]
+        if why_not(each, Problem(EDGE, EDGE, EDGE, kind), here) is None and each.device_kind == "cuda":
+            call, first = call_microseconds(each.name, kind, here), first_milliseconds(each.name, kind, here)
+            print(f"{each.name} {kind}: {call:.1f} us a call, first product {first:.0f} ms")  # noqa: T201
