@@ -93,10 +93,9 @@ def _problem(size: Size, dtype: DTypeLike) -> Problem:
 def _matrix(shape: tuple[int, int], dtype: np.dtype[Any], seed: int, order: str) -> NDArray[Any]:
     """Draw normally distributed numbers, or integers from -9 to 9, in C or Fortran order."""
     rng = np.random.default_rng(seed)
-    if dtype.kind == "i":
-        return np.asarray(rng.integers(-9, 10, shape), dtype, order)
-    drawn = rng.standard_normal(shape)
-    return np.asarray(drawn + 1j * rng.standard_normal(shape) if dtype.kind == "c" else drawn, dtype, order)
+    drawn: NDArray[Any] = rng.integers(-9, 10, shape) if dtype.kind == "i" else rng.standard_normal(shape)
+    values = (drawn + 1j * rng.standard_normal(shape) if dtype.kind == "c" else drawn).astype(dtype)
+    return np.ascontiguousarray(values) if order == "C" else np.asfortranarray(values)
 
 
 def triple_loop(a: Sequence[Sequence[Any]], b: Sequence[Sequence[Any]]) -> list[list[Any]]:
