@@ -176,9 +176,9 @@ def gpu_view(x: Any) -> Any:
 
 
 def _as_numba(x: Any) -> Any:
-    from distmm_kernels.gemm import block_kernel
+    from distmm_kernels.gemm import teaching
 
-    return block_kernel.view(x)
+    return teaching.view(x)
 
 
 def _numba(a: Any, b: Any, out: Any, c: Any, options: Options) -> Any:

@@ -17,18 +17,21 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from distmm_kernels.candidate import HOPPER, Candidate
+from distmm_kernels.candidate import AMPERE, FAST_TENSOR_CORES, HOPPER, Candidate
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import FP16_PAIR, GRANULE, TF32_PAIR, Format
 from distmm_kernels.emulation.launches import as_stack
 from distmm_kernels.emulation.splits import Parts, Piece, splitter
 from distmm_kernels.gemm.guarded import WORKSPACE, GuardedKernel, GuardedOperand, Way, by_parts
+from distmm_kernels.gemm.mma_sync import fragment_loads
 from distmm_kernels.kernel import Array, product_shape
 from distmm_kernels.last_step import Last
+from distmm_kernels.launch.fragment_launch import FragmentGemm, halves_gemm
 from distmm_kernels.launch.hopper_launch import Finish, HopperGemms, Scales
 from distmm_kernels.layout.stack import Stack
 from distmm_kernels.tiles import slices
+from distmm_kernels.tiles.fragment_tiles import tilings_of_halves
 from distmm_kernels.tiles.hopper_tiles import COORDINATES, WIDEST_OF_TWO
 
 # For a shorter k, a chain of multiply-adds has a smaller error than the split (by twins.py of the tests, N(0, 1) and
@@ -188,20 +191,40 @@ class Tf32x3Kernel(Fp16x3Kernel):
     first = Way.TF32X3
 
 
+class MmaSyncFp16x3Kernel(Fp16x3Kernel):
+    """Halves in float16, by the `mma.sync` kernel: on tensor cores of any GPU since Ampere."""
+
+    name = "mma_sync_fp16x3"
+    finishes = mirrors = False
+
+    def _gemm(self, a: Parts, b: Parts, to: Stack, **variant: Any) -> FragmentGemm:
+        return halves_gemm("float16" if a.format.scaled else "tfloat32", (a.k_major, b.k_major), self.device)
+
+
 # float16 halves take as much memory as the block, TF32 halves twice as much. The scales of float16 halves took 5 MB of
 # 40 GB. The workspace holds the TF32 halves or copies of parts of A and B, which a raised guard demands.
-Halves = partial(Candidate, dtypes=frozenset({"float32"}), precision="highest", workspace=WORKSPACE, slice=GRANULE)
+FLOAT16_HALVES, TF32_HALVES = 1.001, 2.0
+_Halves = partial(Candidate, dtypes=frozenset({"float32"}), precision="highest", workspace=WORKSPACE, slice=GRANULE)
 _ON_HOPPER = partial(
-    Halves,
+    _Halves,
     tile=(128, 128),
     capabilities=HOPPER,
     unit="tensor",
     triangles=frozenset({"float32"}),
     sizes_below=COORDINATES,
 )
-FLOAT16_HALVES, TF32_HALVES = 1.001, 2.0
 
 TABLE = (
     _ON_HOPPER(Fp16x3Kernel, "three products of scaled float16 halves, on tensor cores", prepared=FLOAT16_HALVES),
     _ON_HOPPER(Tf32x3Kernel, "three products of TF32 halves, on tensor cores", prepared=TF32_HALVES),
+    _Halves(
+        MmaSyncFp16x3Kernel,
+        "three products of scaled float16 halves, on tensor cores fed by ldmatrix",
+        tile=(64, 64),
+        loads=lambda problem: fragment_loads(tilings_of_halves("float16", (9, 0), (True, True))[0], problem),
+        capabilities=AMPERE,
+        worth_it=FAST_TENSOR_CORES,
+        unit="mma_sync",
+        prepared=FLOAT16_HALVES,
+    ),
 )

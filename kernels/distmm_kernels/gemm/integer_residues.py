@@ -21,7 +21,7 @@ from distmm_kernels.emulation.residues import SHORTEST, Residues
 from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.gemm.guarded import WORKSPACE
 from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
-from distmm_kernels.gemm.residue_products import OF_AMPERE, OF_HOPPER, Instruction, ResidueProducts, matrices_of
+from distmm_kernels.gemm.residue_products import Instruction, ResidueProducts, matrices_of, rows
 from distmm_kernels.kernel import Array
 from distmm_kernels.layout.stack import distinct
 from distmm_kernels.tiles.hopper_tiles import COORDINATES
@@ -112,10 +112,9 @@ class MmaSyncIntegerResidueKernel(IntegerResidueKernel):
     instruction = "mma.sync"
 
 
-_DTYPES = frozenset({"int32", "int64"})
-_Integers = partial(
+_INTEGERS = partial(
     Candidate,
-    dtypes=_DTYPES,
+    dtypes=frozenset({"int32", "int64"}),
     precision="ieee",
     tile=(128, 128),
     prepared=2.5,  # 10 bytes for each of 4, or 18 for each of 8
@@ -125,9 +124,5 @@ _Integers = partial(
     side_by_side=False,
     sizes_below=COORDINATES,
 )
-_IDEA = "ten or eighteen products of int8 residues"
 
-TABLE = (
-    _Integers(IntegerResidueKernel, f"{_IDEA}, on tensor cores", triangles=_DTYPES, **OF_HOPPER),
-    _Integers(MmaSyncIntegerResidueKernel, f"{_IDEA}, on tensor cores fed by ldmatrix", **OF_AMPERE),
-)
+TABLE = rows(_INTEGERS, "ten or eighteen products of int8 residues", IntegerResidueKernel, MmaSyncIntegerResidueKernel)

@@ -10,19 +10,19 @@ multiprocessor.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, TypeAlias
+from functools import cached_property, partial
+from typing import Literal, TypeAlias
 
 import numpy as np
 
-from distmm_kernels.candidate import AMPERE, HOPPER
+from distmm_kernels.candidate import AMPERE, HOPPER, Candidate
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.moduli import MODULI, epilogue_multiplier
 from distmm_kernels.emulation.residues import COLUMNS, THREADS
 from distmm_kernels.gemm.guarded import WORKSPACE, parts
-from distmm_kernels.kernel import Array
+from distmm_kernels.kernel import Array, Kernel
 from distmm_kernels.launch.binary import Recipe
 from distmm_kernels.launch.driver import loaded
 from distmm_kernels.launch.fragment_launch import residues_gemm
@@ -34,10 +34,6 @@ from distmm_kernels.tiles.hopper_tiles import ROWS
 Instruction: TypeAlias = Literal["wgmma", "mma.sync"]
 
 STRIP = 8 * ROWS  # rows of a symmetric C whose elements are computed up to the end of the last one
-
-# what the rows of kernels by `wgmma`, and by `mma.sync`, have in common
-OF_HOPPER: dict[str, Any] = {"capabilities": HOPPER, "unit": "tensor"}
-OF_AMPERE: dict[str, Any] = {"capabilities": AMPERE, "unit": "mma_sync"}
 
 
 class ResidueProducts:
@@ -124,9 +120,9 @@ class ResidueProducts:
         if self._instruction == "mma.sync":
             return residues_gemm(self.device)
         gemm = self._gemms(to, "int8", operand="int8", b_major="k", symmetric=above is not None)
-        return functools.partial(gemm, above=above or 0)
+        return partial(gemm, above=above or 0)
 
-    @functools.cached_property
+    @cached_property
     def _table(self) -> Array:
         """Modulus and epilogue multiplier of each product, on the device."""
         import cupy
@@ -151,3 +147,12 @@ def matrices_of(
     mine, yours = (np.broadcast_to(np.arange(math.prod(own)).reshape(own), batch) for own in (a, b))
     for place in np.ndindex(batch):
         yield place, int(mine[place]), int(yours[place])
+
+
+def rows(row: partial[Candidate], idea: str, on_hopper: type[Kernel], on_ampere: type[Kernel]) -> tuple[Candidate, ...]:
+    """Return the rows of a kernel by `wgmma`, and of the same one by `mma.sync`, from what both have in common."""
+    fed, dtypes = f"{idea}, on tensor cores", row.keywords["dtypes"]
+    return (
+        row(on_hopper, fed, capabilities=HOPPER, unit="tensor", triangles=dtypes),
+        row(on_ampere, f"{fed} fed by ldmatrix", capabilities=AMPERE, unit="mma_sync"),
+    )

@@ -18,7 +18,7 @@ from distmm_kernels.emulation.formats import GRANULE
 from distmm_kernels.emulation.moduli import MODULI
 from distmm_kernels.emulation.residues import FORMS, SHORTEST, Residues, splitter
 from distmm_kernels.gemm.guarded import WORKSPACE, GuardedKernel, GuardedOperand, Way
-from distmm_kernels.gemm.residue_products import OF_AMPERE, OF_HOPPER, Instruction, ResidueProducts, matrices_of
+from distmm_kernels.gemm.residue_products import Instruction, ResidueProducts, matrices_of, rows
 from distmm_kernels.kernel import Array
 from distmm_kernels.tiles.hopper_tiles import COORDINATES
 
@@ -103,7 +103,7 @@ def split_steps(k: int) -> int:
 
 # The workspace holds the residues of a part of C, and after that the copies which a raised guard demands.
 _BY_RESIDUES = partial(Candidate, precision="highest", tile=(128, 128), workspace=WORKSPACE, side_by_side=False)
-_Float64 = partial(
+_FLOAT64 = partial(
     _BY_RESIDUES,
     dtypes=frozenset({"float64"}),
     products=len(MODULI),
@@ -113,7 +113,7 @@ _Float64 = partial(
     passes=(32, 40),  # two times 8 in, 16 out; 16 out, 16 in, 8 out
     sizes_below=COORDINATES,
 )
-_Complex128 = partial(
+_COMPLEX128 = partial(
     _BY_RESIDUES,
     dtypes=frozenset({"complex128"}),
     products=3 * len(MODULI),
@@ -121,13 +121,10 @@ _Complex128 = partial(
     passes=(80, 112),  # two times 16 in, 48 out; 48 out, 48 in, 16 out
     sizes_below=COORDINATES // 2,
 )
-_REAL, _COMPLEX = "sixteen products of int8 residues", "three times sixteen products of int8 residues"
 
 TABLE = (
-    _Float64(ResidueKernel, f"{_REAL}, on tensor cores", triangles=_Float64.keywords["dtypes"], **OF_HOPPER),
-    _Complex128(
-        ComplexResidueKernel, f"{_COMPLEX}, on tensor cores", triangles=_Complex128.keywords["dtypes"], **OF_HOPPER
+    *rows(_FLOAT64, "sixteen products of int8 residues", ResidueKernel, MmaSyncResidueKernel),
+    *rows(
+        _COMPLEX128, "three times sixteen products of int8 residues", ComplexResidueKernel, MmaSyncComplexResidueKernel
     ),
-    _Float64(MmaSyncResidueKernel, f"{_REAL}, on tensor cores fed by ldmatrix", **OF_AMPERE),
-    _Complex128(MmaSyncComplexResidueKernel, f"{_COMPLEX}, on tensor cores fed by ldmatrix", **OF_AMPERE),
 )

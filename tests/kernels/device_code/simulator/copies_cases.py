@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from distmm_kernels.config import Problem
-from distmm_kernels.gemm.naive import NaiveKernel
+from distmm_kernels.gemm.teaching import NaiveKernel
 from distmm_kernels.layout import real_view, vectors
 from distmm_kernels.symmetric import mirror
 from tests.kernels.device_code.simulator.simulated_gpu import GPU, RealigningKernel

@@ -1,15 +1,20 @@
-"""Base of the teaching kernels, which Numba compiles and launches. A launch takes 0.2 ms of host time."""
+"""The teaching kernels, which Numba compiles and launches: `naive`, `tiled` and `guvectorized`.
+
+A launch takes 0.2 ms of host time. `naive` is the baseline of the ladder, and `tiled` the textbook kernel, which GPUs
+before Ampere use.
+"""
 
 from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
 
 import numpy as np
 
-from distmm_kernels.config import TILE
+from distmm_kernels.candidate import ALL, Candidate
+from distmm_kernels.config import TILE, Problem
 from distmm_kernels.kernel import Array
 from distmm_kernels.launch.launches import CudaKernel, matrices
 
@@ -33,6 +38,36 @@ class BlockKernel(CudaKernel):
         for stack in stacks(a, b, c, d):
             blocks, threads = grid(stack[3].shape, self.tile)
             kernel[blocks, threads, stream](*map(view, stack))
+
+
+class NaiveKernel(BlockKernel):
+    """One thread for each element of C: all operands from global memory."""
+
+    name = "naive"
+
+
+class TiledKernel(BlockKernel):
+    """Tiles of A and B in shared memory."""
+
+    name = "tiled"
+
+
+class GuvectorizedKernel(CudaKernel):
+    """The product as a generalised ufunc: ``(k),(k,n),(n)->(n)``, one row of C from one row of A and the whole of B.
+
+    Numba generates the loop over rows and gives each row to one thread. The code takes four lines. It is slow, since m
+    threads cannot fill a GPU, and neighbouring threads write to different rows.
+    """
+
+    name = "guvectorized"
+
+    def _accumulate(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
+        from distmm_kernels.device_code.guvectorized import compiled as ufunc
+
+        rows_times_b, stream = ufunc(self.dtype, self.device.compute_capability), current_stream()
+        for stack in stacks(a, b, c, d):
+            for operands in zip(*stack, strict=True):
+                rows_times_b(*map(view, operands), stream=stream)
 
 
 def grid(shape: tuple[int, ...], tile: int) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -85,3 +120,15 @@ def current_stream() -> Any:
 
     address = cupy.cuda.get_current_stream().ptr
     return cuda.external_stream(address) if address else cuda.default_stream()
+
+
+def _row(kernel: type[CudaKernel], idea: str, loads: Callable[[Problem], int]) -> Candidate:
+    return Candidate(kernel, idea, ALL, "ieee", tile=(TILE, TILE), loads=loads)
+
+
+TABLE = (
+    _row(NaiveKernel, "one thread per element of C", lambda problem: 2 * problem.k),
+    # a thread loads one element of A and one of B for each tile along k
+    _row(TiledKernel, f"{TILE} x {TILE} tiles in shared memory", lambda problem: 2 * -(-problem.k // TILE)),
+    _row(GuvectorizedKernel, "Numba's generalised ufunc, one thread per row of C", lambda problem: 2 * problem.k),
+)
