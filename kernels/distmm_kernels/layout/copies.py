@@ -44,9 +44,8 @@ def choose(source: Stack, form: Format | None = None) -> Copy:
         if along_rows:  # rows that begin anywhere, shifted to whole vectors
             return Copy("realign", (_recipe("realign:source"),))
         if abs(source.strides[-2]) < abs(source.strides[-1]):  # elements are closer together down the columns
-            if _by_words(source):
-                return Copy("transpose_words", (_recipe("transpose_words:source", 4 // source.itemsize),), (TILE, TILE))
-            return Copy("transpose", (_recipe("transpose:source", NUMBERS[source.itemsize]),), (TILE, TILE))
+            number = (NUMBERS[4], 4 // source.itemsize) if _by_words(source) else (NUMBERS[source.itemsize], 1)
+            return Copy("transpose", (_recipe("transpose:source", *number),), (TILE, TILE))
     elif along_rows:  # a block holds a row's granule in registers and reads memory once
         return Copy("split_rows", (_recipe("split_rows", form, source.aligned(-1), warps_of(source.columns)),))
     elif form.scaled and along_columns:  # rows stay contiguous: maxima first, then the split

@@ -68,7 +68,7 @@ def row_pitch(columns: int, itemsize: int) -> int:
 def _transposition(copy: Copy, source: Stack, target: Stack, filled: int, device: Device) -> launch.Launch:
     """Return the launch that transposes columns into rows. It writes the first ``filled`` bytes of each row."""
     (matrices, m, n), (step, _, pitch), itemsize = source[1:]
-    if copy.name == "transpose_words":
+    if copy.recipes[0].parameters[1] > 1:  # elements of a word
         source = Stack(0, (matrices, m * itemsize // 4, n), (step, 4, pitch), 4)
         target = Stack(0, (matrices, m, filled // 4), (*target.strides[:2], 4), 4)
     else:

@@ -118,7 +118,7 @@ def fragment_instructions(operand, instruction, reads):
 
 
 def copies(copy, architecture):
-    from distmm_kernels.device_code.copies import mirror, realign, transpose, transpose_words
+    from distmm_kernels.device_code.copies import mirror, realign, transpose
     from distmm_kernels.launch import compiler
 
     if copy == "realigning":
@@ -126,7 +126,7 @@ def copies(copy, architecture):
     elif copy.startswith("mirroring"):
         source = mirror.source(copy.split()[1], "conjugated" in copy)
     elif "words" in copy:
-        source = transpose_words.source(int(copy[-1]))
+        source = transpose.source("uint32", int(copy[-1]))
     else:
         source = transpose.source(copy[12:])
     return compiler.build(source, architecture)

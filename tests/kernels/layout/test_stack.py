@@ -139,9 +139,9 @@ COLUMNS, APART = (480, 1, 16), (480, 64, 2)
     [
         (1, ROWS, 1, None, "realign", ["realign:source()"]),
         (16, ROWS, 0, None, "realign", ["realign:source()"]),
-        (1, COLUMNS, 0, None, "transpose", ["transpose:source('uint8')"]),  # 9 bytes are no whole words
-        (2, COLUMNS, 0, None, "transpose", ["transpose:source('uint16')"]),
-        (4, COLUMNS, 0, None, "transpose", ["transpose:source('uint32')"]),
+        (1, COLUMNS, 0, None, "transpose", ["transpose:source('uint8', 1)"]),  # 9 bytes are no whole words
+        (2, COLUMNS, 0, None, "transpose", ["transpose:source('uint16', 1)"]),
+        (4, COLUMNS, 0, None, "transpose", ["transpose:source('uint32', 1)"]),
         (4, APART, 0, None, "strided", []),
         (4, ROWS, 0, FP16_PAIR, "split_rows", ["prepass:split_rows(FP16_PAIR, True, 1)"]),
         (4, ROWS, 4, TF32, "split_rows", ["prepass:split_rows(TF32, False, 1)"]),
@@ -174,7 +174,7 @@ def test_columns_of_small_numbers_are_transposed_by_words_where_they_begin_and_e
     stack = Stack(4096, (5, rows, 7), (4 * 480, itemsize, 16), itemsize)
     copy = choose(stack)
     (recipe,) = copy.recipes
-    assert (copy.name, recipe.parameters) == ("transpose_words", (words,))
+    assert (copy.name, recipe.parameters) == ("transpose", ("uint32", words))
     shape = (5, rows, 7)
     for address, size, strides in (
         (4097, shape, stack.strides),
@@ -182,4 +182,5 @@ def test_columns_of_small_numbers_are_transposed_by_words_where_they_begin_and_e
         (4096, shape, (4 * 480 + 2, itemsize, 16)),
         (4096, shape, (4 * 480, itemsize, 18)),
     ):
-        assert choose(Stack(address, size, strides, itemsize)).name == "transpose"
+        (recipe,) = choose(Stack(address, size, strides, itemsize)).recipes
+        assert recipe.parameters == (f"uint{8 * itemsize}", 1)
