@@ -28,15 +28,11 @@ def kernels(
         typer.Option(help="The ladder of methods, the race against cuBLAS (on a GPU), or all."),
     ] = "all",
     json: Annotated[Path | None, typer.Option(help="Also write all figures to this file.", show_default=False)] = None,
-    plot: Annotated[
-        Path | None,
-        typer.Option(help="Also draw them: NAME.png, NAME-roofline.png, and .svg.", metavar="NAME", show_default=False),
-    ] = None,
 ) -> None:
     """Multiply the same matrices by every method: NumPy, plain Python, the kernels. On a GPU also race cuBLAS.
 
     ```text
-    distmm bench kernels --size 1024 --size 1000x1003x997 --dtype float32 --json bench.json --plot bench
+    distmm bench kernels --size 1024 --size 1000x1003x997 --dtype float32 --json bench.json
     distmm bench kernels --part race
     ```
     """
@@ -46,18 +42,16 @@ def kernels(
     from distmm.errors import InputError
     from distmm_kernels import bench as experiment
     from distmm_kernels import device as devices
-    from distmm_kernels.bench import picture, roofline
 
     on, missing = options.device_name(device), devices.why_no_gpu()
     if missing and (on == "gpu" or part == "race"):
         raise InputError(f"a GPU was asked for, and {missing}; or use --device cpu --part ladder")
-    options.writable(json, plot)
+    options.writable(json)
     here = devices.cpu() if on == "cpu" else devices.current()
     if part == "race" and here.kind == "cpu":
         raise InputError("--part race needs a GPU, for cuBLAS: leave out --device cpu")
     console = session.out()
     console.width = 10_000  # a terminal folds long lines, which is better than truncated columns
-    name = options.picture(plot)
     found: dict[str, Any] = {}
     try:
         if part != "race":
@@ -76,8 +70,3 @@ def kernels(
     if json is not None:
         facts = {part: dataclasses.asdict(report) for part, report in found.items()}
         json.write_text(serialised(facts, indent=1) + "\n", encoding="utf-8")
-    if name is not None:
-        if "ladder" in found:
-            picture.draw(found["ladder"], name)
-        if "race" in found:
-            roofline.draw(found["race"], name.with_name(f"{name.name}-roofline"))

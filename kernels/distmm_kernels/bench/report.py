@@ -1,4 +1,4 @@
-"""The results of `run`: rows, a table to print, JSON, and a picture."""
+"""The results of `run`: rows, and a table to print."""
 
 from __future__ import annotations
 

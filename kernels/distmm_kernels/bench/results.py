@@ -1,4 +1,4 @@
-"""The results of `race`: a table, JSON, and the roofline."""
+"""The results of `race`, and their table."""
 
 from __future__ import annotations
 

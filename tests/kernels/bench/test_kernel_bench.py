@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from distmm_kernels import device
-from distmm_kernels.bench import HEATS, Heat, Report, Results, Row, Run, picture, race, roofline, run
+from distmm_kernels.bench import HEATS, Heat, Report, Results, Row, Run, race, run
 from distmm_kernels.bench.experiment import _copies
 from distmm_kernels.bench.report import _time
 from distmm_kernels.bench.timing import rotation
@@ -62,15 +62,6 @@ def test_json_holds_every_row(report):
     assert len(read["rows"]) == len(report.rows)
     assert read["rows"][0]["method"] == "NumPy"
     assert read["versions"]["numpy"] == np.__version__
-
-
-def test_the_picture_is_written_as_png_and_svg(report, tmp_path):
-    png, svg = picture.draw(report, tmp_path / "kernels.v1")
-    assert (png.name, svg.name) == ("kernels.v1.png", "kernels.v1.svg")
-    assert png.read_bytes().startswith(b"\x89PNG")
-    assert "</svg>" in svg.read_text()
-    with pytest.raises(ValueError, match="no rows to draw"):
-        picture.draw(Report.of(device.cpu(), 0, 1), tmp_path / "empty")
 
 
 def test_rows_are_compared_with_their_peers_and_the_claim_is_answered():
@@ -146,18 +137,6 @@ def test_the_table_of_a_race_shows_rates_x():
     for expected in ("8191x8193x8190", "fp16x3", "whole", "cuBLAS", "4.2", "2e-07", "4 TB/s"):
         assert expected in text
     assert text.count("twice") == 1
-
-
-def test_a_race_is_written_as_json_and_as_a_roofline(tmp_path):
-    results = some_results()
-    assert len(json.loads(json.dumps(dataclasses.asdict(results)))["runs"]) == 4
-    png, svg = roofline.draw(results, tmp_path / "race")
-    assert png.read_bytes().startswith(b"\x89PNG")
-    text = svg.read_text()
-    for label in ("<!-- fp16x3 -->", "<!-- 512 -->", "<!-- 8191x8193x8190 -->"):  # the sizes, too
-        assert label in text
-    with pytest.raises(ValueError, match="no runs to draw"):
-        roofline.draw(some_results(()), tmp_path / "empty")
 
 
 def test_heats_name_kernels_that_multiply_their_type_as_precisely_as_they_say():
