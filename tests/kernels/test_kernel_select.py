@@ -377,7 +377,7 @@ def test_rates_rise_with_size_and_every_type_has_one(candidate):
 
 
 def test_a_name_that_cannot_serve_is_refused_with_the_names_that_can():
-    with pytest.raises(ValueError, match=r"does not multiply int32; use one of guvectorized, integer_residues"):
+    with pytest.raises(ValueError, match=r"does not multiply int32; use one of integer_residues"):
         select(problem("int32"), H200, name="cublas")
     with pytest.raises(ValueError, match=r"runs on cuda devices.*; use one of cpu$"):
         select(problem(), CPU, name="tiled")

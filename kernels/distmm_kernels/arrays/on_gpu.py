@@ -8,10 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distmm_kernels.arrays.products import Options, chosen, named, product, result_of
+from distmm_kernels.arrays.products import Options, chosen, product, result_of
 from distmm_kernels.config import operand_dtype
 from distmm_kernels.device import Device, gpus, why_no_gpu
-from distmm_kernels.gemm.cublas import SMALL
 from distmm_kernels.kernel import Array
 from distmm_kernels.launch.bounded import Bounded
 
@@ -103,9 +102,6 @@ def _direct(a: Array, b: Array, out: Array, device: Device, options: Options) ->
     sizes = a.shape[-2], a.shape[-1], b.shape[-1], out.shape[:-2], operand_dtype(a.dtype)
     kernel = chosen(*sizes, device, options.precision, options.reproducible, in_graph=False)
     launch = kernel.direct(a, b, out)
-    if launch is None and kernel.name == "hopper" and a.dtype == np.int8:  # its copy of B takes the host 0.1 ms
-        kernel = named("cublas_int8", a.dtype, device)
-        launch = kernel.direct(a, b, out) if b.size <= SMALL else None
     return None if launch is None else Direct(kernel.capturable, launch, out.shape, out.dtype)
 
 

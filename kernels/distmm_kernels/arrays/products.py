@@ -16,9 +16,10 @@ from distmm_kernels.device import Device
 from distmm_kernels.kernel import Array, Kernel, product_shape
 from distmm_kernels.symmetric import Symmetry
 
-# Host time of a whole call, in seconds. A product that takes less time waits for the host. Measured on the host of an
-# H200 (2026-11-26). Others copy or split their operands first: `distmm_kernels.rates.expected` has their time.
-HOST = {"hopper": 15e-6, "cublas": 15e-6, "cublas_tf32": 15e-6, "register_tiled": 50e-6, "dmma": 50e-6}
+# Host time of a whole call, in seconds: of one launch on the operands as they are, and of kernels that may copy one.
+# A product that takes less time waits for the host. Measured on the host of an H200 (2026-11-26). Other kernels copy
+# or split their operands first: `distmm_kernels.rates.expected` has their time.
+DIRECT, COPIED = 15e-6, {"register_tiled": 50e-6, "dmma": 50e-6}
 
 
 class Options(NamedTuple):
@@ -145,7 +146,11 @@ def chosen(
         def time(candidate: Candidate) -> float:
             host, on_device = expected(candidate, problem, device)
             half = symmetric and dtype.name in candidate.triangles
-            return max(HOST.get(candidate.name, host), on_device / 2 if half else on_device)
+            if candidate.direct(problem):
+                host = DIRECT
+            elif dtype == problem.accumulator:
+                host = COPIED.get(candidate.name, host)
+            return max(host, on_device / 2 if half else on_device)
 
         taken = min((each for each, _ in found), key=time)
     return named(taken.name, dtype, device)

@@ -192,8 +192,7 @@ class CublasInt8Kernel(CublasKernel):
 
     def _small(self, b: Array) -> bool:
         """Whether a B in C order is read as it is."""
-        *_, k, n = b.shape
-        return k % FOURS == 0 and n % VECTOR_BYTES == 0 and k * n <= SMALL and has_vectors(b, -1)
+        return _small(*b.shape[-2:]) and has_vectors(b, -1)
 
     def _depth(self, k: int) -> int:
         return k + -k % FOURS
@@ -204,6 +203,11 @@ class CublasInt8Kernel(CublasKernel):
     def _total(self, d: Array, dtype: np.dtype[Any]) -> Array:
         *lines, n = d.shape
         return self._module.empty((*lines, n + -n % FOURS), dtype)[..., :n]
+
+
+def _small(k: int, n: int) -> bool:
+    """Whether the library reads an int8 B of this size as it is, if its rows are vectors."""
+    return k % FOURS == 0 and n % VECTOR_BYTES == 0 and k * n <= SMALL
 
 
 def _layout(x: Array) -> tuple[int, int] | None:
@@ -231,6 +235,7 @@ TABLE = (
             **dict.fromkeys(("float64", "complex128"), "fp64_tensor"),
         },
         workspace=WORKSPACE,
+        direct=lambda _: True,
         slow_if_odd={"float16": 0.18, "bfloat16": 0.18},
         slice=256,
         sizes_below=COUNTS_BELOW,
@@ -244,6 +249,7 @@ TABLE = (
         capabilities=AMPERE,
         unit="tensor",
         workspace=WORKSPACE,
+        direct=lambda _: True,
         sizes_below=COUNTS_BELOW,
     ),
     Candidate(
@@ -253,10 +259,10 @@ TABLE = (
         "ieee",
         tile=(64, 64),
         capabilities=AMPERE,
-        worth_it=frozenset(),  # by name only: a k that is no multiple of 4 has not been tried on a GPU
         unit="tensor",
         prepared=1.0,  # B in C order
         workspace=WORKSPACE,
+        direct=lambda problem: problem.k % VECTOR_BYTES == 0 and _small(problem.k, problem.n),
         sizes_below=COUNTS_BELOW,
     ),
 )

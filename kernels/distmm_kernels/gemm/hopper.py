@@ -267,6 +267,7 @@ TABLE = (
         "highest",
         # counts of bools; of other types the sums of slices
         workspace={dtype.name: WORKSPACE if dtype.kind == "b" else slices.WORKSPACE for dtype in NARROW},
+        direct=lambda problem: problem.dtype.itemsize == 2 and not (problem.k % 8 or problem.n % 8),
         in_place={"float16": "AB", "bfloat16": "AB", "int8": "A", "uint8": "A", "bool": "A"},
         slice=STRETCH,
         one_launch=frozenset({"float16", "bfloat16"}),
