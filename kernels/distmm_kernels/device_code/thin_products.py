@@ -10,23 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from distmm_kernels.device_code.elements import Registers
-from distmm_kernels.device_code.emit import (
-    ANY,
-    F32,
-    F64,
-    I32,
-    I64,
-    assembly,
-    constant,
-    cuda,
-    instruction,
-    intrinsic,
-    types,
-)
+from distmm_kernels.device_code.emit import ANY, F32, F64, I32, I64, assembly, cuda, instruction, intrinsic, types
 from distmm_kernels.launch.compiler import Source
 from distmm_kernels.reductions.thin_products import LANES, ROWS, WARPS
 
-f32, f64, i32, i64, u32, u64 = types.float32, types.float64, types.int32, types.int64, types.uint32, types.uint64
+f32, f64, i32, u32, u64 = types.float32, types.float64, types.int32, types.uint32, types.uint64
 
 VECTORS = 2
 LEAST, MOST = 2.0**-100, 2.0**120  # float32 sums of squares in this range are accurate
@@ -60,12 +48,10 @@ def times_vectors(dtype: str) -> Source:
     - the products ``(matrices, rows, VECTORS)``, of the same type: address; bytes from one matrix to the next;
     - the squared norms of rows ``(matrices, rows)``, of float64: address.
     """
-    wide, width = dtype == "float64", {"float64": 2, "float32": 4}.get(dtype, 8)
+    wide, width, load = dtype == "float64", {"float64": 2, "float32": 4}.get(dtype, 8), _loads(dtype)
     real, store, real_bytes = (f64, _store_f64, 8) if wide else (f32, _store_f32, 4)
-    held, all_values, factored = ROWS * VECTORS, ROWS * width, width * VECTORS
-    of_vectors, vectors = "float64" if wide else "float32", factored * real_bytes // 16
-    load, load_last = (_loads(dtype, ROWS, masked, False) for masked in (False, True))
-    load_factors, load_last_factors = (_loads(of_vectors, vectors, masked, True) for masked in (False, True))
+    held, factored = ROWS * VECTORS, width * VECTORS
+    load_factors = _loads("float64" if wide else "float32", factored * real_bytes // 16)
 
     def kernel(matrix, step, pitch, rows, columns, x, x_step, y, y_step, squares):
         lane = u64(cuda.threadIdx.x) % u64(LANES)
@@ -74,33 +60,35 @@ def times_vectors(dtype: str) -> Source:
         if first >= rows:
             return
         sums, total = cuda.local.array(held, real), cuda.local.array(ROWS, f64)
-        values, factors = cuda.local.array(all_values, real), cuda.local.array(factored, real)
+        values, factors = cuda.local.array(width, real), cuda.local.array(factored, real)
         for i in range(held):
             sums[i] = real(0)
         for i in range(ROWS):
             total[i] = f64(0)
-        start, of_x, most = matrix + z * step + first * pitch, x + z * x_step, i64(rows - first) - i64(1)
+        start, of_x = matrix + z * step, x + z * x_step
         column = lane * u64(width)
         while column < columns:
-            left = i32(min(columns - column, u64(width)))
-            at, of_columns = start + column * u64(16 // width), of_x + column * u64(VECTORS * real_bytes)
-            if left == i32(width):
-                load_factors(of_columns, u64(16), i64(factored), left, factors)
-                load(at, pitch, most, left, values)
-            else:
-                load_last_factors(of_columns, u64(16), i64(factored), i32(left * i32(VECTORS)), factors)
-                load_last(at, pitch, most, left, values)
+            left = columns - column
+            load_factors(of_x + column * u64(VECTORS * real_bytes), factors)
             for i in range(ROWS):
+                row = min(first + u64(i), rows - u64(1))
+                load(start + row * pitch + column * u64(16 // width), values)
+                if left < u64(width):
+                    for j in range(1, width):
+                        if u64(j) >= left:
+                            values[j] = real(0)
+                            for v in range(VECTORS):
+                                factors[j * VECTORS + v] = real(0)
                 together = real(0)
                 for j in range(width):
-                    together += values[i * width + j] * values[i * width + j]
+                    together += values[j] * values[j]
                     for v in range(VECTORS):
-                        sums[i * VECTORS + v] += values[i * width + j] * factors[j * VECTORS + v]
+                        sums[i * VECTORS + v] += values[j] * factors[j * VECTORS + v]
                 if wide or (together > real(LEAST) and together < real(MOST)):
                     total[i] += f64(together)
                 else:
                     for j in range(width):
-                        total[i] += f64(values[i * width + j]) * f64(values[i * width + j])
+                        total[i] += f64(values[j]) * f64(values[j])
             column += u64(LANES * width)
         for i in range(ROWS):
             norm = total[i]
@@ -120,33 +108,24 @@ def times_vectors(dtype: str) -> Source:
     return Source(kernel, types.void(*[u64] * 10), WARPS * LANES, blocks=4)
 
 
-def _loads(dtype: str, vectors: int, masked: bool, together: bool) -> Callable[..., None]:
-    """Make ``(address, apart, most, left, values)``: load vectors of 16 bytes as numbers.
-
-    They are ``apart`` bytes from each other. In place of those after number ``most``, that one is loaded again. If
-    ``masked``, numbers from the ``left``-th on are zero: of each vector, or of all ``together``.
-    """
+def _loads(dtype: str, vectors: int = 1) -> Callable[..., None]:
+    """Make ``(address, values)``: load vectors of 16 bytes as numbers."""
 
     def pair(builder, word):
         if dtype == "float16":
             return _halves(builder, [word])
         return [builder.bitcast(half, F32) for half in (builder.shl(word, I32(16)), builder.and_(word, I32(-65536)))]
 
-    def write(builder, address, apart, most, left, values):
+    def write(builder, address, values):
         found = []
         for i in range(vectors):
-            line = builder.select(builder.icmp_signed("<", I64(i), most), I64(i), most)
-            at = [builder.add(address, builder.mul(apart, line))]
+            at = [builder.add(address, I64(16 * i))]
             if dtype == "float64":
                 found += _doubles(builder, at)
             elif dtype == "float32":
                 found += _floats(builder, at)
             else:
                 found += [half for word in _words(builder, at) for half in pair(builder, word)]
-        if masked:
-            each = len(found) if together else len(found) // vectors
-            there = [builder.icmp_signed("<", I32(i), left) for i in range(each)]
-            found = [builder.select(there[i % each], x, constant(x.type, 0)) for i, x in enumerate(found)]
         Registers(builder, values).set_values(0, found)
 
-    return intrinsic(write, (u64, u64, i64, i32, ANY))
+    return intrinsic(write, (u64, ANY))
