@@ -68,7 +68,8 @@ class Candidate:
         Bytes read and written outside the mainloop: for each element of A and B, and for each element of C. The
         measured rates of cubes include them. Thin products have more of these bytes per operation.
     direct
-        Whether a product of matrices in C order, whose first ones are on 16 bytes, is one launch on them as they are.
+        Whether a product of a problem is one launch on matrices as they are: A in C order, and B in C order, or, if the
+        second argument is true, with contiguous columns. Both begin at multiples of 16 bytes.
     side_by_side
         Whether it multiplies all matrices of a batch at the same time; otherwise one after the other.
     in_place
@@ -98,7 +99,7 @@ class Candidate:
     one_launch: frozenset[str] = frozenset()
     triangles: frozenset[str] = frozenset()
     passes: tuple[int, int] = (0, 0)
-    direct: Callable[[Problem], bool] = lambda _: False
+    direct: Callable[[Problem, bool], bool] = lambda *_: False
     side_by_side: bool = True
     in_place: str | Mapping[str, str] = ""
     slow_if_odd: Mapping[str, float] | None = None

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distmm_kernels.arrays.products import Options, chosen, product, result_of
+from distmm_kernels.arrays.products import Options, by_columns, chosen, product, result_of
 from distmm_kernels.config import operand_dtype
 from distmm_kernels.device import Device, gpus, why_no_gpu
 from distmm_kernels.kernel import Array
@@ -100,7 +100,8 @@ def _direct(a: Array, b: Array, out: Array, device: Device, options: Options) ->
     if not (plain and out.size and a.size):
         return None
     sizes = a.shape[-2], a.shape[-1], b.shape[-1], out.shape[:-2], operand_dtype(a.dtype)
-    kernel = chosen(*sizes, device, options.precision, options.reproducible, in_graph=False)
+    how = options.precision, options.reproducible
+    kernel = chosen(*sizes, device, *how, in_graph=False, turned=by_columns(b))
     launch = kernel.direct(a, b, out)
     return None if launch is None else Direct(kernel.capturable, launch, out.shape, out.dtype)
 

@@ -91,7 +91,7 @@ def of_matrices(
     working = _working(a.dtype, b.dtype)
     *batch, m, n = product_shape(a.shape, b.shape)
     in_graph = device.kind == "cuda" and captured()
-    asked = device, options.precision, options.reproducible, in_graph, options.symmetry is not None
+    asked = device, options.precision, options.reproducible, in_graph, options.symmetry is not None, by_columns(b)
     kernel = chosen(m, a.shape[-1], n, tuple(batch), working, *asked)
     if options.symmetry is None:
         left, right = kernel.prepare_a(a, wait=False), kernel.prepare_b(b, wait=False)
@@ -116,10 +116,15 @@ def _working(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
     return a if a in FLOAT8 and b in FLOAT8 else operand_dtype(result_type(a, b))
 
 
+def by_columns(b: Array) -> bool:
+    """Whether the columns of B are contiguous, and its rows are not."""
+    return bool(b.strides[-2] == b.itemsize != b.strides[-1])
+
+
 @functools.lru_cache(maxsize=4096)
 def chosen(
     m: int, k: int, n: int, batch: tuple[int, ...], dtype: np.dtype[Any], device: Device, precision: str,
-    reproducible: bool, in_graph: bool, symmetric: bool = False,
+    reproducible: bool, in_graph: bool, symmetric: bool = False, turned: bool = False,
 ) -> Kernel:  # fmt: skip
     """Return the kernel for a whole product, by the time of the device and that of the host for such calls.
 
@@ -146,7 +151,7 @@ def chosen(
         def time(candidate: Candidate) -> float:
             host, on_device = expected(candidate, problem, device)
             half = symmetric and dtype.name in candidate.triangles
-            if candidate.direct(problem):
+            if candidate.direct(problem, turned):
                 host = DIRECT
             elif dtype == problem.accumulator:
                 host = COPIED.get(candidate.name, host)

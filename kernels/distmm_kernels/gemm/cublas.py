@@ -235,7 +235,7 @@ TABLE = (
             **dict.fromkeys(("float64", "complex128"), "fp64_tensor"),
         },
         workspace=WORKSPACE,
-        direct=lambda _: True,
+        direct=lambda *_: True,
         slow_if_odd={"float16": 0.18, "bfloat16": 0.18},
         slice=256,
         sizes_below=COUNTS_BELOW,
@@ -249,7 +249,7 @@ TABLE = (
         capabilities=AMPERE,
         unit="tensor",
         workspace=WORKSPACE,
-        direct=lambda _: True,
+        direct=lambda *_: True,
         sizes_below=COUNTS_BELOW,
     ),
     Candidate(
@@ -262,7 +262,9 @@ TABLE = (
         unit="tensor",
         prepared=1.0,  # B in C order
         workspace=WORKSPACE,
-        direct=lambda problem: problem.k % VECTOR_BYTES == 0 and _small(problem.k, problem.n),
+        direct=lambda problem, by_columns: (
+            problem.k % VECTOR_BYTES == 0 and (by_columns or _small(problem.k, problem.n))
+        ),
         sizes_below=COUNTS_BELOW,
     ),
 )

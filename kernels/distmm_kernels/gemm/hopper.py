@@ -25,7 +25,7 @@ from distmm_kernels.kernel import Array, product_shape
 from distmm_kernels.last_step import Last
 from distmm_kernels.launch.bounded import Bounded
 from distmm_kernels.launch.hopper_launch import NO_SCALES, Finish, HopperGemm, HopperGemms
-from distmm_kernels.layout.stack import Stack, address, distinct
+from distmm_kernels.layout.stack import VECTOR_BYTES, Stack, address, distinct
 from distmm_kernels.layout.vectors import in_vectors, row_pitch
 from distmm_kernels.tiles import hopper_tiles, slices
 from distmm_kernels.tiles.hopper_tiles import ROWS, STRETCH, WIDEST_OF_TWO
@@ -256,6 +256,13 @@ class HopperKernel(AlignedKernel):
             c = total
 
 
+def _in_place(problem: Problem, by_columns: bool) -> bool:
+    """Whether the TMA reads both operands in place. Those of 8 bits must be contiguous along k."""
+    lines = (problem.k, problem.k) if by_columns else (problem.k, problem.n)
+    wide = problem.dtype.itemsize == 2
+    return (wide or by_columns) and not any(size * problem.dtype.itemsize % VECTOR_BYTES for size in lines)
+
+
 ON_HOPPER = partial(
     Candidate, tile=(128, 128), capabilities=HOPPER, unit="tensor", sizes_below=hopper_tiles.COORDINATES
 )
@@ -267,7 +274,7 @@ TABLE = (
         "highest",
         # counts of bools; of other types the sums of slices
         workspace={dtype.name: WORKSPACE if dtype.kind == "b" else slices.WORKSPACE for dtype in NARROW},
-        direct=lambda problem: problem.dtype.itemsize == 2 and not (problem.k % 8 or problem.n % 8),
+        direct=_in_place,
         in_place={"float16": "AB", "bfloat16": "AB", "int8": "A", "uint8": "A", "bool": "A"},
         slice=STRETCH,
         one_launch=frozenset({"float16", "bfloat16"}),
