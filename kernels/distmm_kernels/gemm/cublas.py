@@ -259,6 +259,7 @@ TABLE = (
         "ieee",
         tile=(64, 64),
         capabilities=AMPERE,
+        worth_it=frozenset({(9, 0)}),  # it was measured there
         unit="tensor",
         prepared=1.0,  # B in C order
         workspace=WORKSPACE,
