@@ -78,11 +78,11 @@ def _beside(dtype: str) -> Iterator[Recipe]:
     """Yield copies of operands of any layout, mirror images, checks, and the largest elements of rows."""
     yield Recipe(f"{CODE}copies.realign:source")
     for number in NUMBERS.values():
-        yield Recipe(f"{CODE}copies.transpose:source", (number,))
+        yield Recipe(f"{CODE}copies.transpose:source", (number, 1))
         if number != "uint8":
             yield Recipe(f"{CODE}copies.mirror:source", (number, False))
     for in_word in (2, 4):
-        yield Recipe(f"{CODE}copies.transpose_words:source", (in_word,))
+        yield Recipe(f"{CODE}copies.transpose:source", (NUMBERS[4], in_word))
     if dtype.startswith("complex"):
         yield Recipe(f"{CODE}copies.mirror:source", (dtype, True))
     if "float" in dtype:
