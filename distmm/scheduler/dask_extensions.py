@@ -108,19 +108,14 @@ def order(dsk: Mapping[Any, Any], *args: Any, **options: Any) -> dict[Any, Any]:
     if not views:
         return _dasks_order(dsk, *args, **options)
     readers = Counter(each for key in dsk for each in needs(dsk, key))
-    left, follows = dict(dsk), []
-    leaves = [key for key in dsk if not readers[key]]
-    while leaves:
-        key = leaves.pop()
-        read = needs(dsk, key)
-        if len(read) == 1 and (key in views or read <= views) and read <= left.keys():
-            (block,) = read
-            del left[key]
-            follows.append((key, block))
-            readers[block] -= 1
-            if not readers[block]:
-                leaves.append(block)
-    found = _dasks_order(left, *args, **options)
-    for key, block in reversed(follows):
-        found[key] = found[block]
+    follows: dict[Any, Any] = {}
+    for tasks, sources in (dsk.keys() - views, views), (views, dsk.keys()):
+        for key in tasks:
+            read = needs(dsk, key)
+            if not readers[key] and len(read) == 1 and read <= sources:
+                (follows[key],) = read
+                readers.subtract(read)
+    found = _dasks_order({key: task for key, task in dsk.items() if key not in follows}, *args, **options)
+    for key in reversed(follows):
+        found[key] = found[follows[key]]
     return found
