@@ -146,7 +146,7 @@ def of_columns(dtype: str, weighing: Weighing, registers: int, held: int, lanes:
         if row < rows:
             write(best, at, values, places, row, lane, k)
 
-    return Source(kernel, _signature(number), warps * lanes, 768 // (warps * lanes))
+    return Source(kernel, _signature(number), warps * lanes, 1024 // (warps * lanes))
 
 
 def _signature(number: Any) -> Any:
