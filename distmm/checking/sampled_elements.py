@@ -43,6 +43,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -55,9 +56,13 @@ FALSE_ALARM = 1e-9  # probability that a right block is called wrong
 HALVES, COARSE = 2.0**-20, 2.0**-38
 
 
-def _squares(sample: Sample) -> np.ndarray:
-    """Return the sums of squares of the partial sums of each part, in the worse of ascending and descending order."""
-    sums, totals, squares = (np.stack([part[name] for part in sample.parts]) for name in ("sums", "totals", "squares"))
+def _squares(sample: Sample, at: tuple[Any, ...]) -> np.ndarray:
+    """Return the sums of squares of the partial sums of each part, in the worse of ascending and descending order.
+
+    `at` is an index of the figures: those of one block, because a row of C has many blocks.
+    """
+    names = "sums", "totals", "squares"
+    sums, totals, squares = (np.stack([part[name][at] for part in sample.parts]) for name in names)
     left = GROUP * sums * (sample.groups * sums - 2 * totals)
     return np.asarray(np.maximum(squares, squares + left))
 
@@ -95,7 +100,7 @@ def level(
             before = beta * lines(added, sample.rows, at).astype(tolerance.work)
             truth, size = truth + before, size + abs(before)
         # Complex products by three real products first add real and imaginary parts, which doubles the sums.
-        walk = _squares(sample)[..., own].sum(axis=0) * (1 if len(whole) == 1 else 4)
+        walk = _squares(sample, (slice(None), own)).sum(axis=0) * (1 if len(whole) == 1 else 4)
         walk *= (tolerance.u * dependence(sample, position)) ** 2
         halves = HALVES**2 * ((whole**2).sum(axis=0) + mine["terms"] + mine["groups"]) + COARSE**2 * mine["coarse"]
         rounding = (tolerance.u_out * abs(truth)) ** 2 + (4 * tolerance.u * size) ** 2
@@ -121,6 +126,6 @@ def dependence(sample: Sample, position: int) -> float:
     own = position * EDGE + pairs
     with np.errstate(invalid="ignore", over="ignore"):
         error = chain - np.stack([part["sums"][pairs, own] for part in sample.parts])
-        bound = 2.0**-48 * _squares(sample)[:, pairs, own]  # u of float32 is 2^-24
+        bound = 2.0**-48 * _squares(sample, (pairs, own))  # u of float32 is 2^-24
     known = np.isfinite(error) & np.isfinite(bound) & (bound > 0)
     return max(1.0, 2 * math.sqrt(np.mean(error[known] ** 2 / bound[known]))) if known.any() else 1.0

@@ -24,7 +24,7 @@ AT_FDCWD, RENAME_EXCHANGE = -100, 2
 # Error codes of file systems without hard links.
 NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EMLINK}
 
-# Files that one call syncs at the same time.
+# Files that a process syncs at the same time, if a call has several.
 SYNCS = 8
 
 
@@ -146,9 +146,14 @@ def _fsync_all(descriptors: list[int]) -> None:
     """Return when several open files are on the disk."""
     if len(descriptors) == 1:
         os.fsync(descriptors[0])
-        return
-    with ThreadPoolExecutor(SYNCS) as pool:
-        list(pool.map(lambda descriptor: os.fsync(descriptor), descriptors))
+    else:
+        list(_syncing().map(os.fsync, descriptors))
+
+
+@cache
+def _syncing() -> ThreadPoolExecutor:
+    """Return the threads of this process that sync files. To start threads for each call takes longer than a sync."""
+    return ThreadPoolExecutor(SYNCS, thread_name_prefix="distmm-sync")
 
 
 def _name(draft: str, path: str) -> None:
