@@ -1,4 +1,4 @@
-"""What workers do for a product, what goes wrong, heartbeats, and the totals of a worker. Times are since the epoch."""
+"""What a worker does for a product, and its totals. Times are since the epoch."""
 
 from __future__ import annotations
 
@@ -6,14 +6,6 @@ import math
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
-
-# Topic of Dask's structured events by which jobs report what the scheduler cannot see. Each message is a dictionary
-# with "event", "job" and further keys:
-#   "begin"                  "path", "kept" (blocks on disk), "note" (an incident before the start), "verb" ("topk")
-#   "wave"                   "product": this product is a wave of the job
-#   "accepted", "rejected"   "blocks" (rows and columns): results of checks
-#   "failed"                 "error": the client found a failure, such as a wrong C
-JOB_TOPIC = "distmm-job"
 
 # "multiply": a step of a chain. "receive": inputs from a peer. "load": a block of A or B from a file. "operands": other
 # tasks that A and B are made by. "write": a block of C was checked, reduced or written. "other": tasks of others.
@@ -43,40 +35,6 @@ class Load(NamedTuple):
     process: float
     host: float
     cores: int
-
-
-# Incidents kept for display. The first ones show the cause, so later ones are dropped.
-MOST_INCIDENTS = 200
-
-# Equal incidents within so many seconds count as one.
-MOMENT_SECONDS = 5.0
-
-
-@dataclass
-class Incident:
-    """A fault at a time (seconds since the epoch), and how often it occurred then."""
-
-    time: float
-    what: str
-    count: int = 1
-
-    def __str__(self) -> str:
-        return self.what if self.count == 1 else f"{self.count} x {self.what}"
-
-
-class Incidents(list[Incident]):
-    """The incidents of a product, in order of time."""
-
-    def add(self, time: float, what: str) -> Incident:
-        """Add an incident. Equal ones close in time are counted together: a lost worker interrupts many steps."""
-        for incident in self[-3:]:
-            if incident.what == what and time - incident.time < MOMENT_SECONDS:
-                incident.count += 1
-                return incident
-        incident = Incident(time, what)
-        if len(self) < MOST_INCIDENTS:
-            self.append(incident)
-        return incident
 
 
 # Most memory samples of a worker. When there are more, every second one is dropped. 256 workers fill 4 MB.

@@ -15,9 +15,10 @@ import numpy as np
 from distmm import units
 from distmm.planning.plan import Plan
 from distmm.telemetry import liveness, theme
-from distmm.telemetry.activity import Activity, Incident, Incidents, Kind, Lane
+from distmm.telemetry.activity import Activity, Kind, Lane
 from distmm.telemetry.figures import Figures
 from distmm.telemetry.history import History
+from distmm.telemetry.incidents import Incident, Incidents
 from distmm.telemetry.time_left import Pace
 
 # Most activities that are kept for the timeline. They take 30 MB. Plans have far fewer tasks.

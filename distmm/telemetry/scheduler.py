@@ -21,7 +21,6 @@ from distmm.graph.dask_tasks import PlacedTask, ProductTask
 from distmm.planning.plan import Plan
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.telemetry import dashboard, metrics, task_names
-from distmm.telemetry.activity import JOB_TOPIC
 from distmm.telemetry.faults import tolerated
 from distmm.telemetry.heartbeats import Heartbeats
 from distmm.telemetry.record import Record
@@ -29,6 +28,14 @@ from distmm.telemetry.worker import WorkerTelemetry
 from distmm.worker.gpu import HEALED_TOPIC
 
 logger = logging.getLogger(__name__)
+
+# Topic of Dask's structured events by which jobs report what the scheduler cannot see. Each message is a dictionary
+# with "event", "job" and further keys:
+#   "begin"                  "path", "kept" (blocks on disk), "note" (an incident before the start), "verb" ("topk")
+#   "wave"                   "product": this product is a wave of the job
+#   "accepted", "rejected"   "blocks" (rows and columns): results of checks
+#   "failed"                 "error": the client found a failure, such as a wrong C
+JOB_TOPIC = "distmm-job"
 
 # Number of records that are kept: page and report also show products that have ended.
 KEPT = 8
@@ -231,7 +238,7 @@ class Telemetry(SchedulerPlugin):
         return record
 
     def log_event(self, topic: str, msg: Any) -> None:
-        """Record messages of jobs (`activity.JOB_TOPIC`), and of workers whose GPU's memory was full."""
+        """Record messages of jobs (`JOB_TOPIC`), and of workers whose GPU's memory was full."""
         if topic == HEALED_TOPIC:
             self._note_healed(msg["task"], msg["worker"], msg["what"])  # Dask has added the worker's address
         if topic != JOB_TOPIC:

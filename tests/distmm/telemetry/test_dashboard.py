@@ -393,15 +393,3 @@ def test_each_pane_stands_alone_and_the_labextension_finds_it(
     assert browser.evaluate(FITS.format(MODEL.format(name)))
     browser.screenshot(pictures / f"pane-{name}.png")
     assert browser.errors == []
-
-
-def test_a_cluster_without_dashboard_computes_all_the_same() -> None:
-    with (
-        LocalCluster(
-            n_workers=1, processes=False, threads_per_worker=1, dashboard_address="127.0.0.1:0",
-            scheduler_kwargs={"dashboard": False},
-        ) as one,
-        Client(one, set_as_default=False) as client,
-    ):  # fmt: skip
-        C = client.compute(matmul(da.ones((8, 8), chunks=4), da.ones((8, 8), chunks=4), client=client), sync=True)
-    np.testing.assert_array_equal(C, np.full((8, 8), 8.0))

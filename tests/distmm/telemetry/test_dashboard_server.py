@@ -10,6 +10,7 @@ import logging
 import re
 from pathlib import Path
 
+import dask.array as da
 import numpy as np
 import pytest
 from bokeh.server.tornado import BokehTornado
@@ -69,3 +70,15 @@ def test_no_other_module_uses_private_parts_of_the_dashboard() -> None:
     package = Path(dashboard_server.__file__).parents[1]
     users = {path.name for path in package.rglob("*.py") if private.search(path.read_text())}
     assert users == {"dashboard_server.py"}
+
+
+def test_a_cluster_without_dashboard_computes_all_the_same() -> None:
+    with (
+        LocalCluster(
+            n_workers=1, processes=False, threads_per_worker=1, dashboard_address="127.0.0.1:0",
+            scheduler_kwargs={"dashboard": False},
+        ) as one,
+        Client(one, set_as_default=False) as client,
+    ):  # fmt: skip
+        C = client.compute(matmul(da.ones((8, 8), chunks=4), da.ones((8, 8), chunks=4), client=client), sync=True)
+    np.testing.assert_array_equal(C, np.full((8, 8), 8.0))

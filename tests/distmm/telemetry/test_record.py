@@ -20,9 +20,9 @@ from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import heartbeats
-from distmm.telemetry.activity import JOB_TOPIC, MOST_SAMPLES, Device
+from distmm.telemetry.activity import MOST_SAMPLES, Device
 from distmm.telemetry.record import Record
-from distmm.telemetry.scheduler import KEPT, Telemetry
+from distmm.telemetry.scheduler import JOB_TOPIC, KEPT, Telemetry
 from tests.bench.experiment.moved_bytes import moved_bytes
 from tests.distmm.scheduler.known import known
 from tests.until import until
