@@ -134,7 +134,7 @@ class ProductCheck:
         """Compute some rows of C again, in O(kn) each, and compare their elements.
 
         Returns the verdict on the first element that is wrong, or else cannot be compared; the largest ratio; and the
-        factor of the tolerance (`sampled_elements.dependence`). `rows` has the ratios of all rows, if some stand out.
+        factor of the tolerance (`Sample.dependence`). `rows` has the ratios of all rows, if some stand out.
         """
         if not at.size:
             return None, 0.0, 1.0
@@ -183,7 +183,7 @@ class ProductCheck:
         (found,) = fetch(self.b[:, at])
         some = sampled_sums.Columns(np.arange(len(worst)), found[:, where])
         sample = sampled_sums.sampled(None, lines[rows], [some])
-        return 1.0 if sample is None else sampled_elements.dependence(sample, 0)
+        return 1.0 if sample is None else float(sample.dependence[0])
 
     def _finite_where_spoilt(self, rows: np.ndarray, columns: np.ndarray) -> str | None:
         """Return a message if C is finite in a row or column that must be inf or NaN.

@@ -27,8 +27,9 @@ of 16 products, and of the products in the group.
 *Dependent roundings.* In a sum of equal numbers all additions may round in the same direction. A plain chain of
 k = 4096 then errs by more than 8 standard deviations. So some elements are also summed by a plain float32 chain, in
 ascending k as in all kernels. (A kernel that summed long sorted rows in descending k could be called wrong.) If twice
-the error of the chain is larger than L, L and the bound of rows are multiplied by that ratio (`dependence`). float64
-numbers are first multiplied by an irrational factor: the chain then loses as many digits as a float64 chain can.
+the error of the chain is larger than L, L and the bound of rows are multiplied by that ratio (`Sample.dependence`).
+float64 numbers are first multiplied by an irrational factor: the chain then loses as many digits as a float64 chain
+can.
 
 *The test.* Let r be the ratios of N errors to their L. For independent sub-Gaussian r (Chernoff's bound with
 ``E exp(x r^2) <= (1 - 2 x)^(-1/2)``; Hsu, Kakade & Zhang, Electron. Commun. Probab. 17, 2012)::
@@ -43,28 +44,16 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 
-from distmm.checking.sampled_sums import EDGE, GROUP, Sample, lines
+from distmm.checking.sampled_sums import EDGE, Sample, lines
 from distmm.checking.scaling import Block
 from distmm_kernels.tolerance import CUT_OFF, Tolerance
 
 FALSE_ALARM = 1e-9  # probability that a right block is called wrong
 # Relative errors of float32 products by halves: of sums and products, and of the largest number of a row or column.
 HALVES, COARSE = 2.0**-20, 2.0**-38
-
-
-def _squares(sample: Sample, at: tuple[Any, ...]) -> np.ndarray:
-    """Return the sums of squares of the partial sums of each part, in the worse of ascending and descending order.
-
-    `at` is an index of the figures: those of one block, because a row of C has many blocks.
-    """
-    names = "sums", "totals", "squares"
-    sums, totals, squares = (np.stack([part[name][at] for part in sample.parts]) for name in names)
-    left = GROUP * sums * (sample.groups * sums - 2 * totals)
-    return np.asarray(np.maximum(squares, squares + left))
 
 
 @lru_cache
@@ -100,8 +89,8 @@ def level(
             before = beta * lines(added, sample.rows, at).astype(tolerance.work)
             truth, size = truth + before, size + abs(before)
         # Complex products by three real products first add real and imaginary parts, which doubles the sums.
-        walk = _squares(sample, (slice(None), own)).sum(axis=0) * (1 if len(whole) == 1 else 4)
-        walk *= (tolerance.u * dependence(sample, position)) ** 2
+        walk = sample.squares((slice(None), own)).sum(axis=0) * (1 if len(whole) == 1 else 4)
+        walk *= (tolerance.u * sample.dependence[position]) ** 2
         halves = HALVES**2 * ((whole**2).sum(axis=0) + mine["terms"] + mine["groups"]) + COARSE**2 * mine["coarse"]
         rounding = (tolerance.u_out * abs(truth)) ** 2 + (4 * tolerance.u * size) ** 2
         limit = np.sqrt(abs(alpha) ** 2 * (walk + halves) + rounding)
@@ -117,15 +106,3 @@ def level(
     ratio = np.where(counts, ratio, 0.0)
     row = int(sample.rows[np.argmax(ratio.max(axis=1, initial=0.0))])
     return math.sqrt((ratio**2).sum() / max(1, counts.sum())) / threshold(max(1, number)), row
-
-
-def dependence(sample: Sample, position: int) -> float:
-    """Return the factor of L, at least 1, for dependent roundings in a block. 1 for most data."""
-    chain = np.stack([part["chain"][:, position] for part in sample.parts])
-    pairs = np.arange(chain.shape[1])
-    own = position * EDGE + pairs
-    with np.errstate(invalid="ignore", over="ignore"):
-        error = chain - np.stack([part["sums"][pairs, own] for part in sample.parts])
-        bound = 2.0**-48 * _squares(sample, (pairs, own))  # u of float32 is 2^-24
-    known = np.isfinite(error) & np.isfinite(bound) & (bound > 0)
-    return max(1.0, 2 * math.sqrt(np.mean(error[known] ** 2 / bound[known]))) if known.any() else 1.0

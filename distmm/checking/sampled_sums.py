@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -56,6 +58,30 @@ class Sample:
     shifts: tuple[np.ndarray, np.ndarray] | None  # exponents of the divisors of rows and columns
     groups: int  # number of groups so far
     parts: tuple[Part, ...]
+
+    def squares(self, at: tuple[Any, ...]) -> np.ndarray:
+        """Return the sums of squares of the partial sums of each part, in the worse of ascending and descending order.
+
+        `at` is an index of the figures: those of one block, because a row of C has many.
+        """
+        names = "sums", "totals", "squares"
+        sums, totals, squares = (np.stack([part[name][at] for part in self.parts]) for name in names)
+        left = GROUP * sums * (self.groups * sums - 2 * totals)
+        return np.asarray(np.maximum(squares, squares + left))
+
+    @cached_property
+    def dependence(self) -> np.ndarray:
+        """The factors of L (`distmm.checking.sampled_elements`) of the blocks, for dependent roundings. 1 for most data."""
+        chain = np.stack([part["chain"] for part in self.parts])
+        pairs = np.arange(chain.shape[1])[:, None]
+        at = pairs, pairs + EDGE * np.arange(chain.shape[2])
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            error = chain - np.stack([part["sums"][at] for part in self.parts])
+            bound = 2.0**-48 * self.squares(at)  # u of float32 is 2^-24
+            ratio = error**2 / bound
+        known = np.isfinite(error) & np.isfinite(bound) & (bound > 0)
+        mean = np.where(known, ratio, 0.0).sum(axis=(0, 1)) / np.maximum(1, known.sum(axis=(0, 1)))
+        return np.asarray(np.maximum(1.0, 2 * np.sqrt(mean)))
 
 
 def _is_float(dtype: np.dtype) -> bool:

@@ -126,7 +126,7 @@ def judge(
     bound = np.where(bound > 0, np.maximum(bound, FAINT), bound)
     truth = Sums(sums.values[:, position * width : (position + 1) * width], sums.norms, sums.exponents, bound)
     sample = left.sample
-    dependence = 1.0 if sample is None else sampled_elements.dependence(sample, position)
+    dependence = 1.0 if sample is None else sample.dependence[position]
     columns = np.zeros((1, block.shape[1]), np.int32) if by is None else by
     ratio, rounding, known = compared(tolerance, truth, given, columns, alpha, dependence, more, beta)
     rows = np.where(known, ratio, 0.0).max(axis=1, initial=0.0)
