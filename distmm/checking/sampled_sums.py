@@ -71,7 +71,7 @@ class Sample:
 
     @cached_property
     def dependence(self) -> np.ndarray:
-        """The factors of L (`distmm.checking.sampled_elements`) of the blocks, for dependent roundings. 1 for most data."""
+        """The factors of L (`sampled_elements`) of the blocks, for dependent roundings. They are 1 for most data."""
         chain = np.stack([part["chain"] for part in self.parts])
         pairs = np.arange(chain.shape[1])[:, None]
         at = pairs, pairs + EDGE * np.arange(chain.shape[2])
