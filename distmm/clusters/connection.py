@@ -15,7 +15,7 @@ from distributed import comm as comms
 
 from distmm.clusters.local_cluster import local
 from distmm.errors import InputError
-from distmm.tls import security
+from distmm.submit.tls import security
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from distmm.config import chosen
 from distmm.errors import InputError
 from distmm.interrupts import sigint_blocked
 from distmm.submit import dashboard_access
-from distmm.tls import security
+from distmm.submit.tls import security
 from distmm.worker import gpu_worker_setup
 from distmm.worker.tasks.probe import cores_of
 from distmm.worker.ucxx_internals import connect_patiently

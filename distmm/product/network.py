@@ -11,9 +11,9 @@ from typing import Any, Literal
 from distmm import units
 from distmm.errors import DoesNotFitError
 from distmm.planning.problem import accumulator_dtype
-from distmm.product.array_types import package_among
 from distmm.product.choices import Choices
 from distmm.product.contraction import contract
+from distmm.product.dlpack import package_among
 from distmm.product.labelled import Label, Labelled
 from distmm.product.operand_pair import check_kinds
 from distmm.product.out_target import check_out, elements_of

@@ -25,8 +25,9 @@ from distmm.errors import DoesNotFitError, InputError
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.write_units import unit_of
 from distmm.product.aliasing import overlap, repeats
-from distmm.product.array_types import as_writable, check_like_array, is_foreign, package_of
+from distmm.product.array_types import check_like_array, package_of
 from distmm.product.context import tasks_share_memory
+from distmm.product.dlpack import as_writable, is_foreign
 from distmm.product.operand import kind_of
 from distmm.transfer import share
 from distmm.worker.copied_output import CopiedOutput, is_light
@@ -69,7 +70,7 @@ def elements_of(out: Any) -> Any:
     Raises
     ------
     InputError
-        For a DLPack array as `distmm.product.array_types.as_native`. For an xarray object whose elements are not in
+        For a DLPack array as `distmm.product.dlpack.as_native`. For an xarray object whose elements are not in
         memory, as it reads them again at each access.
     """
     if is_foreign(out):

@@ -20,9 +20,10 @@ from distmm.planning.problem import FLOAT8, Problem, Symmetry
 from distmm.planning.write_units import unit_of
 from distmm.product import one_task, out_target, sinks
 from distmm.product.aliasing import coincide
-from distmm.product.array_types import check_sendable, package_among
+from distmm.product.array_types import check_sendable
 from distmm.product.chains import Chains
 from distmm.product.choices import Choices
+from distmm.product.dlpack import package_among
 from distmm.product.operand import Operand, as_matrix
 from distmm.product.operand_pair import check_kinds
 from distmm.product.product_array import ProductArray

@@ -20,8 +20,9 @@ from dask.core import flatten
 from distributed import Client, futures_of
 
 from distmm.product import sinks
-from distmm.product.array_types import as_given, package_of
+from distmm.product.array_types import package_of
 from distmm.product.context import computing
+from distmm.product.dlpack import as_given
 from distmm.product.out_target import target
 from distmm.transfer.gpu_allocations import empty_on
 
@@ -57,7 +58,7 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
         here : callable, optional
             Computes a lazy array in this process.
         package : str
-            Name of the package of the arrays that `compute` returns (`distmm.product.array_types.as_given`).
+            Name of the package of the arrays that `compute` returns (`distmm.product.dlpack.as_given`).
         device : int, optional
             This process's GPU that receives blocks of CuPy. None: blocks of CuPy are computed by Dask.
         """

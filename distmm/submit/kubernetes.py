@@ -12,9 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from distmm import tls
 from distmm.errors import InputError
-from distmm.submit import diagnosis, manifests
+from distmm.submit import diagnosis, manifests, tls
 from distmm.submit.patience import NoAnswerError, Patience
 from distmm.submit.schema import Job, Kubernetes
 from distmm.submit.slurm_script import RESUMABLE, TERMINATED

@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 import yaml
 from dask.utils import parse_bytes
 
-from distmm import templates, tls
+from distmm import templates
 from distmm.errors import InputError
-from distmm.submit import dashboard_access
+from distmm.submit import dashboard_access, tls
 from distmm.submit.schema import QUEUE_LABEL, Job
 from distmm.submit.slurm_script import PATIENCE_SECONDS
 from distmm.units import seconds

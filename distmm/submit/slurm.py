@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from distmm import tls
 from distmm.errors import InputError
+from distmm.submit import tls
 from distmm.submit.patience import NoAnswerError, Patience
 from distmm.submit.schema import Job
 from distmm.submit.slurm_script import RESUMABLE, render

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from dask.utils import parse_bytes
 
-from distmm import templates, tls
-from distmm.submit import dashboard_access
+from distmm import templates
+from distmm.submit import dashboard_access, tls
 from distmm.submit.schema import Job
 from distmm.worker import gpu_worker_setup
 

@@ -18,12 +18,11 @@ import yaml
 from distributed import Client, LocalCluster
 from typer.testing import CliRunner
 
-from distmm import tls
 from distmm.all_workers import workers_of
 from distmm.cli.app import app
 from distmm.errors import InputError
 from distmm.storage import open_matrix
-from distmm.submit import jobfile, kubernetes, manifests
+from distmm.submit import jobfile, kubernetes, manifests, tls
 from tests.deploy.kubernetes_schemas import JOB, check, jsonschema
 from tests.deploy.ports import free_ports
 from tests.scraping import scraping

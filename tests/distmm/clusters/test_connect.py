@@ -10,9 +10,9 @@ import pytest
 from distributed import default_client
 
 from distmm import clusters
-from distmm import tls as certificates
 from distmm.errors import InputError
 from distmm.product.context import computing
+from distmm.submit import tls as certificates
 
 
 def test_a_cluster_that_cannot_be_reached_leaves_no_client_behind() -> None:

@@ -19,9 +19,10 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from distributed import Client, Scheduler
 from distributed.security import Security
 
-from distmm import clusters, tls
+from distmm import clusters
 from distmm.all_workers import workers_of
 from distmm.errors import InputError
+from distmm.submit import tls
 from tests.until import until
 
 
