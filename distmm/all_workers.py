@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -49,6 +50,11 @@ def everywhere(
         if isinstance(answer, BaseException) and not isinstance(answer, OSError):
             raise answer
     return {address: answer for address, answer in answers.items() if not isinstance(answer, BaseException)}
+
+
+async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function, for `everywhere`, beside a worker's event loop."""
+    return await asyncio.to_thread(function, *args)
 
 
 def owns_gpu(worker: Worker) -> bool:

@@ -7,7 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from distributed import Client
 
-from distmm.all_workers import everywhere
+from distmm.all_workers import everywhere, in_thread
 from distmm.clusters import view
 from distmm.clusters.measured import measured_once
 from distmm.errors import InputError
@@ -130,7 +130,7 @@ def _measure(client: Client | None, workers: frozenset[str], choice: KernelChoic
         if client is None:
             kernel_choice.measure(choice)
         else:
-            everywhere(client, kernel_choice.measure_kernels, choice)
+            everywhere(client, in_thread, kernel_choice.measure, choice)
         return 1.0
 
     measured_once(client, f"the rates of kernels for {choice.dtype}", (workers, choice), measure)

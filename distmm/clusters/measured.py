@@ -22,7 +22,7 @@ import numpy as np
 from distributed import Client, Worker, wait
 from distributed.worker import get_data_from_worker
 
-from distmm.all_workers import everywhere
+from distmm.all_workers import everywhere, in_thread
 from distmm.clusters.view import hosts_of
 from distmm.clusters.waiting import seceded
 from distmm.worker.tasks.epilogue import Block
@@ -168,7 +168,7 @@ def load_rate(client: Client) -> float | None:
     workers = frozenset(hosts_of(client))
 
     def slowest() -> float:
-        rates: dict[str, float] = everywhere(client, copy_rate, seconds=COPY_PATIENCE_SECONDS)
+        rates: dict[str, float] = everywhere(client, in_thread, copy_rate, seconds=COPY_PATIENCE_SECONDS)
         return min(rates.values())
 
     return measured_once(client, "the rate of copies from host memory to GPUs", workers, slowest)

@@ -7,6 +7,7 @@ products, `compute`, `out=`, checks and jobs.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import dask
@@ -83,9 +84,9 @@ def tasks_share_memory() -> bool:
     get: Callable[..., Any] = get_scheduler() or dask.threaded.get
     if dask.config.get("pool", None) is None and get is dask.multiprocessing.get:  # it would start its processes
         return False
-    mark = _Mark()
-    dask.delayed(_Mark.set, pure=False)(mark).compute(scheduler=get)
-    return mark.is_set
+    mark = SimpleNamespace(is_set=False)  # the task gets this one, or a copy of it
+    dask.delayed(setattr, pure=False)(mark, "is_set", True).compute(scheduler=get)
+    return bool(mark.is_set)
 
 
 def tasks_run_here() -> bool:
@@ -95,13 +96,3 @@ def tasks_run_here() -> bool:
     except (RuntimeError, ValueError):  # as in `computing`
         return False
     return dask.config.get("pool", None) is None and get in (dask.threaded.get, get_sync)
-
-
-class _Mark:
-    """An object that a task sets, or a copy of it."""
-
-    is_set = False
-
-    def set(self) -> None:
-        """Set it."""
-        self.is_set = True

@@ -10,7 +10,6 @@ workers.
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import uuid
 from collections import Counter
@@ -21,7 +20,7 @@ from typing import Any
 
 from distributed import Client
 
-from distmm.all_workers import everywhere
+from distmm.all_workers import everywhere, in_thread
 
 _running: Counter[str] = Counter()  # by run: number of unfinished writes of this process
 _ended: set[str] = set()  # runs that have ended early; 100 bytes each
@@ -76,7 +75,7 @@ class CountedRun:
             if client is None:
                 _end(self.id, seconds)
             else:
-                everywhere(client, _end_on_worker, self.id, seconds)
+                everywhere(client, in_thread, _end, self.id, seconds)
         except BaseException as error:
             where = "this process" if client is None else "workers"
             error.add_note(f"out is not at rest: {where} may still write the blocks that are begun")
@@ -103,8 +102,3 @@ def _end(run: str, seconds: float | None) -> None:
     with _changed:
         _ended.add(run)
         _changed.wait_for(lambda: not _running[run], seconds)
-
-
-async def _end_on_worker(run: str, seconds: float | None) -> None:
-    """Call `_end` on a worker without blocking its event loop."""
-    await asyncio.to_thread(_end, run, seconds)

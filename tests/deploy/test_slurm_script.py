@@ -111,7 +111,7 @@ def test_a_restart_does_not_start_over() -> None:
 def test_certificates_reach_every_step_through_the_environment(tmp_path: Path) -> None:
     text = slurm_script.render(jobfile.load(DEPLOY / "one_node.toml", ["run.tls=temporary"]))
     assert "export DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION=True" in text
-    assert "TLS__WORKER__KEY=/scratch/project/run/distmm.submit.tls/key.pem" in text
+    assert "TLS__WORKER__KEY=/scratch/project/run/distmm.tls/key.pem" in text
     assert "distmm.submit.fabric gpu tls)" in text
 
 

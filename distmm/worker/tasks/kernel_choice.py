@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -111,11 +110,6 @@ def measure(choice: KernelChoice) -> None:
     problem, here = _large(choice), _here(choice)
     if not measured.is_shipped(here) and measured.kept(problem, here, choice.precision) is None:
         measured.measure(problem, here, choice.precision)
-
-
-async def measure_kernels(choice: KernelChoice) -> None:
-    """Do `measure` beside the worker's event loop. Called by ``client.run``."""
-    await asyncio.to_thread(measure, choice)
 
 
 def _large(choice: KernelChoice) -> Problem:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from typing import TYPE_CHECKING, Any, Literal
@@ -24,7 +23,7 @@ PAUSE_FRACTION = 0.8
 # this minimum, a plan that is made before the workers start has the same figure.
 WORKER_BYTES = 200_000_000
 
-# Bytes of each copy of `_copy_rate`, 3 ms over PCIe 5, and seconds of all copies. Workers begin within some 10 ms.
+# Bytes of each copy of `copy_rate`, 3 ms over PCIe 5, and seconds of all copies. Workers begin within some 10 ms.
 BLOCK_BYTES, COPYING_SECONDS = 1 << 27, 0.15
 
 
@@ -80,12 +79,7 @@ def local_gpu() -> dict[str, Any]:
     return {"device": "cuda", "threads": 1, "memory": pool_bytes() or int(free) + cached}
 
 
-async def copy_rate() -> float:
-    """Do `_copy_rate` beside the worker's event loop. Called by ``client.run``."""
-    return await asyncio.to_thread(_copy_rate)
-
-
-def _copy_rate() -> float:
+def copy_rate() -> float:
     """Return the bytes/s at which this process's GPU copies pinned host memory."""
     import cupy
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from distributed import Client
 
-from distmm.all_workers import everywhere, workers_of
+from distmm.all_workers import everywhere, in_thread, workers_of
 from distmm.clusters import cluster
 from distmm.clusters.cluster import SUSTAINED, describe, spec
 from distmm.errors import InputError
@@ -122,5 +122,5 @@ def test_where_it_cannot_be_measured_the_guess_holds(monkeypatch: pytest.MonkeyP
 
 
 def test_workers_measure_beside_their_event_loops(client: Client) -> None:
-    answers = everywhere(client, kernel_choice.measure_kernels, KernelChoice("cpu", F4))
+    answers = everywhere(client, in_thread, kernel_choice.measure, KernelChoice("cpu", F4))
     assert answers == dict.fromkeys(workers_of(client)), "a CPU has nothing to measure"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,12 +21,13 @@ N = 60_000
 PCIE_3 = 1.23e10
 
 
-def first_worker_slow(dask_worker: Worker) -> float:
-    return PCIE_3 if str(dask_worker.name) == "0" else 5e10
+def first_worker_slow() -> float:
+    (worker,) = Worker._instances
+    return PCIE_3 if str(worker.name) == "0" else 5e10
 
 
-async def no_answer() -> None:
-    await asyncio.sleep(5)
+def no_answer() -> None:
+    time.sleep(5)
 
 
 def no_room() -> float:
@@ -43,7 +44,7 @@ def gpus(client: Client, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> lis
     monkeypatch.setattr(cluster, "describe", lambda *args, **how: described)
     monkeypatch.setattr(resources, "link_rate", lambda *args: None)
     monkeypatch.setattr(
-        measured, "everywhere", lambda *args, **how: seen.append(args[1].__name__) or everywhere(*args, **how)
+        measured, "everywhere", lambda *args, **how: seen.append(args[2].__name__) or everywhere(*args, **how)
     )
     return seen
 
