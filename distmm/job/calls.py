@@ -10,15 +10,13 @@ from distmm.errors import InputError
 from distmm.job.certificate import holds
 from distmm.job.commit import changed, end_complete
 from distmm.job.folder import Folder
-from distmm.job.job import Job, JobKeywords, RunKeywords, checked
+from distmm.job.job import Job, JobKeywords, Path, RunKeywords, begin
 from distmm.job.records import read_certificate, read_manifest
 from distmm.job.spec import Spec
 from distmm.job.summary import Summary
 from distmm.product.choices import Choices, takes
 from distmm.product.scalars import check_scalars
 from distmm.storage import is_there, is_url
-
-Path = str | os.PathLike[str]
 
 
 @takes(JobKeywords)
@@ -103,27 +101,16 @@ def multiply(
     >>> distmm.multiply("A.zarr", "B.zarr", "C.zarr", precision="high")  # doctest: +SKIP
     """
     check_scalars(alpha=alpha, beta=beta)
-    choices, check = checked(keywords)
-    folder, adds = Folder.of(out), beta != 0 and c is None
-    if is_url(folder.target) and adds:
+    adds = beta != 0 and c is None
+    if adds and is_url(os.fspath(out)):
         raise InputError(
-            f"{folder.target}: beta adds the existing C, but in an object store the existing C is removed before the "
+            f"{out}: beta adds the existing C, but in an object store the existing C is removed before the "
             f"new one is written: give another name for the result, and this one as c"
         )
-    overwrite = bool(keywords.get("overwrite"))
-    ended = end_complete(folder, overwrite)
-    spec = Spec.of(
-        a, b, out if adds else c, transa=transa, transb=transb, alpha=alpha, beta=beta, dtype=dtype,
-        precision=choices.precision, kernel=choices.kernel, check=check, reproducible=choices.reproducible,
+    return begin(
+        a, b, out if adds else c, out, keywords, adds=adds, transa=transa, transb=transb, alpha=alpha, beta=beta,
+        dtype=dtype,
     )  # fmt: skip
-    if check == "full" and beta != 0:
-        raise InputError(f"check is full and beta is {beta}: a full check does not support beta; use freivalds or none")
-    if is_url(folder.target) and check == "full":
-        raise InputError(
-            f"{folder.target}: a full check renames a wrong C, but an object store has no rename: use check "
-            f"freivalds, and distmm verify A B C --check full when C is complete"
-        )
-    return Job(os.fspath(out), spec, choices, overwrite, overwrite or adds, keywords).begin(ended)
 
 
 @takes(RunKeywords)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
@@ -16,7 +17,7 @@ from distmm.clusters import cluster
 from distmm.clusters.waiting import seceded, unless_silent
 from distmm.errors import DeviceMemoryError, InputError
 from distmm.job import planning
-from distmm.job.commit import complete_result, refuse_twice, same_call
+from distmm.job.commit import complete_result, end_complete, refuse_twice, same_call
 from distmm.job.folder import Folder, Json
 from distmm.job.manifest import refuse_changes
 from distmm.job.records import read_manifest
@@ -31,6 +32,7 @@ from distmm.product.scalars import checked_seed
 from distmm.product.verification import check_possible
 from distmm.telemetry.figures import Figures
 
+Path = str | os.PathLike[str]
 Connect = Callable[[], AbstractContextManager[Client]]
 Announce = Callable[[Plan, float], None]
 Progress = Callable[[Figures], None]
@@ -66,6 +68,24 @@ def checked(keywords: JobKeywords) -> tuple[Choices, Check]:
     # The cluster is chosen when work begins.
     given = {name: keywords.get(name) for name in ("precision", "kernel", "reproducible", "device", "blocks", "plan")}
     return Choices.of(**given), config.chosen("check", keywords.get("check"))  # type: ignore[arg-type]
+
+
+def begin(
+    a: Any, b: Any, c0: Any, out: Path, keywords: JobKeywords, *, adds: bool = False, most: int | None = None,
+    **product: Any,
+) -> Summary:  # fmt: skip
+    """Begin or continue the job of a call. `product` has the other arguments of `Spec.of`.
+
+    With `adds`, C0 is the existing result, which is replaced.
+    """
+    choices, check = checked(keywords)
+    overwrite = bool(keywords.get("overwrite"))
+    ended = end_complete(Folder.of(out), overwrite)
+    spec = Spec.of(
+        a, b, c0, precision=choices.precision, kernel=choices.kernel, check=check, reproducible=choices.reproducible,
+        **product,
+    )  # fmt: skip
+    return Job(os.fspath(out), spec, choices, overwrite, overwrite or adds, keywords, most).begin(ended)
 
 
 @dataclass(frozen=True)

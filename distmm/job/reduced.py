@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from operator import index
 from typing import Any, Literal, Unpack
 
 from distmm.errors import InputError
-from distmm.job.calls import Path
-from distmm.job.commit import end_complete
-from distmm.job.folder import Folder
-from distmm.job.job import Job, JobKeywords, checked
+from distmm.job.job import JobKeywords, Path, begin
 from distmm.job.reduction import Reduction, Threshold, TopK
-from distmm.job.spec import Spec
 from distmm.job.summary import Summary
 from distmm.product.choices import takes
 from distmm.product.reduction_limits import check_threshold
@@ -157,11 +152,4 @@ def _reduced(
         if transb:
             raise InputError("transb is True, but B is None: leave transb out, or give B")
         b, transb = a, not transa
-    choices, check = checked(keywords)
-    overwrite = bool(keywords.get("overwrite"))
-    ended = end_complete(Folder.of(out), overwrite)
-    spec = Spec.of(
-        a, b, None, transa=transa, transb=transb, precision=choices.precision, kernel=choices.kernel, check=check,
-        reduction=reduction, reproducible=choices.reproducible,
-    )  # fmt: skip
-    return Job(os.fspath(out), spec, choices, overwrite, overwrite, keywords, most).begin(ended)
+    return begin(a, b, None, out, keywords, most=most, transa=transa, transb=transb, reduction=reduction)

@@ -97,6 +97,10 @@ class Spec:
         check_pair(first, second)
         added = _operand(c0, "C", False) if beta != 0 else None
         shape = (first.shape[0], second.shape[1])
+        if check == "full" and beta != 0:
+            raise InputError(
+                f"check is full and beta is {beta}: a full check does not support beta; use freivalds or none"
+            )
         if added is not None and added.shape != shape:
             raise InputError(f"C has shape {added.shape}, the product {shape}: with beta, give a C of that shape")
         precision, check = config.chosen("precision", precision), config.chosen("check", check)
@@ -178,6 +182,11 @@ class Spec:
             With the reason, and what to give instead.
         """
         self.contents.refuse(out, overwrite)
+        if is_url(out) and self.check == "full":
+            raise InputError(
+                f"{out}: a full check renames a wrong C, but an object store has no rename: use check freivalds, and "
+                f"distmm verify A B C --check full when C is complete"
+            )
         folder = Folder.of(out)
         folder.check_names()
         # A job replaces C0, which it reads, only at its end. An object store has no rename: there C is removed first.

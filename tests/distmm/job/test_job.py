@@ -259,5 +259,5 @@ def test_what_cannot_be_done_is_refused_before_any_work(client: Client, tmp_path
     refuse(InputError, r"C has shape \(2, 2\)", tmp_path, a, b, c, client=client, beta=1)
     refuse(InputError, "cannot represent", tmp_path, a, b, tmp_path / "E.npy", client=client, dtype="int32")
     d = save(tmp_path / "D.npy", np.ones((M, N)))
-    refuse(InputError, "does not support beta", tmp_path, a, b, d, client=client, beta=1, check="full")
+    refuse(InputError, "a full check does not support", tmp_path, a, b, d, client=client, beta=1, check="full")
     np.testing.assert_array_equal(np.load(c), [[0, 1], [2, 3]])
