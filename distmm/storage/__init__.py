@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_output", "create_output", "file_of", "fsync", "is_there", "is_url", "locate",
-    "open_draft", "open_matrix", "output_type", "reopen_output", "stamp_of",
+    "open_matrix", "output_type", "reopen_output", "stamp_of",
 ]  # fmt: skip
 
 FORMATS = (
@@ -194,13 +194,6 @@ def output_type(path: str) -> type[Output]:
     from distmm.storage.zarr_objects import ObjectOutput
 
     return ObjectOutput if is_url(path) else Output
-
-
-def open_draft(path: str, draft: str) -> Matrix:
-    """Open an incomplete output for reading. Blocks that are not written yet cannot be read."""
-    from distmm.storage.zarr_objects import ObjectDraft
-
-    return ObjectDraft.open(path, draft) if is_url(path) else open_matrix(draft)
 
 
 def is_there(path: str) -> bool:

@@ -178,6 +178,12 @@ class TargetArray(ABC):
     def discard(self, rows: slice, cols: slice) -> None:  # noqa: B027 - formats that are written in place do nothing
         """Remove the block that an earlier run or another worker wrote, before it is written again."""
 
+    def written(self) -> Any:
+        """Return an object that reads what is written: ``written[rows, cols]`` is an array, or an `InputError`."""
+        from distmm.storage import open_matrix  # late: it knows all formats
+
+        return open_matrix(self.output.draft)
+
     def detach(self) -> None:  # noqa: B027 - formats whose unfinished chunks have no name do nothing
         """Keep processes of earlier runs from completing a write that they have begun."""
 

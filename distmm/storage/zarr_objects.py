@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from zarr.storage import MemoryStore
 
 from distmm.errors import InputError
-from distmm.storage.matrix import Matrix
+from distmm.storage.matrix import explained
 from distmm.storage.object_store import ObjectFolder, tag_of
 from distmm.storage.output import Block, Output, Region, TargetArray
 from distmm.storage.overwriting import ZARR_NAME
@@ -127,6 +127,21 @@ class ObjectTarget(TargetArray):
         inside = (((*chunk, block) for chunk in self._inside(rows, cols)) for rows, cols, block in blocks)
         _together(put, itertools.chain.from_iterable(inside))
 
+    def written(self) -> Self:
+        """Return the array itself, which reads one block at a time."""
+        return self
+
+    def __getitem__(self, region: Region) -> NDArray[Any]:
+        rows, cols = region
+        height, width = rows.stop - rows.start, cols.stop - cols.start
+        if not height * width:
+            return np.empty((height, width), self.dtype)
+        folder, little = ObjectFolder(self.output.path), self.dtype.newbyteorder("<")
+        with explained(self.output.path, rows, cols):
+            stripes = [np.frombuffer(folder.read(name), little) for name, _ in self._inside(rows, cols)]
+            whole = np.concatenate(stripes).reshape(-1, self.chunks[1])
+        return np.ascontiguousarray(whole[:height, :width], self.dtype)
+
     def discard(self, rows: slice, cols: slice) -> None:
         """Remove the chunks of a block."""
         ObjectFolder(self.output.path).remove([name for name, _ in self._inside(rows, cols)])
@@ -188,33 +203,6 @@ class ObjectTarget(TargetArray):
             raise IndexError(f"{self.output.path}: [{rows}, {cols}] is not one of its blocks")
         height = self.chunks[0]
         return [(f"c/{at // height}/{j}", at - rows.start) for at in range(rows.start, rows.stop, height)]
-
-
-@dataclass(frozen=True)
-class ObjectDraft(Matrix):
-    """An incomplete array, for reading the chunks that are already there."""
-
-    @classmethod
-    def open(cls, path: str, draft: str) -> Self:
-        """Read shape and type from the metadata at `draft`. The chunks are at `path`."""
-        stored = ZarrMatrix.open(draft)
-        return cls(path, stored.shape, stored.dtype, stored.chunks)
-
-    def _read(self, *region: slice) -> NDArray[Any]:
-        assert self.chunks is not None
-        rows, cols = region
-        height, width = self.chunks
-        top, left = rows.start // height, cols.start // width
-        bottom, right = -(-rows.stop // height), -(-cols.stop // width)
-        block = np.empty(((bottom - top) * height, (right - left) * width), self.dtype)
-        folder, little = ObjectFolder(self.path), self.dtype.newbyteorder("<")
-        for i, j in np.ndindex(bottom - top, right - left):
-            chunk = np.frombuffer(folder.read(f"c/{top + i}/{left + j}"), little).reshape(self.chunks)
-            block[i * height : (i + 1) * height, j * width : (j + 1) * width] = chunk
-        inside = (
-            slice(s.start - first, s.stop - first, s.step) for s, first in ((rows, top * height), (cols, left * width))
-        )
-        return np.ascontiguousarray(block[tuple(inside)])
 
 
 def _stripe(height: int, row: int) -> int:
