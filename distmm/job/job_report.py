@@ -6,7 +6,6 @@ There is no report if the scheduler is lost, or if the report cannot be written.
 from __future__ import annotations
 
 import os
-import time
 from contextlib import suppress
 
 from distributed import Client
@@ -16,7 +15,6 @@ from distmm.errors import InputError
 from distmm.job.computation import Computation
 from distmm.job.folder import Folder, Json
 from distmm.job.lock import Lock
-from distmm.job.manifest import table
 from distmm.storage import is_url
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import report
@@ -63,7 +61,7 @@ def _write(
         record = telemetry.read(client, job)
         if record is None:
             return
-        text = report.html(record, title=folder.target, certificate=rows, runs=table(runs, time.time()))
+        text = report.html(record, title=folder.target, certificate=rows, runs=runs)
         # If another job has taken over, the folder for drafts does not exist.
         if drafts is None or is_url(folder.path) or os.path.isdir(drafts):
             folder.store.write({folder.report: text.encode(errors="backslashreplace")}, drafts)

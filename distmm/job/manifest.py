@@ -16,7 +16,6 @@ from contextlib import contextmanager, suppress
 
 from distributed import Client
 
-from distmm import units
 from distmm.all_workers import everywhere
 from distmm.errors import DistmmError, InputError, Stopped
 from distmm.job.folder import Folder, Json, write_json
@@ -30,8 +29,6 @@ from distmm.planning.schedule import parse
 from distmm.storage import locate
 from distmm.versions import installed
 from distmm.worker import gpu
-
-KILLED = "did not end: killed, or cut off from its disk"
 
 PACKAGES = ("distmm", "numpy", "dask", "distributed", "zarr", "numba", "numba-cuda", "cupy-cuda12x", "cupy-cuda13x")
 
@@ -153,35 +150,3 @@ def recorded_end(folder: Folder, lock: Lock, stop: Stop) -> Iterator[None]:
                         run["error"] = f"{kind}{error}"
                     write_manifest(folder, manifest)
         raise
-
-
-def table(runs: list[Json], now: float) -> list[tuple[str, ...]]:
-    """Return a table of the runs of a resumed job, its first row with the labels; an empty list for a single run.
-
-    Parameters
-    ----------
-    runs : list of dict
-        The runs of a manifest. The last one ends `now` if it has no end yet.
-    now : float
-        Seconds since the epoch.
-    """
-    if len(runs) < 2:
-        return []
-    rows: list[tuple[str, ...]] = [
-        ("run", "started", "ended", "duration", "host", "batch job", "workers", "blocks of earlier runs")
-    ]
-    for number, run in enumerate(runs, start=1):
-        ended = run.get("ended", now if number == len(runs) else None)
-        facts = (str(run.get(fact, "")) for fact in ("host", "batch_job", "workers", "kept"))
-        rows.append((str(number), units.date(run["started"]), *_end(run, ended), *facts))
-    return rows
-
-
-def _end(run: Json, ended: float | None) -> tuple[str, str]:
-    """Return the end and the duration of a run, as text."""
-    if ended is not None:
-        return units.date(ended), units.duration(max(0.0, ended - run["started"]))
-    if (last := run.get("last_block")) is None:
-        return f"{KILLED}; no block written", "unknown"
-    duration = f"at least {units.duration(last - run['started'])}"
-    return f"{KILLED}; last block written {units.date(last)}", duration

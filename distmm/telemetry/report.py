@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,7 @@ def write(path: str | Path, record: Record, **options: Any) -> Path:
     return path
 
 
-def html(record: Record, *, title: str = "", certificate: Rows = (), runs: Sequence[Sequence[str]] = ()) -> str:
+def html(record: Record, *, title: str = "", certificate: Rows = (), runs: Sequence[Mapping[str, Any]] = ()) -> str:
     """Return the report of a product as one HTML document.
 
     Parameters
@@ -59,8 +59,9 @@ def html(record: Record, *, title: str = "", certificate: Rows = (), runs: Seque
         By default the title of the record.
     certificate : sequence of (str, str), optional
         Facts about the check of C, as labels and values.
-    runs : sequence of sequences of str, optional
-        For a resumed job: a row of labels, then a row for each run.
+    runs : sequence of mappings, optional
+        The runs of a job, as its manifest has them. They are shown if there are several. The last one ends now, if it
+        has no end yet.
 
     Returns
     -------
@@ -98,6 +99,7 @@ def html(record: Record, *, title: str = "", certificate: Rows = (), runs: Seque
         certificate=[("block by block", checked(record)), *certificate],
         reasons=f.reasons or ["Nothing that takes a second."],
         runs=runs,
+        now=time.time(),
         activities=theme.ACTIVITIES.values(),
         units=units,
         record=record,

@@ -7,18 +7,38 @@ import multiprocessing
 import os
 import re
 import signal
+import time
 from html import unescape
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from distributed import Client
 
 from distmm import job, units
 from distmm.errors import Stopped
-from distmm.job.manifest import add_run, table
+from distmm.job.manifest import add_run
+from distmm.planning.cluster_spec import ClusterSpec
+from distmm.planning.problem import Problem
+from distmm.planning.search import make_plan
+from distmm.telemetry import report
+from distmm.telemetry.record import Record
 from tests.distmm.job.disturbed import HalfWay, Meanwhile, marked, multiply, operands
 
 BEGUN = 1_800_000_000.0
+
+
+def table(runs: list[dict[str, Any]]) -> list[list[str]]:
+    """Return the rows of the table of runs in a report."""
+    plan = make_plan(Problem(8, 8, 8, np.dtype("f4")), ClusterSpec(1, 10**9, "cpu", 1e9, 1e9))
+    text = unescape(report.html(Record("C", plan, BEGUN), runs=runs))
+    found = re.findall(r"<h2>Runs</h2><table>(.*?)</table>", text, re.DOTALL)
+    return [
+        re.findall(r"<t[hd]>(.*?)</t[hd]>", row)
+        for table in found
+        for row in re.findall(r"<tr>.*?</tr>", table, re.DOTALL)
+    ]
 
 
 def test_a_killed_run_lasted_at_least_until_its_last_block() -> None:
@@ -27,17 +47,24 @@ def test_a_killed_run_lasted_at_least_until_its_last_block() -> None:
     blocks = [{"time": BEGUN + 50}, {"time": BEGUN + 225.0}, {"time": BEGUN + 130}]
     add_run(manifest, {"started": BEGUN + 300, "host": "node2"}, blocks)
     add_run(manifest, {"started": BEGUN + 400}, blocks)
-    head, first, second, third, last = table(manifest["runs"], now=BEGUN + 407)
-    assert head[1:6] == ("started", "ended", "duration", "host", "batch job")
-    assert first[1:4] == (units.date(BEGUN), units.date(BEGUN + 60), "60 s")
+    manifest["runs"][-1]["ended"] = BEGUN + 407
+    head, first, second, third, last = table(manifest["runs"])
+    assert head[1:6] == ["started", "ended", "duration", "host", "batch job"]
+    assert first[1:4] == [units.date(BEGUN), units.date(BEGUN + 60), "60 s"]
     written = f"did not end: killed, or cut off from its disk; last block written {units.date(BEGUN + 225)}"
-    assert second[1:] == (units.date(BEGUN + 100), written, "at least 2 min 05 s", "node1", "Slurm job 7", "4", "0")
-    assert third[2:4] == ("did not end: killed, or cut off from its disk; no block written", "unknown")
-    assert last[1:4] == (units.date(BEGUN + 400), units.date(BEGUN + 407), "7 s")
+    assert second[1:] == [units.date(BEGUN + 100), written, "at least 2 min 05 s", "node1", "Slurm job 7", "4", "0"]
+    assert third[2:4] == ["did not end: killed, or cut off from its disk; no block written", "unknown"]
+    assert last[1:4] == [units.date(BEGUN + 400), units.date(BEGUN + 407), "7 s"]
 
 
 def test_a_job_of_one_run_has_no_table() -> None:
-    assert table([{"started": BEGUN}], now=BEGUN + 1) == []
+    assert table([{"started": BEGUN}]) == []
+
+
+def test_a_run_that_writes_its_report_ends_now() -> None:
+    before = time.time()
+    *_, last = table([{"started": BEGUN, "ended": BEGUN + 1}, {"started": before}])
+    assert last[2] in {units.date(before + second) for second in range(100)}
 
 
 def _killed_half_way(address: str) -> None:
@@ -64,7 +91,7 @@ def test_the_report_shows_the_end_of_each_run(client: Client, tmp_path: Path, mo
     assert before == [killed, stopped]
     assert stopped["ended"] < complete["started"] < complete["ended"]
     text = Path("C.zarr.report.html").read_text()
-    (found,) = re.findall(r"<h2>Runs</h2><table>(.*?)</table>", text)
+    (found,) = re.findall(r"<h2>Runs</h2><table>(.*?)</table>", text, re.DOTALL)
     rows = [re.findall(r"<td>(.*?)</td>", unescape(row)) for row in found.split("</tr>")]
     assert rows[1][2].endswith(f"last block written {units.date(last)}")
     assert rows[2][2] == units.date(stopped["ended"])

@@ -14,7 +14,6 @@ import pytest
 from distributed import Client
 
 from distmm import job, units
-from distmm.job.manifest import table
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
@@ -102,7 +101,7 @@ def test_a_report_says_when_and_where_and_shows_reads_and_writes(monkeypatch: py
     r = run(4)
     r.work("node00-gpu1", "load", 1000.5, 1001.0)
     r.work("node00-gpu2", "write", 1009.0, 1009.5)
-    text = report.html(r, runs=[("run", "started"), ("1", "<yesterday>"), ("2", "today")])
+    text = report.html(r, runs=[{"started": 900.0, "host": "<yesterday>"}, {"started": 1000.0}])
     assert "Slurm job 4711, restart 2" in text
     for at, label in ((1000.0, "started"), (r.advanced, "last step")):
         date = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(at))
@@ -176,8 +175,8 @@ def test_charts_take_the_colours_of_the_page() -> None:
 def test_a_browser_shows_the_report(browser: Any, pictures: Path, tmp_path: Path, scheme: str) -> None:
     begun = {"host": "login-node-1.cluster", "batch_job": "Slurm job 4711 (4700_3), restart 2", "workers": 16}
     killed = {**begun, "started": 900.0, "last_block": 960.0, "kept": 0}
-    rows = table([killed, {**begun, "started": 1000.0, "kept": 512}], now=1010.0)
-    path = report.write(tmp_path / "C.report.html", run(16), title="C.zarr", runs=rows)
+    runs = [killed, {**begun, "started": 1000.0, "ended": 1010.0, "kept": 512}]
+    path = report.write(tmp_path / "C.report.html", run(16), title="C.zarr", runs=runs)
     browser.open(f"file://{path}", width=1100, height=2000, scheme=scheme)
     browser.until("document.querySelectorAll('svg').length == 4")
     palette = theme.DARK if scheme == "dark" else theme.LIGHT
