@@ -19,6 +19,7 @@ from distmm.storage import is_url
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import report
 from distmm.telemetry.faults import tolerated
+from distmm.telemetry.report import Rows
 
 
 def of_run(client: Client, folder: Folder, made: Computation, manifest: Json) -> None:
@@ -39,22 +40,16 @@ def of_run(client: Client, folder: Folder, made: Computation, manifest: Json) ->
         ("largest error", "not measured" if made.residual is None else of_tolerance(made.residual)),
         ("certificate", folder.certificate if made.writer.judge.tolerance is not None else "blocks were not checked"),
     ]
-    _write(client, folder, made.job, rows, manifest["runs"], folder.work)
+    write(client, folder, made.job, manifest["runs"], rows, folder.work)
 
 
-def of_failure(client: Client, folder: Folder, job: str, runs: list[Json]) -> None:
-    """Write the report of a job whose whole result is wrong. The other files of the job have been removed."""
-    _write(client, folder, job, [], runs)
-
-
-def _write(
-    client: Client,
-    folder: Folder,
-    job: str,
-    rows: list[tuple[str, str]],
-    runs: list[Json],
-    drafts: str | None = None,
+def write(
+    client: Client, folder: Folder, job: str, runs: list[Json], rows: Rows = (), drafts: str | None = None
 ) -> None:
+    """Write the report of a run next to C, also of a job whose whole result is wrong. `rows` are on the certificate.
+
+    `drafts` is the folder for the incomplete file. A job whose result is wrong has none: its files are removed.
+    """
     if client.status != "running":
         return
     with suppress(OSError, TimeoutError), tolerated("the report of a job"):

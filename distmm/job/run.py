@@ -159,7 +159,7 @@ class Run:
         except (DistmmError, OSError) as error:
             tell_failure(client, self.lock.token, error)
             if isinstance(error, WrongResultError):  # after other errors another job may have taken over the output
-                job_report.of_failure(client, self.folder, self.lock.token, self.manifest["runs"])
+                job_report.write(client, self.folder, self.lock.token, self.manifest["runs"])
             raise
 
     @property
