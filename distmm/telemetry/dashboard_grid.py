@@ -131,25 +131,14 @@ class Blocks(Pane):
                 axis.major_label_overrides = {x + 0.5: str(x * grid.side) for x in at}
 
 
-# Entries of the legend, in the order of a cell's flags, with the CSS of their swatches.
-STATES = {
-    "mirrored": f"background: repeating-linear-gradient(45deg, var(--ink) 0 1px, transparent 1px 4px), {theme.DATA}",
-    "from disk": f"background: radial-gradient(var(--ink) 1px, transparent 1.5px) 0 0 / 4px 4px, {theme.NOBODY}",
-    "lost and computed again": f"border: 3px solid {theme.AGAIN}",
-    "rejected and computed again": f"border: 3px solid {theme.REJECTED}",
-    "failed its check": f"border: 3px solid {theme.WRONG}",
-}
+# What is said of a cell, in the order of its flags. The legend shows how it is drawn.
+STATES = ("mirrored", "from disk", "lost and computed again", "rejected and computed again", "failed its check")
 
 
 def legend(record: Record | None) -> str:
     """Return the legend of the grid's colours and patterns as HTML; all figures use the same colours."""
-    progress = [("nothing done", f"background: {theme.DATA}; opacity: {EMPTY}"), ("done", f"background: {theme.DATA}")]
-    entries = [*progress, *STATES.items()]
     names = [] if record is None else sorted(filter(None, record.lanes), key=units.natural)
-    if record is not None and len(names) <= NAMED_WORKERS:
-        entries += [(f"worker {name}", f"background: {record.color(name)}") for name in names]
-    elif names:
-        entries.append(
-            (f"{len(names)} workers: each has its colour; the pointer on a block shows its owner's name", "")
-        )
-    return templates.filled(theme.PAGES / "legend.html", entries=entries)
+    workers = {} if record is None else {name: record.color(name) for name in names}
+    return templates.filled(
+        theme.PAGES / "legend.html", workers=workers, named=len(names) <= NAMED_WORKERS, empty=EMPTY, theme=theme
+    )
