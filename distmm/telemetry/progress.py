@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -45,8 +44,7 @@ def live(console: Console | None = None, quiet_seconds: float = QUIET_SECONDS) -
     callable
         Call it with each new `Figures`; it ignores None (no figures yet).
     """
-    notebook = _in_notebook()
-    console = console or Console(stderr=not notebook, force_jupyter=notebook)
+    console = console or Console(stderr=True)
     if not console.is_jupyter and not console.is_terminal:
         yield _lines(console, quiet_seconds)
         return
@@ -113,7 +111,7 @@ def watch(C: da.Array, *, client: Client | None = None, console: Console | None 
     # Wait until the client's requests have reached the scheduler: before that it may know only an earlier run of C.
     while not telemetry.arrived(client, _pending(client)):
         time.sleep(POLL_SECONDS / 10)
-    console = console or Console(stderr=not _in_notebook(), force_jupyter=_in_notebook())
+    console = console or Console(stderr=True)
     with live(console) as report:
         while True:
             figures = telemetry.figures(client, C.name)
@@ -162,13 +160,6 @@ def describe(f: Figures) -> str:
         return f"{', '.join(parts)}: {f.error}"
     reasons = f.reasons[:1] if f.state in UNDER_WAY else f.reasons
     return ", ".join(parts) + ("; slow: " + "; ".join(reasons) if reasons else "")
-
-
-def _in_notebook() -> bool:
-    """Whether this process is a Jupyter kernel. IPython on a terminal is not: it shows no rich output."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython else None
-    return shell is not None and hasattr(shell, "kernel")
 
 
 def _lines(console: Console, quiet_seconds: float) -> Report:

@@ -17,6 +17,7 @@ from distmm import job, matmul
 from distmm.storage import open_matrix
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import dashboard, faults, metrics, report, worker
+from distmm.telemetry.record import Record
 from distmm.telemetry.scheduler import Telemetry
 from distmm.telemetry.worker import WorkerTelemetry
 from tests.tables import later
@@ -47,7 +48,7 @@ FAULTS: dict[str, tuple[Patch, int]] = {
     "listening on workers": (raises(WorkerTelemetry, "transition"), 0),
     "events of jobs": (raises(Telemetry, "log_event"), 0),
     "heartbeats": (raises(worker, "heartbeat"), 0),
-    "the progress": (raises(Telemetry, "figures"), 1),
+    "the progress": (raises(Record, "figures"), 2),  # the report has the same figures
     "the report": (raises(report, "html"), 1),
 }
 
