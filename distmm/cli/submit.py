@@ -5,8 +5,6 @@ from __future__ import annotations
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -78,7 +76,7 @@ def submit(
         if file is not None:
             raise typer.BadParameter(f"--follow {follow} submits no job: leave out {file}")
         kind = "slurm" if follow.isdigit() else "kubernetes"
-        raise _ended({"cluster": kind, "id": follow, "log": None, "exit_code": _attached(follow)}, as_json)
+        raise _ended({"cluster": kind, "id": follow, "log": None, "exit_code": _follow(follow)}, as_json)
     if file is None:
         raise typer.BadParameter("give a job file, or --follow with the ID of a job that was submitted before")
     from distmm.submit import jobfile
@@ -120,19 +118,19 @@ def _say(line: str) -> None:
     typer.echo(line, err=True)
 
 
-def _attached(name: str) -> int:
-    """Follow a job that was submitted before."""
+def _follow(name: str, *start_timeout: str) -> int:
+    """Follow a job by Slurm's number, or by its namespace and name on Kubernetes."""
     from distmm.submit import kubernetes, slurm
 
-    return slurm.follow(name, _say) if name.isdigit() else kubernetes.follow(name, _say)
+    return slurm.follow(name, _say) if name.isdigit() else kubernetes.follow(name, _say, *start_timeout)
 
 
-def _followed(facts: dict[str, Any], follow: Callable[[], int], detach: bool, interrupted: str) -> dict[str, Any]:
+def _followed(facts: dict[str, Any], detach: bool, interrupted: str, *start_timeout: str) -> dict[str, Any]:
     """Return the facts of a submitted job, with its exit code if it is followed; an interrupt only ends that."""
     if detach:
         return facts
     try:
-        return facts | {"exit_code": follow()}
+        return facts | {"exit_code": _follow(facts["id"], *start_timeout)}
     except KeyboardInterrupt:
         _say(interrupted)
         raise
@@ -175,7 +173,7 @@ def _slurm(job: Job, submitted_by: str, detach: bool, python: str | None) -> dic
     _say(f"job {number}: submitted; its log is {log}")
     interrupted = f"job {number} goes on: distmm submit --follow {number}. "
     interrupted += f"scancel {number} ends it; finished blocks are kept"
-    facts = _followed(facts, partial(slurm.follow, number, _say), detach, interrupted)
+    facts = _followed(facts, detach, interrupted)
     if facts["exit_code"] == slurm_script.RESUMABLE:
         _say(f"job {number}: finished blocks are kept; to go on: {submitted_by}")
     return facts
@@ -201,5 +199,4 @@ def _kubernetes(job: Job, detach: bool) -> dict[str, Any]:
     facts = {"cluster": "kubernetes", "id": f"{where}/{name}", "log": None, "exit_code": None}
     interrupted = f"the job goes on: distmm submit --follow {where}/{name}\n"
     interrupted += f"kubectl -n {where} delete daskjob {name} ends it; finished blocks are kept"
-    follow = partial(kubernetes.follow, f"{where}/{name}", _say, job.kubernetes.start_timeout)
-    return _followed(facts, follow, detach, interrupted)
+    return _followed(facts, detach, interrupted, job.kubernetes.start_timeout)
