@@ -31,7 +31,7 @@ from distmm.job.records import complete_job, read_certificate, read_manifest
 from distmm.job.spec import Spec, differences
 from distmm.job.target import Target, Unit
 from distmm.storage import file_of, fsync, is_there, is_url, output_type, reopen_output, stamp_of
-from distmm.telemetry.scheduler import JOB_TOPIC
+from distmm.telemetry.job_events import JOB_TOPIC
 
 
 def finish(folder: Folder, content: Json, lock: Lock) -> None:

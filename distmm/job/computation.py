@@ -33,7 +33,7 @@ from distmm.product.smaller_plan import memory_full
 from distmm.product.waves import SendWave, Waves
 from distmm.telemetry import client as telemetry
 from distmm.telemetry.figures import Figures
-from distmm.telemetry.scheduler import JOB_TOPIC
+from distmm.telemetry.job_events import JOB_TOPIC
 
 logger = logging.getLogger("distmm.job")
 
@@ -236,7 +236,7 @@ class Computation:
         return next((r for r in reversed(self.rejected) if unit(r["i"], r["j"]) == mine), None)
 
     def _event(self, event: str, **facts: Any) -> None:
-        """Send telemetry an event that the scheduler does not see (`distmm.telemetry.scheduler.JOB_TOPIC`)."""
+        """Send telemetry an event that the scheduler does not see (`distmm.telemetry.job_events.JOB_TOPIC`)."""
         _log(self.client, {"event": event, "job": self.job, **facts})
 
     def _beat(self) -> None:

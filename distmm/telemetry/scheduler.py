@@ -23,19 +23,12 @@ from distmm.scheduler.plugin import PlacementPlugin
 from distmm.telemetry import dashboard, metrics, task_names
 from distmm.telemetry.faults import tolerated
 from distmm.telemetry.heartbeats import Heartbeats
+from distmm.telemetry.job_events import JOB_TOPIC
 from distmm.telemetry.record import Record
 from distmm.telemetry.worker import WorkerTelemetry
 from distmm.worker.gpu import HEALED_TOPIC
 
 logger = logging.getLogger(__name__)
-
-# Topic of Dask's structured events by which jobs report what the scheduler cannot see. Each message is a dictionary
-# with "event", "job" and further keys:
-#   "begin"                  "path", "kept" (blocks on disk), "note" (an incident before the start), "verb" ("topk")
-#   "wave"                   "product": this product is a wave of the job
-#   "accepted", "rejected"   "blocks" (rows and columns): results of checks
-#   "failed"                 "error": the client found a failure, such as a wrong C
-JOB_TOPIC = "distmm-job"
 
 # Number of records that are kept: page and report also show products that have ended.
 KEPT = 8

@@ -23,7 +23,7 @@ from distributed import Client, wait
 from distmm import matmul, plan
 from distmm.telemetry import metrics
 from distmm.telemetry.activity import Device
-from distmm.telemetry.scheduler import JOB_TOPIC
+from distmm.telemetry.job_events import JOB_TOPIC
 from distmm.telemetry.worker import WorkerTelemetry
 from tests.scraping import scraping
 from tests.until import until
