@@ -13,8 +13,6 @@ import dask.order
 from dask.utils import parse_timedelta
 from distributed.scheduler import Scheduler, TaskState
 
-from distmm.graph.dask_tasks import is_chunk_of_c, needs
-
 
 class AdaptiveTarget:
     """The number of workers that an adaptive cluster asks the scheduler for, with the product tasks that are held.
@@ -104,6 +102,8 @@ def order(dsk: Mapping[Any, Any], *args: Any, **options: Any) -> dict[Any, Any]:
     million such pairs with 2 x 2 blocks of C. So views that are results, and results that read a view alone, are left
     out, and get the places of their blocks. A graph without views is ordered as ever.
     """
+    from distmm.graph.dask_tasks import is_chunk_of_c, needs  # late: it needs Dask arrays, and a plan of files does not
+
     views = {key for key, task in dsk.items() if is_chunk_of_c(task)}
     if not views:
         return _dasks_order(dsk, *args, **options)

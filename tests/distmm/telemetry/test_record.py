@@ -21,8 +21,9 @@ from distmm.planning.search import make_plan
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import heartbeats
 from distmm.telemetry.activity import MOST_SAMPLES, Device
-from distmm.telemetry.job_events import JOB_TOPIC, KEPT, Telemetry
+from distmm.telemetry.job_events import JOB_TOPIC
 from distmm.telemetry.record import Record
+from distmm.telemetry.scheduler import KEPT, Telemetry
 from tests.bench.experiment.moved_bytes import moved_bytes
 from tests.distmm.scheduler.known import known
 from tests.until import until
