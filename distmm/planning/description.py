@@ -5,17 +5,21 @@ The picture is drawn in light and dark: A on the left, B above, C where they mee
 
 from __future__ import annotations
 
-import html as escape
+import itertools
 import math
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from distmm.planning.owners import Owners
 from distmm.planning.schedule import Schedule
+from distmm.templates import filled
 from distmm.units import count, scaled, size
 
 if TYPE_CHECKING:
     from distmm.planning.plan import Plan
+
+Home = Callable[[int, int], int]  # the rank where a block is
 
 
 def rows(plan: Plan) -> list[tuple[str, str]]:
@@ -87,27 +91,31 @@ def _at_least(fewest: float, what: str) -> str:
     return f"{fewest} {what if fewest > 1 else what[:-1]} and more"
 
 
-# Lengths in pixels: the longest edge of C, the gap between matrices, and the smallest block that still gets a border.
-SIZE, GAP, SMALLEST = 240, 20, 4
+# Lengths in pixels: the longest edge of C, and the gap between matrices.
+SIZE, GAP = 240, 20
 
 # Blocks along one edge that are drawn; more would be smaller than the border between them.
 MOST = 64
 
 
+class _Block(NamedTuple):
+    """A rectangle of the picture. A mirror image in a symmetric product is pale, in the colour of its source."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    rank: int
+    colour: str
+    image: bool
+    title: str
+
+
 def html(rows: list[tuple[str, str]], schedule: Schedule) -> str:
-    """Return the table of a plan with its picture beside it."""
-    cells = "".join(
-        f"<tr><th style='text-align:left'>{escape.escape(label)}</th>"
-        f"<td style='text-align:left'>{escape.escape(value)}</td></tr>"
-        for label, value in rows
-    )
-    return f"<div style='display:flex;gap:2em;align-items:center'><table>{cells}</table>{svg(schedule)}</div>"
+    """Return the table of a plan with its picture beside it.
 
-
-def svg(schedule: Schedule) -> str:
-    """Draw the blocks of the first batch block, with the names of the matrices and the ranks where the blocks are.
-
-    Text and borders take the page's colour, which a dark notebook sets to a light one.
+    The picture has the blocks of the first batch block, with the names of the matrices and the ranks where the blocks
+    are. Text and borders take the page's colour, which a dark notebook sets to a light one.
     """
     blocking, batch = schedule.blocking, (0,) * len(schedule.blocking.batch)
 
@@ -120,67 +128,31 @@ def svg(schedule: Schedule) -> str:
     def owner(i: int, j: int) -> int:
         return schedule.chains(batch, i, j)[0][0]
 
-    workers = schedule.grid.size
+    def of(name: str, down: tuple[int, ...], across: tuple[int, ...], x: float, y: float, at: Home) -> Iterator[_Block]:
+        rows, columns = ([edge * scale for edge in _drawn(edges)] for edges in (down, across))
+        for i, j in itertools.product(range(len(rows)), range(len(columns))):
+            block = i * len(down) // len(rows), j * len(across) // len(columns)
+            image = name == "C" and blocking.triangle and i < j
+            source = block[::-1] if image else block
+            rank = at(*source)
+            title = f"{name}{list(block)}: " + (f"C{list(source)} transposed, " if image else "") + f"worker {rank}"
+            place = x + sum(columns[:j]), y + sum(rows[:i]), columns[j], rows[i]
+            yield _Block(*place, rank, _colour(rank, schedule.grid.size), image, title)
+
     m, k, n = sum(blocking.m), sum(blocking.k), sum(blocking.n)
     scale = SIZE / max(m, k, n, 1)
-    left, top = k * scale + GAP, k * scale + GAP
-    parts = [
-        _matrix("A", blocking.m, blocking.k, (0, top), scale, home_of_a, workers),
-        _matrix("B", blocking.k, blocking.n, (left, 0), scale, home_of_b, workers),
-        _matrix("C", blocking.m, blocking.n, (left, top), scale, owner, workers, blocking.triangle),
-    ]
-    places = (("A", k * scale / 2, top - 5), ("B", left - 7, k * scale / 2 + 5), ("C", left - 7, top - 5))
-    parts += [
-        f"<text x='{x:.1f}' y='{y:.1f}' font-size='14' font-weight='bold' text-anchor='middle' fill='currentColor'>"
-        f"{name}</text>"
-        for name, x, y in places
-    ]
-    width, height = left + n * scale + 2, top + m * scale + 2
-    return (
-        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='-1 -1 {width:.0f} {height:.0f}' width='{width:.0f}' "
-        f"height='{height:.0f}' role='img' style='color:inherit'><title>Blocks of A, B and C by owner</title>"
-        f"{''.join(parts)}</svg>"
+    corner = k * scale + GAP  # of C: A is on its left, and B above it
+    return filled(
+        Path(__file__).with_name("plan.html"),
+        rows=rows,
+        blocks=[
+            *of("A", blocking.m, blocking.k, 0, corner, home_of_a),
+            *of("B", blocking.k, blocking.n, corner, 0, home_of_b),
+            *of("C", blocking.m, blocking.n, corner, corner, owner),
+        ],
+        names=[("A", k * scale / 2, corner - 5), ("B", corner - 7, k * scale / 2 + 5), ("C", corner - 7, corner - 5)],
+        size=(corner + n * scale + 2, corner + m * scale + 2),
     )
-
-
-def _matrix(
-    name: str,
-    down: tuple[int, ...],
-    across: tuple[int, ...],
-    at: tuple[float, float],
-    scale: float,
-    owner: Callable[[int, int], int],
-    workers: int,
-    triangle: bool = False,
-) -> str:
-    """Draw one matrix: each block in its owner's colour, with the owner's rank where there is room.
-
-    In a `triangle`, mirror images are pale, in the colour of the worker that holds them and their source.
-    """
-    shapes = []
-    rows, columns = _drawn(down), _drawn(across)
-    y = at[1]
-    for i, height in enumerate(rows):
-        x = at[0]
-        for j, width in enumerate(columns):
-            image = triangle and i < j
-            block = i * len(down) // len(rows), j * len(across) // len(columns)
-            source = block[::-1] if image else block
-            rank, w, h = owner(*source), width * scale, height * scale
-            title = f"{name}{list(block)}: " + (f"C{list(source)} transposed, " if image else "") + f"worker {rank}"
-            border = " stroke='currentColor' stroke-opacity='.45'" if min(w, h) >= SMALLEST else ""
-            shapes.append(
-                f"<rect x='{x:.1f}' y='{y:.1f}' width='{w:.1f}' height='{h:.1f}' fill='{_colour(rank, workers)}' "
-                f"fill-opacity='{'.12' if image else '.55'}'{border}><title>{title}</title></rect>"
-            )
-            if min(w, h) >= 5 * SMALLEST and not image:
-                shapes.append(
-                    f"<text x='{x + w / 2:.1f}' y='{y + h / 2 + 4:.1f}' font-size='11' text-anchor='middle' "
-                    f"fill='currentColor'>{rank}</text>"
-                )
-            x += w
-        y += height * scale
-    return "".join(shapes)
 
 
 def _drawn(edges: tuple[int, ...]) -> tuple[float, ...]:
