@@ -7,7 +7,9 @@ data sheets, without sparsity.
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import dataclass
+from pathlib import Path
 
 from distmm.errors import InputError
 
@@ -43,21 +45,10 @@ class GpuModel:
     measured: str | None = None
 
 
-MODELS = {
-    "V100": GpuModel((7, 0), 32 * 10**9, 15.7, 7.8, 7.8, 125, 3, True),
-    "T4": GpuModel((7, 5), 16 * 10**9, 8.1, 0.25, 0.25, 65, 3, False),
-    "A100": GpuModel((8, 0), 80 * 10**9, 19.5, 9.7, 19.5, 312, 4, True),
-    "A30": GpuModel((8, 0), 24 * 10**9, 10.3, 5.2, 10.3, 165, 4, False),
-    "A10": GpuModel((8, 6), 24 * 10**9, 31.2, 0.49, 0.49, 125, 4, False),
-    "A40": GpuModel((8, 6), 48 * 10**9, 37.4, 0.58, 0.58, 150, 4, False),
-    "L4": GpuModel((8, 9), 24 * 10**9, 30.3, 0.47, 0.47, 121, 4, False),
-    "L40S": GpuModel((8, 9), 48 * 10**9, 91.6, 1.43, 1.43, 362, 4, False),
-    "H100": GpuModel((9, 0), 80 * 10**9, 67, 34, 67, 989, 5, True, "NVIDIA H100 80GB HBM3"),
-    "H100-PCIe": GpuModel((9, 0), 80 * 10**9, 51, 26, 51, 756, 5, False),
-    "H200": GpuModel((9, 0), 141 * 10**9, 67, 34, 67, 989, 5, True, "NVIDIA H200"),
-    "GH200": GpuModel((9, 0), 96 * 10**9, 67, 34, 67, 989, 5, True),
-    "B200": GpuModel((10, 0), 180 * 10**9, 75, 37, 37, 2250, 5, True),
-}
+with Path(__file__).with_suffix(".toml").open("rb") as _file:
+    MODELS = {
+        name: GpuModel(**{**row, "capability": tuple(row["capability"])}) for name, row in tomllib.load(_file).items()
+    }
 
 MEASURED = MODELS["H200"]
 
