@@ -34,6 +34,10 @@ WHAT_OF_REDUCED = (
 )
 
 
+# What a job did to check C, by its option.
+JUDGED = {"none": "did not check it", "full": "compared all of it with A and B", "freivalds": "checked each block"}
+
+
 def certificate(
     manifest: Json, blocks: Iterable[Json], tolerance: Tolerance | None, seconds: float, sample: Verdict | None
 ) -> Json:  # fmt: skip
@@ -165,8 +169,8 @@ def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: in
     problem = _not_comparable(spec)
     if problem is not None:
         message = (
-            f"C is what the job wrote, {_judged(content)}, but it cannot be compared with A and B now: {problem}; "
-            f"{kept}"
+            f"C is what the job wrote, which {JUDGED[spec['check']]}, but it cannot be compared with A and B now: "
+            f"{problem}; {kept}"
         )
         return Verdict("cannot tell", content["largest_residual"] or 0.0, message)
     job = Spec.from_json({**spec, "C0": None, "beta": 0})
@@ -191,16 +195,6 @@ def _refuse_unended(folder: Folder) -> None:
             f"{folder.target}: is the result of a job that was killed, or lost its power, before it wrote the "
             f"certificate next to C; end the job with distmm resume {shlex.quote(folder.target)}, then verify again"
         )
-
-
-def _judged(content: Json) -> str:
-    """Return a text on how the job checked C."""
-    match content["spec"]["check"]:
-        case "none":
-            return "which did not check it"
-        case "full":
-            return "which compared all of it with A and B"
-    return "which checked each block"
 
 
 def _not_comparable(spec: Json) -> str | None:

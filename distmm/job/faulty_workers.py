@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
+from typing import Any
 
 from distributed import Client, Scheduler
 
@@ -39,9 +40,9 @@ class FaultyWorkers:
     def __init__(self, client: Client) -> None:
         self.client = client
         self.retired: list[Json] = []
-        self._wrong: defaultdict[tuple[str, str], set[tuple[int, int]]] = defaultdict(set)  # blocks by worker and host
-        self._kept: set[tuple[str, str]] = set()  # workers that could not be removed
-        self._changed: defaultdict[tuple[str, str], set[str]] = defaultdict(set)  # names of blocks by worker and host
+        # By worker, host, and whether they changed in memory: the positions of blocks that were wrong, or their names.
+        self._blocks: defaultdict[tuple[str, str, bool], set[Any]] = defaultdict(set)
+        self._decided: set[tuple[str, str]] = set()  # workers that were removed, or could not be
 
     def put_right(self, before: Json, now: Json) -> None:
         """Take both records of a block that was rejected and is now right. Remove the first worker if it is faulty.
@@ -52,43 +53,33 @@ class FaultyWorkers:
             Records of the rejected attempt, and of the attempt that was written. A rejected block that could not be
             compared, for example because of NaN, does not count against its worker.
         """
-        if (found := before.get("changed")) is not None:
-            worker = found["worker"], found["host"]
-            blocks = self._changed[worker]
-            if found["block"] not in blocks:
-                blocks.add(found["block"])
-                self._retire(worker, len(blocks))
-            return
+        found = before.get("changed")
+        worker = ((found or before)["worker"], (found or before)["host"])
         wrong = before["residual"] is None or before["residual"] > 1
         elsewhere = before["worker"] != now["worker"] and before["crc32c"] != now["crc32c"]
-        if not (wrong and elsewhere and now["how"] == "sketch"):
+        if found is None and not (wrong and elsewhere and now["how"] == "sketch"):
             return
-        worker = before["worker"], before["host"]
-        self._wrong[worker].add((before["i"], before["j"]))
-        rows, columns = map(set, zip(*self._wrong[worker], strict=True))
-        if len(rows) > 1 and len(columns) > 1:
-            self._retire(worker, len(self._wrong[worker]))
+        blocks = self._blocks[*worker, found is not None]
+        blocks.add((before["i"], before["j"]) if found is None else found["block"])
+        known = found is not None or all(len(set(line)) > 1 for line in zip(*blocks, strict=True))
+        if known and len(blocks) >= MOST and worker not in self._decided:
+            self._retire(*worker, len(blocks))
 
-    def _retire(self, worker: tuple[str, str], wrong: int) -> None:
-        """Remove a worker from the cluster if it has at least `MOST` wrong blocks."""
-        if wrong < MOST or any(one["worker"] == worker[0] for one in self.retired) or worker in self._kept:
-            return
-        if not self.client.run_on_scheduler(_remove, name=worker[0]):
-            self._kept.add(worker)
-            logger.warning(
-                "Worker %s of %s computed %d wrong blocks; it is kept, because it is the last worker, or has already "
-                "left the cluster",
-                *worker,
-                wrong,
+    def _retire(self, worker: str, host: str, wrong: int) -> None:
+        """Remove a worker from the cluster."""
+        self._decided.add((worker, host))
+        if self.client.run_on_scheduler(_remove, name=worker):
+            self.retired.append({"worker": worker, "host": host, "wrong": wrong})
+            what = (
+                "Worker %s of %s is removed from the cluster: it computed %d wrong blocks that other workers computed "
+                "right. Check its memory and its GPU before you use it again"
             )
-            return
-        self.retired.append({"worker": worker[0], "host": worker[1], "wrong": wrong})
-        logger.warning(
-            "Worker %s of %s is removed from the cluster: it computed %d wrong blocks that other workers computed "
-            "right. Check its memory and its GPU before you use it again",
-            *worker,
-            wrong,
-        )
+        else:
+            what = (
+                "Worker %s of %s computed %d wrong blocks; it is kept, because it is the last worker, or has already "
+                "left the cluster"
+            )
+        logger.warning(what, worker, host, wrong)
 
 
 async def _remove(name: str, dask_scheduler: Scheduler) -> bool:
