@@ -8,7 +8,7 @@ import numpy as np
 from distributed import Client
 
 from distmm.all_workers import everywhere, in_thread
-from distmm.clusters import view
+from distmm.clusters import advice, view
 from distmm.clusters.measured import measured_once
 from distmm.errors import InputError
 from distmm.planning.cluster_spec import ClusterSpec
@@ -103,6 +103,8 @@ def describe(
             "start the workers with dask-cuda (LocalCUDACluster or 'dask cuda worker'), or use device='cpu'"
         )
     use: Literal["cpu", "cuda"] = "cpu" if device == "cpu" or without else "cuda"
+    if use == "cuda" and client is not None:
+        advice.say(client, facts)
     if use == "cpu" and client and len(without) < len(facts):  # some workers have described their GPUs
         facts = view.ask(client, (probe, ("none", *asked)), old)
     problem = next((fact["no kernel"] for fact in facts.values() if "no kernel" in fact), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import time
 from typing import TYPE_CHECKING, Any, Literal
@@ -50,7 +51,8 @@ def probe(
         if "problem" not in gpu:
             held = 0 if pool_bytes() is None else dask_worker.state.nbytes  # free bytes do not include them
             memory, host = gpu["memory"] - held, max(0, limit - rss) if limit else None
-            more = {"memory": memory, "host_memory": host, "threads": threads}
+            spills_at = getattr(getattr(dask_worker.data, "device_buffer", None), "n", None)  # of dask-cuda
+            more = {"memory": memory, "host_memory": host, "threads": threads, "spills_at": spills_at}
             return {**gpu, **more, **kernel_facts(KernelChoice("cuda", dtype, precision, kernel), reproducible)}
     # New blocks cannot use the memory above Dask's limit for a pause, the memory of the interpreter and its libraries,
     # and the memory of the blocks that the worker holds.
@@ -74,9 +76,10 @@ def local_gpu() -> dict[str, Any]:
         return {"problem": device.why_no_gpu()}
     import cupy
 
-    free, _ = cupy.cuda.Device().mem_info
+    free, total = cupy.cuda.Device().mem_info
     cached = cupy.get_default_memory_pool().free_bytes()  # freed blocks, where RMM has no pool
-    return {"device": "cuda", "threads": 1, "memory": pool_bytes() or int(free) + cached}
+    memory, ucx = pool_bytes() or int(free) + cached, importlib.util.find_spec("ucxx") is not None
+    return {"device": "cuda", "threads": 1, "memory": memory, "total": total, "ucx": ucx}
 
 
 def copy_rate() -> float:

@@ -20,7 +20,7 @@ def told(monkeypatch: pytest.MonkeyPatch, pool: int | None) -> dict[str, Any]:
     monkeypatch.setattr(probing, "pool_bytes", lambda: pool)
     monkeypatch.setattr(probing, "kernel_facts", lambda choice, reproducible: {})
     state, manager = SimpleNamespace(nthreads=2, nbytes=HELD), SimpleNamespace(memory_limit=None)
-    worker: Any = SimpleNamespace(state=state, memory_manager=manager)
+    worker: Any = SimpleNamespace(state=state, memory_manager=manager, data={})
     return probe("any", np.dtype("f4"), "highest", None, False, worker)
 
 
