@@ -8,7 +8,6 @@ from typing import Literal
 
 from distmm_kernels.config import NARROW, PRECISIONS, SUPPORTED, Problem
 from distmm_kernels.kernel import Kernel
-from distmm_kernels.tiles.tiling import Tiling
 
 # The hardware units that do a kernel's multiply-adds. "plain": the float32 or float64 units, by the accumulator.
 # "fp64_tensor": the float64 tensor cores. For other types tensor cores have two peak rates: that of `wgmma` and later
@@ -44,7 +43,7 @@ class Candidate:
     tile
         Rows and columns of C that one thread block owns. A tile that extends beyond C takes as long as a whole one.
     loads
-        Loads from global memory for one element of C; None if unknown, or if the TMA loads the tiles.
+        Loads from global memory for one element of C; None for kernels whose tiles tensor cores multiply.
     capabilities
         The lowest and the highest compute capability on which it runs.
     worth_it
@@ -137,9 +136,3 @@ class Candidate:
     def workspace_of(self, dtype: str) -> int:
         """Return the most bytes that a running product of operands of this type takes beside operands and results."""
         return self.workspace if isinstance(self.workspace, int) else self.workspace[dtype]
-
-
-def tile_loads(tiling: Tiling, problem: Problem) -> int:
-    """Count the global loads per element of C, where a thread block loads a tile of A and a tile of B per stage."""
-    steps = -(-problem.k // tiling.depth) * tiling.depth
-    return -(-steps * (tiling.rows + tiling.columns) // (tiling.rows * tiling.columns))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import ClassVar
 
-from distmm_kernels.candidate import AMPERE, FAST_FLOAT64, Candidate, tile_loads
+from distmm_kernels.candidate import AMPERE, FAST_FLOAT64, Candidate
 from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
 from distmm_kernels.kernel import Array
 from distmm_kernels.layout.vectors import has_vectors, in_vectors
@@ -41,7 +41,6 @@ TABLE = (
         frozenset({"float64"}),
         "ieee",
         tile=(128, 64),  # between the two tilings: with the small one, the expected time of thin products is too short
-        loads=lambda problem: tile_loads(tilings((9, 0))[0], problem),
         capabilities=AMPERE,
         worth_it=FAST_FLOAT64,
         unit="fp64_tensor",

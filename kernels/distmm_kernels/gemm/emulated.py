@@ -24,14 +24,12 @@ from distmm_kernels.emulation.formats import FP16_PAIR, GRANULE, TF32_PAIR, Form
 from distmm_kernels.emulation.launches import as_stack
 from distmm_kernels.emulation.splits import Parts, Piece, splitter
 from distmm_kernels.gemm.guarded import WORKSPACE, GuardedKernel, GuardedOperand, Way, by_parts
-from distmm_kernels.gemm.mma_sync import fragment_loads
 from distmm_kernels.kernel import Array, product_shape
 from distmm_kernels.last_step import Last
 from distmm_kernels.launch.fragment_launch import FragmentGemm, halves_gemm
 from distmm_kernels.launch.hopper_launch import Finish, HopperGemms, Scales
 from distmm_kernels.layout.stack import Stack
 from distmm_kernels.tiles import slices
-from distmm_kernels.tiles.fragment_tiles import tilings_of_halves
 from distmm_kernels.tiles.hopper_tiles import COORDINATES, WIDEST_OF_TWO
 
 # For a shorter k, a chain of multiply-adds has a smaller error than the split (by twins.py of the tests, N(0, 1) and
@@ -221,7 +219,6 @@ TABLE = (
         MmaSyncFp16x3Kernel,
         "three products of scaled float16 halves, on tensor cores fed by ldmatrix",
         tile=(64, 64),
-        loads=lambda problem: fragment_loads(tilings_of_halves("float16", (9, 0), (True, True))[0], problem),
         capabilities=AMPERE,
         worth_it=FAST_TENSOR_CORES,
         unit="mma_sync",

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import ml_dtypes
 
-from distmm_kernels.candidate import AMPERE, Candidate, tile_loads
+from distmm_kernels.candidate import AMPERE, Candidate
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import GRANULE, TF32
@@ -22,7 +22,7 @@ from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
 from distmm_kernels.kernel import Array
 from distmm_kernels.layout.stack import Stack, distinct
 from distmm_kernels.layout.vectors import has_vectors, in_vectors
-from distmm_kernels.tiles.fragment_tiles import ITEMSIZE, MULTIPLICANDS, FragmentTiling, Multiplicand, tilings
+from distmm_kernels.tiles.fragment_tiles import ITEMSIZE, MULTIPLICANDS, Multiplicand, tilings
 from distmm_kernels.tiles.tiling import Tiling
 
 
@@ -136,11 +136,6 @@ class MmaSyncBf16Kernel(_RoundedKernel):
         return Rounded(block.shape, self.kind, self._left(narrow) if operand == "A" else self._right(narrow))
 
 
-def fragment_loads(tiling: FragmentTiling, problem: Problem) -> int:
-    """Count the global loads per element of C, for operands of one part or several."""
-    return tiling.parts * tile_loads(tiling, problem)
-
-
 def _on_fragments(kernel: type[MmaSyncKernel], idea: str, precision: str, prepared: float) -> Candidate:
     """Return the row of a kernel; ``prepared`` counts a copy of an operand whose rows are not aligned."""
     kinds = kernel.kinds
@@ -150,7 +145,6 @@ def _on_fragments(kernel: type[MmaSyncKernel], idea: str, precision: str, prepar
         frozenset(kinds),
         precision,
         tile=(64, 128),
-        loads=lambda problem: fragment_loads(tilings(kinds[problem.dtype.name], (9, 0), (True, True))[0], problem),
         capabilities=AMPERE,
         unit="mma_sync",
         in_place={"float16": "AB", "bfloat16": "AB", "int8": "A"},

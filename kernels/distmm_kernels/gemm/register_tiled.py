@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from distmm_kernels.candidate import ALL, AMPERE, Candidate, tile_loads
+from distmm_kernels.candidate import ALL, AMPERE, Candidate
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Array
@@ -82,6 +82,13 @@ def _address(array: Array | None) -> int:
     return 0 if array is None else stack.address(array)
 
 
+def _loads(problem: Problem) -> int:
+    """Count the loads for an element of C, where a thread block loads a tile of A and a tile of B in each stage."""
+    tiling = TILINGS[problem.accumulator.name][0]
+    steps = -(-problem.k // tiling.depth) * tiling.depth
+    return -(-steps * (tiling.rows + tiling.columns) // (tiling.rows * tiling.columns))
+
+
 TABLE = (
     Candidate(
         RegisterTiledKernel,
@@ -89,7 +96,7 @@ TABLE = (
         frozenset(name for name in ALL if not name.startswith("complex")),
         "ieee",
         tile=(64, 64),
-        loads=lambda problem: tile_loads(TILINGS[problem.accumulator.name][0], problem),
+        loads=_loads,
         capabilities=AMPERE,
         in_place="B",
         prepared=1.0,  # A in C order is copied
