@@ -4,7 +4,7 @@ A tile in shared memory is transposed, so that a warp reads contiguous numbers a
 
 Elements of 8 or 16 bits are copied by words of 4 bytes, if columns are whole words. A thread reads one word from each
 of 2 or 4 neighbouring columns, and combines the elements of a row to a word of the result. So a warp reads and writes
-128 bytes at a time. Element by element it would be 32 bytes for int8. On an H200, int8 of n = 8192 takes 0.06 ms by
+128 bytes at a time. Element by element it would be 32 bytes for int8. On an H200, int8 of n = 8192 takes 0.04 ms by
 words, and 0.16 ms by elements, of 0.87 ms for the product.
 """
 
