@@ -33,6 +33,10 @@ PACKAGES = {
     "abfss": "adlfs",
 }
 
+# Errors of a store: the error number by the type, and what is said of those that need an explanation.
+CODES = {FileNotFoundError: errno.ENOENT, FileExistsError: errno.EEXIST, PermissionError: errno.EACCES}
+TROUBLE = {errno.EACCES: "the store refuses access", errno.EIO: "the store does not answer as it should"}
+
 
 def is_url(path: str) -> bool:
     """Whether a name is a URL."""
@@ -211,19 +215,15 @@ class ObjectFolder:
 
         The package's error appears only in the text. Otherwise Dask would pickle it with all objects that it refers to.
         """
-        path = f"{self.url}/{name}" if name else self.url
         try:
             yield
-        except FileNotFoundError:
-            explained: OSError = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        except FileExistsError:
-            explained = FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-        except PermissionError as error:
-            explained = PermissionError(errno.EACCES, f"the store refuses access: {_short(error)}", path)
-        except Exception as error:  # each package has its own types of errors of network, keys and configuration
-            explained = OSError(errno.EIO, f"the store does not answer as it should: {_short(error)}", path)
-        else:
             return
+        except Exception as error:  # each package has its own types of errors of network, keys and configuration
+            code = next((code for kind, code in CODES.items() if isinstance(error, kind)), errno.EIO)
+            what = f"{TROUBLE[code]}: {_short(error)}" if code in TROUBLE else os.strerror(code)
+        explained = OSError(
+            code, what, f"{self.url}/{name}" if name else self.url
+        )  # Python chooses the class by the code
         try:
             raise explained from None
         finally:
