@@ -156,6 +156,9 @@ def _syncing() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(SYNCS, thread_name_prefix="distmm-sync")
 
 
+os.register_at_fork(after_in_child=_syncing.cache_clear)  # a forked process has none of the threads
+
+
 def _name(draft: str, path: str) -> None:
     """Give a draft its name, unless the same file has it already."""
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import threading
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from distmm.storage import durability
-from distmm.storage.durability import fsync, together
+from distmm.storage.durability import fsync, published, together
 from tests.until import until
 
 
@@ -104,3 +105,20 @@ def test_a_folder_is_synced_for_those_who_wait_at_once(tmp_path: Path, monkeypat
         for one in done:
             one.result()
     assert synced == [tmp_path.stat().st_ino] * 2
+
+
+def _written(folder: Path, word: str) -> None:
+    paths = [str(folder / f"{word}.{n}") for n in range(3)]
+    with published(paths, str(folder)) as files:
+        for file in files:
+            file.write(word.encode())
+
+
+@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
+def test_a_forked_process_syncs_files_with_threads_of_its_own(tmp_path: Path) -> None:
+    _written(tmp_path, "parent")
+    child = multiprocessing.get_context("fork").Process(target=_written, args=(tmp_path, "child"), daemon=True)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert sorted(os.listdir(tmp_path)) == [f"{word}.{n}" for word in ("child", "parent") for n in range(3)]
