@@ -38,7 +38,7 @@ from distmm.worker.tasks.epilogue import Epilogue
 from distmm.worker.tasks.kernel_choice import KernelChoice
 from distmm.worker.tasks.loads import Load
 from distmm.worker.tasks.metrics import needs_exponents
-from distmm.worker.tasks.reductions import BlockReduction, Consumer
+from distmm.worker.tasks.reductions import BlockReduction, Reduction
 
 Source = str | Load  # of the blocks of an operand: the name of an array, or what the only task loads itself
 Ranks = tuple[int, tuple[int, ...], tuple[int, ...]]  # of a task, of the chains of its block, of what it reads
@@ -50,7 +50,7 @@ class Reduced:
 
     Attributes
     ----------
-    reduction : Consumer
+    reduction : Reduction
     down : bool
         Whether lines are columns of C; otherwise they are rows.
     norms : pair of str, optional
@@ -61,7 +61,7 @@ class Reduced:
         Type of the blocks that are reduced; by default that of the product.
     """
 
-    reduction: Consumer
+    reduction: Reduction
     down: bool = False
     norms: tuple[str, str] | None = None
     mirrored: bool = True

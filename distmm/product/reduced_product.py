@@ -26,7 +26,7 @@ from distmm.product.operand_pair import pair
 from distmm.product.product import Gemm
 from distmm.product.reduction_limits import bytes_widened
 from distmm.worker.tasks.metrics import squared_norms
-from distmm.worker.tasks.reductions import Consumer, Largest, Reduction
+from distmm.worker.tasks.reductions import Largest, Reduction
 
 Kinds = Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
 
@@ -124,7 +124,7 @@ def results(product: Gemm, choices: Choices, reduction: Reduction, kinds: Kinds,
 def reduced_chains(
     product: Gemm,
     plan: Plan,
-    reduction: Consumer,
+    reduction: Reduction,
     client: Client | None,
     down: bool = False,
     by_wave: bool = False,

@@ -48,8 +48,8 @@ def largest(x: Block, k: int) -> tuple[Block, Block]:
     values, columns : arrays ``(r, k)``, of the type of `x` and int64
         In descending order.
     """
-    if reductions_on_gpu.finds_largest(x, k):
-        return reductions_on_gpu.largest(x, k, None, None)
+    if (found := reductions_on_gpu.largest(x, k)) is not None:
+        return found
     library = gpu.namespace(x)
     rows, n = x.shape
     if 2 * k >= n:
@@ -71,9 +71,8 @@ def largest(x: Block, k: int) -> tuple[Block, Block]:
 
 def topk_of_chunk(x: Block, k: int, axis: tuple[int, ...], keepdims: bool) -> Block:
     """Do what `dask.array.chunk.topk` does. CuPy sorts a whole block for it; the kernel reads the block once."""
-    if axis == (x.ndim - 1,) and reductions_on_gpu.finds_largest(x, k):
-        values, _ = reductions_on_gpu.largest(x, k, None, None)
-        return values.astype(x.dtype, copy=False)
+    if axis == (x.ndim - 1,) and (found := reductions_on_gpu.largest(x, k)) is not None:
+        return found[0].astype(x.dtype, copy=False)
     from dask.array import chunk
 
     return chunk.topk(x, k, axis, keepdims)

@@ -39,15 +39,14 @@ Part = Any  # an array, or a tuple of arrays
 Norms = tuple[Block, Block]  # squared norms of the lines, and of their elements' rows of Y
 
 
-class Consumer(Protocol):
-    """What is done to a finished block. `norms` are given where they were asked for."""
+class Reduction(Protocol):
+    """What is done to lines of C: the three functions above."""
 
     def chunk(self, block: Block, first: int, norms: Norms | None) -> Part:
-        """Reduce a block's part ``(*batch, m, n)`` of some lines; a NumPy or CuPy array."""
+        """Reduce a block's part ``(*batch, m, n)`` of some lines; a NumPy or CuPy array.
 
-
-class Reduction(Consumer, Protocol):
-    """What is done to lines of C: the three functions above."""
+        `norms` are given where they were asked for.
+        """
 
     def combine(self, parts: list[Part]) -> Part:
         """Reduce parts of the same lines to one part."""
@@ -62,7 +61,7 @@ class BlockReduction:
 
     Attributes
     ----------
-    reduction : Consumer
+    reduction : Reduction
     row, column : int
     down : bool
         Whether lines are columns of C, and not rows.
@@ -70,7 +69,7 @@ class BlockReduction:
         Given where the block also stands for its mirror image in a symmetric product.
     """
 
-    reduction: Consumer
+    reduction: Reduction
     row: int
     column: int
     down: bool = False
@@ -164,12 +163,12 @@ class Largest:
     def chunk(self, block: Block, first: int, norms: Norms | None) -> Part:
         """Reduce a block's part of some lines."""
         k, metric = min(self.k, block.shape[-1]), self.metric
-        if reductions_on_gpu.finds_largest(block, k):
-            values, columns = reductions_on_gpu.largest(block, k, metric, None if norms is None else norms[1])
-            return (values, columns + first, *(() if norms is None else norms[:1]))
+        squares = None if norms is None else norms[1]
+        if (found := reductions_on_gpu.largest(block, k, metric, squares)) is not None:
+            return (found[0], found[1] + first, *(() if norms is None else norms[:1]))
 
         def best(x: Block, at: tuple[Any, ...]) -> tuple[Block, Block]:
-            x = sortable(x) if metric is None else scores(sortable(x), metric, None if norms is None else norms[1])
+            x = sortable(x) if metric is None else scores(sortable(x), metric, squares)
             values, columns = largest(x, k)
             return values, columns + first
 

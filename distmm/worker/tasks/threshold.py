@@ -43,8 +43,8 @@ class Threshold:
 
     def chunk(self, block: Block, first: int, norms: tuple[Block, Block] | None) -> Picked:
         """Find these elements in a block ``(m, n)``; rows are numbered from the block's first one."""
-        if norms is None and reductions_on_gpu.finds_above(block, self.least):
-            count, row, column, values = reductions_on_gpu.above(block, self.least, self.most)
+        if norms is None and (found := reductions_on_gpu.above(block, self.least, self.most)) is not None:
+            count, row, column, values = found
             return count, row, None if column is None else column + first, values
         library, count, kept = gpu.namespace(block), 0, []
         for (rows,) in pieces(block):
