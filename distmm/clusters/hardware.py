@@ -10,7 +10,7 @@ import numpy as np
 from dask.utils import parse_bytes
 
 from distmm.clusters import cluster
-from distmm.clusters.gpu_models import GpuModel, model_named, share_of_measured
+from distmm.clusters.gpu_models import model_named, share_of_measured
 from distmm.errors import InputError
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.precision import Precision
@@ -108,7 +108,7 @@ class Hardware:
                 kernel_facts["cost"] /= share
         spec = replace(cluster.spec(device, [facts], dtype), workers=self.workers)
         if model is not None:
-            load = _pcie(model)
+            load = PCIE_5 / 2.0 ** (5 - model.pcie)
             spec = replace(spec, load=load, link=spec.link if model.nvlink else load)
         return spec if self.link is None else replace(spec, link=self.link)
 
@@ -117,10 +117,6 @@ class Hardware:
         if self.model is not None:
             return int(POOL_FRACTION * self.memory)
         return max(0, int(PAUSE_FRACTION * self.memory) - WORKER_BYTES)
-
-
-def _pcie(model: GpuModel) -> float:
-    return PCIE_5 / 2.0 ** (5 - model.pcie)
 
 
 def gpus(

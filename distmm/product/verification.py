@@ -60,11 +60,10 @@ def verdict(
     check_possible(check, Problem(a.shape[0], a.shape[1], b.shape[1], c.dtype))
     accuracy = config.chosen("precision", precision)
     tolerance = Tolerance.of(a.dtype, b.dtype, c.dtype, a.shape[1], accuracy)
-    if check == "full":
-        left, right, product = _blocks((a, b, c), False, client)
-        return ProductCheck(left, right, product, tolerance, alpha).full()
-    left, right, product = _blocks((a, b, c), _on_gpu((a, b, c), tolerance.work, client), client)
-    return ProductCheck(left, right, product, tolerance, alpha).by_vectors(seed).seeded(seed)
+    on_gpu = check == "freivalds" and _on_gpu((a, b, c), tolerance.work, client)
+    left, right, product = _blocks((a, b, c), on_gpu, client)
+    comparison = ProductCheck(left, right, product, tolerance, alpha)
+    return comparison.full() if check == "full" else comparison.by_vectors(seed).seeded(seed)
 
 
 def check_possible(check: str, problem: Problem) -> None:
