@@ -22,6 +22,7 @@ from dask._task_spec import Task as Task
 from dask._task_spec import TaskRef as TaskRef
 from dask.array.core import getter, getter_inline, getter_nofancy
 from dask.base import tokenize
+from dask.blockwise import Blockwise
 from dask.core import get_dependencies
 from dask.graph_manipulation import chunks
 from dask.highlevelgraph import HighLevelGraph
@@ -168,6 +169,19 @@ def copied(task: GraphNode, names: Mapping[str, str], blocker: Any = None) -> Gr
         more = {"plan": task.plan, "annotations": task.annotations} if isinstance(task, ProductTask) else {}
         return type(task)(key, task.func, where, argument, *others, **task.kwargs, **more)
     return Task(key, chunks.bind, task, TaskRef(blocker)) if waits else task
+
+
+def transposed(array: da.Array) -> da.Array | None:
+    """Return the matrix that Dask transposes to make `array`; None if `array` is made in another way."""
+    layer = array.dask.layers.get(array.name)
+    if array.ndim != 2 or not isinstance(layer, Blockwise) or layer.task.func is not np.transpose:
+        return None
+    ((name, index),) = layer.indices
+    if index == layer.output_indices:
+        return None
+    graph = array.dask
+    layers, reads = ({key: of[key] for key in of if key != array.name} for of in (graph.layers, graph.dependencies))
+    return da.Array(HighLevelGraph(layers, reads), name, array.chunks[::-1], meta=array)
 
 
 def one_per_block(name: str, function: Callable[..., Any], arguments: dict[tuple[int, ...], Any]) -> HighLevelGraph:

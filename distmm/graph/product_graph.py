@@ -85,6 +85,7 @@ class ProductLayer(ParametricLayer):
     reduced: Reduced | None = None
     dtypes: tuple[np.dtype[Any] | None, ...] = (None, None, None)
     out: Any = None
+    turned: tuple[bool, bool] = (False, False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -196,10 +197,11 @@ class ProductLayer(ParametricLayer):
             blocking = self.plan.blocking
             down, across = (blocking.m, blocking.k) if of == "A" else (blocking.k, blocking.n)
             return name._replace(block=(slices(down)[row], slices(across)[column]))
+        way = -1 if self.turned[of == "B"] else 1
         if schedule.chunks is None:
-            return self._source(name, (*batch, row, column))
+            return self._source(name, (*batch, *(row, column)[::way]))
         rows = schedule.chunk_indices(of, row, column)
-        return List(*(List(*(TaskRef((name, *batch, *at)) for at in line)) for line in rows))
+        return List(*(List(*(TaskRef((name, *batch, *at[::way])) for at in line)) for line in rows))
 
     def _arrivals(self, chain: Chain, panels: Sequence[int] = ()) -> Arrivals:
         """Return what the operands say of the blocks that a task reads."""
@@ -219,7 +221,8 @@ class ProductLayer(ParametricLayer):
                 a = tuple(_grid_of(down, deep) for deep in along)
             if not in_one_piece[problem.symmetry is None]:
                 b = tuple(_grid_of(*((deep, across) if problem.symmetry is None else (across, deep))) for deep in along)
-        return Arrivals(a, b, (*own, m, n), self.dtypes)
+        of_b = self.turned[problem.symmetry is None]
+        return Arrivals(a, b, (*own, m, n), self.dtypes, (self.turned[0], of_b))
 
     @cached_property
     def _starts(self) -> tuple[list[int], list[int]]:
@@ -280,6 +283,7 @@ def build(
     reduced: Reduced | None = None,
     norms: tuple[da.Array, ...] = (),
     out: Any = None,
+    turned: tuple[bool, bool] = (False, False),
 ) -> HighLevelGraph:
     """Return the graph of C, with keys ``(name, *batch, i, j)``.
 
@@ -304,10 +308,12 @@ def build(
         Those that `reduced` names.
     out : ClientOutput, optional
         For a product of one task, which writes C there, and may load operands itself.
+    turned : pair of bool
+        Whether `a` and `b` are transposes of the operands, without a batch. The tasks of the product transpose blocks.
     """
     given = a, a if b is None else b, c0
     names = tuple(x.name if isinstance(x, da.Array) else x for x in given)
     dtypes = tuple((a if x is None else x).dtype for x in given)
-    layer = ProductLayer(name, plan, names, choice, epilogue, wave, run, reduced, dtypes, out)
+    layer = ProductLayer(name, plan, names, choice, epilogue, wave, run, reduced, dtypes, out, turned)
     read = [x for x in (a, b, c0, *norms) if isinstance(x, da.Array)]
     return copyable(HighLevelGraph.from_collections(name, layer, dependencies=read))

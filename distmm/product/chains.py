@@ -49,7 +49,7 @@ class Chains:
     name: str = field(default="", init=False)  # in the keys of C's blocks; the first graph gives it to all waves
 
     def __post_init__(self) -> None:
-        self._shared: dict[tuple[int, Chunks], da.Array] = {}  # blocks of operands that all waves read
+        self._shared: dict[tuple[int, Chunks], tuple[da.Array, bool]] = {}  # blocks of operands that all waves read
 
     @cached_property
     def chunks(self) -> Chunks:
@@ -78,7 +78,9 @@ class Chains:
 
     def _graph(self, wave: Wave | None) -> HighLevelGraph:
         product, plan, (m, k, n) = self.product, self.plan, self.plan.schedule.cuts
-        a, b = self._blocks(product.a, (m, k)), None if product.symmetry else self._blocks(product.b, (k, n))
+        a, a_turned = self._blocks(product.a, (m, k), len(n) == 1)
+        b, b_turned = (None, False) if product.symmetry else self._blocks(product.b, (k, n), len(m) == 1)
+        turned = a_turned, b_turned
         c = None if product.c is None else self._added(product.c)
         choice = product_graph.kernel_choice(plan)
         epilogue = product.epilogue((self.reduced and self.reduced.dtype) or product.dtype, self.kind)
@@ -87,22 +89,23 @@ class Chains:
             shared = all(isinstance(x.source, da.Array) for x in product.operands)
             names = [x.name for x in (a, b, c) if x is not None]
             again = shared and not product.once and self.reduced is None
-            own = tokenize(names, product.problem, plan.schedule, choice, epilogue) if again else uuid.uuid4().hex
+            how = turned, product.problem, plan.schedule, choice, epilogue
+            own = tokenize(names, *how) if again else uuid.uuid4().hex
             self.name = f"distmm-matmul-{own}"
         return product_graph.build(
-            self.name, plan, a, b, choice, epilogue, c, wave, reduced=self.reduced, norms=self.norms
+            self.name, plan, a, b, choice, epilogue, c, wave, reduced=self.reduced, norms=self.norms, turned=turned
         )
 
-    def _blocks(self, x: Operand, cuts: Chunks) -> da.Array:
-        """Return the blocks of A or B for one wave.
+    def _blocks(self, x: Operand, cuts: Chunks, once: bool) -> tuple[da.Array, bool]:
+        """Return the blocks of A or B for one wave, and whether they are those of the transpose.
 
         Each call gives the operand new names. Blocks that one wave has read are then freed at its end, and the next
         wave loads them again. Waves of a streamed plan share the blocks that cannot be loaded again.
         """
         if (id(x), cuts) in self._shared:
             return self._shared[id(x), cuts]
-        plan = self.plan
-        blocks = x.blocked((*batch_chunks(x, plan.blocking), *cuts), plan.cluster.device, self.client)
+        plan, chunks = self.plan, (*batch_chunks(x, self.plan.blocking), *cuts)
+        blocks = x.turned_or_not(chunks, plan.cluster.device, self.client, once)
         if plan.streamed and not x.loads_again:
             self._shared[id(x), cuts] = blocks
         return blocks

@@ -87,12 +87,15 @@ def graph(product: Gemm, plan: Plan, client: Client) -> Callable[[ClientOutput],
     device, (m, k, n) = plan.cluster.device, plan.schedule.cuts
     other = product.b if product.symmetry is None else None
     blocks: list[da.Array | Load | None] = []
-    for x, cuts in ((product.a, (m, k)), (other, (k, n)), (product.c, (m, n))):
+    turned = [False, False, False]
+    for at, (x, cuts) in enumerate(((product.a, (m, k)), (other, (k, n)), (product.c, (m, n)))):
         where: Literal["cpu", "cuda"] = device if x is not product.c else "cpu"
         if x is None or not x.resident:
             blocks.append(x and x.load(where, client))
         else:
-            blocks.append(x.blocked((*batch_chunks(x, plan.blocking), *cuts), where, client))
+            chunks = (*batch_chunks(x, plan.blocking), *cuts)
+            block, turned[at] = x.turned_or_not(chunks, where, client, once=x is not product.c)
+            blocks.append(block)
         if x is not None and blocks[-1] is None:
             return None
     a, b, c0 = blocks
@@ -102,7 +105,7 @@ def graph(product: Gemm, plan: Plan, client: Client) -> Callable[[ClientOutput],
 
     def made(out: ClientOutput) -> tuple[Key, HighLevelGraph]:
         key = (name, *(0 for _ in product.problem.shape))
-        return key, product_graph.build(name, plan, a, b, choice, epilogue, c0, out=out)
+        return key, product_graph.build(name, plan, a, b, choice, epilogue, c0, out=out, turned=(turned[0], turned[1]))
 
     return made
 

@@ -162,6 +162,21 @@ class Operand:
             array = _loaded(source if self.file is None else self.file, own, device, name, noted, meta)
         return array.swapaxes(-1, -2) if self.transposed else array
 
+    def turned_or_not(
+        self, chunks: tuple[tuple[int, ...], ...], device: Literal["cpu", "cuda"], client: Client | None, once: bool
+    ) -> tuple[da.Array, bool]:
+        """Return what `blocked` does, or its transpose, and which of them it is.
+
+        A transpose that Dask makes costs a task for each block. Product tasks transpose blocks themselves where each
+        block is read `once`, and on CPUs. GPUs keep the form of a block in which a kernel reads it.
+        """
+        from distmm.graph.dask_tasks import transposed  # late, as Dask arrays above
+
+        inner = transposed(self.source) if is_dask(self.source) and not self.transposed else None
+        if inner is None or not (once or device == "cpu"):
+            return self.blocked(chunks, device, client), False
+        return replace(self, source=inner).blocked(chunks[::-1], device, client), True
+
     def load(self, device: Literal["cpu", "cuda"], client: Client) -> loads.Load | None:
         """Return an array of this process as one block that a task reads while the caller keeps the array alive.
 

@@ -106,30 +106,33 @@ class Arrivals:
         Of the block of ``beta * C``.
     dtypes : tuple of dtype or None
         Of A, B and C. None: of any type.
+    turned : pair of bool
+        Whether the blocks of A, or of B, arrive as their transposes.
     """
 
     a: tuple[Any, ...]
     b: tuple[Any, ...]
     c0: Shape
     dtypes: tuple[np.dtype[Any] | None, ...]
+    turned: tuple[bool, bool] = (False, False)
 
     def checked(self, a_blocks: Sequence[Any], b_blocks: Sequence[Any], c0: Any) -> tuple[list[Any], list[Any], Any]:
         """Return the blocks as `arrived` does. A block that is in both lists stays one object."""
-        of_a, of_b, of_c = self.dtypes
-        left = [_checked(x, "a block of A", shape, of_a) for x, shape in zip(a_blocks, self.a, strict=True)]
-        seen = {_identity(x): made for x, made in zip(a_blocks, left, strict=True)}
+        (of_a, of_b, of_c), (turn_a, turn_b) = self.dtypes, self.turned
+        left = [_checked(x, "a block of A", shape, of_a, turn_a) for x, shape in zip(a_blocks, self.a, strict=True)]
+        seen = {(_identity(x), turn_a): made for x, made in zip(a_blocks, left, strict=True)}
         right = [
-            seen[_identity(x)] if _identity(x) in seen else _checked(x, "a block of B", shape, of_b)
+            seen[key] if (key := (_identity(x), turn_b)) in seen else _checked(x, "a block of B", shape, of_b, turn_b)
             for x, shape in zip(b_blocks, self.b, strict=True)
         ]
         return left, right, None if c0 is None else arrived(c0, "a block of C", self.c0, of_c)
 
 
-def _checked(block: Any, what: str, shape: Any, dtype: Any) -> Any:
-    if not isinstance(block, list):
-        return arrived(block, what, shape, dtype)
-    lines = zip(block, shape, strict=True)
-    return Union([[arrived(x, what, own, dtype) for x, own in zip(*line, strict=True)] for line in lines])
+def _checked(block: Any, what: str, shape: Any, dtype: Any, turn: bool) -> Any:
+    if isinstance(block, list):
+        lines = (zip(*line, strict=True) for line in zip(block, shape, strict=True))
+        return Union([[_checked(x, what, own, dtype, turn) for x, own in line] for line in lines])
+    return arrived(block, what, shape[::-1], dtype).T if turn else arrived(block, what, shape, dtype)
 
 
 def _identity(block: Any) -> Any:
