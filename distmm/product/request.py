@@ -31,7 +31,7 @@ WORTH_MEASURING_SECONDS = 1.0
 
 # A product of one task is planned with the workers' last answers, without a question, if it is small: it takes at most
 # so many bytes, and so much of the free memory of the worker.
-SMALL_BYTES, SMALL_SHARE = 1 << 28, 1 / 8
+SMALL_BYTES, SMALL_SHARE = 1 << 32, 1 / 8
 
 # Shares of the memory that are tried for the parts of reduced blocks. A plan with less memory for blocks has smaller
 # waves, with fewer parts.

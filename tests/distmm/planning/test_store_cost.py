@@ -19,7 +19,7 @@ from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import Schedule
 from distmm.planning.search import make_plan
-from distmm.planning.time_model import HOST_START_SECONDS, INSERT_SECONDS
+from distmm.planning.time_model import HOST_START_SECONDS, INSERT_SECONDS, START_SECONDS
 from tests.tables import number_of
 
 BF16, F4 = np.dtype(ml_dtypes.bfloat16), np.dtype("f4")
@@ -167,3 +167,11 @@ def test_the_lower_bound_of_seconds_is_one_and_counts_the_waves(
     plan = Plan(problem, schedule, cluster, operands=operands, result=result)
     assert plan.least_seconds <= plan.cost.seconds
     assert schedule.wave_count == len(plan.waves)
+
+
+@pytest.mark.parametrize("n", [1000, 8192, 16384])
+def test_arrays_of_the_client_on_the_gpu_that_multiplies_are_one_task(n: int) -> None:
+    plan = make_plan(square(n, F4), replace(F4_H200, load=1e12), result="out")
+    start = START_SECONDS + HOST_START_SECONDS  # of several tasks
+    assert plan.schedule.tasks == 1
+    assert plan.cost.seconds < 2 * n**3 / F4_H200.rate + start
