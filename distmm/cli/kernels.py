@@ -20,12 +20,12 @@ def compile(  # noqa: A001  # the command's name
         list[str] | None, typer.Option(help="Type of the operands; repeat it for several.", show_default="all")
     ] = None,
     processes: Annotated[
-        int | None, typer.Option(min=1, help="That compile at the same time.", show_default="one a core")
+        int | None, typer.Option(min=1, help="Processes that compile at the same time.", show_default="one a core")
     ] = None,
 ) -> None:
     """Build the kernels of the usual products ahead, so that no product waits for them. This needs no GPU.
 
-    They are in the folder of compiled kernels, **DISTMM_CACHE_DIR**. Copies of this folder serve machines that have the
+    The kernels are written to the folder **DISTMM_CACHE_DIR**. Copies of this folder serve machines that have the
     same versions of distmm, Numba and CUDA's compilers.
 
     ```text

@@ -212,17 +212,16 @@ class ProductLayer(ParametricLayer):
             for given in (problem.a_batch, problem.b_batch)
         )
         m, n, depths = blocking.m[i], blocking.n[j], [blocking.k[p] for p in panels]
+        right = int(problem.symmetry is None)  # position of the right operand: a symmetric product reads A for both
         a: tuple[Any, ...] = tuple((*a_own, m, k) for k in depths)
-        b: tuple[Any, ...] = tuple((*b_own, *((k, n) if problem.symmetry is None else (n, k))) for k in depths)
+        b: tuple[Any, ...] = tuple((*b_own, *((k, n) if right else (n, k))) for k in depths)
         if (chunks := self.plan.schedule.chunks) is not None:
             down, across, along = chunks[0][i], chunks[2][j], [chunks[1][p] for p in panels]
-            in_one_piece = [isinstance(x, Load) for x in self.operands]
-            if not in_one_piece[0]:
+            if not isinstance(self.operands[0], Load):  # a load reads its block in one piece
                 a = tuple(_grid_of(down, deep) for deep in along)
-            if not in_one_piece[problem.symmetry is None]:
-                b = tuple(_grid_of(*((deep, across) if problem.symmetry is None else (across, deep))) for deep in along)
-        of_b = self.turned[problem.symmetry is None]
-        return Arrivals(a, b, (*own, m, n), self.dtypes, (self.turned[0], of_b))
+            if not isinstance(self.operands[right], Load):
+                b = tuple(_grid_of(*((deep, across) if right else (across, deep))) for deep in along)
+        return Arrivals(a, b, (*own, m, n), self.dtypes, (self.turned[0], self.turned[right]))
 
     @cached_property
     def _starts(self) -> tuple[list[int], list[int]]:

@@ -109,6 +109,7 @@ def order(dsk: Mapping[Any, Any], *args: Any, **options: Any) -> dict[Any, Any]:
         return _dasks_order(dsk, *args, **options)
     readers = Counter(each for key in dsk for each in needs(dsk, key))
     follows: dict[Any, Any] = {}
+    # First the results that read a view alone: a view that nothing else reads is then a result itself.
     for tasks, sources in (dsk.keys() - views, views), (views, dsk.keys()):
         for key in tasks:
             read = needs(dsk, key)

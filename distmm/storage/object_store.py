@@ -221,9 +221,8 @@ class ObjectFolder:
         except Exception as error:  # each package has its own types of errors of network, keys and configuration
             code = next((code for kind, code in CODES.items() if isinstance(error, kind)), errno.EIO)
             what = f"{TROUBLE[code]}: {_short(error)}" if code in TROUBLE else os.strerror(code)
-        explained = OSError(
-            code, what, f"{self.url}/{name}" if name else self.url
-        )  # Python chooses the class by the code
+        path = f"{self.url}/{name}" if name else self.url
+        explained = OSError(code, what, path)  # Python chooses the class by the code
         try:
             raise explained from None
         finally:

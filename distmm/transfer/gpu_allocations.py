@@ -167,15 +167,12 @@ def _opened(allocation: Allocation) -> _Map:
     except OSError as error:
         if getattr(error.__cause__, "status", None) != ALREADY_MAPPED:
             raise
-    from cupy.cuda import runtime
-
     earlier = [each for each in _maps if each.pid == allocation.pid]
+    # Both waits release the lock: the worker's event loop takes it, too.
     _mapping.wait_for(lambda: not any(_maps[each].users for each in earlier if each in _maps), BUSY_SECONDS)
-    if allocation in _maps:  # another thread has mapped it in the meantime
-        return _maps[allocation]
-    _unused.extend(_maps.pop(each).address for each in earlier if each in _maps and not _maps[each].users)
-    _close_unused(runtime.getDevice())
-    return _Map(allocation)
+    close([_maps.pop(each).address for each in earlier if each in _maps and not _maps[each].users])
+    _mapping.wait_for(lambda: not _unused, BUSY_SECONDS)
+    return _maps[allocation] if allocation in _maps else _Map(allocation)  # another thread may have mapped it
 
 
 def drop_idle(seconds: float = IDLE_SECONDS) -> None:
@@ -209,6 +206,7 @@ def _close_unused(device: int) -> None:
                 _unused.remove(address)
                 with suppress(runtime.CUDARuntimeError):  # it is closed already
                     runtime.ipcCloseMemHandle(address)
+        _mapping.notify_all()
 
 
 @cache

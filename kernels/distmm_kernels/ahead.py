@@ -2,8 +2,8 @@
 
 A product that needs another kernel compiles it, in 1 to 5 seconds. The usual products are those of matrices in C order,
 transposed or not, of any size, at the default precision, and their chains over k; `gram`; checks; the largest elements
-of rows. They are not: factors of `gemm`, 8-bit floats, ``"high"`` and ``"medium"`` precision of float32, and numbers
-that float16 halves do not hold.
+of rows. No kernels are built ahead for factors of `gemm`, 8-bit floats, ``"high"`` and ``"medium"`` precision of
+float32, and numbers that float16 halves do not hold.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ def build(capability: Capability, dtypes: Sequence[str], processes: int | None =
 
     Parameters
     ----------
-    processes
-        That compile at the same time; None: one for each core.
+    processes : int, optional
+        Number of processes that compile at the same time; by default one for each core.
     """
     wanted = dict.fromkeys(recipe for dtype in dtypes for recipe in recipes(capability, dtype))
     there = {recipe: found for recipe in wanted if (found := kept(recipe, capability)) is not None}

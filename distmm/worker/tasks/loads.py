@@ -44,7 +44,7 @@ class Load(NamedTuple):
 
     source: ClientArray
     device: Literal["cpu", "cuda"]
-    block: tuple[slice, ...] = ()  # of the block, in the last dimensions
+    block: tuple[slice, ...] = ()  # its indices in the last dimensions; () is the whole array
 
     @property
     def dtype(self) -> np.dtype[Any]:
