@@ -6,8 +6,6 @@ from typing import ClassVar
 
 import ml_dtypes
 
-from distmm_kernels.config import Problem
-from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import TF32
 from distmm_kernels.emulation.launches import as_stack
 from distmm_kernels.emulation.splits import splitter
@@ -25,17 +23,13 @@ class HopperTf32Kernel(HopperKernel):
     name = "hopper_tf32"
     formats: ClassVar[dict[str, OperandFormat]] = {"float32": "tfloat32"}
 
-    def __init__(self, problem: Problem, device: Device) -> None:
-        super().__init__(problem, device)
-        self._split = splitter(TF32, device)
-
     def _format(self, block: Array, operand: str) -> HopperOperand:
         # rows of A, columns of B
         own = distinct(block)
         rows = self._converted(own if operand == "A" else own.swapaxes(-1, -2))
         if Stack.of(rows).loadable():
             return self._operand(block.shape, rows, "k")
-        parts, _ = self._split(as_stack(rows))
+        parts, _ = splitter(TF32, self.device)(as_stack(rows))
         return self._operand(block.shape, parts.rounded(rows.shape), "k")
 
 

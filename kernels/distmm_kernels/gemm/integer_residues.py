@@ -64,7 +64,6 @@ class IntegerResidueKernel(AlignedKernel):
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
         self.bits = 8 * self.accumulator.itemsize
-        self._split = partial(split_integers, bits=self.bits, device=device)
         reconstruction = "distmm_kernels.device_code.integer_residues:reconstruct"
         moduli = SYSTEMS[self.bits].moduli
         self._products = ResidueProducts(device, moduli, reconstruction, (self.bits,), self.instruction)
@@ -74,7 +73,7 @@ class IntegerResidueKernel(AlignedKernel):
         if block.shape[-1 if operand == "A" else -2] < SHORTEST:
             return self._short._format(block, operand)
         own = distinct(block).astype(self.dtype, copy=False)
-        residues = self._split(as_stack(own if operand == "A" else own.swapaxes(-1, -2)))
+        residues = split_integers(as_stack(own if operand == "A" else own.swapaxes(-1, -2)), self.bits, self.device)
         return IntegerOperand(block.shape, own.shape[:-2], residues, self.bits)
 
     def _check(self, operand: Any, name: str) -> None:

@@ -113,14 +113,10 @@ class MmaSyncTf32Kernel(_RoundedKernel):
     name = "mma_sync_tf32"
     kinds: ClassVar[dict[str, Multiplicand]] = {"float32": "tfloat32"}
 
-    def __init__(self, problem: Problem, device: Device) -> None:
-        super().__init__(problem, device)
-        self._split = splitter(TF32, device)
-
     def _format(self, block: Array, operand: str) -> Rounded:
         own = distinct(block).astype(self.dtype, copy=False)
         rows = own if operand == "A" else own.swapaxes(-1, -2)
-        parts, _ = self._split(as_stack(rows))
+        parts, _ = splitter(TF32, self.device)(as_stack(rows))
         rounded = parts.rounded(rows.shape)
         return Rounded(block.shape, self.kind, rounded if operand == "A" else rounded.swapaxes(-1, -2))
 

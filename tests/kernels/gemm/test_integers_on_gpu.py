@@ -9,7 +9,7 @@ import pytest
 
 from distmm_kernels.config import Problem, compute_dtype
 from distmm_kernels.emulation.formats import GRANULE, granules
-from distmm_kernels.emulation.integers import SYSTEMS
+from distmm_kernels.emulation.integers import SYSTEMS, split_integers
 from distmm_kernels.emulation.residues import SHORTEST
 from distmm_kernels.select import select
 from tests.kernels.reference import integer_twin
@@ -53,11 +53,11 @@ def multiply(kernel, a, b, c=None):
 @WIDTHS
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_residues_are_those_of_the_twin(kernel_for, bits, order, shape):
+def test_residues_are_those_of_the_twin(hopper, bits, order, shape):
     import cupy
 
     values = drawn((2, *shape), bits)
-    residues = kernel_for(bits)._split(on_gpu(values, order))
+    residues = split_integers(on_gpu(values, order), bits, hopper)
     for index, z in itertools.product(range(granules(shape[1])), range(2)):
         stack = residues.granule(index, z)
         there = cupy.ndarray(
