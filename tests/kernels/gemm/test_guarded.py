@@ -106,7 +106,8 @@ def test_matrices_that_a_broadcast_repeats_are_split_once(monkeypatch, kernel, d
         return SimpleNamespace(rounded=lambda shape: np.zeros(shape, np.float32), nbytes=0), None
 
     made = kernel(Problem(1, 1, 1, np.dtype(dtype)), NOWHERE)
-    monkeypatch.setattr(made, "_split", split)
+    monkeypatch.setattr(made, "_split", split, raising=False)
+    monkeypatch.setattr("distmm_kernels.gemm.hopper_rounded.splitter", lambda form, device: split)
     monkeypatch.setattr("distmm_kernels.gemm.hopper.Stack.of", lambda array: SimpleNamespace(loadable=lambda: False))
     block = repeated(operand, dtype)
     prepared = made._format(block, operand)
