@@ -157,14 +157,10 @@ def view(x: Any) -> Any:
     on_gpu = x.__dlpack_device__()[0] in GPU
     if not on_gpu:
         return np.asarray(x) if hasattr(x, "__array__") else np.from_dlpack(x)
-    if x.dtype == ml_dtypes.bfloat16:  # DLPack of CuPy has no bfloat16
-        return _from_dlpack(x.view("int16")).view(ml_dtypes.bfloat16)
-    return _from_dlpack(x)
-
-
-def _from_dlpack(x: Any) -> Any:
     import cupy
 
+    if x.dtype == ml_dtypes.bfloat16:  # DLPack of CuPy has no bfloat16
+        return cupy.from_dlpack(x.view("int16")).view(ml_dtypes.bfloat16)
     return cupy.from_dlpack(x)
 
 

@@ -6,11 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from distmm_kernels.config import Problem
-from distmm_kernels.device import Device
 from distmm_kernels.kernel import Array
 from distmm_kernels.launch.binary import Recipe
-from distmm_kernels.launch.driver import LoadedKernel, loaded
+from distmm_kernels.launch.driver import loaded
 from distmm_kernels.launch.launches import CudaKernel
 from distmm_kernels.layout.stack import VECTOR_BYTES, Stack
 from distmm_kernels.layout.vectors import in_vectors
@@ -21,10 +19,6 @@ ADD = "distmm_kernels.device_code.slices:add_slices"
 
 class AlignedKernel(CudaKernel):
     """A kernel whose D has rows that begin at multiples of 16 bytes."""
-
-    def __init__(self, problem: Problem, device: Device) -> None:
-        super().__init__(problem, device)
-        self._adders: dict[tuple[np.dtype[Any], bool], LoadedKernel] = {}
 
     def _rows(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Return a new array whose rows begin at multiples of 16 bytes."""
@@ -53,10 +47,7 @@ class AlignedKernel(CudaKernel):
         c
             From `_loadable`. It may be D.
         """
-        key = d.dtype, c is not None
-        if key not in self._adders:
-            recipe = Recipe(ADD, (self.accumulator.name, d.dtype.name, c is not None))
-            self._adders[key] = loaded(recipe, self.device)
+        recipe = Recipe(ADD, (self.accumulator.name, d.dtype.name, c is not None))
         of, to = Stack.of(sums), Stack.of(d)
         added = to if c is None else Stack.of(c)
         values = (
@@ -65,4 +56,4 @@ class AlignedKernel(CudaKernel):
             *(to.address, to.step, to.pitch, to.rows, to.columns),
         )
         grid = -(-to.rows * -(-to.columns // COLUMNS) // THREADS), 1, to.matrices
-        self._adders[key].launch(grid, (), values)
+        loaded(recipe, self.device).launch(grid, (), values)
