@@ -49,13 +49,7 @@ def stream_of(handle: int, device: int) -> Any:
 
 
 class LoadedKernel:
-    """A kernel on one device, ready for launches from any thread.
-
-    Attributes
-    ----------
-    registers, local_bytes
-        Registers and bytes of local memory of one thread. Spilled registers are in local memory; our kernels have none.
-    """
+    """A kernel on one device, ready for launches from any thread."""
 
     def __init__(self, recipe: Recipe, device: Device) -> None:
         import cupy
@@ -69,13 +63,9 @@ class LoadedKernel:
         library = check(*driver.cuLibraryLoadData(made.cubin, [], [], 0, [], [], 0))
         (kernel,) = check(*driver.cuLibraryEnumerateKernels(1, library))
         handle = check(*driver.cuDeviceGet(device.index))
-        attribute = driver.CUfunction_attribute
         if self.shared_bytes > 48 * 1024:  # more than 48 KiB must be requested for each kernel and device
-            most = attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            most = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             check(*driver.cuKernelSetAttribute(most, self.shared_bytes, kernel, handle))
-        fact = functools.partial(driver.cuKernelGetAttribute, kernel=kernel, dev=handle)
-        self.registers = int(check(*fact(attribute.CU_FUNC_ATTRIBUTE_NUM_REGS)))
-        self.local_bytes = int(check(*fact(attribute.CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)))
         self._function = check(*driver.cuKernelGetFunction(kernel))
         self._launch = driver.cuLaunchKernel
         self._blocks = threading.local()
