@@ -200,13 +200,17 @@ class Kernel(ABC):
                 self._complete()
         return d
 
-    def direct(self, a: Array, b: Array, d: Array) -> Callable[[int, int, int, int], None] | None:
+    def direct(
+        self, a: Array, b: Array, d: Array, symmetric: bool = False
+    ) -> Callable[[int, int, int, int], None] | None:
         """Return a function that enqueues ``d = a @ b`` for arrays with these layouts, in a few microseconds.
 
         Parameters
         ----------
         a, b, d
             Arrays on this kernel's device: blocks as for `prepare_a` and `prepare_b`, and the result.
+        symmetric
+            Whether b is the transpose of a, and d must be exactly symmetric.
 
         Returns
         -------

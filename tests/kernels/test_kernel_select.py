@@ -327,7 +327,8 @@ def test_explain_gives_a_reason_for_every_candidate_of_the_kind_of_device():
     reasons = dict(line.removeprefix("  not ").split(": ", 1) for line in others)
     assert set(reasons) == set(names(H200)) - {"register_tiled"}
     assert reasons["fp16x3"] == "its products are of precision 'highest'"
-    assert "expected, register_tiled takes" in reasons["tiled"]
+    assert "used on this GPU only when asked for by name" in reasons["tiled"]
+    assert " µs expected, " in explain(problem(k=2048, n=2048), H200)
     assert "does not multiply int64" in explain(problem("int64"), H200)
     assert len(explain(problem(), CPU).splitlines()) == 1, "the GPU kernels are no news where there is no GPU"
 

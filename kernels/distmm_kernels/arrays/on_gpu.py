@@ -96,13 +96,14 @@ def multiply(arrays: GpuArrays, a: Any, b: Any, out: Any, c: Any, options: Optio
 
 def _direct(a: Array, b: Array, out: Array, device: Device, options: Options) -> Direct | None:
     """Return the launch of a product, if it is one launch on the operands as they are."""
-    plain = options[:2] == (1, 0) and options.symmetry is None and a.dtype == b.dtype and min(a.ndim, b.ndim) > 1
+    plain = options[:2] == (1, 0) and a.dtype == b.dtype and min(a.ndim, b.ndim) > 1
     if not (plain and out.size and a.size):
         return None
     sizes = a.shape[-2], a.shape[-1], b.shape[-1], out.shape[:-2], operand_dtype(a.dtype)
-    how = options.precision, options.reproducible
-    kernel = chosen(*sizes, device, *how, in_graph=False, turned=by_columns(b))
-    launch = kernel.direct(a, b, out)
+    symmetric = options.symmetry is not None
+    how = options.precision, options.reproducible, False, symmetric, by_columns(b)
+    kernel = chosen(*sizes, device, *how)
+    launch = kernel.direct(a, b, out, symmetric)
     return None if launch is None else Direct(kernel.capturable, launch, out.shape, out.dtype)
 
 

@@ -57,7 +57,8 @@ def _kind(x: Any, name: str) -> str:
 def multiply_of(a: Any, b: Any, c: Any, out: Any, device: Any) -> Multiply:
     """Return the function that multiplies arrays of this package."""
     kind = kind_of(a)
-    for name, x in (("b", b), ("c", c), ("out", out)):
+    plain = c is None and out is None and type(b) is type(a)
+    for name, x in () if plain else (("b", b), ("c", c), ("out", out)):
         if x is not None and (other := kind_of(x, name)) != kind:
             raise TypeError(f"a is an array of {kind}, {name} one of {other}: convert one of them")
     if kind == "numpy":

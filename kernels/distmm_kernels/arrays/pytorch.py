@@ -129,7 +129,7 @@ def _stream(index: int) -> int:
 
 
 def _empty(shape: tuple[int, ...], _: Any, a: Any, b: Any) -> Any:
-    return torch.empty(shape, dtype=_promoted(a.dtype, b.dtype), device=a.device)
+    return a.new_empty(shape) if a.dtype is b.dtype else a.new_empty(shape, dtype=_promoted(a.dtype, b.dtype))
 
 
 _TENSORS = on_gpu.GpuArrays(

@@ -36,7 +36,8 @@ TYPES = {
 AS_IT_IS, TRANSPOSED = 0, 1  # cublasOperation_t
 COMPUTE_32F, COMPUTE_64F, COMPUTE_32I = 68, 70, 72  # cublasComputeType_t: float32 is never rounded to TF32
 COMPUTE_32F_FAST_TF32 = 77
-SUMS_IN_FLOAT32 = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION of cublasMath_t
+DEFAULT_MATH = 0  # CUBLAS_DEFAULT_MATH of cublasMath_t
+SUMS_IN_FLOAT32 = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
 ANY_ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT
 FOURS = 4  # int8 products need a multiple of this as k, and as the pitch of their int32 results (in elements)
 SMALL = 2**20  # elements of an int8 B in C order that is not copied
@@ -104,10 +105,12 @@ class CublasKernel(CudaKernel):
         """Allocate a result that the library can write."""
         return self._module.empty(d.shape, dtype)
 
-    def direct(self, a: Array, b: Array, d: Array) -> Callable[[int, int, int, int], None] | None:
+    def direct(
+        self, a: Array, b: Array, d: Array, symmetric: bool = False
+    ) -> Callable[[int, int, int, int], None] | None:
         """Return the library's call, if it can read and write these arrays."""
         read = all(x is self._readable(x, name) and x.dtype == self.dtype for x, name in ((a, "A"), (b, "B")))
-        if not read or d.ndim > 3 or not (self._stores(d.dtype) and self._writes(d)):
+        if symmetric or not read or d.ndim > 3 or not (self._stores(d.dtype) and self._writes(d)):
             return None
         ((left, right, _, to),) = matrices(a, b, None, d)
         call, current = self._call(left, right, to, self._zero), self._module.cuda.get_current_stream
@@ -139,12 +142,14 @@ class CublasKernel(CudaKernel):
         sizes = turn_b, turn_a, n, m, self._depth(a.shape[-1])
         one, added, pitch_d = self._one.ctypes.data, beta.ctypes.data, d.strides[-2] // d.itemsize
         count, arithmetic = math.prod(batch), self.arithmetic[self.accumulator.name]
+        # split-K adds its sums in float32, also if the result has 16 bits
+        wanted = SUMS_IN_FLOAT32 if self.dtype.itemsize == 2 else DEFAULT_MATH
 
         def call(of_a: int, of_b: int, of_d: int) -> None:
             handle = get_cublas_handle()  # of this thread and device; each call sets the current stream
             mode = cublas.getMathMode(handle)
-            # split-K adds its sums in float32, also if the result has 16 bits
-            cublas.setMathMode(handle, SUMS_IN_FLOAT32)
+            if mode != wanted:
+                cublas.setMathMode(handle, wanted)
             try:
                 cublas.gemmStridedBatchedEx(
                     handle, *sizes,
@@ -152,7 +157,8 @@ class CublasKernel(CudaKernel):
                     added, of_d, to, pitch_d, step_d, count, arithmetic, ANY_ALGORITHM,
                 )  # fmt: skip
             finally:
-                cublas.setMathMode(handle, mode)
+                if mode != wanted:
+                    cublas.setMathMode(handle, mode)
 
         return call
 

@@ -141,20 +141,22 @@ class HopperKernel(AlignedKernel):
             self._mirror(d, "symmetric")  # where the diagonal crosses a box, the launch has added both halves of C0
         return d
 
-    def direct(self, a: Array, b: Array, d: Array) -> Callable[[int, int, int, int], None] | None:
+    def direct(
+        self, a: Array, b: Array, d: Array, symmetric: bool = False
+    ) -> Callable[[int, int, int, int], None] | None:
         """Return the launch for one matrix, or for one axis of matrices, that the TMA reads in place."""
         left, right, k = self._format(a, "A"), self._format(b, "B"), a.shape[-1]
         in_place = all(address(x.array) == address(y) for x, y in ((left, a), (right, b)))
         if not in_place or d.ndim > 3 or not self._stores(d.dtype) or not self._writes(d):
             return None
-        if (self._counts and d.dtype == self.accumulator) or self._slices_at_once(d.shape, k) > 1:
+        if (self._counts and d.dtype == self.accumulator) or (symmetric and d.itemsize == 1):
+            return None
+        if self._slices_at_once(d.shape, k, symmetric) > 1:
             return None
         whole = (np.broadcast_to(x.array, (*d.shape[:-2], *x.array.shape[-2:])) for x in (left, right))
         first, second, to = (Stack.for_tensor_map(x) for x in (*whole, d))
-        gemm = self._gemm(
-            left, right, to, d.dtype, promotes=(k > STRETCH or self._float8) and self.accumulator == np.float32
-        )
-
+        promotes = (k > STRETCH or self._float8) and self.accumulator == np.float32
+        gemm = self._gemm(left, right, to, d.dtype, promotes=promotes, symmetric=symmetric)
         kept: Bounded[Callable[[], None]] = Bounded()  # allocators soon return the same addresses again
 
         def launch(*places: int) -> None:

@@ -20,6 +20,7 @@ from distmm_kernels.kernel import Array
 from distmm_kernels.launch.launches import CudaKernel
 from distmm_kernels.layout.real_view import REALS, as_real, doubled, in_rows
 from distmm_kernels.layout.stack import distinct
+from distmm_kernels.symmetric import Symmetry
 from distmm_kernels.tiles.hopper_tiles import COORDINATES
 
 
@@ -34,6 +35,11 @@ class ComplexOperand:
     def nbytes(self) -> int:
         """Bytes of device memory, those of the operand itself included."""
         return int(self.real.nbytes)
+
+
+@dataclass(frozen=True, eq=False)
+class ConjugateTranspose(ComplexOperand):
+    """The conjugate transpose of A as a right operand: ``real`` are the rows of iA, since A has those of its own."""
 
 
 class ComplexChainKernel(CudaKernel):
@@ -77,6 +83,31 @@ class ComplexFp16x3Kernel(ComplexChainKernel, AlignedKernel):
 
     def _kernel(self, problem: Problem, device: Device) -> Fp16x3Kernel:
         return Fp16x3Kernel(problem, device)
+
+    def prepare_both(self, block: Array, symmetry: Symmetry, *, wait: bool = True) -> tuple[Any, Any]:
+        """Prepare A, and of a Hermitian product iA: real parts are the real product ``A A'``, imaginary ``A (iA)'``.
+
+        Both are products of real matrices, of which one triangle is computed. They need memory beside C.
+        """
+        if symmetry != "hermitian" or block.shape[-2] ** 2 * block[..., :1, :1].size * 8 > WORKSPACE:
+            return super().prepare_both(block, symmetry, wait=wait)
+        a = self.prepare_a(block, wait=wait)
+        with self._on_device():
+            rows = a.real.matrices
+            turned = self._module.empty_like(rows)
+            turned[..., ::2], turned[..., 1::2] = -rows[..., 1::2], rows[..., ::2]
+            made = self._real._format(turned, "A")
+        return a, ConjugateTranspose((*a.shape[:-2], a.shape[-1], a.shape[-2]), made)
+
+    def _triangle(self, a: Any, b: Any, c: Array | None, d: Array) -> bool:
+        if not isinstance(b, ConjugateTranspose):
+            return super()._triangle(a, b, c, d)
+        for part, right in enumerate((a.real, b.real)):
+            total = self._rows(d.shape, self._real.accumulator)
+            added = None if c is None else self._loadable(as_real(in_rows(c, self.device))[..., part::2])
+            self._real._triangle(a.real, self._real._transposed(right), added, total)
+            as_real(d)[..., part::2] = total
+        return False
 
 
 TABLE = (

@@ -122,8 +122,12 @@ def current_stream() -> Any:
     return cuda.external_stream(address) if address else cuda.default_stream()
 
 
+BEFORE_AMPERE = frozenset({(7, 0), (7, 2), (7, 5)})
+
+
 def _row(kernel: type[CudaKernel], idea: str, loads: Callable[[Problem], int]) -> Candidate:
-    return Candidate(kernel, idea, ALL, "ieee", tile=(TILE, TILE), loads=loads)
+    worth_it = BEFORE_AMPERE if kernel is TiledKernel else frozenset()
+    return Candidate(kernel, idea, ALL, "ieee", tile=(TILE, TILE), loads=loads, worth_it=worth_it)
 
 
 TABLE = (
