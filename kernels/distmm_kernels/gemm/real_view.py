@@ -6,6 +6,7 @@ in ascending k, with the accuracy, the guards, the granules and the bits of the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,15 +100,25 @@ class ComplexFp16x3Kernel(ComplexChainKernel, AlignedKernel):
             made = self._real._format(turned, "A")
         return a, ConjugateTranspose((*a.shape[:-2], a.shape[-1], a.shape[-2]), made)
 
+    def _accumulate(self, a: Any, b: Any, c: Array | None, d: Array) -> None:
+        if isinstance(b, ConjugateTranspose):
+            self._in_parts(self._real._accumulate, a, b, c, d)
+        else:
+            super()._accumulate(a, b, c, d)
+
     def _triangle(self, a: Any, b: Any, c: Array | None, d: Array) -> bool:
-        if not isinstance(b, ConjugateTranspose):
-            return super()._triangle(a, b, c, d)
+        if isinstance(b, ConjugateTranspose):
+            self._in_parts(self._real._triangle, a, b, c, d)
+            return False
+        return super()._triangle(a, b, c, d)
+
+    def _in_parts(self, multiply: Callable[..., Any], a: Any, b: Any, c: Array | None, d: Array) -> None:
+        """Compute the real parts of D, then the imaginary ones."""
         for part, right in enumerate((a.real, b.real)):
             total = self._rows(d.shape, self._real.accumulator)
             added = None if c is None else self._loadable(as_real(in_rows(c, self.device))[..., part::2])
-            self._real._triangle(a.real, self._real._transposed(right), added, total)
+            multiply(a.real, self._real._transposed(right), added, total)
             as_real(d)[..., part::2] = total
-        return False
 
 
 TABLE = (
