@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from distributed import Client, Worker
+if TYPE_CHECKING:
+    from distributed import Client, Worker
 
 
 def workers_of(client: Client) -> dict[str, dict[str, Any]]:

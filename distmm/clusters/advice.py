@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import weakref
-from typing import Any
-
-from distributed import Client
-from distributed.comm import get_address_host
+from typing import TYPE_CHECKING, Any
 
 from distmm import units
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 logger = logging.getLogger(__name__)
 
@@ -30,6 +30,8 @@ def say(client: Client, facts: dict[str, dict[str, Any]]) -> None:
 
 def found(facts: dict[str, dict[str, Any]]) -> dict[str, str]:
     """Return what is to be said, by the option that mends it."""
+    from distributed.comm import get_address_host
+
     texts = {}
     tcp = [address for address, fact in facts.items() if fact["ucx"] and address.startswith("tcp://")]
     if tcp and len(set(map(get_address_host, facts))) > 1:

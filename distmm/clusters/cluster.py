@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from distributed import Client
 
 from distmm.all_workers import everywhere, in_thread
 from distmm.clusters import advice, view
@@ -17,6 +16,9 @@ from distmm.planning.search import TILE
 from distmm.worker.tasks import kernel_choice
 from distmm.worker.tasks.kernel_choice import KernelChoice
 from distmm.worker.tasks.probe import local_gpu, probe
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 DeviceChoice = Literal["auto", "cpu", "gpu"]
 

@@ -15,19 +15,19 @@ import math
 import time
 from collections.abc import Callable, Hashable, Iterator
 from functools import partial
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
-from distributed import Client, Worker, wait
-from distributed.worker import get_data_from_worker
 
 from distmm.all_workers import everywhere, in_thread
 from distmm.clusters.view import hosts_of
-from distmm.clusters.waiting import seceded
 from distmm.worker.tasks.epilogue import Block
 from distmm.worker.tasks.loads import to_device
 from distmm.worker.tasks.probe import copy_rate
+
+if TYPE_CHECKING:
+    from distributed import Client, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +119,10 @@ def _pairs(hosts: dict[str, str]) -> Iterator[tuple[str, str]]:
 
 def _fetch_seconds(client: Client, device: Literal["cpu", "cuda"], source: str, target: str) -> float:
     """Return the seconds in which worker `target` fetches a block from worker `source`."""
+    from distributed import wait
+
+    from distmm.clusters.waiting import seceded
+
     block = client.submit(_block, BLOCK_BYTES[device], device, workers=[source], pure=False)
     with client.as_current(), seceded():  # `wait` takes no client
         wait(block, timeout=PATIENCE_SECONDS)
@@ -136,6 +140,7 @@ def _block(nbytes: int, device: Literal["cpu", "cuda"]) -> Block:
 
 async def _fetch(key: str, source: str, dask_worker: Worker) -> float:
     """Return the seconds of the fastest fetch of a block from another worker. Runs on workers."""
+    from distributed.worker import get_data_from_worker
 
     async def several() -> float:
         best, started = math.inf, time.perf_counter()

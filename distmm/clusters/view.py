@@ -16,17 +16,15 @@ import time
 import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any
-
-from distributed import Client, Scheduler, Worker
-from distributed.core import clean_exception
-from distributed.protocol import Serialize, Serialized, deserialize
-from distributed.protocol.pickle import dumps
+from typing import TYPE_CHECKING, Any
 
 from distmm.errors import InputError
 from distmm.scheduler.dask_extensions import CHANGES_TOPIC
 from distmm.telemetry.faults import tolerated
 from distmm.transfer import lending, process_memory
+
+if TYPE_CHECKING:
+    from distributed import Client, Scheduler, Worker
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +98,8 @@ def ask(client: Client, question: Question | None = None, old: bool = False) -> 
 
 
 def _asked(client: Client, view: _View, question: Question | None) -> dict[str, Any]:
+    from distributed.protocol.pickle import dumps
+
     from distmm.transfer import serialization  # late, as the plugins below: only a cluster needs them
     from distmm.worker.dask_internals import send_soon
     from distmm.worker.plugin import DevicePlugin
@@ -199,6 +199,8 @@ async def _answer(
     client: str, plugin: bytes, question: bytes | None, proof: Any, seconds: float, dask_scheduler: Scheduler
 ) -> tuple[dict[str, str], dict[str, bool], dict[str, Any]]:
     """Install plugins, and ask all workers. Runs on the scheduler."""
+    from distributed.protocol.pickle import dumps
+
     from distmm.scheduler.plugin import PlacementPlugin
     from distmm.telemetry.scheduler import Telemetry
     from distmm.transfer import loan_readers
@@ -245,6 +247,8 @@ async def _send(scheduler: Scheduler, message: dict[str, Any], seconds: float) -
     found = {address: answer for address, answer in answers.items() if answer is not None}
     for answer in found.values():
         if answer["status"] == "error":
+            from distributed.core import clean_exception
+
             _, error, trace = clean_exception(answer["exception"], answer["traceback"])
             raise error.with_traceback(trace)
     return found
@@ -252,6 +256,8 @@ async def _send(scheduler: Scheduler, message: dict[str, Any], seconds: float) -
 
 def _deserialized(value: Any) -> Any:
     """Return what a worker has sent: a scheduler leaves it to clients to deserialise answers."""
+    from distributed.protocol import Serialize, Serialized, deserialize
+
     if isinstance(value, Serialized):
         return deserialize(value.header, value.frames)
     return value.data if isinstance(value, Serialize) else value

@@ -9,18 +9,15 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from operator import getitem
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import dask.array as da
-import dask.array.chunk
 import numpy as np
 from dask._task_spec import Alias, GraphNode
 from dask._task_spec import List as List
 from dask._task_spec import Task as Task
 from dask._task_spec import TaskRef as TaskRef
-from dask.array.core import getter, getter_inline, getter_nofancy
 from dask.base import tokenize
 from dask.blockwise import Blockwise
 from dask.core import get_dependencies
@@ -32,14 +29,19 @@ from distmm.planning.plan import Plan
 from distmm.worker.tasks import products
 from distmm.worker.tasks.largest import topk_of_chunk
 
+if TYPE_CHECKING:
+    import dask.array as da  # workers need these tasks, and not Dask's arrays, whose import takes most of a second
+
 # Names of the tasks of Dask's own `store`, and of those of `distmm.graph.consumers`, begin with this.
 STORES = "store-map-"
 
-# Functions of Dask that read blocks, and what does the same on blocks of C.
-FASTER = {dask.array.chunk.topk: topk_of_chunk}
 
-# Functions that cut blocks.
-VIEWS = frozenset({getitem, getter, getter_inline, getter_nofancy, products.part})
+@cache
+def _views() -> frozenset[Callable[..., Any]]:
+    """Functions that cut blocks."""
+    from dask.array.core import getter, getter_inline, getter_nofancy
+
+    return frozenset({getitem, getter, getter_inline, getter_nofancy, products.part})
 
 
 class PlacedTask(Task):
@@ -128,7 +130,7 @@ def needs(graph: Mapping[Any, Any], key: Any) -> frozenset[Any]:
 
 def is_view(task: object) -> bool:
     """Whether a task returns what it reads, or a view of it: the memory stays in use as long as its result does."""
-    return isinstance(task, Alias) or (isinstance(task, Task) and task.func in VIEWS)
+    return isinstance(task, Alias) or (isinstance(task, Task) and task.func in _views())
 
 
 def is_chunk_of_c(task: object) -> bool:
@@ -138,9 +140,11 @@ def is_chunk_of_c(task: object) -> bool:
 
 def faster(task: GraphNode) -> GraphNode:
     """Return a task that reads a block of C: the same one, or one with a faster function."""
-    if not isinstance(task, Task) or not isinstance(given := task.func, partial) or given.func not in FASTER:
+    from dask.array.chunk import topk
+
+    if not isinstance(task, Task) or not isinstance(given := task.func, partial) or given.func is not topk:
         return task
-    return Task(task.key, partial(FASTER[given.func], *given.args, **given.keywords), *task.args, **task.kwargs)
+    return Task(task.key, partial(topk_of_chunk, *given.args, **given.keywords), *task.args, **task.kwargs)
 
 
 def stores(key: object) -> bool:
@@ -173,6 +177,8 @@ def copied(task: GraphNode, names: Mapping[str, str], blocker: Any = None) -> Gr
 
 def transposed(array: da.Array) -> da.Array | None:
     """Return the matrix that Dask transposes to make `array`; None if `array` is made in another way."""
+    import dask.array as da
+
     layer = array.dask.layers.get(array.name)
     if array.ndim != 2 or not isinstance(layer, Blockwise) or layer.task.func is not np.transpose:
         return None
@@ -196,6 +202,8 @@ def reshaped(array: da.Array, chunks: tuple[tuple[int, ...], ...]) -> da.Array:
     No block moves, and none depends on two blocks. If dimensions are merged of which others than the first are cut, the
     order of elements is not that of `numpy.reshape`. Reshaping to the first chunks gives the first array again.
     """
+    import dask.array as da
+
     name = f"distmm-reshape-{tokenize(array.name, array.chunks, chunks)}"
     sources = itertools.product(*(range(len(edges)) for edges in array.chunks))
     indices = itertools.product(*(range(len(edges)) for edges in chunks))

@@ -11,14 +11,16 @@ from abc import abstractmethod
 from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import dask.array as da
 from dask.base import clone_key
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from distmm.graph.dask_tasks import Task, copied, renamed
 from distmm.graph.placement import Key
+
+if TYPE_CHECKING:
+    import dask.array as da
 
 
 @dataclass(eq=False, repr=False)

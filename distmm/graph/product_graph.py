@@ -263,12 +263,6 @@ def one_graph(name: str, waves: Sequence[HighLevelGraph]) -> HighLevelGraph:
     return HighLevelGraph(layers, dependencies)
 
 
-def kernel_choice(plan: Plan) -> KernelChoice:
-    """Return what the tasks of a plan need to know of their kernel."""
-    planned = None if plan.kernel is not None else plan.cluster.kernel
-    return KernelChoice(plan.cluster.device, plan.problem.multiplied, plan.precision, plan.kernel, planned)
-
-
 def build(
     name: str,
     plan: Plan,

@@ -11,7 +11,6 @@ from typing import Any, Literal
 import dask
 import numpy as np
 from dask.highlevelgraph import MaterializedLayer
-from distributed import Future
 
 from distmm.errors import InputError
 from distmm.product.dlpack import as_native, is_foreign
@@ -138,6 +137,8 @@ def _by_path(source: Any, name: str) -> Any:
 
 def _layers(array: Any) -> Iterator[Any]:
     """Yield what stands for each layer of an array's graph that distmm did not make, and that is not computed yet."""
+    from distributed import Future
+
     for name, layer in array.dask.layers.items():
         if name.startswith("distmm-") or not layer:
             continue

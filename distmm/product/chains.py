@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Literal
 import dask.array as da
 from dask.array.utils import meta_from_array
 from dask.base import tokenize
-from dask.highlevelgraph import HighLevelGraph
-from distributed import Client
 
 from distmm.graph import product_graph
 from distmm.graph.consumers import in_chunks
@@ -20,8 +18,12 @@ from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
 from distmm.product.operand import Operand
 from distmm.product.users_blocks import Chunks, batch_chunks
+from distmm.worker.tasks.kernel_choice import KernelChoice
 
 if TYPE_CHECKING:
+    from dask.highlevelgraph import HighLevelGraph
+    from distributed import Client
+
     from distmm.product.product import Gemm
 
 
@@ -82,7 +84,7 @@ class Chains:
         b, b_turned = (None, False) if product.symmetry else self._blocks(product.b, (k, n), len(m) == 1)
         turned = a_turned, b_turned
         c = None if product.c is None else self._added(product.c)
-        choice = product_graph.kernel_choice(plan)
+        choice = KernelChoice.of(plan)
         epilogue = product.epilogue((self.reduced and self.reduced.dtype) or product.dtype, self.kind)
         if not self.name:
             # Arrays of this process have new names in each graph.

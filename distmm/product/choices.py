@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from inspect import Parameter, signature
-from typing import Any, TypedDict, TypeVar, Unpack, cast
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast
 
 import numpy as np
-from distributed import Client
 
 from distmm import config
 from distmm.clusters import cluster
@@ -20,6 +19,9 @@ from distmm.planning.plan import Plan
 from distmm.planning.precision import Precision
 from distmm.product.context import computing
 from distmm.product.scalars import check_flags
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -6,18 +6,21 @@ products, `compute`, `out=`, checks and jobs.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dask
 import dask.multiprocessing
 import dask.threaded
 from dask.base import get_scheduler
 from dask.local import get_sync
-from distributed import Client
 
 from distmm.errors import InputError
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 
 def computing(client: Any = None, now: bool = False) -> Client | None:
@@ -47,7 +50,7 @@ def computing(client: Any = None, now: bool = False) -> Client | None:
     if client is not None:
         return _checked(client)
     try:
-        found = getattr(get_scheduler(), "__self__", None)
+        found = getattr(_scheduler(), "__self__", None)
     except (RuntimeError, ValueError) as error:  # asynchronous, or a setting that names no scheduler or no client
         if not now:
             return None
@@ -56,11 +59,25 @@ def computing(client: Any = None, now: bool = False) -> Client | None:
             f"({error}): give client=distributed.Client(address) without asynchronous=True; inside an event loop call "
             "distmm in a thread, with asyncio.to_thread"
         ) from error
+    if found is None:
+        return None
+    from distributed import Client
+
     return found if isinstance(found, Client) and found.status == "running" else None
+
+
+def _scheduler() -> Callable[..., Any] | None:
+    """Return what Dask's `get_scheduler` does, which imports distributed for a second to find out that no client is."""
+    if "distributed" not in sys.modules and not dask.config.get("scheduler", None):
+        return None
+    chosen: Callable[..., Any] | None = get_scheduler()
+    return chosen
 
 
 def _checked(client: Any) -> Client:
     """Return the caller's client if distmm can use it."""
+    from distributed import Client
+
     if not isinstance(client, Client):
         raise InputError(f"client is {client!r}: give a client of this cluster, distributed.Client({client!r})")
     if client.status != "running":
@@ -81,7 +98,7 @@ def tasks_share_memory() -> bool:
     """
     if tasks_run_here():
         return True
-    get: Callable[..., Any] = get_scheduler() or dask.threaded.get
+    get: Callable[..., Any] = _scheduler() or dask.threaded.get
     if dask.config.get("pool", None) is None and get is dask.multiprocessing.get:  # it would start its processes
         return False
     mark = SimpleNamespace(is_set=False)  # the task gets this one, or a copy of it
@@ -92,7 +109,7 @@ def tasks_share_memory() -> bool:
 def tasks_run_here() -> bool:
     """Whether Dask's own local scheduler runs tasks in threads of this process."""
     try:
-        get = get_scheduler() or dask.threaded.get
+        get = _scheduler() or dask.threaded.get
     except (RuntimeError, ValueError):  # as in `computing`
         return False
     return dask.config.get("pool", None) is None and get in (dask.threaded.get, get_sync)

@@ -11,14 +11,9 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
-import dask.array as da
 import numpy as np
 from dask.callbacks import Callback
-from dask.highlevelgraph import HighLevelGraph
-from distributed import Client
 
-from distmm.graph import product_graph
-from distmm.graph.placement import Key
 from distmm.planning.plan import Plan
 from distmm.product.context import tasks_run_here
 from distmm.product.operand import Operand
@@ -28,9 +23,15 @@ from distmm.worker import gpu
 from distmm.worker.client_output import ClientOutput
 from distmm.worker.tasks import products
 from distmm.worker.tasks.arrivals import arrived
+from distmm.worker.tasks.kernel_choice import KernelChoice
 from distmm.worker.tasks.loads import Load
 
 if TYPE_CHECKING:
+    import dask.array as da
+    from dask.highlevelgraph import HighLevelGraph
+    from distributed import Client
+
+    from distmm.graph.placement import Key
     from distmm.product.product import Gemm
 
 # Most seconds that the plan expects: after Ctrl-C the call waits for its task, which uses memory of this process.
@@ -44,7 +45,7 @@ def block(product: Gemm, plan: Plan) -> Any:
     """
     if Callback.active or not (may_be_a_call(product, plan) and tasks_run_here()):
         return None
-    symmetry, choice = product.symmetry, product_graph.kernel_choice(plan)
+    symmetry, choice = product.symmetry, KernelChoice.of(plan)
     for x in product.operands:
         gpu.wait_for_current_stream(x.source)  # tasks use other streams
     with product.a.source.device if is_on_gpu(product.a.source) else nullcontext():
@@ -99,9 +100,11 @@ def graph(product: Gemm, plan: Plan, client: Client) -> Callable[[ClientOutput],
         if x is not None and blocks[-1] is None:
             return None
     a, b, c0 = blocks
-    choice = product_graph.kernel_choice(plan)
+    choice = KernelChoice.of(plan)
     epilogue = product.epilogue(product.dtype, "cupy" if device == "cuda" else "numpy")
     name = f"distmm-matmul-{uuid.uuid4().hex}"  # no two calls share a task that writes
+
+    from distmm.graph import product_graph
 
     def made(out: ClientOutput) -> tuple[Key, HighLevelGraph]:
         key = (name, *(0 for _ in product.problem.shape))

@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-from distributed import Client, futures_of
 
 from distmm.errors import InputError
 from distmm.planning.problem import accumulator_dtype
@@ -22,6 +21,7 @@ from distmm.worker.tasks.arrivals import arrived_at
 
 if TYPE_CHECKING:
     import dask.array as da
+    from distributed import Client
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,12 @@ class Operand:
     @property
     def resident(self) -> bool:
         """Whether its blocks are already in the workers' memory: it is a persisted Dask array."""
-        return is_dask(self.source) and len(futures_of(self.source)) == self.source.npartitions
+        if not is_dask(self.source):
+            return False
+        from distributed import futures_of
+
+        blocks: int = self.source.npartitions
+        return len(futures_of(self.source)) == blocks
 
     def is_same(self, other: Operand) -> bool:
         """Whether another operand has the same blocks: tasks read them by the same keys."""

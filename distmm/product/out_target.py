@@ -13,11 +13,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import dask.array as da
 import numpy as np
-from distributed import Client
 
 from distmm import units
 from distmm.all_workers import everywhere
@@ -25,12 +23,15 @@ from distmm.errors import DoesNotFitError, InputError
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.write_units import unit_of
 from distmm.product.aliasing import overlap, repeats
-from distmm.product.array_types import check_like_array, package_of
+from distmm.product.array_types import check_like_array, is_dask, package_of
 from distmm.product.context import tasks_share_memory
 from distmm.product.dlpack import as_writable, is_foreign
 from distmm.product.operand import kind_of
 from distmm.transfer import share
 from distmm.worker.copied_output import CopiedOutput, is_light
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 
 def check_out(
@@ -50,9 +51,9 @@ def check_out(
         raise InputError(
             f"out is {tuple(out.shape)} {out.dtype}, the product {shape} {dtype}: give an out of that shape and type"
         )
-    if isinstance(out, da.Array) and (given := kind_of(out, "out")) != kind:
+    if is_dask(out) and (given := kind_of(out, "out")) != kind:
         raise InputError(f"out has {given} blocks, the operands have {kind} blocks: give an out with {kind} blocks")
-    if isinstance(out, da.Array):
+    if is_dask(out):
         return  # it may also be an operand: the product keeps the old tasks of `out`
     if (isinstance(out, np.ndarray) and not out.flags.writeable) or getattr(out, "read_only", False):
         raise InputError("out is read-only: give a writable array")
@@ -87,7 +88,7 @@ def elements_of(out: Any) -> Any:
 
 def is_written(out: Any) -> bool:
     """Whether blocks of C are written to `out`. A Dask array is not written to: it becomes the lazy product."""
-    return out is not None and not isinstance(elements_of(out), da.Array)
+    return out is not None and not is_dask(elements_of(out))
 
 
 def check_unit(out: Any, cluster: ClusterSpec) -> None:

@@ -6,27 +6,23 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import dask
-import dask.array as da
 import numpy as np
-from distributed import Client
 
 from distmm.clusters import view
 from distmm.errors import DeviceMemoryError, InputError
 from distmm.planning.plan import Plan
 from distmm.planning.problem import FLOAT8, Problem, Symmetry
 from distmm.planning.write_units import unit_of
-from distmm.product import one_task, out_target, sinks
+from distmm.product import one_task, out_target
 from distmm.product.aliasing import coincide
-from distmm.product.array_types import check_sendable
-from distmm.product.chains import Chains
+from distmm.product.array_types import check_sendable, is_dask
 from distmm.product.choices import Choices
 from distmm.product.dlpack import package_among
 from distmm.product.operand import Operand, as_matrix
 from distmm.product.operand_pair import check_kinds
-from distmm.product.product_array import ProductArray
 from distmm.product.request import PlanRequest, plan_for, plan_reduced
 from distmm.product.scalars import check_represents, common_type
 from distmm.product.smaller_plan import smaller_plan
@@ -34,6 +30,10 @@ from distmm.product.users_blocks import Chunks
 from distmm.transfer import ClientArray
 from distmm.transfer.gpu_allocations import is_on_gpu
 from distmm.worker.tasks.epilogue import Epilogue
+
+if TYPE_CHECKING:
+    import dask.array as da
+    from distributed import Client
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Gemm:
         """
         written = out_target.is_written(out)
         unit = unit_of(out) if written else None
-        c_chunks = self._as_matrix(out.chunks, (1,)) if isinstance(out, da.Array) else c_chunks
+        c_chunks = self._as_matrix(out.chunks, (1,)) if is_dask(out) else c_chunks
         unit = None if unit is None else self._as_matrix(unit, 1)
         request = PlanRequest(self.problem, self.a, self.b, choices, written, c_chunks, unit, **more)
         free = choices.client is None and choices.blocks is None and choices.plan is None
@@ -150,6 +150,9 @@ class Gemm:
             # After a failure a task may run again. It must then read the old C, and not a block that it has written.
             product = replace(self, c=replace(self.c, source=self.c.source.copy()))
         if not written:
+            from distmm.product import sinks  # late, as below: arrays of this process are multiplied without Dask's
+            from distmm.product.chains import Chains
+
             lazy = Chains(product, plan, self.a.kind, client).array(None, user_chunks=True)
             return product._computable(lazy, choices, plan) if out is None else sinks.become(out, lazy)
         for attempt in itertools.count():
@@ -171,6 +174,9 @@ class Gemm:
         if client is None and (block := one_task.block(self, plan)) is not None:
             out[tuple(slice(0, n) for n in block.shape)] = block
             return
+        from distmm.product import sinks
+        from distmm.product.chains import Chains
+
         if isinstance(to, ClientArray) and (graph := one_task.graph(self, plan, client)) is not None:
             sinks.store_block(graph, out, to, client)
             return
@@ -202,6 +208,8 @@ class Gemm:
 
         Its `compute` returns an array of the operands' package.
         """
+        from distmm.product.product_array import ProductArray
+
         package = package_among(self.operands)
         here = [x.source.device.id for x in self.operands if is_on_gpu(x.source)]
         device = here[0] if here else None

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal
-
-from distributed import Client
+from typing import TYPE_CHECKING, Literal
 
 from distmm.clusters import view
 from distmm.errors import InputError
@@ -24,6 +22,9 @@ from distmm.product.operand import Operand
 from distmm.product.resources import cluster_for, measured, places, residence, with_homes
 from distmm.product.users_blocks import Chunks, storage_multiples, users_blocking
 from distmm.worker.tasks.kernel_choice import KernelChoice
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 # Products that are predicted to take at least so many seconds measure the rates of links, files and copies from host
 # memory first. Each of these measurements takes up to half a second, once.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
-from distributed import Client
-
 from distmm.all_workers import everywhere
 from distmm.clusters import cluster, view
 from distmm.clusters.measured import link_rate, load_rate
@@ -21,6 +19,8 @@ from distmm.worker.tasks.kernel_choice import KernelChoice
 from distmm.worker.tasks.rows import WORKSPACE
 
 if TYPE_CHECKING:
+    from distributed import Client
+
     from distmm.product.request import PlanRequest
 
 

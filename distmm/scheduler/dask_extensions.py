@@ -6,12 +6,14 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dask
 import dask.order
 from dask.utils import parse_timedelta
-from distributed.scheduler import Scheduler, TaskState
+
+if TYPE_CHECKING:
+    from distributed.scheduler import Scheduler, TaskState
 
 
 class AdaptiveTarget:

@@ -18,13 +18,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from distributed import Worker
 
 from distmm.all_workers import owns_gpu
 from distmm.pid import start_time
+
+if TYPE_CHECKING:
+    from distributed import Worker
 
 LAZY_PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from distributed import Client
 
 from distmm.all_workers import everywhere
 from distmm.transfer import gpu_allocations, process_memory
 from distmm.transfer.client_array import MOST_PITCH, ClientArray
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 logger = logging.getLogger(__name__)
 

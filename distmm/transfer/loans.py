@@ -19,10 +19,12 @@ import ctypes
 import itertools
 import weakref
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from distributed import Client
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 # Clients ask by a subscription to a topic: this, the name of the loan, and a number.
 TOPIC = "distmm-loan "
@@ -104,6 +106,8 @@ def open_loans() -> set[str]:
 
 def _keep_while_read(name: str, array: np.ndarray) -> None:
     """Keep an array until no task of any cluster reads it. Called in any thread."""
+    from distributed import Client
+
     for client in list(Client._instances):  # a lazy array may be computed by another client than it was made for
         if client.status in ("running", "connecting") and client.scheduler is not None:
             client.loop.add_callback(_ask, client, name, array)

@@ -6,8 +6,6 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from distributed.protocol.pickle import dumps
-
 _trial: list[Any] = []  # objects that are being pickled here: Dask would log each one that fails, with its traceback
 
 
@@ -20,6 +18,8 @@ logging.getLogger("distributed.protocol.pickle").addFilter(_is_wanted)
 
 def pickled(x: Any, outside: Callable[[Any], object] | None = None) -> bytes:
     """Return the pickle of an object. Large buffers go to `outside`, without a copy. Errors of classes are raised."""
+    from distributed.protocol.pickle import dumps
+
     _trial.append(x)
     try:
         made: bytes = dumps(x, buffer_callback=outside)

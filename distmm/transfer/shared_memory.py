@@ -13,14 +13,16 @@ import threading
 import weakref
 from dataclasses import dataclass
 from operator import index
-from typing import SupportsIndex
+from typing import TYPE_CHECKING, SupportsIndex
 
 import numpy as np
-from distributed import Client, Worker
 from numpy.typing import DTypeLike
 
 from distmm.all_workers import everywhere, owns_gpu
 from distmm.transfer import process_memory
+
+if TYPE_CHECKING:
+    from distributed import Client, Worker
 
 
 @dataclass(frozen=True)

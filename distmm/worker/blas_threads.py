@@ -7,6 +7,7 @@ started have one BLAS thread from the environment, and nothing happens there.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -14,7 +15,6 @@ from functools import cache
 from typing import Any
 
 from dask.system import CPU_COUNT
-from distributed import get_worker
 
 _entering = threading.Lock()
 _running = 0
@@ -52,8 +52,8 @@ def shared_by(tasks: int) -> Iterator[None]:
 def _task_threads() -> int:
     """Tasks that this process runs at a time."""
     try:
-        return int(get_worker().state.nthreads)
-    except ValueError:  # this is no worker
+        return int(sys.modules["distributed"].get_worker().state.nthreads)
+    except (KeyError, ValueError):  # this is no worker
         return int(CPU_COUNT)
 
 

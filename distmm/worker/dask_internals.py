@@ -12,13 +12,10 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractContextManager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from distributed import Worker
-from distributed.metrics import context_meter
-from distributed.protocol import Serialize
-from distributed.protocol.pickle import dumps
-from distributed.utils import thread_state
+if TYPE_CHECKING:
+    from distributed import Worker  # imported late: products without a cluster use this module, too
 
 # Versions of distributed with which these parts have been seen.
 VERSIONS_SEEN = ("2026.7.", "2026.8.")
@@ -29,7 +26,8 @@ MESSAGE_SECONDS = 0.0005
 
 def in_task() -> bool:
     """Whether this thread runs a task of a worker (``distributed.utils.thread_state``)."""
-    return getattr(thread_state, "key", None) is not None
+    utils = sys.modules.get("distributed.utils")
+    return utils is not None and getattr(utils.thread_state, "key", None) is not None
 
 
 def without_task_meters() -> AbstractContextManager[Any]:
@@ -37,6 +35,8 @@ def without_task_meters() -> AbstractContextManager[Any]:
 
     Long products become slower if Dask adds callbacks to the contexts of tasks that secede, as 2026.7 does.
     """
+    from distributed.metrics import context_meter
+
     context: AbstractContextManager[Any] = context_meter.clear_callbacks()
     return context
 
@@ -120,6 +120,8 @@ class _Noting:
         return getattr(self._comm, name)
 
     async def write(self, message: Any, **how: Any) -> Any:
+        from distributed.protocol import Serialize
+
         blocks = message.get("data", {}) if isinstance(message, dict) else {}
         before = self._noted.set(frozenset(id(each.data) for each in blocks.values() if isinstance(each, Serialize)))
         try:
@@ -130,6 +132,8 @@ class _Noting:
 
 def run_on_worker(worker: Worker, address: str, function: Callable[..., Any], *args: Any) -> Awaitable[dict[str, Any]]:
     """Have one other worker run a function, as `run_on_workers`."""
+    from distributed.protocol.pickle import dumps
+
     reply: Awaitable[dict[str, Any]] = worker.rpc(address).run(function=dumps(function), args=dumps(args))
     return reply
 
@@ -142,6 +146,8 @@ def run_on_workers(
     It sends the message ``"run"`` through ``Scheduler.broadcast``. It returns an awaitable of each worker's reply, with
     ``"status"`` and ``"result"``. If Dask has changed the message, awaiting it raises.
     """
+    from distributed.protocol.pickle import dumps
+
     message = {"op": "run", "function": dumps(function), "args": dumps(args)}
     replies: Awaitable[dict[str, dict[str, Any]]] = worker.scheduler.broadcast(
         msg=message, hosts=[host], on_error="ignore"

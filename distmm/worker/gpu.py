@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
 
 import numpy
-from distributed import get_worker
 
 from distmm import units
 from distmm.errors import DeviceMemoryError
@@ -240,6 +239,8 @@ def _tell_healed(what: str, reason: str, tries: int) -> None:
         "the GPU's memory was full (%s): %s was made at try %d, alone on the GPU", reason, what.rstrip(","), tries + 1
     )
     if in_task():
+        from distributed import get_worker
+
         worker = get_worker()
         worker.log_event(HEALED_TOPIC, {"task": worker.get_current_task(), "what": what.rstrip(",")})
 

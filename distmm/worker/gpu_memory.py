@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import functools
 import time
-from typing import Any
-
-from distributed import Worker
-from distributed.diagnostics import nvml
+from typing import TYPE_CHECKING, Any
 
 from distmm import units
 from distmm.worker.dask_internals import pending_plugins
+
+if TYPE_CHECKING:
+    from distributed import Worker
 
 PATIENCE_SECONDS = 30.0
 
@@ -62,6 +62,8 @@ def _wanted_bytes(plugin: object) -> int:
 
 def _free_bytes() -> int:
     """Free bytes of the GPU as NVML reports them, which needs no CUDA context."""
+    from distributed.diagnostics import nvml
+
     return int(nvml.one_time()["memory-total"] - nvml.real_time()["memory-used"])
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from distmm.planning.precision import Precision
 
 if TYPE_CHECKING:
+    from distmm.planning.plan import Plan
     from distmm_kernels.config import Problem
     from distmm_kernels.device import Device
     from distmm_kernels.kernel import Kernel
@@ -37,6 +38,12 @@ class KernelChoice:
     precision: Precision = "highest"
     name: str | None = None
     planned: str | None = None
+
+    @classmethod
+    def of(cls, plan: Plan) -> KernelChoice:
+        """Return what the tasks of a plan need to know of their kernel."""
+        planned = None if plan.kernel is not None else plan.cluster.kernel
+        return cls(plan.cluster.device, plan.problem.multiplied, plan.precision, plan.kernel, planned)
 
 
 @lru_cache(maxsize=256)

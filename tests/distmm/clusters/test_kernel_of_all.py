@@ -12,7 +12,6 @@ from distmm.all_workers import everywhere, in_thread, workers_of
 from distmm.clusters import cluster
 from distmm.clusters.cluster import SUSTAINED, describe, spec
 from distmm.errors import InputError
-from distmm.graph import product_graph
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm.worker.tasks import kernel_choice
@@ -72,9 +71,9 @@ def test_figures_that_differ_are_taken_at_their_worst() -> None:
 def test_tasks_are_sent_the_kernel_that_was_chosen() -> None:
     made = spec("cuda", [told(library=3e13, tensor=1e13)], F4)
     problem = Problem(4096, 4096, 4096, F4)
-    choice = product_graph.kernel_choice(make_plan(problem, made))
+    choice = KernelChoice.of(make_plan(problem, made))
     assert (choice.name, choice.planned) == (None, "library")
-    named = product_graph.kernel_choice(make_plan(problem, made, kernel="tensor"))
+    named = KernelChoice.of(make_plan(problem, made, kernel="tensor"))
     assert (named.name, named.planned) == ("tensor", None)
 
 

@@ -72,7 +72,7 @@ def test_no_worker_holds_more_than_the_plan_says(small: Client, tmp_path: Path) 
 @pytest.mark.parametrize(("most", "leave"), [(2, 2), (math.inf, 5)])
 def test_as_many_tasks_leave_their_slots_as_may(most: float, leave: int, monkeypatch: pytest.MonkeyPatch) -> None:
     left: list[int] = []
-    monkeypatch.setattr(worker_slots, "secede", lambda: left.append(threading.get_ident()))
+    monkeypatch.setattr("distributed.secede", lambda: left.append(threading.get_ident()))
     inside, end = threading.Barrier(6), threading.Event()
 
     def write() -> None:

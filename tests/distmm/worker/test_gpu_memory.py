@@ -30,7 +30,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         one_time=lambda: {"memory-total": 100}, real_time=lambda: {"memory-used": looks.pop(0)}
     )
     utils = types.SimpleNamespace(parse_device_bytes=lambda size, alignment_size: int(size * 100))
-    monkeypatch.setattr(gpu_memory, "nvml", nvml)
+    monkeypatch.setattr("distributed.diagnostics.nvml", nvml)
     monkeypatch.setitem(sys.modules, "dask_cuda", types.SimpleNamespace(utils=utils))
     monkeypatch.setitem(sys.modules, "dask_cuda.utils", utils)
     monkeypatch.setattr(gpu_memory, "POLL_SECONDS", 0.0)
