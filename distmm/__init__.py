@@ -26,9 +26,8 @@ from distmm.errors import (
 if TYPE_CHECKING:
     from distmm.api.array import gemm, gram, matmul
     from distmm.api.einsum import einsum, multi_dot
-    from distmm.api.nearest import nearest
     from distmm.api.plan import plan
-    from distmm.api.reductions import TopK, reduce, topk
+    from distmm.api.reductions import TopK, nearest, reduce, topk
     from distmm.api.statistics import corrcoef, cov
     from distmm.api.tensordot import tensordot
     from distmm.api.threshold import Entries, threshold
@@ -52,8 +51,8 @@ __all__ = [
 
 # The modules of the names that are imported on first use: with Dask and NumPy, their imports take a second.
 _MODULES = {
-    "api.array": ("gemm", "gram", "matmul"), "api.einsum": ("einsum", "multi_dot"), "api.nearest": ("nearest",),
-    "api.plan": ("plan",), "api.reductions": ("TopK", "reduce", "topk"), "api.statistics": ("corrcoef", "cov"),
+    "api.array": ("gemm", "gram", "matmul"), "api.einsum": ("einsum", "multi_dot"), "api.plan": ("plan",),
+    "api.reductions": ("TopK", "nearest", "reduce", "topk"), "api.statistics": ("corrcoef", "cov"),
     "api.tensordot": ("tensordot",), "api.threshold": ("Entries", "threshold"), "api.verify": ("verify",),
     "checking.verdict": ("Verdict",), "clusters.hardware": ("cpus", "gpus"), "job": ("multiply", "resume", "status"),
     "planning.plan": ("Plan",), "transfer": ("empty",), "versions": ("__version__",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
@@ -17,18 +17,18 @@ from distmm import config
 from distmm.accelerate import dask_names, tall_qr
 from distmm.api import array as products
 from distmm.api import einsum as contractions
+from distmm.api.tensordot import labelled
 from distmm.errors import InputError
 from distmm.graph.parametric_layer import with_copies
 from distmm.graph.product_graph import ProductLayer
 from distmm.product.array_types import package_of
+from distmm.product.labelled import Label
 
 log = logging.getLogger("distmm.accelerate")
 
 # MIN_FLOPS sets which products are too small for distmm. SETTINGS are all settings that products read.
 MIN_FLOPS = "accelerate.min-flops"
 SETTINGS = ("precision", "kernel", "reproducible", "device", MIN_FLOPS)
-
-Label = int | str
 
 
 class StaysDasks(Exception):  # noqa: N818  a decision, not an error
@@ -50,18 +50,8 @@ def matmul(a: Any, b: Any) -> da.Array:
 
 def tensordot(lhs: Any, rhs: Any, axes: Any = 2) -> da.Array:
     """Sum products as `dask.array.tensordot`."""
-    a, b = da.asanyarray(lhs), da.asanyarray(rhs)
-    if isinstance(axes, Iterable):
-        left, right = (np.atleast_1d(each).tolist() for each in axes)
-    else:
-        left, right = list(range(a.ndim - axes, a.ndim)), list(range(axes))
-    of_a, of_b = list(range(a.ndim)), list(range(a.ndim, a.ndim + b.ndim))
-    if len(left) != len(right) or any(not -a.ndim <= axis < a.ndim for axis in left):
-        raise StaysDasks(f"axes {axes!r} are not those of both operands")
-    for axis, other in zip(left, right, strict=True):
-        of_b[other] = of_a[axis]
-    out = [x for x in (*of_a, *of_b) if (x in of_a) != (x in of_b)]
-    return _contracted(a, of_a, b, of_b, out)
+    a, b, out = labelled(da.asanyarray(lhs), da.asanyarray(rhs), axes)
+    return _contracted(a.source, a.labels, b.source, b.labels, out)
 
 
 def einsum(

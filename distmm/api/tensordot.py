@@ -9,7 +9,7 @@ from numpy.lib.array_utils import normalize_axis_tuple
 
 from distmm.errors import InputError
 from distmm.product.choices import Choices, Keywords, takes
-from distmm.product.labelled import Labelled
+from distmm.product.labelled import Label, Labelled
 from distmm.product.network import contracted
 from distmm.product.out_target import is_written
 
@@ -61,12 +61,17 @@ def tensordot(A: Any, B: Any, axes: Any = 2, *, out: Any = None, **choices: Unpa
     >>> distmm.tensordot(A, B).compute()[0]
     array([20., 20., 20., 20., 20., 20.])
     """
+    a, b, output = labelled(A, B, axes)
+    return contracted([a, b], output, Choices.of(now=is_written(out), **choices), out)
+
+
+def labelled(A: Any, B: Any, axes: Any) -> tuple[Labelled, Labelled, tuple[Label, ...]]:
+    """Return both operands with labels for `axes` as in `tensordot`, and the labels of the result."""
     a, b = Labelled.of(A, "A"), Labelled.of(B, "B")
     axes_a, axes_b = _axes(axes, a, b)
     ndim_a, ndim_b = len(a.labels), len(b.labels)
     b = b.labelled([axes_a[axes_b.index(axis)] if axis in axes_b else ndim_a + axis for axis in range(ndim_b)])
-    output = *(x for x in a.labels if x not in axes_a), *(x for x in b.labels if x not in axes_a)
-    return contracted([a, b], output, Choices.of(now=is_written(out), **choices), out)
+    return a, b, (*(x for x in a.labels if x not in axes_a), *(x for x in b.labels if x not in axes_a))
 
 
 def _axes(axes: Any, a: Labelled, b: Labelled) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -115,8 +115,6 @@ class Blocking:
                 f"blocks of {max(self.m)} x {max(self.n)}: a symmetric product is cut alike along m and n, so that "
                 "each block has its mirror image"
             )
-        if self.panels < 1:
-            raise InputError(f"a task takes at least one panel, not {self.panels}")
 
     @property
     def c_blocks(self) -> int:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from distmm.errors import InputError
 from distmm.planning.blocks import Blocking, part_lengths
 
 
@@ -26,13 +25,6 @@ class Grid:
     columns: int
     layers: int = 1
     shift: int = 0
-
-    def __post_init__(self) -> None:
-        if min(self.rows, self.columns, self.layers) < 1:
-            raise InputError(
-                f"a grid needs at least one row, column and layer of workers, not {self.rows} x {self.columns} x "
-                f"{self.layers}"
-            )
 
     # A schedule reads it of `Owners`, too: blocks that are unions of chunks have owners as tables.
     chunks = None

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from operator import index
@@ -33,6 +34,13 @@ PRICE_OF_BALANCE = 1.25
 # If the copies of C from GPUs to their hosts take less than this share of a product's seconds, the search does not try
 # more waves than the product needs to fit: they would gain at most about that share.
 STORING_SHARE = 0.02
+
+# More workers than one Dask scheduler serves.
+MOST_WORKERS = 4096
+
+# The result exceeds the fewest workers by at most this share of itself. It is not exact, because each number that turns
+# out too low costs a search without a result, which takes seconds for the largest products.
+TOLERANCE = 1 / 8
 
 
 def make_plan(
@@ -253,3 +261,23 @@ def _weighed(plan: Plan, seconds: float) -> float:
     if isinstance(plan.grid, Owners) and plan.grid.is_balanced:
         paced *= PRICE_OF_BALANCE
     return paced * (1 + 0.01 * plan.lookahead) * (1 + 0.01 * doublings)
+
+
+def few_workers(fits: Callable[[int], bool], least: int = 1) -> int | None:
+    """Return a number of workers that is enough, at most an eighth above the fewest.
+
+    It is None if `MOST_WORKERS` are too few. More workers usually hold what fewer hold. There are exceptions (a prime
+    number of workers has no square grid), so a smaller number may also be enough.
+
+    Parameters
+    ----------
+    fits : callable
+        Whether so many workers can hold the product.
+    least : int
+        Fewer workers are never enough.
+    """
+    tried = [least]
+    while tried[-1] < MOST_WORKERS:
+        tried.append(min(max(tried[-1] + 1, int(tried[-1] * (1 + TOLERANCE))), MOST_WORKERS))
+    found = bisect_left(tried, True, key=fits) if least <= MOST_WORKERS else len(tried)
+    return tried[found] if found < len(tried) else None

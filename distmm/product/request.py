@@ -11,12 +11,11 @@ from distmm.clusters import view
 from distmm.errors import InputError
 from distmm.planning.blocks import Blocking, cut, even_edges
 from distmm.planning.cluster_spec import ClusterSpec, Result
-from distmm.planning.fewest import few_workers
 from distmm.planning.owners import NOWHERE, Places
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import EXAMPLE, parse
-from distmm.planning.search import checked_edges, make_plan
+from distmm.planning.search import checked_edges, few_workers, make_plan
 from distmm.product.choices import Choices
 from distmm.product.operand import Operand
 from distmm.product.resources import cluster_for, measured, places, residence, with_homes

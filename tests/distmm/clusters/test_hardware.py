@@ -16,7 +16,7 @@ import distmm
 from distmm.clusters import cluster
 from distmm.clusters.gpu_models import MODELS, share_of_measured
 from distmm.errors import DoesNotFitError, InputError
-from distmm.planning.fewest import MOST_WORKERS, TOLERANCE, few_workers
+from distmm.planning.search import MOST_WORKERS, TOLERANCE, few_workers
 from distmm.worker.tasks.probe import probe
 from distmm_kernels.device import Device
 from distmm_kernels.rates import _MODELS, rates_of
