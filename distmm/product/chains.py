@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from distmm.product.product import Gemm
+    from distmm.worker.client_output import ClientOutput
+    from distmm.worker.tasks.loads import Load
 
 
 @dataclass(eq=False)
@@ -40,6 +42,8 @@ class Chains:
     client : distributed.Client, optional
     reduced, norms
         As in `product_graph.build`.
+    out : ClientOutput, optional
+        What the only task writes C to. The task also reads operands that are arrays of this process.
     """
 
     product: Gemm
@@ -48,6 +52,7 @@ class Chains:
     client: Client | None
     reduced: product_graph.Reduced | None = None
     norms: tuple[da.Array, ...] = ()
+    out: ClientOutput | None = None
     name: str = field(default="", init=False)  # in the keys of C's blocks; the first graph gives it to all waves
 
     def __post_init__(self) -> None:
@@ -89,21 +94,23 @@ class Chains:
         if not self.name:
             # Arrays of this process have new names in each graph.
             shared = all(isinstance(x.source, da.Array) for x in product.operands)
-            names = [x.name for x in (a, b, c) if x is not None]
             again = shared and not product.once and self.reduced is None
             how = turned, product.problem, plan.schedule, choice, epilogue
-            own = tokenize(names, *how) if again else uuid.uuid4().hex
+            own = tokenize([x.name for x in (a, b, c) if isinstance(x, da.Array)], *how) if again else uuid.uuid4().hex
             self.name = f"distmm-matmul-{own}"
         return product_graph.build(
-            self.name, plan, a, b, choice, epilogue, c, wave, reduced=self.reduced, norms=self.norms, turned=turned
-        )
+            self.name, plan, a, b, choice, epilogue, c, wave,
+            reduced=self.reduced, norms=self.norms, out=self.out, turned=turned,
+        )  # fmt: skip
 
-    def _blocks(self, x: Operand, cuts: Chunks, once: bool) -> tuple[da.Array, bool]:
+    def _blocks(self, x: Operand, cuts: Chunks, once: bool) -> tuple[da.Array | Load, bool]:
         """Return the blocks of A or B for one wave, and whether they are those of the transpose.
 
         Each call gives the operand new names. Blocks that one wave has read are then freed at its end, and the next
         wave loads them again. Waves of a streamed plan share the blocks that cannot be loaded again.
         """
+        if self.out is not None and (load := x.load(self.plan.cluster.device, self.client)) is not None:
+            return load, False
         if (id(x), cuts) in self._shared:
             return self._shared[id(x), cuts]
         plan, chunks = self.plan, (*batch_chunks(x, self.plan.blocking), *cuts)
@@ -112,13 +119,15 @@ class Chains:
             self._shared[id(x), cuts] = blocks
         return blocks
 
-    def _added(self, c: Operand) -> da.Array:
+    def _added(self, c: Operand) -> da.Array | Load:
         """Return the C of ``beta * C``, broadcast to the product's shape, in the product's chunks.
 
         Workers read a NumPy array of the product's shape from the client's memory. An array that has to be broadcast
         is smaller, and is sent inside the graph.
         """
         shape = self.product.problem.shape
+        if self.out is not None and (load := c.load("cpu", self.client)) is not None:
+            return load
         if c.shape == shape:
             return c.blocked(self.chunks, "cpu", self.client)
         source = c.source if isinstance(c.source, da.Array) else c.blocked(tuple((n,) for n in c.shape), "cpu")

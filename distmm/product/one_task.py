@@ -6,10 +6,8 @@ process's memory, or on the worker that holds them, and writes C to `out`: there
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Callable
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dask.callbacks import Callback
@@ -17,21 +15,13 @@ from dask.callbacks import Callback
 from distmm.planning.plan import Plan
 from distmm.product.context import tasks_run_here
 from distmm.product.operand import Operand
-from distmm.product.users_blocks import batch_chunks
 from distmm.transfer.gpu_allocations import is_on_gpu
 from distmm.worker import gpu
-from distmm.worker.client_output import ClientOutput
 from distmm.worker.tasks import products
 from distmm.worker.tasks.arrivals import arrived
 from distmm.worker.tasks.kernel_choice import KernelChoice
-from distmm.worker.tasks.loads import Load
 
 if TYPE_CHECKING:
-    import dask.array as da
-    from dask.highlevelgraph import HighLevelGraph
-    from distributed import Client
-
-    from distmm.graph.placement import Key
     from distmm.product.product import Gemm
 
 # Most seconds that the plan expects: after Ctrl-C the call waits for its task, which uses memory of this process.
@@ -56,13 +46,13 @@ def block(product: Gemm, plan: Plan) -> Any:
 
 
 def may_be_a_call(product: Gemm, plan: Plan) -> bool:
-    """Whether the plan has one task, and the operands are in the memory of its device, in this process; no vectors."""
+    """Whether the plan has one task, and the operands are in the memory of its device, in this process."""
     here = (
         on_one_gpu(product)
         if plan.cluster.device == "cuda"
         else all(isinstance(x.source, np.ndarray) and x.file is None for x in product.operands)
     )
-    return here and _is_one_task(product, plan) and not any(product.vectors)
+    return here and _is_one_task(product, plan)
 
 
 def on_one_gpu(product: Gemm) -> bool:
@@ -76,44 +66,12 @@ def _elements(operand: Operand) -> Any:
     return arrived(source, operand.name)
 
 
-def graph(product: Gemm, plan: Plan, client: Client) -> Callable[[ClientOutput], tuple[Key, HighLevelGraph]] | None:
-    """Return a function that makes the graph of a product whose only task reads its operands, and writes C.
-
-    The function takes what the task writes to, and returns the task's key and the graph. None if the plan has several
-    tasks, or if the task cannot read an operand: it is neither an array of this process that workers reach nor
-    persisted.
-    """
-    if not _is_one_task(product, plan):
-        return None
-    device, (m, k, n) = plan.cluster.device, plan.schedule.cuts
-    other = product.b if product.symmetry is None else None
-    blocks: list[da.Array | Load | None] = []
-    turned = [False, False, False]
-    for at, (x, cuts) in enumerate(((product.a, (m, k)), (other, (k, n)), (product.c, (m, n)))):
-        where: Literal["cpu", "cuda"] = device if x is not product.c else "cpu"
-        if x is None or not x.resident:
-            blocks.append(x and x.load(where, client))
-        else:
-            chunks = (*batch_chunks(x, plan.blocking), *cuts)
-            block, turned[at] = x.turned_or_not(chunks, where, client, once=x is not product.c)
-            blocks.append(block)
-        if x is not None and blocks[-1] is None:
-            return None
-    a, b, c0 = blocks
-    choice = KernelChoice.of(plan)
-    epilogue = product.epilogue(product.dtype, "cupy" if device == "cuda" else "numpy")
-    name = f"distmm-matmul-{uuid.uuid4().hex}"  # no two calls share a task that writes
-
-    from distmm.graph import product_graph
-
-    def made(out: ClientOutput) -> tuple[Key, HighLevelGraph]:
-        key = (name, *(0 for _ in product.problem.shape))
-        return key, product_graph.build(name, plan, a, b, choice, epilogue, c0, out=out, turned=(turned[0], turned[1]))
-
-    return made
+def writes_itself(product: Gemm, plan: Plan) -> bool:
+    """Whether a product has one task that may read its operands and write C: all are in this process, or persisted."""
+    return _is_one_task(product, plan) and all(x.resident or x.in_memory for x in product.operands)
 
 
 def _is_one_task(product: Gemm, plan: Plan) -> bool:
-    """Whether one short task computes a product, and a C that is added needs no broadcast."""
+    """Whether one short task computes a product of matrices, and a C that is added needs no broadcast."""
     whole = product.c is None or product.c.shape == product.problem.shape
-    return whole and plan.schedule.tasks == 1 and plan.cost.seconds <= MOST_SECONDS
+    return whole and not any(product.vectors) and plan.schedule.tasks == 1 and plan.cost.seconds <= MOST_SECONDS

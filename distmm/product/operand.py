@@ -87,10 +87,10 @@ class Operand:
     @property
     def loads_again(self) -> bool:
         """Whether workers can load its blocks several times: it is in a file, and not in memory."""
-        return not (is_dask(self.source) or self._in_memory)
+        return not (is_dask(self.source) or self.in_memory)
 
     @property
-    def _in_memory(self) -> bool:
+    def in_memory(self) -> bool:
         """Whether it is a NumPy or CuPy array of this process. A memory map is in a file."""
         return is_on_gpu(self.source) or (isinstance(self.source, np.ndarray) and self.file is None)
 
@@ -142,7 +142,7 @@ class Operand:
         from distmm.product.inline_array import inline_array
         from distmm.product.lent_graph import lent
 
-        if self._in_memory:
+        if self.in_memory:
             # For any size and any cluster: an array in memory is always read when the product is computed.
             source = self.for_later().source
             name = f"distmm-client-{uuid.uuid4().hex}"
@@ -182,12 +182,12 @@ class Operand:
             return self.blocked(chunks, device, client), False
         return replace(self, source=inner).blocked(chunks[::-1], device, client), True
 
-    def load(self, device: Literal["cpu", "cuda"], client: Client) -> loads.Load | None:
+    def load(self, device: Literal["cpu", "cuda"], client: Client | None) -> loads.Load | None:
         """Return an array of this process as one block that a task reads while the caller keeps the array alive.
 
         None if it is another array, or if workers do not reach it.
         """
-        if not self._in_memory:
+        if client is None or not self.in_memory:
             return None
         shared = share(self.source.swapaxes(-1, -2) if self.transposed else self.source, client)
         return None if shared is None else loads.Load(shared, "cuda" if self.kind == "cupy" else device)

@@ -177,12 +177,11 @@ class Gemm:
         from distmm.product import sinks
         from distmm.product.chains import Chains
 
-        if isinstance(to, ClientArray) and (graph := one_task.graph(self, plan, client)) is not None:
-            sinks.store_block(graph, out, to, client)
-            return
         on_gpu = plan.cluster.device == "cuda" and isinstance(to, ClientArray)  # tasks write from GPU memory
         chains = Chains(replace(self, once=True), plan, "cupy" if on_gpu else self.a.kind, client)
-        if client is None or any(self.vectors) or len(plan.waves) == 1:
+        if isinstance(to, ClientArray) and one_task.writes_itself(self, plan):
+            sinks.store_block(chains, out, to, client)
+        elif client is None or any(self.vectors) or len(plan.waves) == 1:
             sinks.store(lambda: [(chains.array(None, to is None), [None])], out, to, client)
         else:
             regions = plan.blocking.regions

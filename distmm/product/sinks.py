@@ -24,12 +24,11 @@ from typing import Any, TypeVar
 import dask.array as da
 import numpy as np
 from dask.array.core import handle_out
-from dask.highlevelgraph import HighLevelGraph
 from distributed import Client, Future, futures_of
 
 from distmm.graph.consumers import stored
-from distmm.graph.placement import Key
 from distmm.planning.write_units import are_shared, unit_of, whole_units
+from distmm.product.chains import Chains
 from distmm.product.out_target import target
 from distmm.product.smaller_plan import memory_full
 from distmm.product.waves import SendWave, Waves
@@ -99,20 +98,12 @@ def store(waves: Callable[[], Iterable[WaveRegions]], out: Any, to: Any, client:
     gpu.wait_for_current_stream(out)  # this process has written there, and the caller may use another stream
 
 
-def store_block(
-    graph: Callable[[ClientOutput], tuple[Key, HighLevelGraph]], out: Any, to: ClientArray, client: Client
-) -> None:
-    """Compute a product of one task, which writes to `out`.
-
-    Parameters
-    ----------
-    graph : callable
-        Takes what the task writes to. Returns its key and its graph.
-    out, to, client
-        As in `store`.
-    """
-    with _leased(out, to) as output:
-        key, layers = graph(output)
+def store_block(chains: Chains, out: Any, to: ClientArray, client: Client | None) -> None:
+    """Compute a product of one task, which writes to `out`. `to` and `client` are those of `store`."""
+    assert client is not None
+    with _leased(out, to) as chains.out:
+        layers = chains.graph(None)
+        key = (chains.name, *(0 for _ in chains.chunks))
         Waves(client, _raise_error).run([lambda: (client.get(layers, [key], sync=False), math.inf)])
     gpu.wait_for_current_stream(out)
 

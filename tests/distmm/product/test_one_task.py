@@ -120,6 +120,14 @@ def test_a_persisted_operand_of_several_chunks_meets_one_of_this_process(client:
         np.testing.assert_array_equal(distmm.gram(a, beta=2, C=A + A.T).compute(), A @ A.T + 2 * (A + A.T))
 
 
+def test_a_vector_times_a_stack_fills_out(client: Client) -> None:
+    v, stack = np.arange(20.0), np.random.default_rng(4).integers(-9, 10, (3, 20, 20)).astype("f8")
+    for a, b in ((v, stack), (stack, v)):
+        out = np.zeros((3, 20))
+        distmm.matmul(a, b, out=out, client=client)
+        np.testing.assert_array_equal(out, a @ b)
+
+
 def test_the_old_c_counts_where_it_is_also_out(client: Client) -> None:
     for where in (client, None):
         C = A.copy()
