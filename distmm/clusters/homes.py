@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dask.utils import ensure_dict
-from distributed import Client, Future, Scheduler
+from distributed import Client, Future, Scheduler, futures_of
 from distributed.metrics import time
 
 from distmm.clusters import view
@@ -34,7 +34,8 @@ MOST_TASKS = 200_000
 def chunk_homes(client: Client, arrays: Sequence[da.Array | None], workers: int) -> list[Homes | None]:
     """Return the rank that holds each chunk of two-dimensional arrays, or most of what the chunk is made from.
 
-    Asks the scheduler once, if an array is made from persisted chunks and something has changed.
+    Asks the scheduler once, if an array is made from persisted chunks and something has changed. Where finished chunks
+    were in the last seconds counts: a plan from homes that are gone is slower, and right.
 
     Parameters
     ----------
@@ -52,8 +53,10 @@ def chunk_homes(client: Client, arrays: Sequence[da.Array | None], workers: int)
     keys = list(dict.fromkeys(key for each in parts for held in each.values() for key in held))
     if not keys:
         return [None] * len(arrays)
+    still = all(future.done() for array in arrays if array is not None for future in futures_of(array))
+    found = view.on_scheduler(client, _holders, tuple(keys), old=still)  # chunks that are made stay, as a rule
     sizes, holders = {}, {}
-    for key, (nbytes, ranks) in zip(keys, view.on_scheduler(client, _holders, tuple(keys)), strict=True):
+    for key, (nbytes, ranks) in zip(keys, found, strict=True):
         sizes[key], holders[key] = nbytes, [rank for rank in ranks if rank < workers]
     # Of several holders of a chunk, the one that holds the fewest bytes counts: a worker that has copies of all chunks,
     # to concatenate them perhaps, soon drops them. If they hold the same, chunks are shared out.

@@ -54,7 +54,7 @@ class _View:
     answers : dict
         For each question: time, `changes` at that time, and answers by worker.
     of_scheduler : dict
-        Answers of the scheduler, as long as nothing changes.
+        Answers of the scheduler: time, `changes` at that time, and the answer.
     changes : int
         Changes that the scheduler has told of.
     """
@@ -63,7 +63,7 @@ class _View:
     since: float = 0.0
     reads: dict[str, bool] = field(default_factory=dict)
     answers: dict[Question, tuple[float, int, Any]] = field(default_factory=dict)
-    of_scheduler: dict[Question, tuple[float, Any]] = field(default_factory=dict)
+    of_scheduler: dict[Question, tuple[float, int, Any]] = field(default_factory=dict)
     changes: int = 0
 
 
@@ -127,15 +127,20 @@ def _asked(client: Client, view: _View, question: Question | None) -> dict[str, 
     return answers  # type: ignore[no-any-return]
 
 
-def on_scheduler(client: Client, function: Callable[..., Any], argument: Hashable) -> Any:
-    """Return ``function(argument, dask_scheduler=...)``; the answer is kept until a task or worker changes."""
+def on_scheduler(client: Client, function: Callable[..., Any], argument: Hashable, old: bool = False) -> Any:
+    """Return ``function(argument, dask_scheduler=...)``; the answer is kept until a task or worker changes.
+
+    With `old`, it is kept for `FRESH_SECONDS`, whatever tasks do, but not if a worker comes or goes.
+    """
     ask(client)
-    view = _views[client]
-    when, answer = view.of_scheduler.get((function, (argument,)), (0.0, None))
-    if answer is None or when < time.monotonic() - FRESH_SECONDS:
-        changes, answer = view.changes, _run(client, _told, client.id, function, argument)
-        if view.changes == changes:
-            view.of_scheduler[function, (argument,)] = time.monotonic(), answer
+    view, question, oldest = _views[client], (function, (argument,)), time.monotonic() - FRESH_SECONDS
+    when, changes, answer = view.of_scheduler.get(question, (0.0, 0, None))
+    if when > oldest and (old or changes == view.changes):
+        return answer
+    changes, answer = view.changes, _run(client, _told, client.id, function, argument)
+    if view.changes == changes:
+        view.of_scheduler = {key: kept for key, kept in view.of_scheduler.items() if kept[0] > oldest}
+        view.of_scheduler[question] = time.monotonic(), changes, answer
     return answer
 
 
@@ -188,10 +193,10 @@ class _Changed:
             return
         view = _views[client]
         view.changes += 1
-        view.of_scheduler.clear()
         if event[1] == "workers":
             view.hosts = None
             view.answers.clear()
+            view.of_scheduler.clear()
             lending.forget_reach(client)
 
 

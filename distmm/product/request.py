@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 # memory first. Each of these measurements takes up to half a second, once.
 WORTH_MEASURING_SECONDS = 1.0
 
-# A product of one task is planned with the workers' last answers, without a question, if it is small: it takes at most
-# so many bytes, and so much of the free memory of the worker.
-SMALL_BYTES, SMALL_SHARE = 1 << 32, 1 / 8
+# A product that takes at most so much of the free memory of a worker is planned with the workers' last answers, without
+# a question.
+SMALL_SHARE = 1 / 8
 
 # Shares of the memory that are tried for the parts of reduced blocks. A plan with less memory for blocks has smaller
 # waves, with fewer parts.
@@ -134,11 +134,11 @@ def plan_for(request: PlanRequest, client: Client | None) -> Plan:
         raise InputError(
             f"plan is {choices.plan!r}: give one that distmm.plan has made, or its text, such as {EXAMPLE}"
         )
-    small = client is not None and request.job is None and request.kept is None and _nbytes(request) <= SMALL_BYTES
-    spec = cluster_for(request, client, old=small)
+    old = client is not None and request.job is None and request.kept is None
+    spec = cluster_for(request, client, old)
     request = with_homes(request, spec.workers, client)
     plan = _within_host_memory(request, spec)
-    if small and (plan.schedule.tasks > 1 or plan.peak.worker > spec.memory * SMALL_SHARE):
+    if old and plan.peak.worker > spec.memory * SMALL_SHARE:
         spec = cluster_for(request, client)
         plan = _within_host_memory(request, spec)
     if plan.shortfall and client is not None and view.forget(client):  # workers may have more free memory by now
@@ -175,12 +175,6 @@ def plan_reduced(plan: Callable[[int], Plan], parts: Callable[[Plan], int]) -> P
         if made.shortfall or parts(made) <= room:
             return made
     return plan(parts(made))
-
-
-def _nbytes(request: PlanRequest) -> int:
-    """Return the bytes of A, B and C."""
-    operands = sum(math.prod(each.shape) * each.dtype.itemsize for each in (request.a, request.b))
-    return operands + math.prod(request.problem.shape) * request.problem.dtype.itemsize
 
 
 def _check_blocks(choices: Choices, plan: Plan) -> None:

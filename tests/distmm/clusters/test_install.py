@@ -52,18 +52,20 @@ def test_a_product_sends_one_message_for_all_plugins(client: Client, monkeypatch
         return await real(comm, op=op, **message)
 
     monkeypatch.setattr(core, "send_recv", noted)
+    view.forget(client)  # as after some seconds
     multiply(client)
     monkeypatch.undo()
     assert [op for op in sent if op.startswith(("run_function", "register", "plugin"))] == ["run_function"], sent
 
 
-def test_plugins_that_were_removed_are_there_again_with_the_next_product(two: Client) -> None:
+def test_plugins_that_were_removed_are_there_again_when_the_cluster_is_asked_next(two: Client) -> None:
     multiply(two)
     assert complete(two)
     two.unregister_worker_plugin(DevicePlugin.name)
     for name in ON_SCHEDULER:
         two.unregister_scheduler_plugin(name)
     assert not complete(two)
+    view.forget(two)  # as after some seconds
     multiply(two)
     assert complete(two)
 

@@ -16,10 +16,11 @@ import dask.array as da
 import numpy as np
 import pytest
 from dask.callbacks import Callback
-from distributed import Client, LocalCluster, core
+from distributed import Client, LocalCluster, core, wait
 
 import distmm
 from distmm.clusters import view
+from distmm.product import request
 from distmm.worker.tasks import products
 from tests import forked
 from tests.until import until
@@ -150,14 +151,25 @@ def questions(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return sent
 
 
-def test_the_cluster_is_asked_nothing_before_it(client: Client, questions: list[str]) -> None:
+def test_the_cluster_is_asked_nothing_before_it_unless_it_needs_much_of_the_memory(
+    client: Client, questions: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = np.empty((N, N))
     distmm.matmul(A, B, out=out, client=client)
     questions.clear()
     for _ in range(3):
         distmm.matmul(A, B, out=out, client=client)
     assert questions == []
-    distmm.matmul(A, B, out=out, client=client, blocks=(N // 2, N, N // 2))  # several tasks need the present memory
+    with client.as_current():
+        x = da.from_array(A, chunks=N // 2).persist()
+        wait(x)
+    distmm.matmul(x, x, client=client)  # asks where x is
+    questions.clear()
+    for _ in range(3):
+        distmm.matmul(x, x, client=client).sum().compute(scheduler=client)
+    assert questions == []
+    monkeypatch.setattr(request, "SMALL_SHARE", 0.0)
+    distmm.matmul(A, B, out=out, client=client)
     assert questions == ["run_function"]
 
 
