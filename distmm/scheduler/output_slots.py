@@ -20,8 +20,8 @@ while it runs.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
 from typing import Any, NamedTuple
@@ -55,9 +55,7 @@ class OutputSlots:
         # By rank: chains that have a slot, with the orders of their first steps; and these orders, ascending.
         self.taken: defaultdict[int, dict[Holder, int]] = defaultdict(dict)
         self.orders: defaultdict[int, list[int]] = defaultdict(list)
-        # By rank: a heap of first steps, and how many of them each product has.
-        self.waiting: defaultdict[int, list[Waiting]] = defaultdict(list)
-        self.products: defaultdict[int, Counter[str]] = defaultdict(Counter)
+        self.waiting: defaultdict[int, list[Waiting]] = defaultdict(list)  # by rank: a heap of first steps
         self.changed: set[int] = set()  # ranks at which a chain that waits may get a slot
         self.numbers = count()  # if two first steps have one priority, the one that asked first starts first
 
@@ -69,23 +67,19 @@ class OutputSlots:
     def ask(self, key: Key, where: Placement, priority: tuple[Any, ...]) -> None:
         """Let the first step of a chain wait for a slot; `admit` says when it has one."""
         heappush(self.waiting[where.rank], Waiting(priority, next(self.numbers), key, where))
-        self.products[where.rank][where.product] += 1
         self.changed.add(where.rank)
 
     def admit(self, wanted: Callable[[Key, Placement], object]) -> list[tuple[Key, Placement]]:
         """Return the first steps that get a slot now, except for tasks that are not wanted any more."""
         admitted = []
         for rank in self.changed:
-            waiting, products = self.waiting[rank], self.products[rank]
+            waiting = self.waiting[rank]
             while waiting:
                 _, _, key, where = waiting[0]
                 # Chains of later waves do not count: this chain does not wait for them.
                 if bisect_right(self.orders[rank], where.order) >= self.most:
                     break
                 heappop(waiting)
-                products[where.product] -= 1
-                if not products[where.product]:
-                    del products[where.product]
                 if wanted(key, where):
                     # A chain that was given up takes no slot, for nothing would give it back. It may start, for a
                     # client may retry it.
@@ -95,29 +89,24 @@ class OutputSlots:
         self.changed.clear()
         return admitted
 
-    def leave(self, key: Key, where: Placement) -> Iterable[str]:
-        """Note that a task's result is released, or will never be made; return the products that wait for its slot."""
+    def leave(self, key: Key, where: Placement) -> None:
+        """Note that a task's result is released, or will never be made: a chain that waits may get its slot."""
         holder = where.product, where.chain
         results = self.results.get(holder)
         if results is None or key not in results:
-            return ()
+            return
         results.discard(key)
-        if results:
-            return ()
-        del self.results[holder]
-        owners = set(where.owners)
-        for rank in owners:
-            self._give_back(rank, holder)
-        return self._wake(owners)
+        if not results:
+            del self.results[holder]
+            for rank in where.owners:
+                self._give_back(rank, holder)
+                if self.waiting.get(rank):
+                    self.changed.add(rank)
 
-    def require(self, slots: float) -> Iterable[str]:
-        """Let each worker have at least so many slots; return the products that wait for one."""
+    def require(self, slots: float) -> None:
+        """Let each worker have at least so many slots."""
         self.most = max(self.most, slots)
-        return self._wake(set(self.waiting))
-
-    def _wake(self, ranks: set[int]) -> Iterable[str]:
-        self.changed |= ranks
-        return {product for rank in ranks for product in self.products.get(rank, ())}
+        self.changed.update(rank for rank, waiting in self.waiting.items() if waiting)
 
     def _take(self, rank: int, holder: Holder, order: int) -> None:
         self._give_back(rank, holder)  # a chain that starts again has one already

@@ -35,7 +35,7 @@ class Products:
         self.held_loads = HeldLoads(self.products)
         self.replicas = Replicas()
         self.runs: WeakValueDictionary[str, OutputSlots] = WeakValueDictionary()
-        self.opening: dict[str, None] = {}  # products that may open steps, or start chains
+        self.opening: dict[str, None] = {}  # products that may open steps
         self.loaded: list[Key] = []  # blocks that have come into memory, and are to be copied
         self.orphans: dict[Key, int] = {}  # tasks held for a product that is gone, and that others may need now
 
@@ -130,7 +130,7 @@ class Products:
             product = self.products.get(name)
             if product is not None and product.slots is not None and not product.limits.wave_orders:
                 # A client keeps blocks of C: they do not leave, and return no slot.
-                self.opening |= dict.fromkeys(product.slots.require(math.inf))
+                product.slots.require(math.inf)
         return arranged
 
     def make_room(
@@ -161,7 +161,7 @@ class Products:
             if needed > max(product.limits.slots_that_fit, product.slots.most):
                 refused.append((name, needed, [key for each in made for key in each.keys]))
             else:
-                self.opening |= dict.fromkeys(product.slots.require(needed))
+                product.slots.require(needed)
         return refused
 
     def finished(self, key: Key, where: Placement) -> None:
@@ -183,7 +183,7 @@ class Products:
         """Return the slot of a block of C that was released. A lost block keeps its slot, and is computed again."""
         product = self.products.get(where.product)
         if product is not None and product.slots is not None:
-            self.opening |= dict.fromkeys(product.slots.leave(key, where))
+            product.slots.leave(key, where)
 
     def forgotten(self, key: Key, where: Placement) -> None:
         """Forget a task that the scheduler has forgotten; if it was the last one, forget the product."""
@@ -219,7 +219,8 @@ class Products:
     @property
     def undecided(self) -> bool:
         """Whether there is something to decide."""
-        return bool(self.opening or self.loaded or self.replicas.used_up or self.orphans)
+        known = self.opening or self.loaded or self.replicas.used_up or self.orphans
+        return bool(known) or any(slots.changed for slots in self.runs.values())
 
     def decide(self, holders: Callable[[Key], Collection[int]]) -> Decisions:
         """Decide what to do after the events since the last call.
@@ -240,12 +241,15 @@ class Products:
         if self.opening:
             self._open(decided, blocks)
             decided.busy = any(product.lookahead.unfinished for product in self.products.values())
+        for slots in self.runs.values():
+            for key, where in slots.admit(self._known):
+                decided.start.append((key, self.products[where.product].rank(where.rank, key)))
         if blocks:
             decided.copy = self.replicas.copies(blocks, holders)
         return decided
 
     def _open(self, decided: Decisions, blocks: dict[Key, None]) -> None:
-        """Open steps and start chains; add the blocks that open steps read to `blocks`."""
+        """Open steps; add the blocks that they read to `blocks`."""
         opening, self.opening = self.opening, {}
         for name in opening:
             if (product := self.products.get(name)) is None:
@@ -261,9 +265,6 @@ class Products:
                         product.slots.ask(key, task.where, _priority(task))
                     else:
                         decided.start.append((key, rank))
-            if product.slots is not None:
-                for key, where in product.slots.admit(self._known):
-                    decided.start.append((key, self.products[where.product].rank(where.rank, key)))
 
     def _begin(self, where: Placement, limits: Limits, ranks: Sequence[int]) -> ProductState:
         slots = None
