@@ -80,7 +80,7 @@ def working(work: Work) -> Iterator[Any]:
 
     stream = _stream(work, cupy.cuda.runtime.getDevice())
     done = cupy.cuda.Event(block=True, disable_timing=True)  # block: waiting threads use no core
-    with _turns.beside_others(), stream:
+    with _turns.turn(), stream:
         done.record(cupy.cuda.Stream.null)
         stream.wait_event(done)
         try:
@@ -208,7 +208,7 @@ def retrying(work: Callable[[], Returned], what: str, needs: int | None = None, 
         empty_pools()
         time.sleep(pause)
         try:
-            with _turns.alone():
+            with _turns.turn(alone=True):
                 made = work()
         except Exception as error:
             if not is_full(error):

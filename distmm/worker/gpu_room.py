@@ -58,52 +58,25 @@ class Turns:
         self._here = threading.local()
 
     @contextmanager
-    def beside_others(self) -> Iterator[None]:
-        """Work beside other threads, after waiting until no thread is alone."""
-        if self._depth:
-            with self._deeper():
-                yield
+    def turn(self, alone: bool = False) -> Iterator[None]:
+        """Work beside other threads, or `alone`. A thread that works already goes on as it does."""
+        if getattr(self._here, "working", False):
+            yield
             return
         with self._changed:
-            self._changed.wait_for(lambda: not (self._alone or self._waiting))
+            self._waiting += alone
+            try:
+                self._changed.wait_for(lambda: not (self._alone or (self._working if alone else self._waiting)))
+            finally:
+                self._waiting -= alone
             self._working += 1
+            self._alone = alone
+        self._here.working = True
         try:
-            with self._deeper():
-                yield
+            yield
         finally:
+            self._here.working = False
             with self._changed:
                 self._working -= 1
-                self._changed.notify_all()
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Work while no other thread does. A thread that already works beside others goes on beside them."""
-        if self._depth:
-            yield
-            return
-        with self._changed:
-            self._waiting += 1
-            try:
-                self._changed.wait_for(lambda: not (self._alone or self._working))
-                self._alone = True
-            finally:
-                self._waiting -= 1
-        try:
-            with self._deeper():
-                yield
-        finally:
-            with self._changed:
                 self._alone = False
                 self._changed.notify_all()
-
-    @property
-    def _depth(self) -> int:
-        return getattr(self._here, "depth", 0)
-
-    @contextmanager
-    def _deeper(self) -> Iterator[None]:
-        self._here.depth = self._depth + 1
-        try:
-            yield
-        finally:
-            self._here.depth -= 1

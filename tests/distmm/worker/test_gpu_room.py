@@ -110,7 +110,7 @@ def test_what_found_no_room_is_tried_again_while_nothing_else_works_on_the_gpu(
     def on_and_on(number: int) -> int:
         rounds = 0
         while not over.is_set():
-            with turns.beside_others():
+            with turns.turn():
                 working.append(number)
                 if not rounds:
                     begun.wait(SECONDS)
@@ -122,7 +122,7 @@ def test_what_found_no_room_is_tried_again_while_nothing_else_works_on_the_gpu(
 
     def work() -> str:
         tries.append(len(working))
-        with turns.beside_others():  # as `gpu.working` does: within its own turn
+        with turns.turn():  # as `gpu.working` does: within its own turn
             if len(tries) == 1 or working:
                 raise MemoryError("full")
         return "made"
@@ -144,7 +144,7 @@ def test_two_threads_that_find_no_room_take_turns(cupy: list[str], monkeypatch: 
     both, alone = threading.Barrier(2), []
 
     def work(first: list[bool]) -> bool:
-        with turns.beside_others():
+        with turns.turn():
             if first:
                 first.pop()
                 both.wait(SECONDS)  # each has begun beside the other
@@ -169,7 +169,7 @@ def test_a_thread_that_works_beside_others_does_not_wait_to_be_alone(cupy: list[
             raise left.pop()
         return "made"
 
-    with gpu._turns.beside_others():
+    with gpu._turns.turn():
         assert gpu.retrying(work, "a block") == "made"
 
 
