@@ -125,7 +125,7 @@ class _Matrices:
         sides = (self.x, self.rows, self.inner), (self.y, self.inner, self.columns)
         if choices.client is None or "cupy" in (self.x.kind, self.y.kind):
             return self
-        device = choices.described(choices.client, self.x.dtype, on_gpu=False).device
+        device = choices.described(choices.client, self.x.dtype, on_gpu=False, old=True).device
         if not any(itertools.starmap(_is_copied, sides)):
             return replace(self, device=device)
         whole = [np.broadcast_to(np.zeros((), side[0].dtype), self._shape(*side)) for side in sides]

@@ -9,17 +9,19 @@ from __future__ import annotations
 import uuid
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dask.array as da
 import numpy as np
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
-from distributed import Client
 
 from distmm.graph.dask_tasks import Task
 from distmm.product.aliasing import coincide
 from distmm.transfer import ClientArray, has_gaps, share
 from distmm.worker.tasks.loads import load
+
+if TYPE_CHECKING:
+    from distributed import Client
 
 
 def lent(array: da.Array, client: Client) -> da.Array:

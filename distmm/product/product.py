@@ -150,11 +150,14 @@ class Gemm:
             # After a failure a task may run again. It must then read the old C, and not a block that it has written.
             product = replace(self, c=replace(self.c, source=self.c.source.copy()))
         if not written:
-            from distmm.product import sinks  # late, as below: arrays of this process are multiplied without Dask's
-            from distmm.product.chains import Chains
+            from distmm.product.chains import Chains  # late, as below: other products need no Dask array and no client
 
             lazy = Chains(product, plan, self.a.kind, client).array(None, user_chunks=True)
-            return product._computable(lazy, choices, plan) if out is None else sinks.become(out, lazy)
+            if out is None:
+                return product._computable(lazy, choices, plan)
+            from distmm.product import sinks
+
+            return sinks.become(out, lazy)
         for attempt in itertools.count():
             try:
                 product._store(plan, out, to, client)

@@ -11,22 +11,23 @@ are finished: `__dask_postcompute__` returns a task for a worker, and `__dask_op
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dask.array as da
 import numpy as np
 import psutil
 from dask.core import flatten
-from distributed import Client, futures_of
 
-from distmm.product import sinks
 from distmm.product.array_types import package_of
 from distmm.product.context import computing
 from distmm.product.dlpack import as_given
 from distmm.product.out_target import target
 from distmm.transfer.gpu_allocations import empty_on
 
-Fill = Callable[[Any, Client], bool]  # computes a product into an array; returns False if Dask has to do it
+if TYPE_CHECKING:
+    from distributed import Client
+
+Fill = Callable[[Any, "Client"], bool]  # computes a product into an array; returns False if Dask has to do it
 Here = Callable[[], Any]  # computes a product without a client; returns None if Dask has to do it
 
 
@@ -117,6 +118,10 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
 
     def _filled(self, out: Any, client: Client) -> bool:
         """Compute into `out`. Return False if Dask has to compute the array."""
+        from distributed import futures_of
+
+        from distmm.product import sinks
+
         if self._fill is not None and next(flatten(self.__dask_keys__())) not in client.futures:
             return self._fill(out, client)
         if self._fill is None and not futures_of(self):

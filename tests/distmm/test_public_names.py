@@ -40,7 +40,7 @@ def test_a_product_of_arrays_of_this_process_loads_what_multiplies_and_no_cluste
         "import sys, numpy, distmm; a = numpy.ones((8, 8)); distmm.matmul(a, a, out=numpy.empty_like(a)); "
         "distmm.gemm(2, a, a, 1, a, out=numpy.empty_like(a)); distmm.gram(a, out=numpy.empty_like(a)); "
         f"found = {HEAVY} & {{*sys.modules}}; assert not found, found; "
-        "assert distmm.matmul(a, a).compute()[0, 0] == 8"
+        "assert distmm.matmul(a, a).compute()[0, 0] == 8; assert 'distributed' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
