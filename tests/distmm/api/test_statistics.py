@@ -227,3 +227,14 @@ def test_gpus_estimate_covariances() -> None:
         assert isinstance(found, cupy.ndarray)
         np.testing.assert_allclose(found.get(), np.cov(x, aweights=weights), rtol=1e-9, atol=1e-8)
         np.testing.assert_allclose(distmm.corrcoef(X).compute().get(), np.corrcoef(x), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["i1", "u1", "i4", "?", "f2", "c8"])
+def test_gpus_estimate_correlations_of_narrow_types(dtype: str) -> None:
+    import cupy
+
+    x = np.random.default_rng(0).integers(0, 10, (3, 100)).astype(dtype)
+    for X in (cupy.asarray(x), da.from_array(cupy.asarray(x), chunks=(2, 30), asarray=False)):
+        for function, expected in ((distmm.cov, np.cov(x)), (distmm.corrcoef, np.corrcoef(x))):
+            np.testing.assert_allclose(function(X).compute().get(), expected, rtol=1e-5, atol=1e-6)
