@@ -69,12 +69,12 @@ def _cpu_name() -> str:
 
 def gpus() -> tuple[Device, ...]:
     """List the CUDA devices that the driver, CuPy and Numba can all use; empty if there are none."""
-    return _found().devices
+    return _found()[0]
 
 
 def why_no_gpu() -> str | None:
     """Return one sentence that says why no GPU is usable, and the remedy; None if a GPU is usable."""
-    return _found().missing
+    return _found()[1]
 
 
 def current() -> Device:
@@ -87,19 +87,13 @@ def current() -> Device:
     return devices[int(cupy.cuda.runtime.getDevice())]
 
 
-@dataclass(frozen=True)
-class _Search:
-    devices: tuple[Device, ...]
-    missing: str | None
-
-
 @functools.cache
-def _found() -> _Search:
-    """Search once per process: hardware and CUDA_VISIBLE_DEVICES are fixed when the driver is initialised."""
+def _found() -> tuple[tuple[Device, ...], str | None]:
+    """Return the devices, and why there are none. Both are fixed when the driver is initialised."""
     try:
-        return _Search(_usable_devices(), None)
+        return _usable_devices(), None
     except _NoGpuError as error:
-        return _Search((), str(error))
+        return (), str(error)
 
 
 def _usable_devices() -> tuple[Device, ...]:

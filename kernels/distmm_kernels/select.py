@@ -114,18 +114,14 @@ def choose(
             )
         return legal[0][0]
     _check(precision)
-    by_name = [c for c in CANDIDATES if why_not(c, problem, device, reproducible=reproducible) is None]
-    for candidate in by_name:
-        if candidate.name == name:
-            return candidate
+    by_name = {c.name: c for c in CANDIDATES if why_not(c, problem, device, reproducible=reproducible) is None}
+    if name in by_name:
+        return by_name[name]
     known = {candidate.name: candidate for candidate in CANDIDATES}
     reason = "there is no kernel of this name"
     if name in known:
-        reason = why_not(known[name], problem, device, reproducible=reproducible) or reason
-    raise ValueError(
-        f"kernel {name!r} cannot compute {problem} on {device}: {reason}; "
-        f"use one of {', '.join(candidate.name for candidate in by_name)}"
-    )
+        reason = f"{why_not(known[name], problem, device, reproducible=reproducible)}"
+    raise ValueError(f"kernel {name!r} cannot compute {problem} on {device}: {reason}; use one of {', '.join(by_name)}")
 
 
 def ranked(
