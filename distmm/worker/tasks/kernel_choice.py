@@ -90,24 +90,35 @@ def kernel_facts(
     which. If the choice has a name, it is that one alone. "unmeasured" says whether they are guesses, from the rates of
     another model, which `measure` would replace.
     """
-    from distmm_kernels import device, measured, select
+    from distmm_kernels import device, measured
 
     problem = _large(choice)
     try:
         here = _here(choice) if absent is None else device.Device("cuda", absent[0], 0, 0, absent[1], 0)
         needed = absent is None and choice.name is None and not measured.is_shipped(here)
         rates = measured.rates_for(problem, here, choice.precision) if needed else None
-        kernels = select.facts(
-            problem,
-            here,
-            choice.precision,
-            reproducible=reproducible,
-            name=choice.name,
-            measured=rates,
-        )
+        asked = problem, here, choice.precision, reproducible, choice.name
+        kept = _facts(*asked, None if rates is None else tuple(rates.items()))
+        kernels = {name: {**known} for name, known in kept.items()}  # the caller may change them
     except (ValueError, RuntimeError) as error:
         return {"no kernel": str(error)}
     return {"kernels": kernels, "unmeasured": needed and rates is None}
+
+
+@lru_cache(maxsize=64)
+def _facts(
+    problem: Problem,
+    here: Device,
+    precision: Precision,
+    reproducible: bool,
+    name: str | None,
+    rates: tuple[tuple[str, float], ...] | None,
+) -> dict[str, dict[str, Any]]:
+    """Return `select.facts`. They take 2 ms of a slow core, and every plan of a product in this process needs them."""
+    from distmm_kernels import select
+
+    measured = None if rates is None else dict(rates)
+    return select.facts(problem, here, precision, reproducible=reproducible, name=name, measured=measured)
 
 
 def measure(choice: KernelChoice) -> None:
