@@ -114,7 +114,7 @@ def _facts(
     name: str | None,
     rates: tuple[tuple[str, float], ...] | None,
 ) -> dict[str, dict[str, Any]]:
-    """Return `select.facts`. They take 2 ms of a slow core, and every plan of a product in this process needs them."""
+    """Return `select.facts`. They took 0.6 ms of each plan in this process, and of each worker's answer."""
     from distmm_kernels import select
 
     measured = None if rates is None else dict(rates)
