@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import os
 import time
 import weakref
 from collections.abc import Callable, Hashable
@@ -105,9 +104,8 @@ def _asked(client: Client, view: _View, question: Question | None) -> dict[str, 
     from distmm.worker.plugin import DevicePlugin
 
     serialization.register()  # in this process, for blocks that the client receives
-    secret = process_memory.secret()
     process_memory.allow()
-    proof = os.getpid(), secret.ctypes.data, secret.tobytes()
+    proof = process_memory.proof()
     changes = view.changes
     asked = client.id, dumps(DevicePlugin()), dumps(question) if question else None, proof, ANSWER_SECONDS
     hosts, reads, answers = _run(client, _answer, *asked)

@@ -24,20 +24,16 @@ from collections import defaultdict
 from collections.abc import Callable
 from heapq import heappop, heappush
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 from distmm.graph.placement import Chain, Key, Placement
 
 Holder = tuple[str, Chain]  # a product and one of its chains
 
 
-class Waiting(NamedTuple):
-    """The first step of a chain that waits for a slot; `priority` is lower for what starts earlier."""
-
-    priority: tuple[Any, ...]
-    number: int
-    key: Key
-    where: Placement
+# The first step of a chain that waits for a slot: its priority, which is lower for what starts earlier, a number, its
+# key and its place.
+Waiting = tuple[tuple[Any, ...], int, Key, Placement]
 
 
 class OutputSlots:
@@ -66,7 +62,7 @@ class OutputSlots:
 
     def ask(self, key: Key, where: Placement, priority: tuple[Any, ...]) -> None:
         """Let the first step of a chain wait for a slot; `admit` says when it has one."""
-        heappush(self.waiting[where.rank], Waiting(priority, next(self.numbers), key, where))
+        heappush(self.waiting[where.rank], (priority, next(self.numbers), key, where))
         self.changed.add(where.rank)
 
     def admit(self, wanted: Callable[[Key, Placement], object]) -> list[tuple[Key, Placement]]:

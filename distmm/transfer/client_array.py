@@ -37,8 +37,8 @@ class ClientArray:
         As for a NumPy array.
     segment : Segment, Allocation or None
         Shared memory segment, or allocation in GPU memory, that contains the array.
-    proof : tuple of int and bytes
-        An address in that process, and the random bytes there. Process numbers repeat on other machines: a worker that
+    proof : process_memory.Proof
+        That process, an address in it, and the random bytes there. Process numbers repeat on other machines: one that
         reads these bytes reads that process's memory and no other's.
     loan : Loan or None
         Keeps the array alive in its process (`distmm.transfer.loans`). None in other processes, on schedulers, and if
@@ -56,7 +56,7 @@ class ClientArray:
     strides: tuple[int, ...]
     dtype: np.dtype[Any]
     segment: shared_memory.Segment | gpu_allocations.Allocation | None
-    proof: tuple[int, bytes]
+    proof: process_memory.Proof
     loan: loans.Loan | None = field(default=None, compare=False, repr=False)
     lease: Lease | None = None
     mark: tuple[int, int] = (0, 0)
@@ -64,15 +64,14 @@ class ClientArray:
     @classmethod
     def of(cls, array: Any, name: str = "") -> ClientArray:
         """Describe a whole NumPy or CuPy array of this process."""
-        secret = process_memory.secret()
         segment: shared_memory.Segment | gpu_allocations.Allocation | None
         if gpu_allocations.is_on_gpu(array):
             address, segment = array.data.ptr, gpu_allocations.behind(array)
         else:
             address, segment = array.__array_interface__["data"][0], shared_memory.behind(array)
         where = name, os.getpid(), address, array.shape, array.strides, array.dtype
-        loan, proof = loans.Loan(name, array), (secret.ctypes.data, secret.tobytes())
-        return cls(*where, segment, proof, loan, mark=loan.mark)
+        loan = loans.Loan(name, array)
+        return cls(*where, segment, process_memory.proof(), loan, mark=loan.mark)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.loan is not None:
@@ -101,7 +100,7 @@ class ClientArray:
     @property
     def is_local(self) -> bool:
         """Whether its memory is this process's own."""
-        return self.pid == os.getpid() and self.proof[1] == process_memory.secret().tobytes()
+        return self.proof == process_memory.proof()
 
     def __getitem__(self, index: tuple[slice, ...]) -> np.ndarray:
         """Read a block: a view in the process that owns it, else a copy."""
@@ -150,7 +149,7 @@ class ClientArray:
             If a slice has a step other than 1.
         """
         if not self.is_local:
-            _check_reach(self.pid, self.proof)
+            _check_reach(self.proof)
         ranges = [range(*part.indices(n)) for part, n in zip(index, self.shape, strict=True)]
         if any(r.step != 1 for r in ranges):
             raise IndexError(f"{index}: a block is a slice of step 1 in each dimension")
@@ -272,12 +271,12 @@ def _received(*fields: Any) -> ClientArray:
 
 
 @lru_cache(maxsize=64)
-def _check_reach(pid: int, proof: tuple[int, bytes]) -> None:
-    """Raise `InputError` unless this process reads `proof` in the memory of `pid`; errors are not cached."""
-    if not process_memory.can_read(pid, *proof):
+def _check_reach(proof: process_memory.Proof) -> None:
+    """Raise `InputError` unless this process reads the proof of another one in its memory; errors are not cached."""
+    if not process_memory.can_read(*proof):
         raise InputError(
-            f"an array of process {pid} is out of reach of this worker on {socket.gethostname()}. All workers reached "
-            "it when distmm was called: either this worker joined later, from another machine or as another user, or "
-            "that process has ended. Call distmm again: with the present workers the array is sent through the "
-            "scheduler. Or write it to a file that all workers read, such as a Zarr folder"
+            f"an array of process {proof[0]} is out of reach of this worker on {socket.gethostname()}. All workers "
+            "reached it when distmm was called: either this worker joined later, from another machine or as another "
+            "user, or that process has ended. Call distmm again: with the present workers the array is sent through "
+            "the scheduler. Or write it to a file that all workers read, such as a Zarr folder"
         )

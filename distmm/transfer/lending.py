@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -98,8 +97,7 @@ def _within_reach(client: Client) -> bool:
     reached = _tried.get(client, {}).get(None)
     if reached is None:
         process_memory.allow()
-        secret = process_memory.secret()
-        answers = everywhere(client, process_memory.can_read, os.getpid(), secret.ctypes.data, secret.tobytes())
+        answers = everywhere(client, process_memory.can_read, *process_memory.proof())
         reached = bool(answers) and all(answers.values())
     return bool(reached)
 

@@ -30,6 +30,7 @@ PR_SET_PTRACER = 0x59616D61
 MADV_POPULATE_WRITE = 23
 
 Rows = tuple[np.ndarray, int]  # addresses of all rows, and bytes of a row
+Proof = tuple[int, int, bytes]  # a process, an address in its host memory, and the bytes there
 
 Piece = TypeVar("Piece")
 
@@ -142,15 +143,19 @@ def allow(ancestor: int | None = None) -> None:
 
 
 @cache
-def secret() -> np.ndarray:
-    """Return 32 random bytes in this process's memory. A process that reads them has access to this process."""
+def _secret() -> np.ndarray:
     return np.frombuffer(secrets.token_bytes(32), np.uint8)
+
+
+def proof() -> Proof:
+    """Return the proof of this process: a process that reads these random bytes has access to it."""
+    return os.getpid(), _secret().ctypes.data, _secret().tobytes()
 
 
 def can_read(pid: int, address: int, expected: bytes) -> bool:
     """Whether this process has access to process `pid` of the same machine. Runs on workers."""
     if pid == os.getpid():  # the same number on another machine has another secret
-        return secret().ctypes.data == address and secret().tobytes() == expected
+        return proof() == (pid, address, expected)
     ours = np.zeros(len(expected), np.uint8)
     try:
         read(pid, (np.array([address]), len(expected)), ours.ctypes.data)

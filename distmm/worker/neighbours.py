@@ -17,8 +17,6 @@ from distmm.worker.tasks.loads import Load
 
 logger = logging.getLogger(__name__)
 
-Proof = tuple[int, int, bytes]  # a process, an address in its host memory, and the bytes there
-
 
 def give_tickets(worker: Worker, plugin: str) -> None:
     """Send blocks by tickets to workers of this host that read this worker's memory, and that have `plugin`.
@@ -42,11 +40,9 @@ async def _asked(worker: Worker, address: str, plugin: str) -> bool | None:
     """Ask the worker at an address whether it reads this worker's memory."""
     from cupy.cuda import runtime
 
-    secret = process_memory.secret()
     try:
-        proof = os.getpid(), secret.ctypes.data, secret.tobytes()
         on_gpu = gpu_allocations.secret(runtime.getDevice())
-        reply = await run_on_worker(worker, address, _reads, plugin, proof, on_gpu)
+        reply = await run_on_worker(worker, address, _reads, plugin, process_memory.proof(), on_gpu)
     except Exception:  # a worker that ends, or another version of Dask: the elements are sent
         logger.warning("%s was not asked whether it reads this worker's GPU memory", address, exc_info=True)
         return False
@@ -61,7 +57,10 @@ async def _asked(worker: Worker, address: str, plugin: str) -> bool | None:
 
 
 def _reads(
-    plugin: str, proof: Proof, on_gpu: tuple[gpu_allocations.Allocation | None, int, bytes], dask_worker: Worker
+    plugin: str,
+    proof: process_memory.Proof,
+    on_gpu: tuple[gpu_allocations.Allocation | None, int, bytes],
+    dask_worker: Worker,
 ) -> bool | None:
     """Whether this worker reads another one's host memory and GPU memory; None without the plugin."""
     if plugin not in dask_worker.plugins:

@@ -151,9 +151,9 @@ def test_memory_that_is_gone_is_an_error_and_not_a_result(other: Any) -> None:
     with pytest.raises(OSError, match="out of reach"):
         process_memory.read(os.getpid(), (np.array([4096]), 8), np.zeros(1).ctypes.data)
     assert not other.apply(process_memory.can_read, (os.getpid(), 4096, b"x" * 32))
-    secret = process_memory.secret()
-    assert other.apply(process_memory.can_read, (os.getpid(), secret.ctypes.data, secret.tobytes()))
-    assert not other.apply(process_memory.can_read, (os.getpid(), secret.ctypes.data, bytes(32)))
+    pid, address, secret = process_memory.proof()
+    assert other.apply(process_memory.can_read, (pid, address, secret))
+    assert not other.apply(process_memory.can_read, (pid, address, bytes(32)))
 
 
 def test_nothing_is_copied_any_more_when_an_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +182,7 @@ def test_nothing_is_copied_any_more_when_an_error_is_raised(monkeypatch: pytest.
 def test_a_process_of_the_same_number_on_another_machine_is_not_read(other: Any) -> None:
     array = ClientArray.of(numbers((20, 30)))
     index = (slice(0, 20), slice(0, 30))
-    elsewhere = replace(array, proof=(array.proof[0], bytes(32)))  # the bytes at the address differ from the proof
+    elsewhere = replace(array, proof=(*array.proof[:2], bytes(32)))  # the bytes at the address differ from the proof
     for access in (partial(other.apply, read, (elsewhere, index)), partial(other.apply, write, (elsewhere, index, 0))):
         with pytest.raises(InputError, match=f"process {os.getpid()} is out of reach of this worker"):
             access()
@@ -226,7 +226,7 @@ def test_a_worker_in_the_clients_process_copies_without_process_vm_readv(no_kern
 
 
 def test_a_process_of_this_number_on_another_machine_is_not_taken_for_this_one() -> None:
-    elsewhere = replace(ClientArray.of(numbers((20, 30))), proof=(4096, bytes(32)))
+    elsewhere = replace(ClientArray.of(numbers((20, 30))), proof=(os.getpid(), 4096, bytes(32)))
     for access in (partial(read, elsewhere), partial(write, elsewhere, block=0)):
         with pytest.raises(InputError, match=f"process {os.getpid()} is out of reach of this worker"):
             access(index=(slice(0, 20), slice(0, 30)))
