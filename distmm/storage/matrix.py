@@ -183,8 +183,10 @@ def explained(path: str, *region: slice) -> Iterator[None]:
 
 
 def stripes(rows: slice, cols: slice, itemsize: int, most: int) -> list[tuple[slice, slice]]:
-    """Cut a region into ranges of rows of at most `most` bytes, but at least one row each."""
-    height = max(1, most // max(1, (cols.stop - cols.start) * itemsize))
+    """Cut a region into ranges of rows of at most `most` bytes, but at least one row each; none of an empty region."""
+    if rows.stop <= rows.start or cols.stop <= cols.start:
+        return []
+    height = max(1, most // ((cols.stop - cols.start) * itemsize))
     return [(slice(i, min(i + height, rows.stop), 1), cols) for i in range(rows.start, rows.stop, height)]
 
 

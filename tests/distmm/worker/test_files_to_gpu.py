@@ -104,6 +104,23 @@ def test_every_piece_arrives_at_its_place(form: str, tmp_path: Path, small_buffe
         assert bits(load(matrix, (rows, cols), "cuda")) == bits(values[rows, cols])
 
 
+@pytest.mark.parametrize("shape", [(3, 0), (0, 5), (0, 0)])
+@pytest.mark.parametrize("form", ["npy", "raw", "zarr"])
+def test_a_matrix_without_elements_arrives(
+    form: str, shape: tuple[int, int], tmp_path: Path, small_buffers: None
+) -> None:
+    path = tmp_path / f"A.{form}"
+    if form == "npy":
+        np.save(path, np.zeros(shape, "f4"))
+    elif form == "raw":
+        path.touch()
+        path = Path(f"{path}:{shape[0]}x{shape[1]}:float32")
+    else:
+        zarr.create_array(path, shape=shape, dtype="f4", chunks=(2, 2), compressors=None)
+    found = load(open_matrix(path), np.s_[:, :], "cuda")
+    assert (found.shape, found.dtype) == (shape, np.float32)
+
+
 def test_what_is_not_read_in_pieces_arrives_too(tmp_path: Path, small_buffers: None) -> None:
     values = np.random.default_rng(6).standard_normal((40, 90), dtype="f4")
     np.save(tmp_path / "F.npy", np.asfortranarray(values))
