@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from distmm.transfer import process_memory
-from distmm.worker import gpu
+from distmm.worker import gpu, gpu_copies
 
 # Bytes of a pinned buffer: a chunk of 4096 x 4096 bfloat16 numbers. Each thread has two.
 BUFFER = 32 << 20
@@ -31,12 +31,8 @@ _local = threading.local()
 
 def _next_buffer() -> tuple[Any, Any]:
     """Return one of this thread's two pinned buffers, and the event that ends the last copy from it."""
-    import cupy
-
     if not hasattr(_local, "buffers"):
-        _local.buffers = [
-            (cupy.cuda.alloc_pinned_memory(BUFFER), cupy.cuda.Event(block=True, disable_timing=True)) for _ in range(2)
-        ]
+        _local.buffers = gpu_copies.pinned_pair(BUFFER)
     _local.buffers.reverse()
     buffer: tuple[Any, Any] = _local.buffers[0]
     return buffer
@@ -81,7 +77,7 @@ def upload(source: Any, index: tuple[slice, ...]) -> Any:
                 staged: np.ndarray = np.ndarray((i.stop - i.start, j.stop - j.start), source.dtype, buffer)
                 source.read_into(i, j, staged)
                 target = block[i.start - rows.start : i.stop - rows.start, j.start - cols.start : j.stop - cols.start]
-                _copy(target, staged, stream)
+                gpu_copies.copy_rows(target, staged.ctypes.data, staged.strides[0], stream)
                 copied.record(stream)
 
         futures = [_readers().submit(read, piece) for piece in pieces]
@@ -94,14 +90,3 @@ def upload(source: Any, index: tuple[slice, ...]) -> Any:
             wait(futures)
     source.check(rows, cols)
     return block
-
-
-def _copy(target: Any, staged: np.ndarray, stream: Any) -> None:
-    """Start the copy of a pinned matrix to a part of a block."""
-    from cupy.cuda import runtime
-
-    height, width = staged.shape[0], staged.shape[1] * staged.itemsize
-    pitch = target.strides[0] if height > 1 else width  # the stride of a single row is not used
-    runtime.memcpy2DAsync(
-        target.data.ptr, pitch, staged.ctypes.data, width, width, height, runtime.memcpyHostToDevice, stream.ptr
-    )

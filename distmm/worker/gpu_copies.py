@@ -41,12 +41,12 @@ def upload(part: ClientArray) -> Any:
         block = cupy.empty(flat.shape, gpu.carrier(flat.dtype))
         for host, device in _matrices(few, block.reshape(few.shape)):
             if shift is not None:
-                _to_device(device, host.address + shift, host.strides[0], stream)
+                copy_rows(device, host.address + shift, host.strides[0], stream)
                 continue
             for rows, region, staged, idle in _staged(host, buffers):
                 idle.synchronize()  # the device has copied the earlier contents of the buffer
                 rows.read_into(staged)
-                _to_device(device[region], staged.ctypes.data, staged.strides[0], stream)
+                copy_rows(device[region], staged.ctypes.data, staged.strides[0], stream)
                 idle.record(stream)
     if part.on_gpu:
         part.check_mark()  # memory that its owner has freed may have other contents by now
@@ -69,11 +69,11 @@ def _download(part: ClientArray, block: Any) -> None:
         block = cupy.ascontiguousarray(block.swapaxes(-1, -2) if swapped else block).astype(flat.dtype, copy=False)
         for host, device in _matrices(few, block.reshape(few.shape)):
             if shift is not None:
-                _to_host(host.address + shift, host.strides[0], device, stream)
+                copy_rows(device, host.address + shift, host.strides[0], stream, to_host=True)
                 continue
             last = None
             for rows, region, staged, full in _staged(host, buffers):
-                _to_host(staged.ctypes.data, staged.strides[0], device[region], stream)
+                copy_rows(device[region], staged.ctypes.data, staged.strides[0], stream, to_host=True)
                 full.record(stream)
                 if last is not None:  # the rows before these, while the device copies these
                     _write(*last)
@@ -131,27 +131,31 @@ def _reached(host: ClientArray) -> Iterator[int | None]:
         yield None
 
 
-def _to_device(device: Any, source: int, pitch: int, stream: Any) -> None:
-    """Start the copy of a matrix whose rows lie `pitch` bytes apart in pinned memory or GPU memory."""
+def copy_rows(device: Any, address: int, pitch: int, stream: Any, to_host: bool = False) -> None:
+    """Start the copy of a matrix to the GPU, or `to_host`: other rows lie `pitch` bytes apart in pinned or GPU memory.
+
+    Elements of a row are contiguous on both sides.
+    """
     from cupy.cuda import runtime
 
     rows, width = device.shape[0], device.shape[1] * device.itemsize
-    pitch = pitch if rows > 1 else width  # the stride of a single row is not used
-    runtime.memcpy2DAsync(device.data.ptr, width, source, pitch, width, rows, runtime.memcpyDefault, stream.ptr)
-
-
-def _to_host(target: int, pitch: int, device: Any, stream: Any) -> None:
-    """Start the copy of a matrix to rows that lie `pitch` bytes apart in pinned memory or GPU memory."""
-    from cupy.cuda import runtime
-
-    rows, width = device.shape[0], device.shape[1] * device.itemsize
-    pitch = pitch if rows > 1 else width
-    runtime.memcpy2DAsync(target, pitch, device.data.ptr, width, width, rows, runtime.memcpyDefault, stream.ptr)
+    pitches = (device.strides[0], pitch) if rows > 1 else (width, width)  # the stride of a single row is not used
+    sides = list(zip((device.data.ptr, address), pitches, strict=True))
+    target, source = sides[::-1] if to_host else sides
+    runtime.memcpy2DAsync(*target, *source, width, rows, runtime.memcpyDefault, stream.ptr)
 
 
 Buffers = list[tuple[Any, Any]]  # two pinned buffers, and for each the event of its last copy
 
 _idle: list[Buffers] = []
+
+
+def pinned_pair(nbytes: int) -> Buffers:
+    """Return two pinned buffers of so many bytes."""
+    import cupy
+
+    events = (cupy.cuda.Event(block=True, disable_timing=True) for _ in range(2))
+    return [(cupy.cuda.alloc_pinned_memory(nbytes), event) for event in events]
 
 
 @contextmanager
@@ -165,14 +169,10 @@ def _buffers(shift: int | None) -> Iterator[Buffers]:
     if shift is not None:
         yield []
         return
-    import cupy
-
     try:
         pair = _idle.pop()
     except IndexError:
-        pair = [
-            (cupy.cuda.alloc_pinned_memory(STAGE), cupy.cuda.Event(block=True, disable_timing=True)) for _ in range(2)
-        ]
+        pair = pinned_pair(STAGE)
     try:
         yield pair
     finally:

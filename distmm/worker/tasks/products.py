@@ -14,7 +14,6 @@ from distmm.planning.problem import Symmetry
 from distmm.worker import gpu
 from distmm.worker.blas_threads import shared_by
 from distmm.worker.client_output import ClientOutput
-from distmm.worker.gpu_copies import to_host
 from distmm.worker.tasks.arrivals import Arrivals, Union
 from distmm.worker.tasks.epilogue import Block, Epilogue, finish, flipped, last_product
 from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_for
@@ -120,9 +119,7 @@ def multiply(
     result = math.prod(batch) * height * width * kernel.accumulator.itemsize
     needs = result + sum(block.nbytes for block in (*a_blocks, *b_blocks))
     out = gpu.retrying(on_gpu, f"a block of C, {height} x {width} {kernel.accumulator},", needs, peak)
-    if reduction is not None:
-        return on_host(out)
-    return to_host(out) if epilogue is not None and epilogue.kind == "numpy" else out
+    return _leaving(out, epilogue, reduction)
 
 
 def multiply_and_store(
@@ -191,6 +188,12 @@ def _reduced(
     return reduction(block if powers is None else unscaled(block, powers), norms)
 
 
+def _leaving(made: Any, epilogue: Epilogue | None, reduction: BlockReduction | None) -> Any:
+    """Return a finished block, or its parts, in the memory from which they are read."""
+    to_read = reduction is not None or (epilogue is not None and epilogue.kind == "numpy")
+    return on_host(made) if to_read else made
+
+
 def combine(
     where: object,
     choice: KernelChoice,
@@ -219,9 +222,7 @@ def combine(
         out = gpu.retrying(summed, what, 3 * left.nbytes)
     else:
         out = summed()
-    if reduction is not None:
-        return on_host(out)
-    return to_host(out) if epilogue is not None and epilogue.kind == "numpy" else out
+    return _leaving(out, epilogue, reduction)
 
 
 def part(where: object, block: Block, index: tuple[slice, slice]) -> Block:

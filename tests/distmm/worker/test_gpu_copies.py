@@ -91,14 +91,10 @@ def working(work: str) -> Iterator[Stream]:
     STREAM.finish()
 
 
-def to_device(device: np.ndarray, source: int, pitch: int, stream: Stream) -> None:
-    rows = [(row.ctypes.data, source + n * pitch, row.nbytes) for n, row in enumerate(device)]
-    stream.asked.append(lambda: [ctypes.memmove(*row) for row in rows] and None)
-
-
-def to_host(target: int, pitch: int, device: np.ndarray, stream: Stream) -> None:
-    rows = [(target + n * pitch, row.ctypes.data, row.nbytes) for n, row in enumerate(device)]
-    stream.asked.append(lambda: [ctypes.memmove(*row) for row in rows] and None)
+def copy_rows(device: np.ndarray, address: int, pitch: int, stream: Stream, to_host: bool = False) -> None:
+    sides = [(row.ctypes.data, address + n * pitch) for n, row in enumerate(device)]
+    nbytes = device[0].nbytes
+    stream.asked.append(lambda: [ctypes.memmove(*(side[::-1] if to_host else side), nbytes) for side in sides] and None)
 
 
 @pytest.fixture
@@ -107,7 +103,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = types.SimpleNamespace(alloc_pinned_memory=bytearray, Event=Event)
     cupy = types.SimpleNamespace(empty=np.empty, asarray=np.array, ascontiguousarray=np.ascontiguousarray, cuda=cuda)
     monkeypatch.setitem(sys.modules, "cupy", cupy)
-    for name, value in {"_to_device": to_device, "_to_host": to_host, "STAGE": 1000, "_idle": []}.items():
+    for name, value in {"copy_rows": copy_rows, "STAGE": 1000, "_idle": []}.items():
         monkeypatch.setattr(gpu_copies, name, value)
     monkeypatch.setattr(gpu_copies.gpu, "working", working)
 
