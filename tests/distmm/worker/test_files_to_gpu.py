@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import sys
@@ -20,7 +21,7 @@ import zarr
 
 from distmm.errors import InputError
 from distmm.storage import create_output, open_matrix
-from distmm.worker import files_to_gpu, gpu
+from distmm.worker import files_to_gpu, gpu, gpu_copies
 from distmm.worker.tasks.loads import load
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -55,13 +56,14 @@ class Event:
         self.copies, self.thread.asked = self.thread.asked, []
 
     def synchronize(self) -> None:
-        for place, staged in self.copies:
-            place[...] = staged
+        for place, address, pitch in self.copies:
+            for number, row in enumerate(place):
+                ctypes.memmove(row.ctypes.data, address + number * pitch, row.nbytes)
         self.copies = []
 
 
-def copy(place: np.ndarray, staged: np.ndarray, stream: None) -> None:
-    Event.thread.asked = [(place, staged)]
+def copy_rows(place: np.ndarray, address: int, pitch: int, stream: None) -> None:
+    Event.thread.asked = [(place, address, pitch)]
 
 
 @contextmanager
@@ -82,7 +84,7 @@ def small_buffers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     )
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(empty=np.empty, asarray=np.asarray, cuda=cuda))
     monkeypatch.setattr(gpu, "working", working)
-    monkeypatch.setattr(files_to_gpu, "_copy", copy)
+    monkeypatch.setattr(gpu_copies, "copy_rows", copy_rows)
     monkeypatch.setattr(files_to_gpu, "BUFFER", 300)
     with ThreadPoolExecutor(3) as readers:
         monkeypatch.setattr(files_to_gpu, "_readers", lambda: readers)
