@@ -10,7 +10,7 @@ from distributed import Worker
 from distributed.comm import get_address_host
 
 from distmm.errors import InputError
-from distmm.transfer import ClientArray, gpu_allocations, process_memory
+from distmm.transfer import ClientArray, gpu_allocations, process_memory, serialization
 from distmm.transfer.block_tickets import to_neighbour
 from distmm.worker.dask_internals import note_blocks_sent, run_on_worker
 from distmm.worker.tasks.loads import Load
@@ -66,11 +66,17 @@ def _reads(
     if plugin not in dask_worker.plugins:
         return None
     allocation, address, expected = on_gpu
-    return (
+    reads = (
         allocation is not None
         and process_memory.can_read(*proof)
         and gpu_allocations.can_map(allocation, address, expected, dask_worker)
     )
+    if reads:
+        # Now: the first ticket might arrive while another thread imports this, when Dask's own functions are in place.
+        import distributed.protocol.cupy  # noqa: F401
+
+        serialization.register(received)
+    return reads
 
 
 def received(ticket: ClientArray) -> Any:

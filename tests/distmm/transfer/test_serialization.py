@@ -14,6 +14,7 @@ from dask.utils import Dispatch
 from distributed.protocol import deserialize, serialize
 
 from distmm.transfer import block_tickets, loaded_blocks, serialization
+from distmm.worker import neighbours
 
 
 class Block:
@@ -73,6 +74,23 @@ def test_only_blocks_that_leave_the_gpu_go_by_tickets(monkeypatch: pytest.Monkey
     assert receive_on_host.dispatch(Block)(*send_on_host(Block("f4"))) == "copied from its place"
     assert receive_on_host.dispatch(Block)(*send_on_host(Block("f4"))).dtype == "f4"
     assert send(Block("f4")) == ({"typestr": "<f4"}, [b""])
+
+
+def test_a_worker_takes_tickets_as_soon_as_it_has_said_that_it_reads_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = tables(monkeypatch)
+    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(ndarray=Block))
+    monkeypatch.setitem(sys.modules, "distributed.protocol.cupy", types.ModuleType("cupy"))
+    reads: list[bool] = [False, True]
+    monkeypatch.setattr(neighbours.process_memory, "can_read", lambda *proof: True)
+    monkeypatch.setattr(neighbours.gpu_allocations, "can_map", lambda *about: reads.pop(0))
+    worker: Any = types.SimpleNamespace(plugins={"distmm-device"})
+    for answer in (False, True):
+        assert neighbours._reads("distmm-device", (0, 0, b""), (object(), 0, b""), worker) is answer  # type: ignore[arg-type]
+        assert {dispatch.dispatch(Block).__module__ == "distmm.transfer.serialization" for dispatch in found} == {
+            answer
+        }
 
 
 def test_serialization_is_otherwise_changed_when_the_first_block_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
