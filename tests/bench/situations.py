@@ -1,8 +1,9 @@
 """What users have, beside what they would use instead: ``python tests/bench/situations.py [NAME ...]``.
 
 Each situation runs in a process of its own, with a limit of time. In each round every contestant has one turn. The
-first round is left out: it compiles kernels. Every result is computed to where its user wants it: tasks of CuPy end
-when their kernels are enqueued, so `persist` says nothing.
+first round is left out: it compiles kernels. Rounds that count take `--seconds` in all, but each product has one. Every
+result is computed to where its user wants it: tasks of CuPy end when their kernels are enqueued, so `persist` says
+nothing.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import queue
 import statistics
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,20 +30,24 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, help="by default all GPUs, or 4 CPU workers of one thread")
     parser.add_argument("--cluster", choices=["tcp", "ucx", "own"], default="tcp", help="LocalCUDACluster() as it is, "
                         "with UCX and a pool, or distmm's own")  # fmt: skip
-    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--turns", type=int, default=3, help="rounds that count; fewer after --seconds")
+    parser.add_argument("--seconds", type=float, default=10.0, help="for the rounds of a situation that count")
     parser.add_argument("--scale", type=float, default=1.0, help="edges of the matrices, times this")
-    parser.add_argument("--patience", type=float, default=120.0, help="seconds for a situation")
+    parser.add_argument("--patience", type=float, default=120.0, help="seconds until a situation is ended, "
+                        "with the start of its cluster")
     parser.add_argument("--json", type=Path, help="write the table here, too")
     asked = parser.parse_args(arguments)
     unknown = set(asked.names) - set(SITUATIONS)
     if unknown:
         parser.error(f"no situation {', '.join(sorted(unknown))}: there are {', '.join(SITUATIONS)}")
-    setting = Setting(asked.device, asked.workers, asked.cluster, asked.turns, asked.scale)
+    setting = Setting(asked.device, asked.workers, asked.cluster, asked.turns, asked.scale, asked.seconds)
     found = []
     for name in asked.names or SITUATIONS:
+        begun = time.monotonic()
         for row in in_a_process(name, setting, asked.patience):
             print(text_of(row), flush=True)  # noqa: T201
             found.append(row)
+        print(f"{name}: ended after {time.monotonic() - begun:.0f} s", flush=True)  # noqa: T201
     if asked.json:
         asked.json.write_text(json.dumps(found, indent=1))
 
@@ -52,16 +58,17 @@ def text_of(row: dict[str, Any]) -> str:
         return f"{row['name']}: {row['error']}"
     ours = row["seconds"]["distmm"]
     others = [f"{who} {each:.4f} s ({ours / each:.2f})" for who, each in row["seconds"].items() if who != "distmm"]
-    return f"{row['name']}: distmm {ours:.4f} s; {', '.join(others)}"
+    first = row["first"]["distmm"]
+    return f"{row['name']}: distmm {ours:.4f} s (first {first:.2f}, {row['turns']} turns); {', '.join(others)}"
 
 
-def in_a_process(name: str, setting: Setting, patience: float) -> list[dict[str, Any]]:
-    """Return the rows of a situation. The last one says what went wrong, if anything did."""
+def in_a_process(name: str, setting: Setting, patience: float) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a situation, each when it is there. The last one says what went wrong, if anything did."""
     context = multiprocessing.get_context("spawn")
     rows: Any = context.Queue()
     process = context.Process(target=measured, args=(name, setting, rows))
     process.start()
-    deadline, found = time.monotonic() + patience, []
+    deadline = time.monotonic() + patience
     while True:
         try:
             row = rows.get(timeout=max(0.1, min(1.0, deadline - time.monotonic())))
@@ -73,28 +80,32 @@ def in_a_process(name: str, setting: Setting, patience: float) -> list[dict[str,
         if row is None:
             process.join(20)
             break
-        found.append(row)
+        yield row
         if "error" in row:
             break
     if process.is_alive():
         process.kill()
         process.join()
-    return found
 
 
 def measured(name: str, setting: Setting, rows: Any) -> None:
     """Put the rows of a situation into a queue, then None."""
     warnings.simplefilter("ignore")
     try:
+        spent = 0.0
         for label, contestants in SITUATIONS[name](setting):
             seconds: dict[str, list[float]] = {who: [] for who in contestants}
-            for _ in range(setting.turns + 1):
+            for turn in range(setting.turns + 1):
+                if turn > 1 and spent > setting.seconds:
+                    break
                 for who, run in contestants.items():
                     started = time.perf_counter()
                     run()
                     seconds[who].append(time.perf_counter() - started)
+                    spent += seconds[who][-1] if turn else 0.0
             medians = {who: statistics.median(each[1:]) for who, each in seconds.items()}
-            rows.put({"name": f"{name}, {label}", "seconds": medians, "first": {w: s[0] for w, s in seconds.items()}})
+            turns, first = len(seconds["distmm"]) - 1, {who: each[0] for who, each in seconds.items()}
+            rows.put({"name": f"{name}, {label}", "turns": turns, "seconds": medians, "first": first})
     except Exception as error:  # a row of the table says so
         rows.put({"name": name, "error": f"{type(error).__name__}: {str(error)[:200]}"})
     rows.put(None)
