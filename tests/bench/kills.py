@@ -126,19 +126,20 @@ def run(
     delay: float = 0.02,
     pause: tuple[float, float] = (0.1, 1.5),
     patience: float = 120.0,
+    seconds: float = float("inf"),
     kernel: str | None = None,
     gpu: bool = False,
 ) -> Outcome:
-    """Multiply until `kills` workers have been killed; at least one product."""
+    """Multiply until `kills` workers have been killed, or for some seconds; at least one product."""
     A, B = operands(size, delay, gpu)
     outcome, expected = Outcome(), None
     edges = [EDGE, 2 * EDGE, 3 * EDGE]
-    choose = random.Random(seed)
+    choose, deadline = random.Random(seed), time.monotonic() + seconds
     with client.as_current():
         calm = distmm.matmul(A, B, client=client, kernel=kernel).map_blocks(to_numpy, dtype="f4")
         expected = client.compute(calm, sync=True)
         with Killer(client, seed, pause) as killer:
-            while killer.kills < kills or not outcome.products:
+            while (killer.kills < kills and time.monotonic() < deadline) or not outcome.products:
                 m, n = choose.choice(edges), choose.choice(edges)
                 C = distmm.matmul(A.rechunk((m, EDGE)), B.rechunk((EDGE, n)), client=client, kernel=kernel).map_blocks(
                     to_numpy, dtype="f4"
@@ -200,6 +201,7 @@ def main() -> int:
     parser.add_argument("--kernel", default=None)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--patience", type=float, default=120.0)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="end after these, with fewer kills, too")
     options = parser.parse_args()
     started = time.perf_counter()
     gpu = options.device == "gpu"
@@ -210,6 +212,7 @@ def main() -> int:
             kills=options.kills,
             seed=options.seed,
             patience=options.patience,
+            seconds=options.seconds,
             kernel=options.kernel,
             gpu=gpu,
             pause=(0.5, 2.5) if gpu else (0.1, 0.8),

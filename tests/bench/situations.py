@@ -33,8 +33,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--turns", type=int, default=3, help="rounds that count; fewer after --seconds")
     parser.add_argument("--seconds", type=float, default=10.0, help="for the rounds of a situation that count")
     parser.add_argument("--scale", type=float, default=1.0, help="edges of the matrices, times this")
-    parser.add_argument("--patience", type=float, default=120.0, help="seconds until a situation is ended, "
-                        "with the start of its cluster")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=120.0,
+        help="seconds until a situation is ended, with the start of its cluster",
+    )
     parser.add_argument("--json", type=Path, help="write the table here, too")
     asked = parser.parse_args(arguments)
     unknown = set(asked.names) - set(SITUATIONS)

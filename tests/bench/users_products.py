@@ -23,7 +23,7 @@ Products = Iterator[tuple[str, Mapping[str, Callable[[], Any]]]]
 
 @dataclass(frozen=True)
 class Setting:
-    """Where a situation runs: device, workers (None: all), how the user starts the cluster, rounds, scale of sizes, seconds for rounds."""
+    """Where a situation runs: device, workers (None: all), how the user starts the cluster, rounds, scale, seconds."""
 
     device: Literal["cpu", "gpu"]
     workers: int | None
