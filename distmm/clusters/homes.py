@@ -60,9 +60,10 @@ def chunk_homes(client: Client, arrays: Sequence[da.Array | None], workers: int)
         sizes[key], holders[key] = nbytes, [rank for rank in ranks if rank < workers]
     # Of several holders of a chunk, the one that holds the fewest bytes counts: a worker that has copies of all chunks,
     # to concatenate them perhaps, soon drops them. If they hold the same, chunks are shared out.
-    given, total = np.zeros(workers, np.int64), np.zeros(workers, np.int64)
+    given: Counter[int] = Counter()
+    total: Counter[int] = Counter()
     for key in keys:
-        total[holders[key]] += sizes[key]
+        total.update(dict.fromkeys(holders[key], sizes[key]))
     homes: list[Homes | None] = []
     for array, held in zip(arrays, parts, strict=True):
         if array is None or not held:
@@ -70,13 +71,14 @@ def chunk_homes(client: Client, arrays: Sequence[da.Array | None], workers: int)
             continue
         at = np.full(array.numblocks, -1, np.int64)
         for index, made_from in held.items():
-            bytes_at = np.zeros(workers, np.int64)
+            bytes_at: Counter[int] = Counter()
             for key in made_from:
-                bytes_at[holders[key]] += max(1, sizes[key])
-            if bytes_at.any():
-                most = np.flatnonzero(bytes_at == bytes_at.max())
-                at[index] = min(most, key=lambda rank: (total[rank], given[rank]))
-                given[at[index]] += bytes_at.max()
+                bytes_at.update(dict.fromkeys(holders[key], max(1, sizes[key])))
+            if bytes_at:
+                most = max(bytes_at.values())
+                best = min((total[rank], given[rank], rank) for rank in bytes_at if bytes_at[rank] == most)[-1]
+                at[index] = best
+                given[best] += most
         homes.append(tuple(map(tuple, at.tolist())))
     return homes
 
