@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import dask
 import dask.order
+from dask._task_spec import Task, TaskRef
 from dask.utils import parse_timedelta
 
 if TYPE_CHECKING:
@@ -102,7 +103,8 @@ def order(dsk: Mapping[Any, Any], *args: Any, **options: Any) -> dict[Any, Any]:
 
     Dask looks at each pair of a lazy chunk of A or B and a result that depends on it. 64 x 64 x 64 chunks are 17
     million such pairs with 2 x 2 blocks of C. So views that are results, and results that read a view alone, are left
-    out, and get the places of their blocks. A graph without views is ordered as ever.
+    out, and get the places of their blocks. For each chunk that is in memory, Dask copies the set of what a task reads:
+    the chunks in memory, which have no place, are left out, too. A graph without views is ordered as ever.
     """
     from distmm.graph.dask_tasks import is_chunk_of_c, needs  # late: it needs Dask arrays, and a plan of files does not
 
@@ -118,7 +120,12 @@ def order(dsk: Mapping[Any, Any], *args: Any, **options: Any) -> dict[Any, Any]:
             if not readers[key] and len(read) == 1 and read <= sources:
                 (follows[key],) = read
                 readers.subtract(read)
-    found = _dasks_order({key: task for key, task in dsk.items() if key not in follows}, *args, **options)
+    ordered = {key: task for key, task in dsk.items() if key not in follows}
+    for key in ordered:
+        read = needs(ordered, key)
+        if not read <= ordered.keys():
+            ordered[key] = Task(key, tuple, *map(TaskRef, read & ordered.keys()))
+    found = _dasks_order(ordered, *args, **options)
     for key in reversed(follows):
         found[key] = found[follows[key]]
     return found

@@ -7,7 +7,7 @@ import dask.array as da
 import dask.order
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, wait
+from distributed import Client, LocalCluster, futures_of, wait
 
 import distmm
 from distmm.graph.dask_tasks import is_chunk_of_c, needs
@@ -58,6 +58,22 @@ def test_every_task_comes_after_what_it_reads_and_dask_orders_no_chunk_of_c_that
         assert all(found[each] <= found[key] for each in needs(graph, key))
     left = seen[0].keys() & set(views)
     assert len(left) == (0 if of in ("C", "C + 1") else len(views))
+
+
+def test_dask_orders_the_tasks_of_a_product_without_the_chunks_in_memory_that_they_read(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    A, B = client.persist(operands())
+    wait([A, B])
+    in_memory = {future.key for future in futures_of([A, B])}
+    seen, dasks_order = [], dask_extensions._dasks_order
+    monkeypatch.setattr(dask_extensions, "_dasks_order", lambda dsk: seen.append(dsk) or dasks_order(dsk))
+    C = distmm.matmul(A, B, client=client)
+    np.testing.assert_array_equal(client.compute(C + 1).result(), np.full((CHUNKS * EDGE,) * 2, 6 * CHUNKS * EDGE + 1))
+    products = [graph for graph in seen if any(str(key).find("distmm-matmul") >= 0 for key in graph)]
+    assert products
+    for graph in products:
+        assert not any(needs(graph, key) & in_memory for key in graph)
 
 
 def test_graphs_without_chunks_of_c_are_ordered_as_dask_orders_them() -> None:
