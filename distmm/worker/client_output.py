@@ -25,6 +25,14 @@ class ClientOutput:
         return self.array.__dask_tokenize__()
 
     def __setitem__(self, index: tuple[slice, ...], block: Any) -> None:
+        if self.array.on_gpu or hasattr(block, "__cuda_array_interface__"):
+            with slot_released("store"), _copying:
+                self.write(index, block)
+        else:
+            self.write(index, block)
+
+    def write(self, index: tuple[slice, ...], block: Any) -> None:
+        """Write a block, and keep the task's slot: a task that releases it goes on in a thread that ends with it."""
         on_gpu = hasattr(block, "__cuda_array_interface__")
         if self.array.on_gpu and not on_gpu:
             block, on_gpu = to_device(block), True
@@ -32,5 +40,5 @@ class ClientOutput:
             self.array[index] = gpu_copies.to_host(block) if on_gpu else block
             return
         part = self.array.part(index)
-        with slot_released("store"), _copying, part.writing():
+        with part.writing():
             gpu_copies.download(part, block)

@@ -148,7 +148,7 @@ def multiply_and_store(
         read = {id(x): x() if isinstance(x, Load) else x for x in given}  # a block of A and B is read once
         a_blocks, b_blocks = ([read[id(x)] for x in blocks] for blocks in (a_blocks, b_blocks))
         block = multiply(where, choice, c, a_blocks, b_blocks, epilogue, read[id(c0)], **how)
-        out[tuple(map(slice, out.array.shape))] = block
+        out.write(tuple(map(slice, out.array.shape)), block)
 
 
 def _joined(a_blocks: list[Block], b_blocks: list[Block]) -> list[tuple[Block, Block]]:
