@@ -93,6 +93,8 @@ def of_matrices(
     in_graph = device.kind == "cuda" and captured()
     asked = device, options.precision, options.reproducible, in_graph, options.symmetry is not None, by_columns(b)
     kernel = chosen(m, a.shape[-1], n, tuple(batch), working, *asked)
+    if options.symmetry is None and not options.reproducible and working.itemsize >= 8 and kernel.declines(a, b):
+        kernel = named("cublas", working, device)
     if options.symmetry is None:
         left, right = kernel.prepare_a(a, wait=False), kernel.prepare_b(b, wait=False)
     else:

@@ -126,7 +126,7 @@ class Fp16x3Kernel(GuardedKernel):
         The result is new: ``out`` may be C0, which is read again if a guard is raised.
         """
         shape, c0 = product_shape(a.shape, b.shape), last.c0
-        kind, known = None if c0 is None else c0.dtype.name, self._raised or (a.found.here and b.found.here)
+        kind, known = None if c0 is None else c0.dtype.name, self._waits(a, b)
         if not self.finishes or len(shape) > 2 or last.dtype != self.accumulator or kind not in ADDENDS:
             return None
         if self._expected(a.shape[-1]) != (self.first,) or (known and not self._allowed(a, b)):
@@ -141,7 +141,7 @@ class Fp16x3Kernel(GuardedKernel):
 
     def _allowed(self, a: GuardedOperand, b: GuardedOperand) -> bool:
         """Whether the guards of the first granule allow this kernel's halves."""
-        return not (a.found.raised or b.found.raised) or self._way(a, b, 0) is self.first
+        return self._ways(a, b)[0] is self.first
 
     def _by_tf32_halves(self, index: int, a: GuardedOperand, b: GuardedOperand, c: Array | None, d: Array) -> None:
         """Add the product of one granule that float16 halves do not hold."""

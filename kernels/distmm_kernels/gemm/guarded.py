@@ -34,6 +34,9 @@ from distmm_kernels.tiles.hopper_tiles import ROWS
 
 WORKSPACE = 1 << 29  # bytes that a product takes at a time in addition to operands and C
 
+LONG = 2**37  # multiply-adds of a product that waits for its guards: for microseconds, and it takes milliseconds
+SAMPLE = 64  # rows of A and columns of B whose guards tell those of the whole
+
 
 class Way(enum.Enum):
     """The algorithm that multiplies a granule."""
@@ -110,7 +113,7 @@ class GuardedKernel(AlignedKernel):
         super().__init__(problem, device)
         # one kernel for blocks of any size: the bits of all these kernels agree, except for the sign of a zero
         self._ieee = select(problem, device, "ieee", reproducible=True)
-        self._raised = False  # whether the last product whose guards were late had a raised guard: the next one waits
+        self._raised = False  # whether the last product had a raised guard: the next one waits for its guards
 
     def _format(self, block: Array, operand: str) -> GuardedOperand:
         matrices = self._matrices(block, operand)
@@ -154,20 +157,42 @@ class GuardedKernel(AlignedKernel):
     def _add_granules(self, a: Any, b: Any, c: Array | None, d: Array, symmetric: bool) -> tuple[Way, ...]:
         """Write ``c + a @ b`` into ``d``, and return the algorithm of each granule."""
         expected = self._expected(a.shape[-1])
-        # The guards may not have arrived yet. Do not wait: begin the product that they nearly always allow. If one is
-        # raised after all, compute D again from C, which is unchanged, and wait for the guards of the next product.
-        late = not (a.found.here and b.found.here)
-        begun = late and not self._raised
+        begun = not self._waits(a, b)
         if begun:
             self._chain(expected, a, b, c, d, symmetric)
-        ways = expected
-        if a.found.raised or b.found.raised:
-            ways = tuple(way if way is Way.IEEE else self._way(a, b, i) for i, way in enumerate(expected))
-        if late:
-            self._raised = ways != expected
+        ways = self._ways(a, b)
         if not begun or ways != expected:
             self._chain(ways, a, b, c, d, symmetric)
         return ways
+
+    def _waits(self, a: Any, b: Any) -> bool:
+        """Whether a product first reads its guards, which may not have arrived yet.
+
+        Otherwise it begins the algorithm that they nearly always allow. If a guard is raised after all, D is computed
+        again from C, which is unchanged.
+        """
+        here = a.found.here and b.found.here
+        return here or self._raised or math.prod(a.shape) * b.shape[-1] >= LONG
+
+    def _ways(self, a: Any, b: Any) -> tuple[Way, ...]:
+        """Return the algorithm of each granule."""
+        ways = expected = self._expected(a.shape[-1])
+        if a.found.raised or b.found.raised:
+            ways = tuple(way if way is Way.IEEE else self._way(a, b, i) for i, way in enumerate(expected))
+        self._raised = ways != expected
+        return ways
+
+    def declines(self, a: Array, b: Array) -> bool:
+        """Whether guards of a sample of rows and columns leave most of the product to a chain of multiply-adds.
+
+        They are read, and the device waited for, only if the last product had a raised guard.
+        """
+        if not self._raised:
+            return False
+        with self._on_device():
+            rows, columns = (max(1, size // SAMPLE) for size in (a.shape[-2], b.shape[-1]))
+            ways = self._ways(self._format(a[..., ::rows, :], "A"), self._format(b[..., ::columns], "B"))
+        return 2 * ways.count(Way.IEEE) > len(ways)
 
     def _matrices(self, block: Array, operand: str) -> Array:
         """Return `GuardedOperand.matrices` of a block."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from types import SimpleNamespace
 
@@ -149,26 +150,36 @@ def test_what_is_made_of_distinct_matrices_broadcasts_to_all_of_them(axes):
     np.testing.assert_array_equal(np.broadcast_to(kept, array.shape), array)
 
 
+class Chosen(guarded.GuardedKernel):
+    """Records the algorithms that it takes: chains of multiply-adds if a guard is raised."""
+
+    name, shortest = "chosen", 1
+
+    def __init__(self):
+        self._raised, self.computed, self.device = False, [], NOWHERE
+
+    def _expected(self, k):
+        return (guarded.Way.FP16X3,)
+
+    def _way(self, a, b, index):
+        return guarded.Way.IEEE
+
+    def _chain(self, ways, a, b, c, d, symmetric):
+        self.computed.append(ways[0].name)
+
+    def _format(self, block, operand):
+        return guards(block.shape, raised=not block.all())
+
+    def _on_device(self):
+        return contextlib.nullcontext()
+
+
+def guards(shape, raised):
+    return SimpleNamespace(shape=shape, found=SimpleNamespace(here=False, raised=raised))
+
+
 def test_late_guards_that_were_raised_make_the_next_product_wait_for_its_own():
-    class Chosen(guarded.GuardedKernel):
-        name, shortest = "chosen", 1
-
-        def __init__(self):
-            self._raised, self.computed = False, []
-
-        def _expected(self, k):
-            return (guarded.Way.FP16X3,)
-
-        def _way(self, a, b, index):
-            return guarded.Way.IEEE
-
-        def _chain(self, ways, a, b, c, d, symmetric):
-            self.computed.append(ways[0].name)
-
-    def operand(raised):
-        return SimpleNamespace(shape=(8, 8), found=SimpleNamespace(here=False, raised=raised))
-
-    kernel, sparse, full = Chosen(), operand(True), operand(False)
+    kernel, sparse, full = Chosen(), guards((8, 8), raised=True), guards((8, 8), raised=False)
     for a, expected in (
         (full, ["FP16X3"]),
         (sparse, ["FP16X3", "IEEE"]),  # begun before its guards arrive, and thrown away
@@ -179,4 +190,20 @@ def test_late_guards_that_were_raised_make_the_next_product_wait_for_its_own():
         kernel.computed.clear()
         kernel._accumulate(a, full, None, None)
         assert kernel.computed == expected
+    assert not kernel._raised
+
+
+def test_a_product_of_milliseconds_waits_for_its_guards():
+    kernel, shape = Chosen(), (8192, 8192)
+    kernel._accumulate(guards(shape, raised=True), guards(shape, raised=False), None, None)
+    assert kernel.computed == ["IEEE"]
+
+
+def test_a_sample_of_rows_declines_a_product_once_one_had_a_raised_guard():
+    kernel, full, sparse = Chosen(), np.ones((300, 8)), np.tile([1.0, 0.0], (300, 4))
+    assert not kernel.declines(sparse, full.T), "nobody waits for guards that are hardly ever raised"
+    kernel._raised = True
+    assert kernel.declines(sparse, full.T)
+    assert kernel.declines(full, sparse.T)
+    assert not kernel.declines(full, full.T)
     assert not kernel._raised
