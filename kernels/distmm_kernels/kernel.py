@@ -44,6 +44,8 @@ class Kernel(ABC):
         Whether operands keep a type narrower than the accumulator's; otherwise they are converted to it.
     takes_float8
         Whether 8-bit floats, of two types, are kept as well. Otherwise they become float16, which is exact.
+    reads
+        Formats of the prepared operands that it multiplies: arrays of a type, or `distmm_kernels.gemm.prepared`.
     dtype, accumulator
         Type of prepared operands, and of c and d.
     """
@@ -60,6 +62,7 @@ class Kernel(ABC):
         self.dtype = problem.dtype if self.takes_narrow else self.accumulator
         if self.dtype in FLOAT8 and not self.takes_float8:
             self.dtype = np.dtype(np.float16)
+        self.reads: tuple[str, ...] = (f"array of {self.dtype}",)
         self.device = device
 
     def prepare_a(self, block: Array, *, wait: bool = True) -> Array:
@@ -318,8 +321,10 @@ class Kernel(ABC):
 
     def _check(self, operand: Array, name: str) -> None:
         """Raise TypeError if an operand is not in this kernel's format."""
-        if operand.dtype != self.dtype:
-            raise TypeError(f"{name} is {operand.dtype}, this kernel computes in {self.dtype}: prepare it first")
+        found = f"array of {operand.dtype}" if hasattr(operand, "dtype") else operand.format
+        if found not in self.reads:
+            wanted = " or ".join(self.reads)
+            raise TypeError(f"{name} is {found}, {self.name} multiplies {wanted}: prepare it with this kernel first")
 
     @property
     @abstractmethod

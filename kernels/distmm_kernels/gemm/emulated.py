@@ -76,12 +76,9 @@ class Fp16x3Kernel(GuardedKernel):
 
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
+        self.reads = (self.form.name,)
         self._split = splitter(self.form, device)
         self._gemms = HopperGemms(device)
-
-    def _check(self, operand: Any, name: str) -> None:
-        if not isinstance(operand, GuardedOperand) or getattr(operand.made, "format", None) is not self.form:
-            raise TypeError(f"{name} was not prepared by {self.name}: prepare it with this kernel first")
 
     def _way(self, a: GuardedOperand, b: GuardedOperand, index: int) -> Way:
         way = super()._way(a, b, index)

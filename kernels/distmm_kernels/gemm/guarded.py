@@ -14,7 +14,7 @@ import functools
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,10 +23,9 @@ from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import GRANULE, Guard
 from distmm_kernels.emulation.launches import Found, as_stack
-from distmm_kernels.emulation.residues import Residues
-from distmm_kernels.emulation.sparsity import Counts, holds
-from distmm_kernels.emulation.splits import Parts
+from distmm_kernels.emulation.sparsity import holds
 from distmm_kernels.gemm.aligned import AlignedKernel
+from distmm_kernels.gemm.prepared import Prepared
 from distmm_kernels.kernel import Array
 from distmm_kernels.layout.stack import distinct
 from distmm_kernels.layout.vectors import row_pitch
@@ -48,39 +47,28 @@ class Way(enum.Enum):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class GuardedOperand:
-    """A prepared operand.
+class GuardedOperand(Prepared):
+    """A prepared operand, made of parts or residues.
 
     Attributes
     ----------
-    shape
-        ``(*batch, m, k)`` or ``(*batch, k, n)``.
     matrices
         The operand itself, ``(*batch, rows, k)``: A, or B transposed. Broadcast matrices are kept once. Granules with a
         raised guard are read from it.
     found
         The guards of its granules.
-    made
-        The parts, or the residues, that the kernels made of it.
     by_tf32
         By granule, whether TF32 halves hold it. Filled when first needed.
     """
 
-    shape: tuple[int, ...]
     matrices: Array
     found: Found
-    made: Parts | Residues
     by_tf32: dict[int, bool] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
         """Bytes of device memory, those of the operand itself included."""
-        return int(self.matrices.nbytes) + self.made.nbytes
-
-    @property
-    def counts(self) -> tuple[Counts, ...]:
-        """Counts of small and far numbers of each granule. The first call waits for the device."""
-        return self.made.counts
+        return int(self.matrices.nbytes) + super().nbytes
 
     def granule(self, index: int) -> Array:
         """Return one granule of the operand itself."""
@@ -118,7 +106,7 @@ class GuardedKernel(AlignedKernel):
     def _format(self, block: Array, operand: str) -> GuardedOperand:
         matrices = self._matrices(block, operand)
         made, found = self._split(as_stack(self._splittable(matrices)))
-        return GuardedOperand(shape=block.shape, matrices=matrices, found=found, made=made)
+        return GuardedOperand(shape=block.shape, format=self.reads[0], made=made, matrices=matrices, found=found)
 
     def _splittable(self, matrices: Array) -> Array:
         """Return what is split of an operand."""
@@ -135,7 +123,7 @@ class GuardedKernel(AlignedKernel):
     def _holds(self, a: GuardedOperand, b: GuardedOperand, index: int) -> bool:
         """Whether the fast algorithm is accurate enough for the product of one granule of A and of B."""
         guards = a.found.guards[index] | b.found.guards[index]
-        return not guards or (guards == Guard.SPARSE and holds(a.counts[index], b.counts[index]))
+        return not guards or (guards == Guard.SPARSE and holds(a.made.counts[index], b.made.counts[index]))
 
     @abstractmethod
     def _chain(self, ways: tuple[Way, ...], a: Any, b: Any, c: Array | None, d: Array, symmetric: bool = False) -> None:
@@ -152,7 +140,7 @@ class GuardedKernel(AlignedKernel):
         return self.mirrors and Way.IEEE not in ways and ways == self._expected(a.shape[-1])
 
     def _transposed(self, a: Any) -> Any:
-        return replace(a, shape=(*a.shape[:-2], a.shape[-1], a.shape[-2]))
+        return a.transposed
 
     def _add_granules(self, a: Any, b: Any, c: Array | None, d: Array, symmetric: bool) -> tuple[Way, ...]:
         """Write ``c + a @ b`` into ``d``, and return the algorithm of each granule."""

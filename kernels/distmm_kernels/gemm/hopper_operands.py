@@ -3,43 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from distmm_kernels.kernel import Array
+from distmm_kernels.gemm.prepared import Prepared
 from distmm_kernels.layout.stack import Stack
 from distmm_kernels.tiles import hopper_tiles
 from distmm_kernels.tiles.hopper_tiles import MOST_PANELS
 
 
-@dataclass(frozen=True, eq=False)
-class HopperOperand:
-    """A prepared operand.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class HopperOperand(Prepared):
+    """A prepared operand, made of the matrices, or of their transposes, with contiguous rows.
 
     Attributes
     ----------
-    shape
-        ``(*batch, m, k)`` or ``(*batch, k, n)``.
-    array
-        The matrices, or their transposes, with contiguous rows. Broadcast matrices are kept once.
+    format
+        Type that the tensor cores read.
     major
         The axis that is contiguous: ``"m"``, ``"k"`` or ``"n"``.
-    operand
-        Type that the tensor cores read.
     stack
         Memory layout, if there is one matrix only; None for batches.
     """
 
-    shape: tuple[int, ...]
-    array: Array
+    format: hopper_tiles.OperandFormat
     major: Any
-    operand: hopper_tiles.OperandFormat
     stack: Stack | None
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of device memory."""
-        return int(self.array.nbytes)
 
     @property
     def stacks(self) -> tuple[Stack, ...]:
@@ -49,14 +38,13 @@ class HopperOperand:
     @property
     def transposed(self) -> HopperOperand:
         """A left operand's transpose as a right operand, in the same memory."""
-        shape, major = (*self.shape[:-2], self.shape[-1], self.shape[-2]), "n" if self.major == "m" else "k"
-        return HopperOperand(shape, self.array, major, self.operand, self.stack)
+        return replace(super().transposed, major="n" if self.major == "m" else "k")
 
     def rows(self, which: slice) -> HopperOperand:
         """Return these rows of a left operand."""
-        part = self.array[..., which, :]
+        part = self.made[..., which, :]
         stack = Stack.for_tensor_map(part) if part.ndim == 2 else None
-        return HopperOperand((*self.shape[:-2], *part.shape[-2:]), part, self.major, self.operand, stack)
+        return replace(self, shape=(*self.shape[:-2], *part.shape[-2:]), made=part, stack=stack)
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,9 +67,9 @@ class HopperPanels:
         return self.panels[0].major
 
     @property
-    def operand(self) -> hopper_tiles.OperandFormat:
+    def format(self) -> hopper_tiles.OperandFormat:
         """Type that the tensor cores read."""
-        return self.panels[0].operand
+        return self.panels[0].format
 
     @property
     def stacks(self) -> tuple[Stack, ...]:
@@ -93,12 +81,12 @@ class HopperPanels:
         return HopperPanels(tuple(panel.rows(which) for panel in self.panels), self.side)
 
 
-Prepared: TypeAlias = HopperOperand | HopperPanels
+Side: TypeAlias = HopperOperand | HopperPanels
 
 
 def joined(
     operands: Sequence[tuple[HopperOperand, HopperOperand]], sliced: Callable[[HopperOperand, HopperOperand], bool]
-) -> list[tuple[Prepared, Prepared]]:
+) -> list[tuple[Side, Side]]:
     """Join consecutive panels of the same k; the last one may have a smaller k.
 
     ``sliced`` says whether a panel is multiplied in slices of k, at the same time. Such panels are not joined.

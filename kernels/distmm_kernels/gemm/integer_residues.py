@@ -7,7 +7,7 @@ passes over C most of the time. The k from which residues are faster has not bee
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -17,9 +17,10 @@ from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import granules
 from distmm_kernels.emulation.integers import SYSTEMS, split_integers
 from distmm_kernels.emulation.launches import as_stack
-from distmm_kernels.emulation.residues import SHORTEST, Residues
+from distmm_kernels.emulation.residues import SHORTEST
 from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.gemm.guarded import WORKSPACE
+from distmm_kernels.gemm.prepared import Prepared
 from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
 from distmm_kernels.gemm.residue_products import Instruction, ResidueProducts, matrices_of, rows
 from distmm_kernels.kernel import Array
@@ -27,31 +28,11 @@ from distmm_kernels.layout.stack import distinct
 from distmm_kernels.tiles.hopper_tiles import COORDINATES
 
 
-@dataclass(frozen=True, eq=False)
-class IntegerOperand:
-    """A prepared operand.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class IntegerOperand(Prepared):
+    """The residues of rows of A, or of columns of B, and the batch dimensions that they have."""
 
-    Attributes
-    ----------
-    shape
-        ``(*batch, m, k)`` or ``(*batch, k, n)``.
-    batch
-        Batch dimensions of the residues. Broadcast matrices are kept once.
-    residues
-        Of rows of A, or of columns of B.
-    bits
-        Bits of the integers, 32 or 64.
-    """
-
-    shape: tuple[int, ...]
     batch: tuple[int, ...]
-    residues: Residues
-    bits: int
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of device memory."""
-        return self.residues.nbytes
 
 
 class IntegerResidueKernel(AlignedKernel):
@@ -63,7 +44,7 @@ class IntegerResidueKernel(AlignedKernel):
 
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
-        self.bits = 8 * self.accumulator.itemsize
+        self.bits, self.reads = 8 * self.accumulator.itemsize, (f"residues of {self.dtype}",)
         reconstruction = "distmm_kernels.device_code.integer_residues:reconstruct"
         moduli = SYSTEMS[self.bits].moduli
         self._products = ResidueProducts(device, moduli, reconstruction, (self.bits,), self.instruction)
@@ -74,15 +55,13 @@ class IntegerResidueKernel(AlignedKernel):
             return self._short._format(block, operand)
         own = distinct(block).astype(self.dtype, copy=False)
         residues = split_integers(as_stack(own if operand == "A" else own.swapaxes(-1, -2)), self.bits, self.device)
-        return IntegerOperand(block.shape, own.shape[:-2], residues, self.bits)
+        return IntegerOperand(shape=block.shape, format=self.reads[0], made=residues, batch=own.shape[:-2])
 
     def _check(self, operand: Any, name: str) -> None:
         if operand.shape[-1 if name == "a" else -2] < SHORTEST:
             self._short._check(operand, name)
-        elif not isinstance(operand, IntegerOperand) or operand.bits != self.bits:
-            raise TypeError(
-                f"{name} was not prepared by {self.name} of {self.dtype}: prepare it with this kernel first"
-            )
+        else:
+            super()._check(operand, name)
 
     def _accumulate(self, a: Any, b: Any, c: Array | None, d: Array, symmetric: bool = False) -> None:
         if not isinstance(a, IntegerOperand):
@@ -90,14 +69,12 @@ class IntegerResidueKernel(AlignedKernel):
             return
         for index in range(granules(a.shape[-1])):
             for place, mine, yours in matrices_of(a.batch, b.batch, d.shape[:-2]):
-                left, right = a.residues.granule(index, mine), b.residues.granule(index, yours)
+                left, right = a.made.granule(index, mine), b.made.granule(index, yours)
                 self._products.add(left, right, None if c is None else c[place], d[place], symmetric=symmetric)
             c = d
 
     def _transposed(self, a: Any) -> Any | None:
-        if not isinstance(a, IntegerOperand):
-            return None
-        return replace(a, shape=(*a.shape[:-2], a.shape[-1], a.shape[-2]))
+        return a.transposed if isinstance(a, IntegerOperand) else None
 
     def _triangle(self, a: Any, b: Any, c: Array | None, d: Array) -> bool:
         self._accumulate(a, b, c, d, symmetric=True)

@@ -6,7 +6,6 @@ transposes pairs of bytes only. The kernel is in `distmm_kernels.device_code.fra
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import ml_dtypes
@@ -18,36 +17,13 @@ from distmm_kernels.emulation.formats import GRANULE, TF32
 from distmm_kernels.emulation.launches import as_stack
 from distmm_kernels.emulation.splits import splitter
 from distmm_kernels.gemm.aligned import AlignedKernel
+from distmm_kernels.gemm.prepared import Prepared
 from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
 from distmm_kernels.kernel import Array
 from distmm_kernels.layout.stack import Stack, distinct
 from distmm_kernels.layout.vectors import has_vectors, in_vectors
 from distmm_kernels.tiles.fragment_tiles import ITEMSIZE, MULTIPLICANDS, Multiplicand, tilings
 from distmm_kernels.tiles.tiling import Tiling
-
-
-@dataclass(frozen=True, eq=False)
-class Rounded:
-    """A prepared operand that is rounded to another type than the block's, or to fewer bits.
-
-    Attributes
-    ----------
-    shape
-        ``(*batch, m, k)`` or ``(*batch, k, n)``.
-    kind
-        Type that the tensor cores read.
-    array
-        The matrices. Broadcast matrices are kept once.
-    """
-
-    shape: tuple[int, ...]
-    kind: Multiplicand
-    array: Array
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of device memory."""
-        return int(self.array.nbytes)
 
 
 class MmaSyncKernel(AlignedKernel, RegisterTiledKernel):
@@ -98,13 +74,15 @@ class MmaSyncKernel(AlignedKernel, RegisterTiledKernel):
 class _RoundedKernel(MmaSyncKernel):
     """float32 operands, which `prepare_a` and `prepare_b` round to a narrower type."""
 
-    def _check(self, operand: Any, name: str) -> None:
-        if not isinstance(operand, Rounded) or operand.kind != self.kind:
-            kind = getattr(operand, "kind", type(operand).__name__)
-            raise TypeError(f"{name} is {kind}, this kernel multiplies {self.kind}: prepare it with this kernel first")
+    def __init__(self, problem: Problem, device: Device) -> None:
+        super().__init__(problem, device)
+        self.reads = (f"float32 rounded to {self.kind}",)
 
-    def _accumulate(self, a: Rounded, b: Rounded, c: Array | None, d: Array) -> None:
-        super()._accumulate(a.array, b.array, c, d)
+    def _accumulate(self, a: Prepared, b: Prepared, c: Array | None, d: Array) -> None:
+        super()._accumulate(a.made, b.made, c, d)
+
+    def _rounded(self, block: Array, array: Array) -> Prepared:
+        return Prepared(shape=block.shape, format=self.reads[0], made=array)
 
 
 class MmaSyncTf32Kernel(_RoundedKernel):
@@ -113,12 +91,12 @@ class MmaSyncTf32Kernel(_RoundedKernel):
     name = "mma_sync_tf32"
     kinds: ClassVar[dict[str, Multiplicand]] = {"float32": "tfloat32"}
 
-    def _format(self, block: Array, operand: str) -> Rounded:
+    def _format(self, block: Array, operand: str) -> Prepared:
         own = distinct(block).astype(self.dtype, copy=False)
         rows = own if operand == "A" else own.swapaxes(-1, -2)
         parts, _ = splitter(TF32, self.device)(as_stack(rows))
         rounded = parts.rounded(rows.shape)
-        return Rounded(block.shape, self.kind, rounded if operand == "A" else rounded.swapaxes(-1, -2))
+        return self._rounded(block, rounded if operand == "A" else rounded.swapaxes(-1, -2))
 
 
 class MmaSyncBf16Kernel(_RoundedKernel):
@@ -127,9 +105,9 @@ class MmaSyncBf16Kernel(_RoundedKernel):
     name = "mma_sync_bf16"
     kinds: ClassVar[dict[str, Multiplicand]] = {"float32": "bfloat16"}
 
-    def _format(self, block: Array, operand: str) -> Rounded:
+    def _format(self, block: Array, operand: str) -> Prepared:
         narrow = distinct(block).astype(self.dtype, copy=False).astype(ml_dtypes.bfloat16)
-        return Rounded(block.shape, self.kind, self._left(narrow) if operand == "A" else self._right(narrow))
+        return self._rounded(block, self._left(narrow) if operand == "A" else self._right(narrow))
 
 
 def _on_fragments(kernel: type[MmaSyncKernel], idea: str, precision: str, prepared: float) -> Candidate:

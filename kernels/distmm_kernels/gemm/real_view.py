@@ -7,7 +7,6 @@ in ascending k, with the accuracy, the guards, the granules and the bits of the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from distmm_kernels.candidate import AMPERE, HOPPER, Candidate
@@ -17,6 +16,7 @@ from distmm_kernels.emulation.formats import GRANULE
 from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.gemm.emulated import Fp16x3Kernel
 from distmm_kernels.gemm.guarded import WORKSPACE
+from distmm_kernels.gemm.prepared import Prepared
 from distmm_kernels.kernel import Array
 from distmm_kernels.launch.launches import CudaKernel
 from distmm_kernels.layout.real_view import REALS, as_real, doubled, in_rows
@@ -25,22 +25,8 @@ from distmm_kernels.symmetric import Symmetry
 from distmm_kernels.tiles.hopper_tiles import COORDINATES
 
 
-@dataclass(frozen=True, eq=False)
-class ComplexOperand:
-    """A prepared operand: ``(*batch, m, k)`` or ``(*batch, k, n)``, complex, and what the real kernel made of it."""
-
-    shape: tuple[int, ...]
-    real: Any
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of device memory, those of the operand itself included."""
-        return int(self.real.nbytes)
-
-
-@dataclass(frozen=True, eq=False)
-class ConjugateTranspose(ComplexOperand):
-    """The conjugate transpose of A as a right operand: ``real`` are the rows of iA, since A has those of its own."""
+class ConjugateTranspose(Prepared):
+    """The conjugate transpose of A as a right operand, made of the rows of iA, since A has those of its own."""
 
 
 class ComplexChainKernel(CudaKernel):
@@ -51,6 +37,7 @@ class ComplexChainKernel(CudaKernel):
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
         self._real = self._kernel(Problem(problem.m, problem.k, problem.n, REALS[self.dtype.name]), device)
+        self.reads = f"{self.dtype} as {self._real.reads[0]}", *self.reads
 
     def _kernel(self, problem: Problem, device: Device) -> Any:
         """Return the kernel that multiplies real numbers."""
@@ -58,21 +45,15 @@ class ComplexChainKernel(CudaKernel):
 
         return select(problem, device, "ieee", reproducible=True)
 
-    def _format(self, block: Array, operand: str) -> ComplexOperand:
+    def _format(self, block: Array, operand: str) -> Prepared:
         own = distinct(block).astype(self.dtype, copy=False)
         real = as_real(in_rows(own, self.device)) if operand == "A" else doubled(own, self.device)
-        return ComplexOperand(block.shape, self._real._format(real, operand))
-
-    def _check(self, operand: Any, name: str) -> None:
-        if isinstance(operand, ComplexOperand):
-            self._real._check(operand.real, name)
-        else:
-            super()._check(operand, name)
+        return Prepared(shape=block.shape, format=self.reads[0], made=self._real._format(real, operand))
 
     def _accumulate(self, a: Any, b: Any, c: Array | None, d: Array) -> None:
-        a, b = (x if isinstance(x, ComplexOperand) else self._format(x, name) for x, name in ((a, "A"), (b, "B")))
+        a, b = (x if isinstance(x, Prepared) else self._format(x, name) for x, name in ((a, "A"), (b, "B")))
         added = None if c is None else as_real(in_rows(c, self.device))
-        self._real._accumulate(a.real, b.real, added, as_real(d))
+        self._real._accumulate(a.made, b.made, added, as_real(d))
 
 
 class ComplexFp16x3Kernel(ComplexChainKernel, AlignedKernel):
@@ -94,11 +75,11 @@ class ComplexFp16x3Kernel(ComplexChainKernel, AlignedKernel):
             return super().prepare_both(block, symmetry, wait=wait)
         a = self.prepare_a(block, wait=wait)
         with self._on_device():
-            rows = a.real.matrices
+            rows = a.made.matrices
             turned = self._module.empty_like(rows)
             turned[..., ::2], turned[..., 1::2] = -rows[..., 1::2], rows[..., ::2]
             made = self._real._format(turned, "A")
-        return a, ConjugateTranspose((*a.shape[:-2], a.shape[-1], a.shape[-2]), made)
+        return a, ConjugateTranspose(shape=a.transposed.shape, format=a.format, made=made)
 
     def _accumulate(self, a: Any, b: Any, c: Array | None, d: Array) -> None:
         if isinstance(b, ConjugateTranspose):
@@ -114,10 +95,10 @@ class ComplexFp16x3Kernel(ComplexChainKernel, AlignedKernel):
 
     def _in_parts(self, multiply: Callable[..., Any], a: Any, b: Any, c: Array | None, d: Array) -> None:
         """Compute the real parts of D, then the imaginary ones."""
-        for part, right in enumerate((a.real, b.real)):
+        for part, right in enumerate((a.made, b.made)):
             total = self._rows(d.shape, self._real.accumulator)
             added = None if c is None else self._loadable(as_real(in_rows(c, self.device))[..., part::2])
-            multiply(a.real, self._real._transposed(right), added, total)
+            multiply(a.made, self._real._transposed(right), added, total)
             as_real(d)[..., part::2] = total
 
 

@@ -16,8 +16,8 @@ from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import GRANULE
 from distmm_kernels.emulation.moduli import MODULI
-from distmm_kernels.emulation.residues import FORMS, SHORTEST, Residues, splitter
-from distmm_kernels.gemm.guarded import WORKSPACE, GuardedKernel, GuardedOperand, Way
+from distmm_kernels.emulation.residues import FORMS, SHORTEST, splitter
+from distmm_kernels.gemm.guarded import WORKSPACE, GuardedKernel, Way
 from distmm_kernels.gemm.residue_products import Instruction, ResidueProducts, matrices_of, rows
 from distmm_kernels.kernel import Array
 from distmm_kernels.tiles.hopper_tiles import COORDINATES
@@ -44,6 +44,7 @@ class ResidueKernel(GuardedKernel):
 
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
+        self.reads = (f"residues of {self.dtype}",)
         self._split = splitter(device, self.parts)
         by_integers = (device.compute_capability not in FAST_FLOAT64,)
         moduli = MODULI * FORMS[self.parts]
@@ -51,10 +52,6 @@ class ResidueKernel(GuardedKernel):
 
     def _splittable(self, matrices: Array) -> Array:
         return matrices[..., : split_steps(matrices.shape[-1])]
-
-    def _check(self, operand: Any, name: str) -> None:
-        if not isinstance(operand, GuardedOperand) or not isinstance(operand.made, Residues):
-            raise TypeError(f"{name} was not prepared by {self.name}: prepare it with this kernel first")
 
     def _chain(self, ways: tuple[Way, ...], a: Any, b: Any, c: Array | None, d: Array, symmetric: bool = False) -> None:
         for index, way in enumerate(ways):

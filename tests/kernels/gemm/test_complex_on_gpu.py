@@ -67,7 +67,7 @@ def check(d, a, b, c=None):
 
 
 def found_in(operand):
-    return getattr(operand, "real", operand).found
+    return (operand if hasattr(operand, "found") else operand.made).found
 
 
 def guards(kernel, a, b):

@@ -74,7 +74,7 @@ def test_halves_that_a_guard_asks_for_are_not_kept(monkeypatch):
     monkeypatch.setattr(kernel, "_tensor_cores", lambda left, *_: multiplied.append(left.piece))
     found = SimpleNamespace(guards=(Guard.RANGE,) * 3)
     a, b = (
-        GuardedOperand(shape=shape, matrices=drawn((rows, 3 * GRANULE)), found=found, made=Parts())
+        GuardedOperand(shape=shape, format="", matrices=drawn((rows, 3 * GRANULE)), found=found, made=Parts())
         for rows, shape in ((3, (3, 3 * GRANULE)), (2, (3 * GRANULE, 2)))
     )
     for _ in range(2):
@@ -156,7 +156,7 @@ class Chosen(guarded.GuardedKernel):
     name, shortest = "chosen", 1
 
     def __init__(self):
-        self._raised, self.computed, self.device = False, [], NOWHERE
+        self._raised, self.computed = False, []
 
     def _expected(self, k):
         return (guarded.Way.FP16X3,)

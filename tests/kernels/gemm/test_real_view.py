@@ -63,14 +63,11 @@ class OnHost:
     anywhere = False
 
     def __init__(self, problem, device):
-        self.dtype = problem.dtype
+        self.dtype, self.reads = problem.dtype, (problem.dtype.name,)
 
     def _format(self, block, operand):
         assert block.dtype == self.dtype
         return block
-
-    def _check(self, operand, name):
-        assert operand.dtype == self.dtype
 
     def _accumulate(self, a, b, c, d):
         assert d.strides[-1] == d.itemsize
@@ -140,7 +137,7 @@ def test_empty_operands_and_those_of_other_kernels(on_host, dtype):
     for m, k, n in ((0, 3, 2), (2, 0, 3), (2, 3, 0)):
         left, right = kernel.prepare_a(np.ones((m, k), dtype)), kernel.prepare_b(np.ones((k, n), dtype))
         np.testing.assert_array_equal(kernel.multiply(left, right, None), np.zeros((m, n), dtype))
-    with pytest.raises(TypeError, match="prepare it first"):
+    with pytest.raises(TypeError, match="prepare it with this kernel first"):
         kernel.multiply(kernel.prepare_a(np.ones((2, 3), dtype)), np.ones((3, 2)), None)
 
 
