@@ -74,14 +74,11 @@ def multiply_of(a: Any, b: Any, c: Any, out: Any, device: Any) -> Multiply:
 
 
 def adjoint(x: Any) -> Any:
-    """Return the conjugate transpose of matrices: a view, unless numbers are conjugated."""
+    """Return what stands for the conjugate transpose of matrices in `gram`, whose kernels read `x` alone: a view."""
     kind = kind_of(x)
     if kind == "torch":
-        return x.mH
-    if kind == "numba":
-        return gpu_view(x).conj().swapaxes(-1, -2) if x.dtype.kind == "c" else _as_numba(gpu_view(x).swapaxes(-1, -2))
-    flipped = x.swapaxes(-1, -2)
-    return flipped.conj() if np.dtype(x.dtype).kind == "c" else flipped
+        return x.mH  # conjugated when it is read, as by gradients
+    return _as_numba(gpu_view(x).swapaxes(-1, -2)) if kind == "numba" else x.swapaxes(-1, -2)
 
 
 def _device_named(device: Any) -> Device:

@@ -47,7 +47,8 @@ def multiply(a: Any, b: Any, out: Any, c: Any, options: Options) -> Any:
 def _at_once(a: Any, b: Any, out: Any, c: Any, options: Options) -> Any:
     """Return the product of tensors that nothing of PyTorch watches."""
     if a.is_conj() or a.is_neg() or b.is_conj() or b.is_neg():
-        a, b = (x.resolve_conj().resolve_neg() for x in (a, b))
+        a = a.resolve_conj().resolve_neg()
+        b = b.resolve_conj().resolve_neg() if options.symmetry is None else a.mT  # not read
     if a.device.type != "cuda":
         return _on_host(a, b, out, c, options)
     return on_gpu.multiply(_TENSORS, a, b, out, c, options)
