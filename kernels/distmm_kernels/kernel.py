@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -19,6 +19,7 @@ from distmm_kernels.layout.float8 import native, widened
 from distmm_kernels.symmetric import Symmetry, mirror, turned
 
 Array = Any  # numpy.ndarray or cupy.ndarray: CuPy ships no types
+Enqueue: TypeAlias = Callable[[int, int, int, int], None]  # takes the addresses of A, B and D, and of a CUDA stream
 
 
 class Kernel(ABC):
@@ -203,9 +204,7 @@ class Kernel(ABC):
                 self._complete()
         return d
 
-    def direct(
-        self, a: Array, b: Array, d: Array, symmetric: bool = False
-    ) -> Callable[[int, int, int, int], None] | None:
+    def direct(self, a: Array, b: Array, d: Array, symmetric: bool = False) -> Enqueue | None:
         """Return a function that enqueues ``d = a @ b`` for arrays with these layouts, in a few microseconds.
 
         Parameters
@@ -218,8 +217,8 @@ class Kernel(ABC):
         Returns
         -------
         callable or None
-            Takes the addresses of a, b and d, and that of a CUDA stream. The device must be current. None if this
-            kernel has to copy one of these arrays, or needs more than one launch.
+            The device must be current when it is called. None if this kernel has to copy one of these arrays, or needs
+            more than one launch.
         """
         return None
 

@@ -11,7 +11,7 @@ import numpy as np
 from distmm_kernels.arrays.products import Options, by_columns, chosen, product, result_of
 from distmm_kernels.config import operand_dtype
 from distmm_kernels.device import Device, gpus, why_no_gpu
-from distmm_kernels.kernel import Array
+from distmm_kernels.kernel import Array, Enqueue
 from distmm_kernels.launch.bounded import Bounded
 
 
@@ -51,10 +51,10 @@ class GpuArrays(NamedTuple):
 
 
 class Direct(NamedTuple):
-    """A product that is one launch on the operands as they are. The launch takes three addresses and a stream."""
+    """A product that is one launch on the operands as they are."""
 
     capturable: bool
-    launch: Callable[[int, int, int, int], None]
+    launch: Enqueue
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
 

@@ -15,7 +15,7 @@ import numpy as np
 from distmm_kernels.candidate import AMPERE, FLOATS, Candidate
 from distmm_kernels.config import FLOAT8, Problem
 from distmm_kernels.device import Device
-from distmm_kernels.kernel import Array
+from distmm_kernels.kernel import Array, Enqueue
 from distmm_kernels.launch.driver import stream_of
 from distmm_kernels.launch.launches import CudaKernel, matrices
 from distmm_kernels.layout.stack import VECTOR_BYTES, address, distinct
@@ -105,9 +105,7 @@ class CublasKernel(CudaKernel):
         """Allocate a result that the library can write."""
         return self._module.empty(d.shape, dtype)
 
-    def direct(
-        self, a: Array, b: Array, d: Array, symmetric: bool = False
-    ) -> Callable[[int, int, int, int], None] | None:
+    def direct(self, a: Array, b: Array, d: Array, symmetric: bool = False) -> Enqueue | None:
         """Return the library's call, if it can read and write these arrays."""
         read = all(x is self._readable(x, name) and x.dtype == self.dtype for x, name in ((a, "A"), (b, "B")))
         if symmetric or not read or d.ndim > 3 or not (self._stores(d.dtype) and self._writes(d)):

@@ -21,7 +21,7 @@ from distmm_kernels.device import Device
 from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.gemm.guarded import WORKSPACE
 from distmm_kernels.gemm.hopper_operands import HopperOperand, HopperPanels, Side, joined
-from distmm_kernels.kernel import Array, product_shape
+from distmm_kernels.kernel import Array, Enqueue, product_shape
 from distmm_kernels.last_step import Last
 from distmm_kernels.launch.bounded import Bounded
 from distmm_kernels.launch.hopper_launch import NO_SCALES, Finish, HopperGemm, HopperGemms
@@ -131,9 +131,7 @@ class HopperKernel(AlignedKernel):
             self._mirror(d, "symmetric")  # where the diagonal crosses a box, the launch has added both halves of C0
         return d
 
-    def direct(
-        self, a: Array, b: Array, d: Array, symmetric: bool = False
-    ) -> Callable[[int, int, int, int], None] | None:
+    def direct(self, a: Array, b: Array, d: Array, symmetric: bool = False) -> Enqueue | None:
         """Return the launch for one matrix, or for one axis of matrices, that the TMA reads in place."""
         left, right, k = self._format(a, "A"), self._format(b, "B"), a.shape[-1]
         in_place = all(address(x.made) == address(y) for x, y in ((left, a), (right, b)))
