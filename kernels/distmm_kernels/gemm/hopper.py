@@ -62,8 +62,8 @@ class HopperKernel(AlignedKernel):
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
         self.operand = self.formats[self.dtype.name]
-        self.reads = (self.operand,)
         self._float8 = self.dtype in FLOAT8
+        self.reads = tuple(self.formats) if self._float8 else (self.operand,)  # both 8-bit floats
         self._counts = self.dtype.kind == "b"
         self._gemms = HopperGemms(device)
 

@@ -7,8 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from distmm_kernels.config import FLOAT8, Problem
-from distmm_kernels.device import Device
+from distmm_kernels.config import FLOAT8
 from distmm_kernels.gemm.hopper import ON_HOPPER, HopperKernel
 from distmm_kernels.gemm.hopper_operands import HopperOperand
 from distmm_kernels.kernel import Array, product_shape
@@ -28,10 +27,6 @@ class HopperFloat8Kernel(HopperKernel):
     takes_float8 = True
     granule = STRETCH_OF_FLOAT8
     formats: ClassVar[dict[str, OperandFormat]] = {"float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2"}
-
-    def __init__(self, problem: Problem, device: Device) -> None:
-        super().__init__(problem, device)
-        self.reads = tuple(self.formats)
 
     def _format(self, block: Array, operand: str) -> HopperOperand:
         return replace(super()._format(block, operand), format=self.formats[native(block.dtype).name])

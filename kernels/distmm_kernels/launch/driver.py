@@ -58,7 +58,6 @@ class LoadedKernel:
         if device.compute_capability is None:
             raise ValueError(f"{device} is no GPU: {recipe.maker} runs on CUDA devices only")
         made = binary(recipe, device.compute_capability)
-        self.recipe, self.device = recipe, device
         self.threads, self.shared_bytes = made.threads, made.shared_bytes
         library = check(*driver.cuLibraryLoadData(made.cubin, [], [], 0, [], [], 0))
         (kernel,) = check(*driver.cuLibraryEnumerateKernels(1, library))
