@@ -222,10 +222,6 @@ class Kernel(ABC):
         """
         return None
 
-    def declines(self, a: Array, b: Array) -> bool:
-        """Whether the library should multiply these blocks, if no bits are promised: their numbers are too unequal."""
-        return False
-
     def finish(
         self,
         d: Array,

@@ -13,6 +13,7 @@ import numpy as np
 from distmm_kernels.candidate import Candidate
 from distmm_kernels.config import FLOAT8, PRECISIONS, Problem, operand_dtype, result_type
 from distmm_kernels.device import Device
+from distmm_kernels.gemm.guarded import GuardedKernel
 from distmm_kernels.kernel import Array, Kernel, product_shape
 from distmm_kernels.symmetric import Symmetry
 
@@ -93,13 +94,16 @@ def of_matrices(
     in_graph = device.kind == "cuda" and captured()
     asked = device, options.precision, options.reproducible, in_graph, options.symmetry is not None, by_columns(b)
     kernel = chosen(m, a.shape[-1], n, tuple(batch), working, *asked)
-    if options.symmetry is None and not options.reproducible and working.itemsize >= 8 and kernel.declines(a, b):
-        kernel = named("cublas", working, device)
+    guarded = None
+    # float32 is left to TF32 halves, which are faster than the library
+    free = options[3:] == (False, None) and working.itemsize >= 8
+    if free and isinstance(kernel, GuardedKernel) and kernel.declines():
+        guarded, kernel = kernel, named("cublas", working, device)
     if options.symmetry is None:
         left, right = kernel.prepare_a(a, wait=False), kernel.prepare_b(b, wait=False)
     else:
         left, right = kernel.prepare_both(a, options.symmetry, wait=False)
-    return kernel.multiply(
+    made = kernel.multiply(
         left,
         right,
         None,
@@ -111,6 +115,9 @@ def of_matrices(
         out=out,
         wait=False,
     )
+    if guarded is not None:
+        guarded.look(a, b)
+    return made
 
 
 @functools.cache

@@ -14,7 +14,7 @@ import functools
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -102,6 +102,8 @@ class GuardedKernel(AlignedKernel):
         # one kernel for blocks of any size: the bits of all these kernels agree, except for the sign of a zero
         self._ieee = select(problem, device, "ieee", reproducible=True)
         self._raised = False  # whether the last product had a raised guard: the next one waits for its guards
+        self._unequal = False  # whether they left most granules to a chain
+        self._sample: tuple[GuardedOperand, ...] | None = None
 
     def _format(self, block: Array, operand: str) -> GuardedOperand:
         matrices = self._matrices(block, operand)
@@ -167,20 +169,24 @@ class GuardedKernel(AlignedKernel):
         ways = expected = self._expected(a.shape[-1])
         if a.found.raised or b.found.raised:
             ways = tuple(way if way is Way.IEEE else self._way(a, b, i) for i, way in enumerate(expected))
-        self._raised = ways != expected
+        self._raised, self._unequal = ways != expected, 2 * ways.count(Way.IEEE) > len(ways)
         return ways
 
-    def declines(self, a: Array, b: Array) -> bool:
-        """Whether guards of a sample of rows and columns leave most of the product to a chain of multiply-adds.
+    def declines(self) -> bool:
+        """Whether guards left most granules of the last product, or of the last sample, to chains of multiply-adds."""
+        sample = self._sample
+        if sample is not None and all(operand.found.here for operand in sample):
+            self._sample = None
+            self._ways(*sample)
+        return self._unequal
 
-        They are read, and the device waited for, only if the last product had a raised guard.
-        """
-        if not self._raised:
-            return False
-        with self._on_device():
-            rows, columns = (max(1, size // SAMPLE) for size in (a.shape[-2], b.shape[-1]))
-            ways = self._ways(self._format(a[..., ::rows, :], "A"), self._format(b[..., ::columns], "B"))
-        return 2 * ways.count(Way.IEEE) > len(ways)
+    def look(self, a: Array, b: Array) -> None:
+        """Look for the guards of a sample of rows and columns. Nobody waits for them."""
+        if self._sample is None:
+            with self._on_device():
+                rows, columns = (max(1, size // SAMPLE) for size in (a.shape[-2], b.shape[-1]))
+                sample = self._format(a[..., ::rows, :], "A"), self._format(b[..., ::columns], "B")
+            self._sample = tuple(replace(operand, matrices=None) for operand in sample)  # the blocks may be freed
 
     def _matrices(self, block: Array, operand: str) -> Array:
         """Return `GuardedOperand.matrices` of a block."""

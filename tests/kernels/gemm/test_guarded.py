@@ -156,7 +156,7 @@ class Chosen(guarded.GuardedKernel):
     name, shortest = "chosen", 1
 
     def __init__(self):
-        self._raised, self.computed = False, []
+        self._raised, self._unequal, self._sample, self.computed = False, False, None, []
 
     def _expected(self, k):
         return (guarded.Way.FP16X3,)
@@ -168,7 +168,8 @@ class Chosen(guarded.GuardedKernel):
         self.computed.append(ways[0].name)
 
     def _format(self, block, operand):
-        return guards(block.shape, raised=not block.all())
+        made = guards(block.shape, raised=not block.all()).found
+        return GuardedOperand(shape=block.shape, format="", made=None, matrices=block, found=made)
 
     def _on_device(self):
         return contextlib.nullcontext()
@@ -199,11 +200,23 @@ def test_a_product_of_milliseconds_waits_for_its_guards():
     assert kernel.computed == ["IEEE"]
 
 
-def test_a_sample_of_rows_declines_a_product_once_one_had_a_raised_guard():
+def test_the_library_multiplies_after_a_product_with_raised_guards_until_a_sample_has_none():
     kernel, full, sparse = Chosen(), np.ones((300, 8)), np.tile([1.0, 0.0], (300, 4))
-    assert not kernel.declines(sparse, full.T), "nobody waits for guards that are hardly ever raised"
-    kernel._raised = True
-    assert kernel.declines(sparse, full.T)
-    assert kernel.declines(full, sparse.T)
-    assert not kernel.declines(full, full.T)
-    assert not kernel._raised
+    kernel._accumulate(guards((8, 8), raised=False), guards((8, 8), raised=False), None, None)
+    assert not kernel.declines()
+    kernel._accumulate(guards((8, 8), raised=True), guards((8, 8), raised=False), None, None)
+    for a, b, declined in ((sparse, full, True), (full, sparse, True), (full, full, False)):
+        assert kernel.declines()
+        kernel.look(a, b.T)
+        assert kernel.declines(), "the device has not looked yet"
+        for operand in kernel._sample:
+            operand.found.here = True
+        assert kernel.declines() is declined
+
+
+def test_a_sample_keeps_no_block_alive():
+    kernel, a = Chosen(), np.ones((300, 8))
+    alive = weakref.ref(a)
+    kernel.look(a, a.T)
+    del a
+    assert alive() is None
