@@ -134,9 +134,13 @@ class ResidueProducts:
 
 
 def strip(m: int, n: int, products: int = len(MODULI)) -> tuple[int, int]:
-    """Return rows and columns of a part of C: all columns, unless 128 rows of them exceed `WORKSPACE`."""
+    """Return rows and columns of a part of C: all columns, unless 128 rows of them exceed `WORKSPACE`.
+
+    Parts have an even number of rows of tiles, if they have more than one: those of a symmetric C are in pairs
+    (`distmm_kernels.tiles.hopper_places.rows_in_pairs`), and no tile is computed in vain.
+    """
     columns = min(n, max(2 * ROWS, WORKSPACE // (products * ROWS) // (2 * ROWS) * 2 * ROWS))
-    rows = WORKSPACE // (products * row_pitch(columns, 1)) // ROWS * ROWS
+    rows = WORKSPACE // (products * row_pitch(columns, 1)) // (2 * ROWS) * 2 * ROWS
     return min(m, max(rows, ROWS)), columns
 
 
