@@ -17,6 +17,7 @@ from distmm_kernels.gemm import residue_products
 from distmm_kernels.gemm.residue_products import ResidueProducts
 from distmm_kernels.launch import hopper_launch
 from distmm_kernels.layout.stack import Stack
+from distmm_kernels.tiles.hopper_places import rows_in_pairs
 from distmm_kernels.tiles.hopper_tiles import ROWS
 from tests.kernels.reference import integer_twin
 
@@ -150,3 +151,13 @@ def test_with_another_instruction_another_kernel_multiplies_the_same(launched):
     ResidueProducts(NOWHERE, MODULI, "maker:name", (32,), "mma.sync").add(left, right, None, d)
     np.testing.assert_array_equal(d, a @ b.T)
     assert launched == ["table", ("mma.sync", (m, n)), ("maker:name", (32, False))]
+
+
+@pytest.mark.parametrize("products", [10, 16, 18, 48])
+@pytest.mark.parametrize("n", [4096, 8192, 16384])
+def test_of_a_symmetric_product_no_tile_is_computed_in_vain(n, products):
+    rows, columns = residue_products.strip(n, n, products)
+    assert columns == n, "all columns fit"
+    heights = [(down, min(rows, n - down) // ROWS) for down in range(0, n, rows)]
+    pairs = (rows_in_pairs(high, 256, down) for down, high in heights)
+    assert sum(number * tiles for number, tiles in pairs) == sum(i // 2 + 1 for i in range(n // ROWS))
