@@ -177,7 +177,8 @@ class GuardedKernel(AlignedKernel):
         sample = self._sample
         if sample is not None and all(operand.found.here for operand in sample):
             self._sample = None
-            self._ways(*sample)
+            with self._on_device(), self._module.cuda.Stream(non_blocking=True):  # the caller's has the product
+                self._ways(*sample)
         return self._unequal
 
     def look(self, a: Array, b: Array) -> None:
