@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import dask
 import dask.order
-from dask._task_spec import Task, TaskRef
 from dask.utils import parse_timedelta
 
 if TYPE_CHECKING:
@@ -106,7 +105,8 @@ def order(dsk: Mapping[Any, Any], *args: Any, **options: Any) -> dict[Any, Any]:
     out, and get the places of their blocks. For each chunk that is in memory, Dask copies the set of what a task reads:
     the chunks in memory, which have no place, are left out, too. A graph without views is ordered as ever.
     """
-    from distmm.graph.dask_tasks import is_chunk_of_c, needs  # late: it needs Dask arrays, and a plan of files does not
+    # Late: it needs Dask arrays, and a plan of files does not.
+    from distmm.graph.dask_tasks import Task, TaskRef, is_chunk_of_c, needs
 
     views = {key for key, task in dsk.items() if is_chunk_of_c(task)}
     if not views:
