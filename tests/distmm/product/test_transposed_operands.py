@@ -7,9 +7,10 @@ from collections.abc import Callable
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, futures_of
+from distributed import Client, futures_of, wait
 
 import distmm
+from distmm import clusters
 from distmm.graph.dask_tasks import transposed
 
 ROWS, WIDTH = 60, 20
@@ -89,3 +90,41 @@ def test_only_transposes_of_matrices_are_recognised() -> None:
     np.testing.assert_array_equal(transposed((X + 1).T).compute(), np.full((6, 4), 2.0))
     for other in (X, da.transpose(X, (0, 1)), X.T + 1, da.ones((2, 3, 4)).T):
         assert transposed(other) is None
+
+
+@pytest.mark.gpu
+def test_gpus_transpose_the_blocks_that_they_read_once_and_keep_those_of_others() -> None:
+    cupy = pytest.importorskip("cupy")
+    pytest.importorskip("dask_cuda")
+    x, w, a = (
+        np.random.default_rng(seed).integers(-9, 9, shape).astype("f4")
+        for seed, shape in enumerate([(4096, 300), (4096, 200), (900, 900)])
+    )
+    with clusters.local("gpu", dashboard=None, quiet=True) as client:
+
+        def persisted(array: np.ndarray, chunks: tuple[int, int]) -> da.Array:
+            made = da.from_array(array, chunks=chunks).map_blocks(cupy.asarray, meta=cupy.empty((0, 0), "f4"))
+            made = client.persist(made)
+            wait(made)
+            return made
+
+        X, W, A = persisted(x, (512, 300)), persisted(w, (512, 200)), persisted(a, (300, 300))
+        Z, z = X - X.mean(axis=0), x - x.mean(axis=0)
+        for lazy, expected in (
+            (distmm.matmul(X.T, X, client=client), x.T @ x),
+            (distmm.gram(X.T, client=client), x.T @ x),
+            (distmm.matmul(X.T, W, client=client), x.T @ w),
+            (distmm.matmul((X + 1).T, W, client=client), (x + 1).T @ w),
+            (distmm.matmul(Z.T, Z, client=client), z.T @ z),
+        ):
+            assert "transpose" not in names(lazy)
+            found = client.compute(lazy).result()
+            assert isinstance(found, cupy.ndarray)
+            np.testing.assert_allclose(found.get(), expected, rtol=1e-5, atol=0.5)
+        for lazy, expected in (
+            (distmm.matmul(A.T, A, blocks=(300, 300, 300), client=client), a.T @ a),
+            (distmm.matmul(A, A.T, blocks=(300, 300, 300), client=client), a @ a.T),
+            (distmm.matmul(A.T, A.T, blocks=(300, 300, 300), client=client), a.T @ a.T),
+            (distmm.matmul(X, X.T, client=client), x @ x.T),
+        ):
+            np.testing.assert_array_equal(client.compute(lazy).result().get(), expected)
