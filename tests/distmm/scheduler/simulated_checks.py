@@ -28,7 +28,6 @@ class Checks:
         # Whether a client has asked again for what runs, or given up a part of it. What is under way goes on then:
         # chains of earlier waves take slots beside those of later ones, and loads start for steps of other products.
         self.changed = False
-        self.given_up: set[Key] = set()  # blocks that were to be read by a task which is gone
         self.refused: set[Key] = set()  # what a client asks for, and what reads more blocks of C at a time than fit
 
     def arrive(self, limits: Mapping[str, Limits], places: Iterable[Placement]) -> None:
@@ -39,8 +38,6 @@ class Checks:
     def told(self, event: str, task: Task) -> None:
         """Note what the state machine hears of a task."""
         reduced = event == "finished" and task.product and task.spec.plan.result == "reduced"
-        if event == "forgotten" and task.product and not task.done:
-            self.given_up.update(block.key for block in task.needs)
         task.done |= event in ("finished", "forgotten")
         task.closed |= event != "released"
         task.left |= event != "finished" or reduced
@@ -63,8 +60,7 @@ class Checks:
         if task.product:
             assert self._reads_at(task, rank), f"{task.key} starts at {rank}, and does not belong there"
         readers = [task] if task.product else [reader for reader in task.readers if reader.product]
-        products = {reader.where.product for reader in readers if reader.where is not None}
-        shared = len(products) > 1 or task.key in self.given_up
+        shared = len({reader.where.product for reader in readers if reader.where is not None}) > 1
         assert self.changed or shared or not readers or any(self._is_open(reader) for reader in readers), (
             f"{task.key} starts too early"
         )
