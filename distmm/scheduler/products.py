@@ -82,6 +82,7 @@ class Products:
         arranged = Arrangement()
         replicas = self.replicas
         seen: set[Key] = set()
+        advanced: set[tuple[str, Key]] = set()
         # By order: a block that several steps read waits for the first of them.
         for task in sorted(tasks, key=attrgetter("where.order")):
             where, order = task.where, task.where.order
@@ -100,7 +101,9 @@ class Products:
                 if planned or replicas.use(block, rank):
                     held.replicas[block, rank] = None
                 operand = operands[block]
-                if not operand.makers and not operand.holders:  # another product has its load
+                elsewhere = not operand.makers and not operand.holders  # another product has its load
+                if elsewhere and (where.product, block) not in advanced:
+                    advanced.add((where.product, block))
                     self.orphans.update(self.held_loads.advance(block, where))
                 if block in seen:
                     continue
@@ -198,10 +201,9 @@ class Products:
         product.shared.pop(key, None)
         if not product.tasks:
             del self.products[where.product]
-            for held in product.lookahead.held.values():
-                self.held_loads.opened(held.loads)
-                for makers, rank in held.loads.values():
-                    self.orphans.update(dict.fromkeys(makers, rank))
+            steps = product.lookahead.held.values()
+            loads = {block: load for held in steps for block, load in held.loads.items()}
+            self.orphans.update(self.held_loads.forget(where.product, loads))
 
     def give_up(self, name: str) -> None:
         """Forget a product and its tasks at once."""

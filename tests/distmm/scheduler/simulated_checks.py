@@ -60,8 +60,7 @@ class Checks:
         if task.product:
             assert self._reads_at(task, rank), f"{task.key} starts at {rank}, and does not belong there"
         readers = [task] if task.product else [reader for reader in task.readers if reader.product]
-        shared = len({reader.where.product for reader in readers if reader.where is not None}) > 1
-        assert self.changed or shared or not readers or any(self._is_open(reader) for reader in readers), (
+        assert self.changed or not readers or any(self._is_open(reader) for reader in readers), (
             f"{task.key} starts too early"
         )
 
