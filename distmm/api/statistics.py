@@ -158,7 +158,7 @@ def corrcoef(x: Any, y: Any = None, rowvar: bool = True, *, dtype: Any = None, *
     mean = first.mean(axis=1, dtype=wide, keepdims=True)
     real = np.dtype(f"f{wide.itemsize // 2}") if wide.kind == "c" else wide
     parts = (first.real, first.imag) if first.dtype.kind == "c" else (first,)
-    # CuPy's `var` of narrower numbers takes a mean that is rounded to their type, whatever its `dtype` is.
+    # CuPy's `var` rounds the mean to the type of the array, whatever `dtype` it is given.
     variance = sum(part.astype(real, copy=False).var(axis=1, keepdims=True) for part in parts)
     scaled = ((second - mean) / np.sqrt(variance * n)).astype(dtype)
     c = gram(scaled, alpha=1 if n else np.nan, **choices)

@@ -34,8 +34,8 @@ MOST_TASKS = 200_000
 def chunk_homes(client: Client, arrays: Sequence[da.Array | None], workers: int) -> list[Homes | None]:
     """Return the rank that holds each chunk of two-dimensional arrays, or most of what the chunk is made from.
 
-    Asks the scheduler once, if an array is made from persisted chunks and something has changed. Where finished chunks
-    were in the last seconds counts: a plan from homes that are gone is slower, and right.
+    Asks the scheduler once, if an array is made from persisted chunks and something has changed. For finished
+    chunks, an answer of the last seconds is enough: if a chunk has moved since, the plan is slower, but right.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def chunk_homes(client: Client, arrays: Sequence[da.Array | None], workers: int)
     if not keys:
         return [None] * len(arrays)
     still = all(future.done() for array in arrays if array is not None for future in futures_of(array))
-    found = view.on_scheduler(client, _holders, tuple(keys), old=still)  # chunks that are made stay, as a rule
+    found = view.on_scheduler(client, _holders, tuple(keys), old=still)  # finished chunks seldom move
     sizes, holders = {}, {}
     for key, (nbytes, ranks) in zip(keys, found, strict=True):
         sizes[key], holders[key] = nbytes, [rank for rank in ranks if rank < workers]

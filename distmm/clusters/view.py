@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import math
 import time
 import weakref
 from collections.abc import Callable, Hashable
@@ -128,11 +129,11 @@ def _asked(client: Client, view: _View, question: Question | None) -> dict[str, 
 def on_scheduler(client: Client, function: Callable[..., Any], argument: Hashable, old: bool = False) -> Any:
     """Return ``function(argument, dask_scheduler=...)``; the answer is kept until a task or worker changes.
 
-    With `old`, it is kept for `FRESH_SECONDS`, whatever tasks do, but not if a worker comes or goes.
+    With `old`, a change of a task does not matter, and the answer is kept for `FRESH_SECONDS`.
     """
     ask(client)
     view, question, oldest = _views[client], (function, (argument,)), time.monotonic() - FRESH_SECONDS
-    when, changes, answer = view.of_scheduler.get(question, (0.0, 0, None))
+    when, changes, answer = view.of_scheduler.get(question, (-math.inf, 0, None))
     if when > oldest and (old or changes == view.changes):
         return answer
     changes, answer = view.changes, _run(client, _told, client.id, function, argument)

@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from distmm.planning.owners import Owners
 from distmm.planning.schedule import Schedule
@@ -98,9 +98,17 @@ SIZE, GAP = 240, 20
 MOST = 64
 
 
-# A rectangle of the picture: x, y, width, height, rank, colour, whether it is a mirror image, and title. A mirror image
-# in a symmetric product is pale, in the colour of its source.
-Block = tuple[float, float, float, float, int, str, bool, str]
+class _Block(NamedTuple):
+    """A rectangle of the picture. A mirror image in a symmetric product is pale, in the colour of its source."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    rank: int
+    colour: str
+    image: bool
+    title: str
 
 
 def html(rows: list[tuple[str, str]], schedule: Schedule) -> str:
@@ -120,7 +128,7 @@ def html(rows: list[tuple[str, str]], schedule: Schedule) -> str:
     def owner(i: int, j: int) -> int:
         return schedule.chains(batch, i, j)[0][0]
 
-    def of(name: str, down: tuple[int, ...], across: tuple[int, ...], x: float, y: float, at: Home) -> Iterator[Block]:
+    def of(name: str, down: tuple[int, ...], across: tuple[int, ...], x: float, y: float, at: Home) -> Iterator[_Block]:
         rows, columns = ([edge * scale for edge in _drawn(edges)] for edges in (down, across))
         for i, j in itertools.product(range(len(rows)), range(len(columns))):
             block = i * len(down) // len(rows), j * len(across) // len(columns)
@@ -129,7 +137,7 @@ def html(rows: list[tuple[str, str]], schedule: Schedule) -> str:
             rank = at(*source)
             title = f"{name}{list(block)}: " + (f"C{list(source)} transposed, " if image else "") + f"worker {rank}"
             place = x + sum(columns[:j]), y + sum(rows[:i]), columns[j], rows[i]
-            yield *place, rank, _colour(rank, schedule.grid.size), image, title
+            yield _Block(*place, rank, _colour(rank, schedule.grid.size), image, title)
 
     m, k, n = sum(blocking.m), sum(blocking.k), sum(blocking.n)
     scale = SIZE / max(m, k, n, 1)

@@ -67,7 +67,10 @@ def computing(client: Any = None, now: bool = False) -> Client | None:
 
 
 def _scheduler() -> Callable[..., Any] | None:
-    """Return what Dask's `get_scheduler` does, which imports distributed for a second to find out that no client is."""
+    """Return what Dask's `get_scheduler` returns.
+
+    Dask's function imports distributed, which takes a second. Without distributed there is no client.
+    """
     if "distributed" not in sys.modules and not dask.config.get("scheduler", None):
         return None
     chosen: Callable[..., Any] | None = get_scheduler()

@@ -183,7 +183,7 @@ class Gemm:
         on_gpu = plan.cluster.device == "cuda" and isinstance(to, ClientArray)  # tasks write from GPU memory
         chains = Chains(replace(self, once=True), plan, "cupy" if on_gpu else self.a.kind, client)
         if isinstance(to, ClientArray) and one_task.writes_itself(self, plan):
-            sinks.store_block(chains, out, to, client)
+            sinks.store_block(chains, out, to)
         elif client is None or any(self.vectors) or len(plan.waves) == 1:
             sinks.store(lambda: [(chains.array(None, to is None), [None])], out, to, client)
         else:

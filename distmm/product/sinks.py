@@ -98,10 +98,12 @@ def store(waves: Callable[[], Iterable[WaveRegions]], out: Any, to: Any, client:
     gpu.wait_for_current_stream(out)  # this process has written there, and the caller may use another stream
 
 
-def store_block(chains: Chains, out: Any, to: ClientArray, client: Client | None) -> None:
-    """Compute a product of one task, which writes to `out`. `to` and `client` are those of `store`."""
-    assert client is not None
-    with _leased(out, to) as chains.out:
+def store_block(chains: Chains, out: Any, to: ClientArray) -> None:
+    """Compute a product of one task, which writes to `out`. `to` is that of `store`."""
+    client = chains.client
+    assert client is not None  # workers write to memory of this process
+    with _leased(out, to) as output:
+        chains = replace(chains, out=output)
         layers = chains.graph(None)
         key = (chains.name, *(0 for _ in chains.chunks))
         Waves(client, _raise_error).run([lambda: (client.get(layers, [key], sync=False), math.inf)])

@@ -12,6 +12,8 @@ import dask
 import dask.order
 from dask.utils import parse_timedelta
 
+from distmm.graph.dask_tasks import Task, TaskRef, is_chunk_of_c, needs
+
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
 
@@ -105,9 +107,6 @@ def order(dsk: Mapping[Any, Any], *args: Any, **options: Any) -> dict[Any, Any]:
     out, and get the places of their blocks. For each chunk that is in memory, Dask copies the set of what a task reads:
     the chunks in memory, which have no place, are left out, too. A graph without views is ordered as ever.
     """
-    # Late: it needs Dask arrays, and a plan of files does not.
-    from distmm.graph.dask_tasks import Task, TaskRef, is_chunk_of_c, needs
-
     views = {key for key, task in dsk.items() if is_chunk_of_c(task)}
     if not views:
         return _dasks_order(dsk, *args, **options)

@@ -51,9 +51,10 @@ def shared_by(tasks: int) -> Iterator[None]:
 
 def _task_threads() -> int:
     """Tasks that this process runs at a time."""
+    distributed = sys.modules.get("distributed")  # every worker has imported it
     try:
-        return int(sys.modules["distributed"].get_worker().state.nthreads)
-    except (KeyError, ValueError):  # this is no worker
+        return int(distributed.get_worker().state.nthreads if distributed else CPU_COUNT)
+    except ValueError:  # this thread runs no task of a worker
         return int(CPU_COUNT)
 
 

@@ -72,7 +72,8 @@ def _reads(
         and gpu_allocations.can_map(allocation, address, expected, dask_worker)
     )
     if reads:
-        # Now: the first ticket might arrive while another thread imports this, when Dask's own functions are in place.
+        # This module registers Dask's own functions. A ticket may arrive while another thread imports it, so it is
+        # imported now, and ours are registered after them.
         import distributed.protocol.cupy  # noqa: F401
 
         serialization.register(received)

@@ -120,7 +120,7 @@ def choose(
     known = {candidate.name: candidate for candidate in CANDIDATES}
     reason = "there is no kernel of this name"
     if name in known:
-        reason = f"{why_not(known[name], problem, device, reproducible=reproducible)}"
+        reason = str(why_not(known[name], problem, device, reproducible=reproducible))
     raise ValueError(f"kernel {name!r} cannot compute {problem} on {device}: {reason}; use one of {', '.join(by_name)}")
 
 

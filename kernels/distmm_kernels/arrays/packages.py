@@ -74,7 +74,7 @@ def multiply_of(a: Any, b: Any, c: Any, out: Any, device: Any) -> Multiply:
 
 
 def adjoint(x: Any) -> Any:
-    """Return what stands for the conjugate transpose of matrices in `gram`, whose kernels read `x` alone: a view."""
+    """Return the second operand of `gram`: a transposed view. Its kernels read `x` alone, so nothing is conjugated."""
     kind = kind_of(x)
     if kind == "torch":
         return x.mH  # conjugated when it is read, as by gradients

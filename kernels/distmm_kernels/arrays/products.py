@@ -95,9 +95,9 @@ def of_matrices(
     asked = device, options.precision, options.reproducible, in_graph, options.symmetry is not None, by_columns(b)
     kernel = chosen(m, a.shape[-1], n, tuple(batch), working, *asked)
     guarded = None
-    # float32 is left to TF32 halves, which are faster than the library
-    free = options[3:] == (False, None) and working.itemsize >= 8
-    if free and isinstance(kernel, GuardedKernel) and kernel.declines():
+    may_be_library = not options.reproducible and options.symmetry is None
+    may_be_library &= working.itemsize >= 8  # TF32 halves of float32 are faster than the library
+    if may_be_library and isinstance(kernel, GuardedKernel) and kernel.declines():
         guarded, kernel = kernel, named("cublas", working, device)
     if options.symmetry is None:
         left, right = kernel.prepare_a(a, wait=False), kernel.prepare_b(b, wait=False)

@@ -48,7 +48,7 @@ def _at_once(a: Any, b: Any, out: Any, c: Any, options: Options) -> Any:
     """Return the product of tensors that nothing of PyTorch watches."""
     if a.is_conj() or a.is_neg() or b.is_conj() or b.is_neg():
         a = a.resolve_conj().resolve_neg()
-        b = b.resolve_conj().resolve_neg() if options.symmetry is None else a.mT  # not read
+        b = b.resolve_conj().resolve_neg() if options.symmetry is None else a.mT  # `gram` reads A alone
     if a.device.type != "cuda":
         return _on_host(a, b, out, c, options)
     return on_gpu.multiply(_TENSORS, a, b, out, c, options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -67,6 +68,13 @@ def test_lazy_calls_send_nothing_while_nothing_changes_and_one_message_afterward
 
 def tasks_of(prefix: str, dask_scheduler: Scheduler) -> int:
     return sum(str(key).startswith(prefix) for key in dask_scheduler.tasks)
+
+
+def test_the_scheduler_is_asked_on_a_machine_that_has_just_started(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(view, "time", SimpleNamespace(monotonic=lambda: 3.0))  # seconds since its start
+    assert view.on_scheduler(client, tasks_of, "no such task") == 0
 
 
 @pytest.mark.usefixtures("messages")
