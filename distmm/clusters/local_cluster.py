@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import multiprocessing
 import os
@@ -31,7 +30,6 @@ from distmm.submit import dashboard_access
 from distmm.submit.tls import security
 from distmm.worker import gpu_worker_setup
 from distmm.worker.tasks.probe import cores_of
-from distmm.worker.ucxx_internals import connect_patiently
 
 # Configuration of the schedulers that distmm starts.
 # - Work stealing ignores placement if worker restrictions are loose.
@@ -102,8 +100,7 @@ def local(
         Address of the dashboard; ``":8787"`` makes it visible to other machines. If the port is in use, a free one is
         used instead. None: no dashboard.
     tls : str
-        ``"none"``, ``"temporary"`` certificates, or a folder with ``ca.pem``, ``cert.pem`` and ``key.pem``. With TLS
-        the cluster does not use UCX.
+        ``"none"``, ``"temporary"`` certificates, or a folder with ``ca.pem``, ``cert.pem`` and ``key.pem``.
     quiet : bool
         Workers do not log failed tasks with their tracebacks. The client receives the errors in any case.
 
@@ -237,8 +234,6 @@ def _cpu(workers: int | None, limit: int | None, threads: int | None) -> Cluster
 
 
 def _gpu(workers: int | None, limit: int | None) -> ClusterSetup:
-    for name, value in gpu_worker_setup.ENVIRONMENT.items():  # of this process and of its workers
-        os.environ.setdefault(name, value)
     from dask_cuda import LocalCUDACluster
 
     count = gpu_count()
@@ -246,13 +241,9 @@ def _gpu(workers: int | None, limit: int | None) -> ClusterSetup:
         raise InputError(
             f"{workers} workers: each needs its own GPU, and this process has {count}; ask for {count} or fewer"
         )
-    protocol = "ucx" if importlib.util.find_spec("distributed_ucxx") else "tcp"
-    if protocol == "ucx":
-        connect_patiently()
     arguments = {
         "n_workers": workers or count,
         "memory_limit": limit or MEMORY_LIMIT // (workers or count),
-        "protocol": protocol,
         **gpu_worker_setup.cluster_arguments(chosen("gpu-pool")),
     }
     # Client memory that a worker pins counts as its own. By its default limits Dask would pause or kill the worker.

@@ -18,9 +18,9 @@ MOST_PEERS = 16
 def warm_up(client: Client) -> None:
     """Prepare a cluster for its first product: install plugins; on GPUs also load kernels and open connections.
 
-    The first transfer between two workers takes 1.2 to 2.5 s (for the endpoint and the handle of the other worker's
-    memory pool). Later ones take milliseconds. Pairs of workers exchange a small block in ring order: worker r with
-    r + 1, then with r + 2. So all workers transfer at the same time.
+    The first transfer between two workers takes 0.5 s or more (for imports, a question whether they reach each other's
+    memory, and the map of the other worker's pool). Later ones take milliseconds. Pairs of workers exchange a small
+    block in ring order: worker r with r + 1, then with r + 2. So all workers transfer at the same time.
     """
     view.ask(client)
     threads = {address: info["nthreads"] for address, info in workers_of(client).items()}

@@ -3,8 +3,9 @@
 The owner names an allocation: process, address and CUDA's handle. Another process maps it, and its GPU then copies from
 and to it directly, also between two GPUs. CUDA finds the GPU by the handle, whatever ``CUDA_VISIBLE_DEVICES`` is.
 
-A process keeps a map for some seconds after the last copy, because to open one takes 0.1 ms on the same GPU, and 10 ms
-on its neighbour (H200). Then it closes the map: until then the memory stays allocated, even if its owner has ended.
+To open a map takes 0.1 ms on the same GPU, 10 ms on its neighbour (H200), and up to seconds for 100 GB whose size is no
+multiple of CUDA's large pages. So a process keeps a map for some time after the last copy, and longer if it took longer
+to open. Then it closes the map, as soon as the owner has ended: until then the memory stays allocated.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 
 LAZY_PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess
 
-IDLE_SECONDS = 2.0  # from the last copy to the end of a map
+IDLE_SECONDS = 2.0  # from the last copy to the end of a map, for each 20 ms that it took to open it
+OPENING_SECONDS = 0.02
 
 ALREADY_MAPPED = 208  # cudaErrorAlreadyMapped
 
@@ -117,6 +119,7 @@ class _Map:
     def __init__(self, allocation: Allocation) -> None:
         from cupy.cuda import runtime
 
+        begun = time.monotonic()
         try:
             self.address = int(runtime.ipcOpenMemHandle(allocation.handle, LAZY_PEER_ACCESS))
         except runtime.CUDARuntimeError as error:
@@ -125,6 +128,7 @@ class _Map:
                 "array?"
             ) from error
         self.users, self.used = 0, 0.0
+        self.keeps = max(1.0, (time.monotonic() - begun) / OPENING_SECONDS)
 
 
 _maps: dict[Allocation, _Map] = {}
@@ -178,9 +182,17 @@ def _opened(allocation: Allocation) -> _Map:
 
 
 def drop_idle(seconds: float = IDLE_SECONDS) -> None:
-    """Close the maps that no copy has used for some seconds. Workers call it every second."""
+    """Close the maps that no copy has used for some seconds, and those of processes that have ended.
+
+    Workers call it every second.
+    """
+    now = time.monotonic()
     with _mapping:
-        idle = [each for each, at in _maps.items() if not at.users and time.monotonic() - at.used > seconds]
+        idle = [
+            each
+            for each, at in _maps.items()
+            if not at.users and (now - at.used > seconds * at.keeps or start_time(each.pid) != each.started)
+        ]
         addresses = [_maps.pop(each).address for each in idle]
     if addresses:
         close(addresses)

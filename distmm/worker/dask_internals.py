@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 # Versions of distributed with which these parts have been seen.
 VERSIONS_SEEN = ("2026.7.", "2026.8.")
 
+# Seconds after which a thread hands over Python's interpreter lock; Python's default is 0.005. While tasks launch
+# kernels, a worker's event loop waits for the lock at each step of a message.
+SWITCH_SECONDS = 0.0005
+
 # Seconds from one message of a stream to the next. What is sent meanwhile goes in one message.
 MESSAGE_SECONDS = 0.0005
 
@@ -88,6 +92,20 @@ def send_soon(process: Any) -> None:
     for stream in streams:
         if hasattr(stream, "interval"):
             stream.interval = MESSAGE_SECONDS
+
+
+def fetch_together(worker: Worker, nbytes: int) -> None:
+    """Let a worker ask another one for up to so many bytes of blocks at a time, where Dask's default is 50 MB.
+
+    A worker sends one request at a time to each other one. A request takes 4 to 10 ms while products run, and the copy
+    of 67 MB from GPU to GPU 0.3 ms.
+    """
+    worker.state.transfer_message_bytes_limit = nbytes
+
+
+def answer_soon() -> None:
+    """Let this process's event loop answer messages while its tasks run Python code (`SWITCH_SECONDS`)."""
+    sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
 
 
 def note_blocks_sent(

@@ -12,10 +12,13 @@ from distributed.comm import get_address_host
 from distmm.errors import InputError
 from distmm.transfer import ClientArray, gpu_allocations, process_memory, serialization
 from distmm.transfer.block_tickets import to_neighbour
-from distmm.worker.dask_internals import note_blocks_sent, run_on_worker
+from distmm.worker.dask_internals import fetch_together, note_blocks_sent, run_on_worker
 from distmm.worker.tasks.loads import Load
 
 logger = logging.getLogger(__name__)
+
+# Bytes of the blocks that a worker asks a neighbour for at a time: 2 ms of copies from GPU to GPU.
+TOGETHER = 1 << 29
 
 
 def give_tickets(worker: Worker, plugin: str) -> None:
@@ -34,6 +37,7 @@ def give_tickets(worker: Worker, plugin: str) -> None:
         return bool(reads[address])
 
     note_blocks_sent(worker, gets_tickets, to_neighbour)
+    fetch_together(worker, TOGETHER)
 
 
 async def _asked(worker: Worker, address: str, plugin: str) -> bool | None:

@@ -13,7 +13,7 @@ from tornado.ioloop import PeriodicCallback
 from distmm.all_workers import owns_gpu
 from distmm.transfer import drop_freed, gpu_allocations, serialization
 from distmm.worker import gpu
-from distmm.worker.dask_internals import profile_without_collecting, send_soon
+from distmm.worker.dask_internals import answer_soon, profile_without_collecting, send_soon
 from distmm.worker.gpu_memory import pool_bytes
 from distmm.worker.neighbours import give_tickets, received
 from distmm.worker.peer_memory import Peers, pool_handle
@@ -52,6 +52,7 @@ class DevicePlugin(WorkerPlugin):
                     frees.append(self.peers.close_dead)
         with _optional("small products take some milliseconds more"):
             send_soon(worker)
+            answer_soon()
         with _optional("Dask's profiler may stop this worker on Python 3.11"):
             profile_without_collecting(worker)
 

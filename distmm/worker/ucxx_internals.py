@@ -1,38 +1,17 @@
 """Functions of UCXX that distmm replaces, private ones among them: here and nowhere else.
 
-If UCXX has changed them, they are left as they are: transfers wait for products, connections for 5 s. The tests
+If UCXX has changed them, they are left as they are: transfers wait for products. The tests
 (``tests/distmm/worker/test_ucxx_internals.py``) fail first for versions that are not in `VERSIONS_SEEN`.
 """
 
 from __future__ import annotations
 
-import inspect
 import logging
-from functools import partial
 
 logger = logging.getLogger(__name__)
 
 # Versions with which `wait_for_default_stream_only` has been measured.
 VERSIONS_SEEN = {"distributed-ucxx": ("0.52.",), "ucxx": ("0.52.",), "UCX": ("1.21.",)}
-
-# Seconds that a new connection of this process may take.
-CONNECT_SECONDS = 60.0
-
-
-def connect_patiently() -> None:
-    """Give new connections of this process `CONNECT_SECONDS`, where UCXX 0.52 gives 5 and Dask passes no other number.
-
-    The first start on a new machine reads gigabytes of libraries and takes longer. Connections then failed, and the
-    process sometimes ended with a segmentation fault (four H200, a slow host).
-    """
-    try:
-        import ucxx
-    except ImportError:  # the cluster, which needs it, says so when it starts
-        return
-    for name in ("create_listener", "create_endpoint"):
-        connect = getattr(ucxx, name, None)
-        if connect is not None and "connect_timeout" in inspect.signature(connect).parameters:
-            setattr(ucxx, name, partial(connect, connect_timeout=CONNECT_SECONDS))
 
 
 def wait_for_default_stream_only() -> None:

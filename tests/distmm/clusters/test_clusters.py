@@ -301,11 +301,8 @@ def test_arguments_of_local_cuda_cluster_with_the_class_replaced(monkeypatch: py
 
     def stand_in(**arguments: Any) -> LocalCluster:
         seen.update(arguments, stealing=dask.config.get("distributed.scheduler.work-stealing"))
-        assert os.environ["UCX_MEMTYPE_CACHE"] == "n"  # before UCX is loaded: it warns of what is set later
         return LocalCluster(n_workers=1, processes=False, dashboard_address=":0")
 
-    monkeypatch.setenv("UCX_MEMTYPE_CACHE", "to be restored")
-    monkeypatch.delenv("UCX_MEMTYPE_CACHE")
     monkeypatch.setattr(gpus, "_driver", lambda: Driver(13000))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setitem(sys.modules, "dask_cuda", types.SimpleNamespace(LocalCUDACluster=stand_in))
@@ -315,7 +312,6 @@ def test_arguments_of_local_cuda_cluster_with_the_class_replaced(monkeypatch: py
         "n_workers": 2,
         "threads_per_worker": gpu_worker_setup.THREADS,
         "memory_limit": 8 * 10**9,
-        "protocol": "ucx",
         "rmm_pool_size": 0.8,
         "rmm_allocator_external_lib_list": "cupy",
         "device_memory_limit": 0,

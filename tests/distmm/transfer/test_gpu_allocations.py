@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import os
 import pickle
@@ -20,7 +21,8 @@ from distmm.pid import start_time
 from distmm.transfer import ClientArray, gpu_allocations
 from distmm.transfer.gpu_allocations import Allocation
 
-THEIRS = Allocation(1, "5", b"handle", 4096, 100)
+PARENT = os.getppid()
+THEIRS = Allocation(PARENT, start_time(PARENT), b"handle", 4096, 100)
 
 
 class CUDARuntimeError(Exception):
@@ -96,6 +98,26 @@ def test_an_allocation_is_mapped_once_and_closed_when_no_copy_uses_it(runtime: R
         assert again == 2000
 
 
+def test_a_map_that_took_long_to_open_is_kept_longer(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count()  # each look at it comes a second later, so a map takes a second to open
+    monkeypatch.setattr(gpu_allocations.time, "monotonic", lambda: float(next(clock)))
+    with gpu_allocations.mapped(THEIRS):
+        pass
+    for _ in range(int(gpu_allocations.IDLE_SECONDS) + 1):
+        gpu_allocations.drop_idle()
+    assert not runtime.closed
+    for _ in range(int(gpu_allocations.IDLE_SECONDS / gpu_allocations.OPENING_SECONDS)):
+        gpu_allocations.drop_idle()
+    assert runtime.closed == [1000]
+
+
+def test_a_map_of_a_process_that_has_ended_is_closed(runtime: Runtime) -> None:
+    with gpu_allocations.mapped(THEIRS), gpu_allocations.mapped(replace(THEIRS, started="5")):
+        pass
+    gpu_allocations.drop_idle(seconds=60)
+    assert runtime.closed == [2000]
+
+
 def test_memory_that_a_process_got_at_the_same_address_is_another_allocation(runtime: Runtime) -> None:
     for other in (replace(THEIRS, handle=b"later"), replace(THEIRS, started="6")):
         with gpu_allocations.mapped(THEIRS) as first, gpu_allocations.mapped(other) as second:
@@ -144,7 +166,10 @@ def test_a_map_waits_for_copies_from_the_freed_memory(runtime: Runtime, monkeypa
 
 def test_an_owner_that_has_ended_is_named(runtime: Runtime) -> None:
     runtime.refused.add(THEIRS.handle)
-    with pytest.raises(OSError, match=r"process 1 is out of reach.*has it ended"), gpu_allocations.mapped(THEIRS):
+    with (
+        pytest.raises(OSError, match=rf"process {PARENT} is out of reach.*has it ended"),
+        gpu_allocations.mapped(THEIRS),
+    ):
         pass
 
 

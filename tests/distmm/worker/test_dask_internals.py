@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from contextvars import ContextVar
 from typing import Any
 
@@ -12,7 +13,7 @@ import distributed.metrics
 import distributed.utils
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, Scheduler, Worker, get_worker
+from distributed import Client, LocalCluster, Scheduler, Worker, get_worker, wait
 from distributed.comm import get_address_host
 
 import distmm
@@ -120,6 +121,40 @@ def note(taker: str, dask_worker: Worker) -> None:
         return address == taker
 
     dask_internals.note_blocks_sent(dask_worker, may, Told.noted)
+
+
+def test_a_worker_asks_for_blocks_together() -> None:
+    asked: list[list[str]] = []
+
+    def note(dask_worker: Worker) -> None:
+        dask_internals.fetch_together(dask_worker, 1 << 30)
+
+    async def answer(comm: Any, keys: list[str], **how: Any) -> Any:
+        asked.append(keys)
+        return await answers(comm, keys=keys, **how)
+
+    how: Any = {"n_workers": 2, "threads_per_worker": 1, "processes": False, "dashboard_address": ":0"}
+    with LocalCluster(**how) as cluster, Client(cluster) as client:
+        source, target = cluster.workers[0], cluster.workers[1]
+        client.run(note)
+        answers, source.handlers["get_data"] = source.handlers["get_data"], answer
+        blocks = [client.submit(np.ones, 1 << 22, workers=[source.address], pure=False) for _ in range(4)]
+        wait(blocks)
+        assert client.submit(len, blocks, workers=[target.address]).result() == 4
+    assert [len(keys) for keys in asked] == [4]  # 34 MB each, where Dask would ask for 50 MB at a time
+
+
+def test_a_workers_event_loop_gets_the_interpreters_lock_soon() -> None:
+    before = sys.getswitchinterval()
+    try:
+        sys.setswitchinterval(0.01)
+        dask_internals.answer_soon()
+        assert sys.getswitchinterval() == pytest.approx(dask_internals.SWITCH_SECONDS, rel=0.05)
+        sys.setswitchinterval(0.0001)
+        dask_internals.answer_soon()
+        assert sys.getswitchinterval() == pytest.approx(0.0001, rel=0.05)  # a shorter one stays
+    finally:
+        sys.setswitchinterval(before)
 
 
 @pytest.mark.parametrize("nbytes", [0, 20_000_000])  # of a large message, a thread makes the frames

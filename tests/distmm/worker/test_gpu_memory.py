@@ -19,9 +19,6 @@ def worker(*plugins: object) -> Any:
     return types.SimpleNamespace(name="gpu-1", _pending_plugins=plugins)
 
 
-POOL = types.SimpleNamespace(initial_pool_size=0.5)
-
-
 @pytest.fixture
 def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Bytes in use of a GPU of 100 bytes: each look takes one number from this list."""
@@ -34,13 +31,21 @@ def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     monkeypatch.setitem(sys.modules, "dask_cuda", types.SimpleNamespace(utils=utils))
     monkeypatch.setitem(sys.modules, "dask_cuda.utils", utils)
     monkeypatch.setattr(gpu_memory, "POLL_SECONDS", 0.0)
+    monkeypatch.setattr(gpu_memory, "PAGE", 4)
     return looks
 
 
 def test_it_waits_until_the_dead_process_has_given_its_memory_back(used: list[int]) -> None:
     used += [90, 70, 50, 0]
-    asyncio.run(gpu_memory.dask_setup(worker(object(), POOL)))
+    asyncio.run(gpu_memory.dask_setup(worker(object(), types.SimpleNamespace(initial_pool_size=0.5))))
     assert used == [0]
+
+
+def test_the_pool_has_whole_pages_of_cuda(used: list[int]) -> None:
+    used += [0]
+    pool = types.SimpleNamespace(initial_pool_size=0.5)
+    asyncio.run(gpu_memory.dask_setup(worker(pool)))
+    assert pool.initial_pool_size == 48
 
 
 def test_workers_without_a_pool_do_not_look(used: list[int]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
 import sys
@@ -42,21 +41,6 @@ def test_ucxx_waits_for_the_default_stream_only_in_versions_that_are_known(
             ucxx_internals.wait_for_default_stream_only()
         assert unknown.synchronize_default_stream is whole_device
         assert f"distributed-ucxx {distributed}, ucxx {own}, UCX {'.'.join(map(str, ucx))}: distmm knows" in caplog.text
-
-
-async def create_endpoint(address: str, connect_timeout: float = 5.0) -> tuple[str, float]:
-    """Stands for UCXX's own function."""
-    return address, connect_timeout
-
-
-def test_connections_may_take_a_minute_if_ucxx_lets_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    package: Any = types.ModuleType("ucxx")
-    package.create_endpoint, package.create_listener = create_endpoint, whole_device
-    monkeypatch.setitem(sys.modules, "ucxx", package)
-    for _ in range(2):
-        ucxx_internals.connect_patiently()
-    assert asyncio.run(package.create_endpoint("here")) == ("here", ucxx_internals.CONNECT_SECONDS)
-    assert package.create_listener is whole_device
 
 
 @pytest.mark.gpu
