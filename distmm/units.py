@@ -110,13 +110,13 @@ def ticks(seconds: float, most: int = 10) -> dict[float, str]:
     """Return at most ``most + 1`` round times from 0 to `seconds`, with the label of each."""
     least = max(seconds, 1e-6) / most
     if least <= TIME_STEPS[-1]:
-        step = next(step for step in (*_decimal(least, 1.0), *TIME_STEPS) if step >= least * (1 - 1e-9))
+        step = next(step for step in (*round_steps(least, 1.0), *TIME_STEPS) if step >= least * (1 - 1e-9))
     else:
-        step = DAY * next(step for step in _decimal(least / DAY, math.inf) if step >= least / DAY * (1 - 1e-9))
+        step = DAY * next(step for step in round_steps(least / DAY) if step >= least / DAY * (1 - 1e-9))
     return {at * step: _moment(at * step) for at in range(int(seconds / step * (1 + 1e-9)) + 1)}
 
 
-def _decimal(least: float, below: float) -> list[float]:
+def round_steps(least: float, below: float = math.inf) -> list[float]:
     """Return 1, 2, 5 and 10 times the power of ten at or below `least`, as far as they are less than `below`."""
     power = math.floor(math.log10(least))
     return [step for step in (float(f"{digit}e{power}") for digit in (1, 2, 5, 10)) if step < below]

@@ -1,109 +1,97 @@
-"""Charts of a report, drawn by matplotlib: SVG elements in the page's own colours and font, with time along x.
-
-The page embeds each chart. So the colours of `theme` for text and lines become CSS variables, and the parts that only a
-separate SVG file needs are removed: header, metadata, names of elements, clipping.
-"""
+"""Charts of a report: SVG elements in the page's own colours and font. `pages/chart.html` is their template."""
 
 from __future__ import annotations
 
-import io
 import math
-import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from html import escape
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from markupsafe import Markup
-from matplotlib import rc_context
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
-from matplotlib.patches import PathPatch
-from matplotlib.path import Path
-from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from distmm import units
+from distmm import templates, units
 from distmm.telemetry import theme
 from distmm.telemetry.activity import Kind
 from distmm.telemetry.curves import Curve
 from distmm.telemetry.record import Record
 
-# Width of all charts and of the margins, in points. A point is a pixel where the page has its full width.
-WIDTH, LEFT, RIGHT, TOP, BOTTOM = 1000, 110, 26, 18, 24
+# Width of all charts, the ends of their horizontal axes, and the top of their vertical ones, in units of the SVG. A
+# unit is a pixel where the page has its full width.
+WIDTH, LEFT, RIGHT, TOP = 1000, 110, 974, 18
 
 # Largest and smallest height of a worker's lane, and the height that all lanes share: 256 lanes fit on one screen.
 LANE, THIN_LANE, ALL_LANES = 22.0, 3.0, 900.0
+
+# Heights of the axes of curves and bars, and the part of them that the largest value reaches.
+CURVES, BARS, FULL = 220, 160, 0.95
 
 # Intervals closer than half a pixel are drawn as one. This bounds the size of the file.
 PIXEL = 0.5
 
 Interval = tuple[float, float]
 
-# An artist whose id begins with this prefix gets the rest of the id as its tooltip.
-TOOLTIP = "tooltip:"
+
+class Mark(NamedTuple):
+    """A line of a chart, as an SVG path, with its tooltip."""
+
+    tooltip: str
+    color: str
+    width: float
+    path: str
 
 
-def timeline(record: Record, seconds: float) -> str:
+def timeline(record: Record, seconds: float) -> Markup:
     """Draw a lane for each worker with its activities and silences; `seconds` is the length of the time axis."""
     names = sorted(record.lanes, key=units.natural)
     height = min(LANE, max(THIN_LANE, ALL_LANES / max(1, len(names))))
-    figure, axes = _frame(height * len(names))
-    _time_axis(axes, seconds)
-    axes.set_ylim(max(1, len(names)), 0)
-    shown = range(0, len(names), math.ceil(12 / height))
-    axes.set_yticks([at + 0.5 for at in shown], [names[at] for at in shown], parse_math=False)
-    axes.yaxis.grid(visible=False)
-    gap = PIXEL / (WIDTH - LEFT - RIGHT) * axes.get_xlim()[1]
     found: defaultdict[tuple[str, Kind], list[Interval]] = defaultdict(list)
     for each in (*record.activities, *record.transfers):
-        found[each.worker, each.kind].append((max(0.0, each.start - record.submitted), each.stop - record.submitted))
+        found[each.worker, each.kind].append((each.start, each.stop))
+    marks, middles = [], {}
     for at, name in enumerate(names):
-        lane, rows = record.lanes[name], enumerate(theme.ACTIVITIES.items())
-        for row, (kind, (what, color)) in rows:
-            if intervals := found[name, kind]:
-                y, width = (at + 0.27, 0.46) if row == 0 else (at + 0.47 + 0.12 * row, 0.11)
-                label = f"{name}: {what or 'products'}"
-                _intervals(axes, merged(intervals, gap), y, width * height, color or record.color(name), label)
-        silences = [
-            (max(0.0, start - record.submitted), min(stop - record.submitted, seconds)) for start, stop in lane.silences
+        lane, top = record.lanes[name], TOP + at * height
+        middles[top + height / 2] = name
+        rows = [
+            (what or "products", color or record.color(name), found[name, kind])
+            for kind, (what, color) in theme.ACTIVITIES.items()
         ]
-        if quiet := [(start, stop) for start, stop in silences if start < stop]:
-            _intervals(axes, merged(quiet, gap), at + 0.5, 0.9 * height, theme.NOBODY, f"{name}: silent")
+        for row, (what, color, intervals) in enumerate(rows):
+            y, width = (0.27, 0.46) if row == 0 else (0.47 + 0.12 * row, 0.11)
+            path = _intervals(record, seconds, intervals, top + y * height)
+            marks.append(Mark(f"{name}: {what}", color, width * height, path))
+        path = _intervals(record, seconds, lane.silences, top + height / 2)
+        marks.append(Mark(f"{name}: silent", theme.NOBODY, 0.9 * height, path))
         if lane.lost is not None:
-            lost = max(0.0, lane.lost - record.submitted)
-            axes.plot([lost] * 2, [at, at + 1], color=theme.WRONG, linewidth=3, gid=f"{TOOLTIP}{name} was lost")
-    return _svg(figure, "Timeline of the workers")
+            x = _x(max(0.0, lane.lost - record.submitted), seconds)
+            marks.append(Mark(f"{name} was lost", theme.WRONG, 3, f"M{x:.1f} {top:.1f}v{height:.1f}"))
+    labels = list(middles.items())[:: math.ceil(12 / height)]
+    return _chart("Timeline of the workers", height * len(names), marks, times=seconds, beside=dict(labels))
 
 
-def lines(seconds: float, series: Sequence[Curve], limit: tuple[float, str], unit: str) -> str:
+def lines(seconds: float, series: Sequence[Curve], limit: tuple[float, str], unit: str) -> Markup:
     """Draw quantities over time, and a dashed reference line."""
-    figure, axes = _frame(220)
-    _time_axis(axes, seconds)
-    _value_axis(axes, max([limit[0], 1.0, *(float(curve.values.max(initial=0)) for curve in series)]), unit)
+    top = max([limit[0], 1.0, *(float(curve.values.max(initial=0)) for curve in series)])
+    marks = []
     for curve in series:
-        axes.plot(curve.times, curve.values, color=curve.color, linewidth=1.6, gid=f"{TOOLTIP}{curve.name}")
-    _limit(axes, *limit)
-    return _svg(figure, f"Over time, in {unit}")
+        points = zip(_x(curve.times, seconds), _y(curve.values, top, CURVES), strict=True)
+        path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+        marks.append(Mark(curve.name, curve.color, 1.6, path and f"M{path}"))
+    return _chart(f"Over time, in {unit}", CURVES, marks, times=seconds, values=(top, unit), limit=limit)
 
 
-def bars(values: Sequence[tuple[str, str, float]], limit: tuple[float, str], unit: str) -> str:
+def bars(values: Sequence[tuple[str, str, float]], limit: tuple[float, str], unit: str) -> Markup:
     """Draw a bar for each worker, given as ``(name, colour, value)``, and a dashed reference line."""
-    figure, axes = _frame(160)
-    count = max(1, len(values))
-    axes.set_xlim(-0.5, count - 0.5)
-    _value_axis(axes, max([limit[0], 1.0, *(value for *_, value in values)]), unit)
-    each = (WIDTH - LEFT - RIGHT) / count
-    heights, colors = [value for *_, value in values], [color for _, color, _ in values]
-    drawn = axes.bar(range(len(values)), heights, min(0.8, 60 / each), color=colors)
-    for bar, (name, _, value) in zip(drawn, values, strict=True):
-        bar.set_gid(f"{TOOLTIP}{name}: {units.scaled(value, unit)}")
-    longest = max((len(name) for name, *_ in values), default=0)
-    shown = range(0, len(values), math.ceil((7 * longest + 10) / each))
-    axes.set_xticks(list(shown), [values[at][0] for at in shown], parse_math=False)
-    axes.xaxis.grid(visible=False)
-    _limit(axes, *limit)
-    return _svg(figure, f"By worker, in {unit}")
+    top, count = max([limit[0], 1.0, *(value for *_, value in values)]), max(1, len(values))
+    each, longest = (RIGHT - LEFT) / count, max((len(name) for name, *_ in values), default=0)
+    marks, middles = [], {}
+    for at, (name, color, value) in enumerate(values):
+        x = LEFT + (at + 0.5) * each
+        middles[x] = name
+        path = f"M{x:.1f} {_y(0, top, BARS):.1f}V{_y(value, top, BARS):.1f}"
+        marks.append(Mark(f"{name}: {units.scaled(value, unit)}", color, min(0.8 * each, 60), path))
+    labels = list(middles.items())[:: math.ceil((7 * longest + 10) / each)]
+    return _chart(f"By worker, in {unit}", BARS, marks, values=(top, unit), below=dict(labels), limit=limit)
 
 
 def merged(intervals: Iterable[Interval], gap: float) -> np.ndarray:
@@ -114,72 +102,43 @@ def merged(intervals: Iterable[Interval], gap: float) -> np.ndarray:
     return np.column_stack([found[first, 0], ends[np.append(first[1:], len(found)) - 1] if len(found) else ends])
 
 
-def _intervals(axes: Axes, intervals: np.ndarray, y: float, width: float, color: str, tooltip: str) -> None:
-    """Draw all intervals as one path: one path for each would make the file ten times as large."""
-    least = PIXEL / (WIDTH - LEFT - RIGHT) * axes.get_xlim()[1]
-    starts, stops = intervals[:, 0], np.maximum(intervals[:, 1], intervals[:, 0] + least)
-    x = np.column_stack([starts, stops]).ravel()
-    path = Path(np.column_stack([x, np.full(len(x), y)]), np.tile([Path.MOVETO, Path.LINETO], len(starts)))
-    path.should_simplify = False
-    axes.add_artist(
-        PathPatch(path, fill=False, edgecolor=color, linewidth=width, capstyle="butt", gid=f"{TOOLTIP}{tooltip}")
-    )
+def _intervals(record: Record, seconds: float, intervals: Iterable[Interval], y: float) -> str:
+    """Return the path of all intervals, as far as they are on the time axis: one path for each would be much longer."""
+    inside = np.array(list(intervals), dtype=float).reshape(-1, 2) - record.submitted
+    inside = inside[(inside[:, 0] < seconds) & (inside[:, 1] > 0)].clip(0, seconds)
+    ends = merged(_x(inside, seconds).tolist(), PIXEL)
+    return "".join(f"M{start:.1f} {y:.1f}H{max(stop, start + PIXEL):.1f}" for start, stop in ends)
 
 
-def _frame(height: float) -> tuple[Figure, Axes]:
-    """Return a figure of width `WIDTH`, and its axes, which are `height` points high."""
-    whole = height + TOP + BOTTOM
-    figure = Figure(figsize=(WIDTH / 72, whole / 72), dpi=72)
-    FigureCanvasSVG(figure)
-    figure.patch.set_visible(False)
-    axes = figure.add_axes((LEFT / WIDTH, BOTTOM / whole, (WIDTH - LEFT - RIGHT) / WIDTH, max(height, 1) / whole))
-    axes.set_frame_on(False)
-    axes.set_axisbelow(True)
-    axes.tick_params(length=0, pad=8, labelsize=12, labelcolor=theme.LIGHT["muted"])
-    axes.grid(color=theme.LIGHT["line"], linewidth=1)
-    return figure, axes
+def _x(at: Any, seconds: float) -> Any:
+    """Return the places of times on the time axis."""
+    return LEFT + (RIGHT - LEFT) * at / max(seconds, 1e-3)
 
 
-def _time_axis(axes: Axes, seconds: float) -> None:
-    axes.set_xlim(0, max(seconds, 1e-3))
-    ticks = units.ticks(seconds)
-    axes.set_xticks(list(ticks), list(ticks.values()))
+def _y(value: Any, top: float, height: float) -> Any:
+    """Return the places of values on a vertical axis, on which `top` is the largest value."""
+    return TOP + height * (1 - FULL * value / top)
 
 
-def _value_axis(axes: Axes, top: float, unit: str) -> None:
-    axes.set_ylim(0, 1.05 * top)
-    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
-    axes.yaxis.set_major_formatter(EngFormatter(unit))
-
-
-def _limit(axes: Axes, value: float, text: str) -> None:
-    """Draw the dashed reference line and its label."""
-    axes.axhline(value, color=theme.LIMIT, linewidth=1.5, linestyle=(0, (6, 4)))
-    axes.annotate(
-        text, (1, value), (-4, 4), ("axes fraction", "data"), "offset points", ha="right", size=12,
-        color=theme.LIGHT["muted"],
+def _chart(
+    label: str, height: float, marks: Iterable[Mark], *, times: float | None = None,
+    values: tuple[float, str] | None = None, below: Mapping[float, str] | None = None,
+    beside: Mapping[float, str] | None = None, limit: tuple[float, str] | None = None,
+) -> Markup:  # fmt: skip
+    """Return a chart; below it is an axis of `times` in seconds or the labels `below`, beside it `values` or labels."""
+    grid_x, grid_y = {}, {}
+    if times is not None:
+        below = grid_x = {_x(at, times): text for at, text in units.ticks(times).items()}
+    if values is not None:
+        top, unit = values
+        step = next(step for step in units.round_steps(top / 5) if step >= top / 5)
+        ticks = [step * at for at in range(int(top / FULL / step) + 1)]
+        beside = grid_y = {_y(at, top, height): units.scaled(at, unit) for at in ticks}
+        limit = limit and (_y(limit[0], top, height), limit[1])
+    return Markup(
+        templates.filled(
+            theme.PAGES / "chart.html", label=label, width=WIDTH, left=LEFT, right=RIGHT, top=TOP,
+            bottom=TOP + round(height), below=(below or {}).items(), beside=(beside or {}).items(), grid_x=grid_x,
+            grid_y=grid_y, marks=[mark for mark in marks if mark.path], limit=limit, theme=theme,
+        )
     )  # fmt: skip
-
-
-def _svg(figure: Figure, label: str) -> Markup:
-    """Return a figure as an SVG element for the page."""
-    file = io.StringIO()
-    with rc_context({"svg.fonttype": "none"}):  # text stays text, in the page's font
-        figure.savefig(file, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    width, height = figure.get_size_inches() * 72
-    _, _, text = file.getvalue().partition("</defs>")
-    text = re.sub(r"(?s)<defs>.*?</defs>|<g id=\"[^\"]*\"/>| clip-path=\"[^\"]*\"", "", text)
-    text = re.sub(rf'<g id="{TOOLTIP}([^"]*)">', r"<g><title>\1</title>", text)
-    text = re.sub(r"<g id=\"[^\"]*\">", "<g>", text)
-    text = re.sub(r"font-family: [^;\"]*", "font-family: inherit", text)
-    text = re.sub(r' d="([^"]*)"', _shortened, text)
-    text = re.sub(r"\s*\n\s*", "", text)
-    for name, color in theme.LIGHT.items():
-        text = text.replace(color, f"var(--{name})")
-    box, label = f"0 0 {width:.0f} {height:.0f}", escape(label, quote=True)
-    return Markup(f'<svg viewBox="{box}" role="img" aria-label="{label}">{text}')
-
-
-def _shortened(path: re.Match[str]) -> str:
-    """Round a path to tenths of a pixel and drop spaces around its letters: this leaves a third of the text."""
-    return ' d="' + re.sub(r"\s*([MLCQz])\s*", r"\1", re.sub(r"(\.\d)\d+", r"\1", path[1])).strip() + '"'

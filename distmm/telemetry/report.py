@@ -16,7 +16,7 @@ import dask
 import distributed
 
 from distmm import templates, units
-from distmm.telemetry import curves, theme
+from distmm.telemetry import charts, curves, theme
 from distmm.telemetry.batch_job import batch_job
 from distmm.telemetry.facts import checked, facts
 from distmm.telemetry.record import Record
@@ -68,8 +68,6 @@ def html(record: Record, *, title: str = "", certificate: Rows = (), runs: Seque
     str
         The HTML document.
     """
-    from distmm.telemetry import charts  # here, because matplotlib takes half a second to import
-
     lanes = sorted(record.lanes.items(), key=lambda lane: units.natural(lane[0]))
     end = max(record.advanced, record.submitted + 1e-3)
     seconds, plan, f = end - record.submitted, record.plan, record.figures(end)

@@ -23,7 +23,7 @@ DISTRIBUTIONS = {
     "yaml": "pyyaml",
 }  # fmt: skip
 # The other way round, on conda-forge.
-ON_CONDA = {"dask": "dask-core", "matplotlib": "matplotlib-base", "prometheus-client": "prometheus_client"}
+ON_CONDA = {"dask": "dask-core", "prometheus-client": "prometheus_client"}
 
 
 def plain(name: str) -> str:

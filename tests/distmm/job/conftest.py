@@ -1,4 +1,4 @@
-"""Jobs of the tests write into memory, and their reports are without charts, but for those of `test_job.py`."""
+"""Jobs of the tests write into memory."""
 
 from __future__ import annotations
 
@@ -42,13 +42,3 @@ def s3(client: Client) -> Iterator[None]:
 def stored(s3: None) -> str:
     """Name of an array in its bucket that no other test has."""
     return f"{uuid.uuid4().hex[:8]}/C.zarr"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def charts(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Four charts take matplotlib 0.12 s, in each of some hundred jobs; `telemetry/test_report.py` looks at them."""
-    with pytest.MonkeyPatch.context() as patch:
-        if Path(request.path).name != "test_job.py":
-            for name in ("timeline", "lines", "bars"):
-                patch.setattr(f"distmm.telemetry.charts.{name}", lambda *_: "<svg/>")
-        yield

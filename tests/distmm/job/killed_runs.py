@@ -157,8 +157,6 @@ def _run(
 def _play(address: str | None, event: Event, count: int, out: str, call: dict[str, Any] | None) -> tuple[int, int]:
     with ExitStack() as stack:
         patch = stack.enter_context(pytest.MonkeyPatch.context())
-        for name in ("timeline", "lines", "bars"):  # see conftest.charts
-            patch.setattr(f"distmm.telemetry.charts.{name}", lambda *_: "<svg/>")
         patch.setattr(flat, "ENDING_SECONDS", ENDING_SECONDS)
         if address is None:
             own = LocalCluster(
