@@ -14,12 +14,9 @@ from distmm.cli import options
 
 def kernels(
     size: Annotated[
-        list[str] | None,
-        typer.Option(metavar="N|MxKxN", help="Size of a product; may be given several times.", show_default=False),
+        list[str] | None, typer.Option(metavar="N|MxKxN", help="Size of a product; may be given several times.")
     ] = None,
-    dtype: Annotated[
-        list[str] | None, typer.Option(help="Type; may be given several times.", metavar="TYPE", show_default=False)
-    ] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="Type; may be given several times.", metavar="TYPE")] = None,
     repeat: Annotated[int, typer.Option(min=1, help="Timed runs of each product; the median counts.")] = 5,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the matrices.")] = 0,
     device: options.DeviceOption = None,
@@ -27,7 +24,7 @@ def kernels(
         Literal["all", "ladder", "race"],
         typer.Option(help="The ladder of methods, the race against cuBLAS (on a GPU), or all."),
     ] = "all",
-    json: Annotated[Path | None, typer.Option(help="Also write all figures to this file.", show_default=False)] = None,
+    json: Annotated[Path | None, typer.Option(help="Also write all figures to this file.")] = None,
 ) -> None:
     """Multiply the same matrices by every method: NumPy, plain Python, the kernels. On a GPU also race cuBLAS.
 

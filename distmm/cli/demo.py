@@ -28,10 +28,7 @@ MARK = ".distmm-demo"
 def demo(
     ctx: typer.Context,
     size: Annotated[
-        int | None,
-        typer.Option(
-            min=1, help=f"About how many rows; {CPU_SIZE} on the CPU, {GPU_SIZE} on GPUs.", show_default=False
-        ),
+        int | None, typer.Option(min=1, help=f"About how many rows; {CPU_SIZE} on the CPU, {GPU_SIZE} on GPUs.")
     ] = None,
     dtype: Annotated[str, typer.Option(help="Type of the elements.")] = "float32",
     folder: Annotated[Path, typer.Option("--dir", help="For the matrices.", metavar="DIR")] = Path("distmm-demo"),

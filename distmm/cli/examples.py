@@ -23,11 +23,9 @@ class Kind(StrEnum):
 
 def examples(
     kinds: Annotated[
-        list[Kind] | None, typer.Argument(metavar="KIND", help="Kinds of examples; all by default.", show_default=False)
+        list[Kind] | None, typer.Argument(metavar="KIND", help="Kinds of examples; all by default.")
     ] = None,
-    write: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Copy them to this folder.", show_default=False)
-    ] = None,
+    write: Annotated[Path | None, typer.Option(metavar="DIR", help="Copy them to this folder.")] = None,
 ) -> None:
     """List or copy the examples of distmm: notebooks, job files, and configurations of Prometheus and Grafana.
 

@@ -33,9 +33,7 @@ def multiply(
     given: options.Job,
     alpha: Annotated[float, typer.Option(help="Factor of the product.")] = 1,
     beta: Annotated[float, typer.Option(help="Factor of the existing C, to which the product is added once.")] = 0,
-    dtype: Annotated[
-        str | None, typer.Option(help="Type of C; NumPy's result type by default.", show_default=False)
-    ] = None,
+    dtype: Annotated[str | None, typer.Option(help="Type of C; NumPy's result type by default.")] = None,
     reproducible: options.Reproducible = None,
 ) -> None:
     """Multiply matrices on disk: C = alpha A @ B + beta C.
@@ -71,7 +69,6 @@ B = Annotated[
     typer.Argument(
         metavar="B",
         help="Matrix (d, n); with --transb (n, d). Without it A, transposed: each row is compared with all rows of A.",
-        show_default=False,
     ),
 ]
 Output = Annotated[str, typer.Option("--output", "-o", metavar="OUT", help="Output: name.zarr, a group.")]
@@ -88,7 +85,6 @@ def topk(
         typer.Option(
             help="Nearest columns of B (rows, with --transb) to each row of A, by inner product, cosine or Euclidean "
             "distance; else the largest elements of the product.",
-            show_default=False,
         ),
     ] = None,
     *,
@@ -126,7 +122,6 @@ def threshold(
         typer.Option(
             help="Compare inner products, cosines or Euclidean distances of rows of A and columns of B (rows, with "
             "--transb); else the elements of the product.",
-            show_default=False,
         ),
     ] = None,
     most: Annotated[

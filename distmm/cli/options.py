@@ -107,12 +107,10 @@ def stop(deadline: str | None) -> Stop:
 # If the user gives no device, precision, check or `--reproducible`, Dask's configuration applies.
 Device = Literal["auto", "gpu", "cpu"]
 DeviceOption = Annotated[
-    Device | None,
-    typer.Option("--device", help="Where to multiply; auto uses GPUs if it can.", show_default="auto, or configured"),
+    Device | None, typer.Option(help="Where to multiply; auto uses GPUs if it can.", show_default="auto, or configured")
 ]
 PrecisionOption = Annotated[
-    Precision | None,
-    typer.Option("--precision", help="Least accuracy of float32 products.", show_default="highest, or configured"),
+    Precision | None, typer.Option(help="Least accuracy of float32 products.", show_default="highest, or configured")
 ]
 Check = Literal["freivalds", "full", "none"]
 Cluster = Annotated[
@@ -121,13 +119,9 @@ Cluster = Annotated[
         help="local starts a cluster here; else the address of a scheduler (tcp://host:8786) or scheduler file."
     ),
 ]
-Workers = Annotated[
-    int | None, typer.Option(help="Workers of a local cluster: one a GPU, or processes on the CPU.", show_default=False)
-]
-MemoryLimit = Annotated[
-    str | None, typer.Option(help="Host memory of each worker of a local cluster, as in 8GB.", show_default=False)
-]
-Kernel = Annotated[str | None, typer.Option(help="Name of a kernel, as distmm info lists them.", show_default=False)]
+Workers = Annotated[int | None, typer.Option(help="Workers of a local cluster: one a GPU, or processes on the CPU.")]
+MemoryLimit = Annotated[str | None, typer.Option(help="Host memory of each worker of a local cluster, as in 8GB.")]
+Kernel = Annotated[str | None, typer.Option(help="Name of a kernel, as distmm info lists them.")]
 Reproducible = Annotated[
     bool | None,
     typer.Option(
@@ -137,8 +131,7 @@ Reproducible = Annotated[
     ),
 ]
 Deadline = Annotated[
-    str | None,
-    typer.Option(metavar="TIME", help="Stop after this time, as in 55m or 01:30:00: exit code 75.", show_default=False),
+    str | None, typer.Option(metavar="TIME", help="Stop after this time, as in 55m or 01:30:00: exit code 75.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead; the reference has its schema.")]
 
@@ -158,9 +151,9 @@ class Where:
     cluster: Cluster = "local"
     workers: Workers = None
     memory_limit: MemoryLimit = None
-    tls: Annotated[
-        str, typer.Option("--tls", help="temporary certificates, or a folder with ca.pem, cert.pem and key.pem.")
-    ] = "none"
+    tls: Annotated[str, typer.Option(help="temporary certificates, or a folder with ca.pem, cert.pem and key.pem.")] = (
+        "none"
+    )
 
 
 @dataclass(frozen=True)
@@ -169,16 +162,10 @@ class Method:
 
     device: DeviceOption = None
     blocks: Annotated[
-        str | None,
-        typer.Option(
-            metavar="M[xKxN]", help="Edges of the blocks; by default the plan chooses them.", show_default=False
-        ),
+        str | None, typer.Option(metavar="M[xKxN]", help="Edges of the blocks; by default the plan chooses them.")
     ] = None
     plan: Annotated[
-        str | None,
-        typer.Option(
-            "--plan", help="Plan, as distmm plan prints it: 'g2x1x1 b8192x8192x8192 p1 w1 l2'.", show_default=False
-        ),
+        str | None, typer.Option(help="Plan, as distmm plan prints it: 'g2x1x1 b8192x8192x8192 p1 w1 l2'.")
     ] = None
     kernel: Kernel = None
     precision: PrecisionOption = None
@@ -208,7 +195,6 @@ class Job(Method, Where, Transposes):
     check: Annotated[
         Check | None,
         typer.Option(
-            "--check",
             help="freivalds: random vectors, quick; full: every element, for small sizes.",
             show_default="freivalds, or configured",
         ),

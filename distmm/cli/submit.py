@@ -21,15 +21,13 @@ COMMANDS = ("multiply", "topk", "threshold", "resume", "verify")
 
 def submit(
     file: Annotated[
-        Path | None,
-        typer.Argument(metavar="JOB.toml", help="The job file; distmm examples lists some.", show_default=False),
+        Path | None, typer.Argument(metavar="JOB.toml", help="The job file; distmm examples lists some.")
     ] = None,
     command: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="-- COMMAND",
             help="Run topk, threshold, resume or verify, with its arguments, instead of the job's product.",
-            show_default=False,
         ),
     ] = None,
     cluster: Annotated[
@@ -51,12 +49,9 @@ def submit(
         typer.Option(
             metavar="ID",
             help="Follow a job that was submitted before: Slurm's number, or NAMESPACE/NAME.",
-            show_default=False,
         ),
     ] = None,
-    python: Annotated[
-        str | None, typer.Option(help="Slurm: the Python that nodes start; by default this one.", show_default=False)
-    ] = None,
+    python: Annotated[str | None, typer.Option(help="Slurm: the Python that nodes start; by default this one.")] = None,
     as_json: options.Json = False,
 ) -> None:
     """Run a job file here, or submit it to Slurm or Kubernetes and follow it.
