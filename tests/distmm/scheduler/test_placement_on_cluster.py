@@ -338,14 +338,18 @@ def test_a_worker_that_joins_an_adaptive_cluster_takes_its_share_of_a_running_pr
         waiting = A.map_blocks(early_after_the_join, dtype="f4", meta=np.empty((0, 0), "f4"))
         p = plan(waiting, B, plan=f"g1x1x1 b{EDGE}x{EDGE}x{EDGE} p1 w1 l1")
         C = client.persist(matmul(waiting, B, plan=p, client=client))
-        until(lambda: finished(client, product_of(C.name))[0] > 0)
+        # The first step is done. The second one cannot run: its blocks of A wait.
+        until(lambda: finished(client, product_of(C.name))[0] == BLOCKS**2)
+        # However little time the tasks take: Dask alone counts no more than the loads of one step.
         asks = one.scheduler.handlers["adaptive_target"]
-        assert one.scheduler.adaptive_target(target_duration="1s") <= 1 < asks(target_duration="1ms")
+        assert one.scheduler.adaptive_target(target_duration="1us") <= 2 * BLOCKS
+        assert asks(target_duration="1us") == BLOCKS**2
         one.scale(2)
         client.wait_for_workers(2)
         JOINED.set()
+        wait(C, timeout=120)
+        made = owners(client, C.name)  # before a task reads C, on a worker that then has a copy of each block
         result = client.compute(C).result(timeout=120)
-        made = owners(client, C.name)
         np.testing.assert_allclose(result, client.compute(A @ B).result(timeout=120), rtol=1e-5)
     assert Counter(made.values()) == {0: BLOCKS**2 // 2, 1: BLOCKS**2 // 2}
 
