@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from unittest.mock import patch
+from unittest.mock import MagicMock, patch
 
 import ml_dtypes
 import numpy as np
 import pytest
 
 import distmm_kernels
-from distmm_kernels import gram, matmul
+from distmm_kernels import device, gram, matmul
 from distmm_kernels.arrays import products
 from distmm_kernels.device import Device
+from distmm_kernels.gemm.guarded import GuardedKernel
 
 TYPES = ["float32", "float64", "complex64", "complex128", "int8", "int32", "int64", "float16"]
 SHAPES = [
@@ -163,3 +164,14 @@ def test_the_package_offers_the_functions_and_imports_nothing_for_it():
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="no attribute 'multiply'"):
         _ = distmm_kernels.multiply
+
+
+def test_a_product_is_there_although_the_gpu_is_full_when_its_kernel_looks_at_the_data(monkeypatch):
+    full = MagicMock(spec=GuardedKernel)
+    full.declines.return_value, full.look.side_effect = True, MemoryError
+    cpu = products.named("cpu", np.dtype("f8"), device.cpu())
+    monkeypatch.setattr(products, "chosen", lambda *asked: full)
+    monkeypatch.setattr(products, "named", lambda *asked: cpu)
+    a, b = numbers((4, 6), "float64"), numbers((6, 3), "float64", 1)
+    np.testing.assert_allclose(matmul(a, b), a @ b)
+    full.look.assert_called_once()
