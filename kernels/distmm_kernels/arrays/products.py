@@ -6,6 +6,7 @@ Every package of arrays comes here with views of its memory.
 from __future__ import annotations
 
 import functools
+import math
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -97,8 +98,8 @@ def of_matrices(
     kernel = chosen(m, a.shape[-1], n, tuple(batch), working, *asked)
     guarded = None
     may_be_library = not options.reproducible and options.symmetry is None
-    may_be_library &= working.itemsize >= 8  # TF32 halves of float32 are faster than the library
-    if may_be_library and isinstance(kernel, GuardedKernel) and kernel.declines():
+    steps = math.prod(batch) * m * a.shape[-1] * n
+    if may_be_library and isinstance(kernel, GuardedKernel) and kernel.declines(steps):
         guarded, kernel = kernel, named("cublas", working, device)
     if options.symmetry is None:
         left, right = kernel.prepare_a(a, wait=False), kernel.prepare_b(b, wait=False)

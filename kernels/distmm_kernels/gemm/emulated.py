@@ -73,6 +73,8 @@ class Fp16x3Kernel(GuardedKernel):
     first: ClassVar[Way] = Way.FP16X3
     finishes: ClassVar[bool] = True  # whether its launches multiply by alpha and add beta C0
     mirrors = True
+    # TF32 halves of a larger product are faster than the library, their splits and guards included
+    library_below = 2**34
 
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)

@@ -13,7 +13,7 @@ import enum
 import functools
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -35,6 +35,7 @@ WORKSPACE = 1 << 29  # bytes that a product takes at a time in addition to opera
 
 LONG = 2**37  # multiply-adds of a product that waits for its guards: for microseconds, and it takes milliseconds
 SAMPLE = 64  # rows of A and columns of B whose guards tell those of the whole
+LOOKS = 16  # products of the library for each sample
 
 
 class Way(enum.Enum):
@@ -86,6 +87,8 @@ class GuardedKernel(AlignedKernel):
         Granules of fewer steps are always chains of multiply-adds.
     mirrors
         Whether launches for symmetric products store mirror images, if each granule takes the expected algorithm.
+    library_below
+        Multiply-adds of a product from which on the library is not faster, whatever the guards are.
     """
 
     granule = GRANULE
@@ -94,6 +97,7 @@ class GuardedKernel(AlignedKernel):
     first: ClassVar[Way]
     _split: Callable[[Array], tuple[Any, Found]]
     mirrors: ClassVar[bool] = False
+    library_below: ClassVar[float] = math.inf
 
     def __init__(self, problem: Problem, device: Device) -> None:
         from distmm_kernels.select import select  # which imports all kernels
@@ -102,8 +106,9 @@ class GuardedKernel(AlignedKernel):
         # one kernel for blocks of any size: the bits of all these kernels agree, except for the sign of a zero
         self._ieee = select(problem, device, "ieee", reproducible=True)
         self._raised = False  # whether the last product had a raised guard: the next one waits for its guards
-        self._unequal = False  # whether they left most granules to a chain
+        self._unequal = False  # whether most granules had
         self._sample: tuple[GuardedOperand, ...] | None = None
+        self._looks = 0
 
     def _format(self, block: Array, operand: str) -> GuardedOperand:
         matrices = self._matrices(block, operand)
@@ -169,25 +174,33 @@ class GuardedKernel(AlignedKernel):
         ways = expected = self._expected(a.shape[-1])
         if a.found.raised or b.found.raised:
             ways = tuple(way if way is Way.IEEE else self._way(a, b, i) for i, way in enumerate(expected))
-        self._raised, self._unequal = ways != expected, 2 * ways.count(Way.IEEE) > len(ways)
+        self._remember([way is first for way, first in zip(ways, expected, strict=True)])
         return ways
 
-    def declines(self) -> bool:
-        """Whether guards left most granules of the last product, or of the last sample, to chains of multiply-adds."""
+    def _remember(self, equal: Sequence[bool]) -> None:
+        """Remember which granules took the expected algorithm."""
+        self._raised, self._unequal = not all(equal), 2 * sum(equal) < len(equal)
+
+    def declines(self, steps: int) -> bool:
+        """Whether the library is faster for a product of so many multiply-adds, since guards are raised.
+
+        They are raised if they were in most granules of the last product, or of the last sample.
+        """
         sample = self._sample
         if sample is not None and all(operand.found.here for operand in sample):
             self._sample = None
             with self._on_device(), self._module.cuda.Stream(non_blocking=True):  # the caller's has the product
-                self._ways(*sample)
-        return self._unequal
+                self._remember([self._holds(*sample, index) for index in range(len(sample[0].found.guards))])
+        return self._unequal and steps < self.library_below
 
     def look(self, a: Array, b: Array) -> None:
-        """Look for the guards of a sample of rows and columns. Nobody waits for them."""
-        if self._sample is None:
+        """Look for the guards of a sample of rows and columns, one time of `LOOKS`. Nobody waits for them."""
+        if self._sample is None and self._looks % LOOKS == 0:
             with self._on_device():
                 rows, columns = (max(1, size // SAMPLE) for size in (a.shape[-2], b.shape[-1]))
                 sample = self._format(a[..., ::rows, :], "A"), self._format(b[..., ::columns], "B")
             self._sample = tuple(replace(operand, matrices=None) for operand in sample)  # the blocks may be freed
+        self._looks += 1
 
     def _matrices(self, block: Array, operand: str) -> Array:
         """Return `GuardedOperand.matrices` of a block."""

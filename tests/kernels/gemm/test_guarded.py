@@ -157,13 +157,13 @@ class Chosen(guarded.GuardedKernel):
     _module = SimpleNamespace(cuda=SimpleNamespace(Stream=lambda non_blocking: contextlib.nullcontext()))
 
     def __init__(self):
-        self._raised, self._unequal, self._sample, self.computed = False, False, None, []
+        self._raised, self._unequal, self._sample, self._looks, self.computed = False, False, None, 0, []
 
     def _expected(self, k):
         return (guarded.Way.FP16X3,)
 
-    def _way(self, a, b, index):
-        return guarded.Way.IEEE
+    def _holds(self, a, b, index):
+        return not (a.found.raised or b.found.raised)
 
     def _chain(self, ways, a, b, c, d, symmetric):
         self.computed.append(ways[0].name)
@@ -177,7 +177,8 @@ class Chosen(guarded.GuardedKernel):
 
 
 def guards(shape, raised):
-    return SimpleNamespace(shape=shape, found=SimpleNamespace(here=False, raised=raised))
+    found = SimpleNamespace(here=False, raised=raised, guards=(Guard.RANGE if raised else Guard(0),))
+    return SimpleNamespace(shape=shape, found=found)
 
 
 def test_late_guards_that_were_raised_make_the_next_product_wait_for_its_own():
@@ -202,17 +203,35 @@ def test_a_product_of_milliseconds_waits_for_its_guards():
 
 
 def test_the_library_multiplies_after_a_product_with_raised_guards_until_a_sample_has_none():
-    kernel, full, sparse = Chosen(), np.ones((300, 8)), np.tile([1.0, 0.0], (300, 4))
+    kernel, full, sparse, steps = Chosen(), np.ones((300, 8)), np.tile([1.0, 0.0], (300, 4)), 2**20
     kernel._accumulate(guards((8, 8), raised=False), guards((8, 8), raised=False), None, None)
-    assert not kernel.declines()
+    assert not kernel.declines(steps)
     kernel._accumulate(guards((8, 8), raised=True), guards((8, 8), raised=False), None, None)
     for a, b, declined in ((sparse, full, True), (full, sparse, True), (full, full, False)):
-        assert kernel.declines()
-        kernel.look(a, b.T)
-        assert kernel.declines(), "the device has not looked yet"
+        assert kernel.declines(steps)
+        for _ in range(guarded.LOOKS):
+            kernel.look(a, b.T)
+        assert kernel.declines(steps), "the device has not looked yet"
         for operand in kernel._sample:
             operand.found.here = True
-        assert kernel.declines() is declined
+        assert kernel.declines(steps) is declined
+
+
+def test_the_library_does_not_multiply_where_the_second_algorithm_is_faster():
+    kernel = Chosen()
+    kernel.library_below = 2**34
+    kernel._accumulate(guards((8, 8), raised=True), guards((8, 8), raised=False), None, None)
+    assert kernel.declines(2**34 - 1)
+    assert not kernel.declines(2**34)
+
+
+def test_one_sample_serves_many_products_of_the_library():
+    kernel, a, made = Chosen(), np.ones((300, 8)), []
+    for _ in range(2 * guarded.LOOKS):
+        kernel.look(a, a.T)
+        made += kernel._sample or ()
+        kernel._sample = None
+    assert len(made) == 4, "two operands, twice"
 
 
 def test_a_sample_keeps_no_block_alive():
