@@ -169,6 +169,9 @@ def _complex64(capability: Capability, dtype: str) -> Iterator[Recipe]:
     yield from _float32(capability, "float32")
     for turned in BOTH:
         yield Recipe(f"{CODE}copies.real_view:source", ("float32", turned))
+        if capability == HOPPER[0]:
+            halves = {"products": 3, "scaled": True, "adds": turned}
+            yield from _hopper("float16", "float32", LAYOUTS[:2], symmetric=2, **halves)
 
 
 def _float64(capability: Capability, dtype: str) -> Iterator[Recipe]:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from distmm_kernels.device_code.emit import I32, I64, cuda, inlined, instruction, intrinsic, types
-from distmm_kernels.device_code.reconstruct import byte_of, words_of
+from distmm_kernels.device_code.reconstruct import adder, byte_of, of_fours, words_of
 from distmm_kernels.device_code.residue_tiles import (
     PITCH,
     ROWS_EACH,
@@ -102,19 +102,10 @@ def _integers(bits: int) -> Callable[..., Any]:
 
 
 def reconstruct(bits: int, adds: bool) -> Source:
-    """Return the kernel ``D = C + x``; D may be C. Grid: enough threads, 1, 1.
-
-    Its parameters are unsigned integers of 64 bits, in this order:
-
-    - residues ``(moduli, rows, columns)``: address; bytes from one modulus to the next and from one row to the next;
-    - D: address; bytes from one row to the next; both are multiples of 16;
-    - C: address; bytes from one row to the next and from one column to the next;
-    - rows, columns.
-    """
+    """Return the kernel ``D = C + x`` of `distmm_kernels.device_code.reconstruct.of_fours`; D may be C."""
     kind, size = (i32, 4) if bits == 32 else (i64, 8)
-    integers = _integers(bits)
-    store = instruction(f"st.global.s{bits} [$0], $1;", (u64, kind))
-    store_four = instruction(
+    put = instruction(f"st.global.s{bits} [$0], $1;", (u64, kind))
+    put_four = instruction(
         "st.global.v4.s32 [$0], {$1, $2, $3, $4};"
         if bits == 32
         else "st.global.v2.s64 [$0], {$1, $2}; st.global.v2.s64 [$0+16], {$3, $4};",
@@ -122,29 +113,18 @@ def reconstruct(bits: int, adds: bool) -> Source:
     )
     add = instruction(f"{{ .reg .s{bits} c; ld.global.s{bits} c, [$2]; add.s{bits} $0, $1, c; }}", (kind, u64), kind)
 
-    def added(x, c):
-        return add(x, c) if adds else x
+    plus = adder(adds, add)
 
-    plus = inlined(added)
+    def store(x, mine, theirs, c, c_along, d, left):
+        x0 = plus(x[0], c)
+        if left == i32(COLUMNS):
+            x1, x2 = plus(x[1], c + c_along), plus(x[2], c + u64(2) * c_along)
+            put_four(d, x0, x1, x2, plus(x[3], c + u64(3) * c_along))
+        else:
+            put(d, x0)
+            if left > i32(1):
+                put(d + u64(size), plus(x[1], c + c_along))
+            if left > i32(2):
+                put(d + u64(2 * size), plus(x[2], c + u64(2) * c_along))
 
-    def kernel(residues, step, pitch, d, d_pitch, c, c_pitch, c_along, rows, columns):
-        fours = u32((columns + u64(COLUMNS - 1)) // u64(COLUMNS))
-        place = u64(cuda.blockIdx.x) * u64(THREADS) + u64(cuda.threadIdx.x)
-        if place < rows * u64(fours):
-            row = u64(place // u64(fours))
-            column = (place - row * u64(fours)) * u64(COLUMNS)
-            left = i32(min(columns - column, u64(COLUMNS)))
-            x = integers(residues + row * pitch + column, step)
-            from_c, to = c + row * c_pitch + column * c_along, d + row * d_pitch + column * u64(size)
-            x0 = plus(x[0], from_c)
-            if left == i32(COLUMNS):
-                x1, x2 = plus(x[1], from_c + c_along), plus(x[2], from_c + u64(2) * c_along)
-                store_four(to, x0, x1, x2, plus(x[3], from_c + u64(3) * c_along))
-            else:
-                store(to, x0)
-                if left > i32(1):
-                    store(to + u64(size), plus(x[1], from_c + c_along))
-                if left > i32(2):
-                    store(to + u64(2 * size), plus(x[2], from_c + u64(2) * c_along))
-
-    return Source(kernel, types.void(*[u64] * 10), THREADS, blocks=4)
+    return of_fours(_integers(bits), inlined(store), size, blocks=4)

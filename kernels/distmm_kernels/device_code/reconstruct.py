@@ -121,17 +121,18 @@ def integer(first, second, third):
     return (first - _high * quotient) + ((second - _middle * quotient) + (third - _low * quotient))
 
 
-def reconstruct(by_integers: bool, adds: bool) -> Source:
-    """Return the kernel ``D = C + x * row factor * column factor``; D may be C. Grid: enough threads, 1, 1.
+def of_fours(four: Callable[..., Any], store: Callable[..., None], itemsize: int, blocks: int) -> Source:
+    """Return the kernel in which a thread computes four neighbours of D from their residues.
 
-    ``by_integers`` is for GPUs with few float64 units; bits are the same. The kernel's parameters are unsigned integers
-    of 64 bits:
+    ``four(address, step)`` reads the residues. ``store(found, mine, theirs, c, c_along, d, left)`` writes ``left``
+    elements of D. It takes what ``four`` returned, and the addresses of the row's factor, the first column's factor, C
+    and D. Grid: enough threads, 1, 1. The kernel's parameters are unsigned integers of 64 bits:
 
     residues, step, pitch
         Address of the residues ``(moduli, rows, columns)``; bytes from one modulus to the next, and from one row to the
         next.
     row_factors, column_factors
-        Addresses of the factors.
+        Addresses of the factors, if there are any.
     d, d_pitch
         Address of D; bytes from one row to the next. Both are multiples of 16.
     c, c_pitch, c_along
@@ -139,11 +140,6 @@ def reconstruct(by_integers: bool, adds: bool) -> Source:
     rows, columns
         Sizes of D.
     """
-
-    def added(x, c):
-        return read_double(c) + x if adds else x
-
-    number, plus, sums_of_four = integer, inlined(added), _sums_of_four(by_integers)
 
     def kernel(
         residues, step, pitch, row_factors, column_factors, d, d_pitch, c, c_pitch, c_along, rows, columns,
@@ -154,24 +150,49 @@ def reconstruct(by_integers: bool, adds: bool) -> Source:
             row = u64(place // u64(fours))
             column = (place - row * u64(fours)) * u64(COLUMNS)
             left = i32(min(columns - column, u64(COLUMNS)))
-            s = sums_of_four(residues + row * pitch + column, step)
-            mine, theirs = load_factor(row_factors + row * u64(8)), column_factors + column * u64(8)
-            from_c, to = c + row * c_pitch + column * c_along, d + row * d_pitch + column * u64(8)
-            x0 = plus(number(s[0], s[1], s[2]) * (mine * load_factor(theirs)), from_c)
-            if left == i32(COLUMNS):
-                x1 = number(s[3], s[4], s[5]) * (mine * load_factor(theirs + u64(8)))
-                x2 = number(s[6], s[7], s[8]) * (mine * load_factor(theirs + u64(16)))
-                x3 = number(s[9], s[10], s[11]) * (mine * load_factor(theirs + u64(24)))
-                store_pair(to, x0, plus(x1, from_c + c_along))
-                x2 = plus(x2, from_c + u64(2) * c_along)
-                store_pair(to + u64(16), x2, plus(x3, from_c + u64(3) * c_along))
-            else:
-                store_double(to, x0)
-                if left > i32(1):
-                    x1 = number(s[3], s[4], s[5]) * (mine * load_factor(theirs + u64(8)))
-                    store_double(to + u64(8), plus(x1, from_c + c_along))
-                if left > i32(2):
-                    x2 = number(s[6], s[7], s[8]) * (mine * load_factor(theirs + u64(16)))
-                    store_double(to + u64(16), plus(x2, from_c + u64(2) * c_along))
+            found = four(residues + row * pitch + column, step)
+            mine, theirs = row_factors + row * u64(8), column_factors + column * u64(8)
+            from_c, to = c + row * c_pitch + column * c_along, d + row * d_pitch + column * u64(itemsize)
+            store(found, mine, theirs, from_c, c_along, to, left)
 
-    return Source(kernel, types.void(*[u64] * 12), THREADS, blocks=3)
+    return Source(kernel, types.void(*[u64] * 12), THREADS, blocks)
+
+
+def adder(adds: bool, add: Callable[..., Any]) -> Callable[..., Any]:
+    """Make ``(x, c)``: x plus the number at address ``c``, by ``add(x, c)``; x itself if there is no C."""
+    return inlined(lambda x, c: add(x, c) if adds else x)
+
+
+@inlined
+def add_double(x, c):
+    """Return a number plus that at an address."""
+    return read_double(c) + x
+
+
+def reconstruct(by_integers: bool, adds: bool) -> Source:
+    """Return the kernel ``D = C + x * row factor * column factor``; D may be C.
+
+    ``by_integers`` is for GPUs with few float64 units; bits are the same.
+    """
+    number, plus = integer, adder(adds, add_double)
+
+    def store(s, mine, theirs, c, c_along, d, left):
+        mine = load_factor(mine)
+        x0 = plus(number(s[0], s[1], s[2]) * (mine * load_factor(theirs)), c)
+        if left == i32(COLUMNS):
+            x1 = number(s[3], s[4], s[5]) * (mine * load_factor(theirs + u64(8)))
+            x2 = number(s[6], s[7], s[8]) * (mine * load_factor(theirs + u64(16)))
+            x3 = number(s[9], s[10], s[11]) * (mine * load_factor(theirs + u64(24)))
+            store_pair(d, x0, plus(x1, c + c_along))
+            x2 = plus(x2, c + u64(2) * c_along)
+            store_pair(d + u64(16), x2, plus(x3, c + u64(3) * c_along))
+        else:
+            store_double(d, x0)
+            if left > i32(1):
+                x1 = number(s[3], s[4], s[5]) * (mine * load_factor(theirs + u64(8)))
+                store_double(d + u64(8), plus(x1, c + c_along))
+            if left > i32(2):
+                x2 = number(s[6], s[7], s[8]) * (mine * load_factor(theirs + u64(16)))
+                store_double(d + u64(16), plus(x2, c + u64(2) * c_along))
+
+    return of_fours(_sums_of_four(by_integers), inlined(store), 8, blocks=3)

@@ -9,20 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from distmm_kernels.device_code.emit import I32, cuda, inlined, intrinsic, types
+from distmm_kernels.device_code.emit import I32, inlined, intrinsic, types
 from distmm_kernels.device_code.reconstruct import (
+    add_double,
     add_weighted,
+    adder,
     byte_of,
     converted,
     first_sums,
     integer,
     load_factor,
+    of_fours,
     store_pair,
     words_of,
 )
-from distmm_kernels.device_code.residues import read_double
 from distmm_kernels.emulation.moduli import MODULI, OFFSET, UNITS, WEIGHTS
-from distmm_kernels.emulation.residues import COLUMNS, FORMS, THREADS
+from distmm_kernels.emulation.residues import COLUMNS, FORMS
 from distmm_kernels.launch.compiler import Source
 
 f64, i32, u32, u64 = types.float64, types.int32, types.uint32, types.uint64
@@ -75,41 +77,27 @@ def _sums_of(column: int, by_integers: bool) -> Callable[..., Any]:
 def reconstruct(by_integers: bool, adds: bool) -> Source:
     """Return the kernel ``D = C + z * row factor * column factor``; D may be C.
 
-    ``by_integers``, grid and parameters are those of `distmm_kernels.device_code.reconstruct.reconstruct`, but residues
-    have the shape ``(products, moduli, rows, columns)``.
+    ``by_integers`` is as in `distmm_kernels.device_code.reconstruct.reconstruct`, but residues have the shape
+    ``(products, moduli, rows, columns)``.
     """
-
-    def added(x, c):
-        return read_double(c) + x if adds else x
-
-    plus = inlined(added)
+    plus = adder(adds, add_double)
     first, second, third, fourth = (_sums_of(column, by_integers) for column in range(COLUMNS))
 
     def stored(s, factor, c, d):
         real, imaginary = integer(s[0], s[1], s[2]) * factor, integer(s[3], s[4], s[5]) * factor
         store_pair(d, plus(real, c), plus(imaginary, c + u64(8)))
 
-    store = inlined(stored)
+    put = inlined(stored)
 
-    def kernel(
-        residues, step, pitch, row_factors, column_factors, d, d_pitch, c, c_pitch, c_along, rows, columns,
-    ):  # fmt: skip
-        fours = u32((columns + u64(COLUMNS - 1)) // u64(COLUMNS))
-        place = u64(cuda.blockIdx.x) * u64(THREADS) + u64(cuda.threadIdx.x)
-        if place < rows * u64(fours):
-            row = u64(place // u64(fours))
-            column = (place - row * u64(fours)) * u64(COLUMNS)
-            left = i32(min(columns - column, u64(COLUMNS)))
-            words = words_of_four(residues + row * pitch + column, step)
-            mine, theirs = load_factor(row_factors + row * u64(8)), column_factors + column * u64(8)
-            from_c, to = c + row * c_pitch + column * c_along, d + row * d_pitch + column * u64(16)
-            store(first(words), mine * load_factor(theirs), from_c, to)
-            if left > i32(1):
-                store(second(words), mine * load_factor(theirs + u64(8)), from_c + c_along, to + u64(16))
-            if left > i32(2):
-                store(third(words), mine * load_factor(theirs + u64(16)), from_c + u64(2) * c_along, to + u64(32))
-            if left > i32(3):
-                store(fourth(words), mine * load_factor(theirs + u64(24)), from_c + u64(3) * c_along, to + u64(48))
+    def store(words, mine, theirs, c, c_along, d, left):
+        mine = load_factor(mine)
+        put(first(words), mine * load_factor(theirs), c, d)
+        if left > i32(1):
+            put(second(words), mine * load_factor(theirs + u64(8)), c + c_along, d + u64(16))
+        if left > i32(2):
+            put(third(words), mine * load_factor(theirs + u64(16)), c + u64(2) * c_along, d + u64(32))
+        if left > i32(3):
+            put(fourth(words), mine * load_factor(theirs + u64(24)), c + u64(3) * c_along, d + u64(48))
 
     # with three blocks on a multiprocessor, each thread would spill 40 bytes of registers
-    return Source(kernel, types.void(*[u64] * 12), THREADS, blocks=2)
+    return of_fours(words_of_four, inlined(store), 16, blocks=2)

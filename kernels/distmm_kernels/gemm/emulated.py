@@ -99,19 +99,20 @@ class Fp16x3Kernel(GuardedKernel):
         return operand.by_tf32[index]
 
     def _chain(self, ways: tuple[Way, ...], a: Any, b: Any, c: Array | None, d: Array, symmetric: bool = False) -> None:
-        index, symmetric = 0, symmetric and self.mirrors
+        # a Hermitian D is given as real numbers: it has twice as many columns as rows
+        index, triangle = 0, d.shape[-1] // d.shape[-2] if symmetric and self.mirrors else 0
         while index < len(ways):
-            count, way = self._at_once(ways[index:], a.shape[-1] - index * GRANULE, d, symmetric), ways[index]
+            count, way = self._at_once(ways[index:], a.shape[-1] - index * GRANULE, d, triangle), ways[index]
             if count > 1:
                 products = self._rows((count, *d.shape), self.accumulator)
                 left, right = (Side(x.made, x.made.side_by_side(index, count), (count,)) for x in (a, b))
-                self._tensor_cores(left, right, None, products, symmetric)
+                self._tensor_cores(left, right, None, products, triangle)
                 self._add_slices(products, self._loadable(c), d)
             elif way is Way.IEEE:
                 self._by_multiply_adds(index, a, b, c, d)
             elif way is self.first:
                 left, right = (Side(x.made, x.made.piece(index), x.matrices.shape[:-2]) for x in (a, b))
-                self._tensor_cores(left, right, c, d, symmetric)
+                self._tensor_cores(left, right, c, d, triangle)
             else:
                 self._by_tf32_halves(index, a, b, c, d)
             index += count
@@ -152,7 +153,7 @@ class Fp16x3Kernel(GuardedKernel):
         a, b = (Side(y, y.piece(0), x.shape[:-2]) for x, y in zip((left, right), halves, strict=True))
         self._tensor_cores(a, b, c, d)
 
-    def _at_once(self, ways: tuple[Way, ...], k: int, d: Array, symmetric: bool = False) -> int:
+    def _at_once(self, ways: tuple[Way, ...], k: int, d: Array, symmetric: int = 0) -> int:
         """Return how many granules to multiply at once: more than one if one leaves multiprocessors idle.
 
         Only whole granules of this kernel's halves count, since their parts are a constant number of bytes apart.
@@ -163,7 +164,7 @@ class Fp16x3Kernel(GuardedKernel):
         sizes = *d.shape, min(alike, k // GRANULE)
         return slices.at_once(*sizes, 1, 3, self.device.multiprocessors, WIDEST_OF_TWO, symmetric)
 
-    def _tensor_cores(self, a: Side, b: Side, c: Array | None, d: Array, symmetric: bool = False) -> None:
+    def _tensor_cores(self, a: Side, b: Side, c: Array | None, d: Array, symmetric: int = 0) -> None:
         c, batch = self._loadable(c), d.shape[:-2]
         for index in np.ndindex(batch[:-1]):
             left, right = a.at(batch, index), b.at(batch, index)

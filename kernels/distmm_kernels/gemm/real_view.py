@@ -25,10 +25,6 @@ from distmm_kernels.symmetric import Symmetry
 from distmm_kernels.tiles.hopper_tiles import COORDINATES
 
 
-class ConjugateTranspose(Prepared):
-    """The conjugate transpose of A as a right operand, made of the rows of iA, since A has those of its own."""
-
-
 class ComplexChainKernel(CudaKernel):
     """complex64 and complex128 by the fastest chain of real multiply-adds: each part of an element is such a chain."""
 
@@ -45,15 +41,31 @@ class ComplexChainKernel(CudaKernel):
 
         return select(problem, device, "ieee", reproducible=True)
 
-    def _format(self, block: Array, operand: str) -> Prepared:
+    def prepare_both(self, block: Array, symmetry: Symmetry, *, wait: bool = True) -> tuple[Any, Any]:
+        """Prepare A and its transpose, which is conjugated while it becomes a real matrix."""
+        a = self.prepare_a(block, wait=wait)
+        with self._on_device():
+            b = self._format(self._to_device(block).swapaxes(-1, -2), "B", symmetry == "hermitian")
+            if wait:
+                self._complete()
+        return a, b
+
+    def _format(self, block: Array, operand: str, conjugated: bool = False) -> Prepared:
         own = distinct(block).astype(self.dtype, copy=False)
-        real = as_real(in_rows(own, self.device)) if operand == "A" else doubled(own, self.device)
+        real = as_real(in_rows(own, self.device)) if operand == "A" else doubled(own, self.device, conjugated)
         return Prepared(shape=block.shape, format=self.reads[0], made=self._real._format(real, operand))
 
     def _accumulate(self, a: Any, b: Any, c: Array | None, d: Array) -> None:
+        self._in_reals(self._real._accumulate, a, b, c, d)
+
+    def _triangle(self, a: Any, b: Any, c: Array | None, d: Array) -> bool:
+        self._in_reals(self._real._triangle, a, b, c, d)
+        return False
+
+    def _in_reals(self, multiply: Callable[..., Any], a: Any, b: Any, c: Array | None, d: Array) -> None:
         a, b = (x if isinstance(x, Prepared) else self._format(x, name) for x, name in ((a, "A"), (b, "B")))
         added = None if c is None else as_real(in_rows(c, self.device))
-        self._real._accumulate(a.made, b.made, added, as_real(d))
+        multiply(a.made, b.made, added, as_real(d))
 
 
 class ComplexFp16x3Kernel(ComplexChainKernel, AlignedKernel):
@@ -65,41 +77,6 @@ class ComplexFp16x3Kernel(ComplexChainKernel, AlignedKernel):
 
     def _kernel(self, problem: Problem, device: Device) -> Fp16x3Kernel:
         return Fp16x3Kernel(problem, device)
-
-    def prepare_both(self, block: Array, symmetry: Symmetry, *, wait: bool = True) -> tuple[Any, Any]:
-        """Prepare A, and of a Hermitian product iA: real parts are the real product ``A A'``, imaginary ``A (iA)'``.
-
-        Both are products of real matrices, of which one triangle is computed. They need memory beside C.
-        """
-        if symmetry != "hermitian" or block.shape[-2] ** 2 * block[..., :1, :1].size * 8 > WORKSPACE:
-            return super().prepare_both(block, symmetry, wait=wait)
-        a = self.prepare_a(block, wait=wait)
-        with self._on_device():
-            rows = a.made.matrices
-            turned = self._module.empty_like(rows)
-            turned[..., ::2], turned[..., 1::2] = -rows[..., 1::2], rows[..., ::2]
-            made = self._real._format(turned, "A")
-        return a, ConjugateTranspose(shape=a.transposed.shape, format=a.format, made=made)
-
-    def _accumulate(self, a: Any, b: Any, c: Array | None, d: Array) -> None:
-        if isinstance(b, ConjugateTranspose):
-            self._in_parts(self._real._accumulate, a, b, c, d)
-        else:
-            super()._accumulate(a, b, c, d)
-
-    def _triangle(self, a: Any, b: Any, c: Array | None, d: Array) -> bool:
-        if isinstance(b, ConjugateTranspose):
-            self._in_parts(self._real._triangle, a, b, c, d)
-            return False
-        return super()._triangle(a, b, c, d)
-
-    def _in_parts(self, multiply: Callable[..., Any], a: Any, b: Any, c: Array | None, d: Array) -> None:
-        """Compute the real parts of D, then the imaginary ones."""
-        for part, right in enumerate((a.made, b.made)):
-            total = self._rows(d.shape, self._real.accumulator)
-            added = None if c is None else self._loadable(as_real(in_rows(c, self.device))[..., part::2])
-            multiply(a.made, self._real._transposed(right), added, total)
-            as_real(d)[..., part::2] = total
 
 
 TABLE = (
@@ -124,6 +101,7 @@ TABLE = (
         unit="tensor",
         prepared=4.001,  # B as a real matrix, twice as large as B, and its halves; A takes less
         workspace=WORKSPACE,
+        triangles=frozenset({"complex64"}),
         passes=(44, 0),  # A: 8 in, 8 out; B: 8 in, 16 out, two times 16 in, 16 out
         sizes_below=COORDINATES // 2,
     ),

@@ -69,7 +69,7 @@ class ResidueProducts:
         right: Stack,
         c: Array | None,
         d: Array,
-        factors: tuple[int, ...] = (),
+        factors: tuple[int, int] | None = None,
         symmetric: bool = False,
     ) -> None:
         """Enqueue ``D = C + A B`` for one granule of one matrix; the device must be current.
@@ -108,7 +108,7 @@ class ResidueProducts:
                 sizes = last - row, last if below else wide
                 values = (
                     *(to.address + (row - down.start) * pitch, to.step, pitch),
-                    *(factor + 8 * first for factor, first in zip(factors, (row, column), strict=False)),
+                    *((0, 0) if factors is None else (factors[0] + 8 * row, factors[1] + 8 * column)),
                     *(address(d) + row * d.strides[0] + column * d.strides[1], d.strides[0]),
                     *(to_c[0] + row * to_c[1] + column * to_c[2], to_c[1], to_c[2]),
                     *sizes,

@@ -17,7 +17,6 @@ from distmm_kernels.tiles.hopper_places import rows_in_pairs
 from distmm_kernels.tiles.hopper_tiles import (
     C_BOX_COLUMNS,
     COORDINATES,
-    MOST_PANELS,
     ROWS,
     WARP_ROWS,
     WIDEST_OF_BLOCKS,
@@ -165,26 +164,16 @@ class HopperGemm:
         b_maps = [tensor_map(part, tile.b_operand or tile.operand, *self._b_box) for part in b]
         d_map = tensor_map(d, tile.output, *self._d_box)
         c_map = d_map if c is None else tensor_map(c, tile.accumulator, ROWS, C_BOX_COLUMNS)
-        maps: tuple[TensorMap | TensorMaps, ...] = a_maps[0], a_maps[-1], b_maps[0], b_maps[-1], c_map, d_map
-        if tile.panels:
-            maps = TensorMaps(a_maps, MOST_PANELS), d_map, TensorMaps(b_maps, MOST_PANELS), d_map, c_map, d_map
+        c0 = finish.c0
+        c0_map = d_map if c0 is None or tile.c0 is None else tensor_map(c0, tile.c0, ROWS, tile.c0_columns)
+        maps = TensorMaps(a_maps), TensorMaps(b_maps), c_map, d_map, c0_map
         high, wide = -(-m // ROWS), -(-n // tile.columns)
         if tile.symmetric:
-            high, wide = rows_in_pairs(high, tile.columns, above)
+            high, wide = rows_in_pairs(high, tile.columns // tile.symmetric, above)
         grid = (min(self._device.multiprocessors, high * wide * matrices), 1, 1)
-        steps = (int(operand is not None and operand.matrices > 1) for operand in (a[0], b[0], c))
-        values: tuple[int, ...] = *scales, m, n, k, matrices, *steps, high, wide, counter, above
-        if tile.extended:
-            c0 = finish.c0
-            c0_map = d_map if c0 is None or tile.c0 is None else tensor_map(c0, tile.c0, ROWS, tile.c0_columns)
-            maps = *maps, c0_map
-            values = (
-                *values,
-                *finish.factors,
-                int(c0 is not None and c0.matrices > 1),
-                len(a),
-                others[-1] if others else k,
-            )
+        steps = (int(operand is not None and operand.matrices > 1) for operand in (a[0], b[0], c, c0))
+        of_panels = len(a), others[-1] if others else k
+        values = *scales, m, n, k, matrices, *steps, high, wide, counter, above, *finish.factors, *of_panels
         block = ParameterBlock(len(maps), len(values))
         return _Launch(grid, block.fill([each.address for each in maps], values), block, maps)
 
@@ -232,7 +221,7 @@ class HopperGemms:
             products, promotes = variant.get("products", 1), variant.get("promotes", False)
             widest = WIDEST_OF_BLOCKS if variant.get("scaled_blocks") else WIDEST_OF_TWO if promotes else 256
             sizes, multiprocessors = (to.rows, to.columns, to.matrices), self._device.multiprocessors
-            columns = best_columns(*sizes, products, multiprocessors, widest, variant.get("symmetric", False))
+            columns = best_columns(*sizes, products, multiprocessors, widest, variant.get("symmetric", 0))
             if to.itemsize == 1:
                 columns = 128 if columns <= 128 else 256  # a multiple of a TMA box of bytes
             gemm = self._kept[key] = hopper_gemm(HopperTile(output=output, columns=columns, **variant), self._device)

@@ -13,8 +13,7 @@ from typing import Any
 
 from distmm_kernels.launch.driver import check
 from distmm_kernels.layout.stack import Stack
-
-MAP_BYTES = 128  # size of an encoded descriptor
+from distmm_kernels.tiles.hopper_tiles import MAP_BYTES, MOST_PANELS
 
 _TYPES = {
     "bfloat16": "BFLOAT16",
@@ -39,10 +38,10 @@ class TensorMap:
 
 
 class TensorMaps:
-    """Owns a contiguous array with copies of up to ``most`` TMA descriptors, which is one argument of a kernel."""
+    """Owns a contiguous array with copies of TMA descriptors, which is one argument of a kernel."""
 
-    def __init__(self, maps: Sequence[TensorMap], most: int) -> None:
-        self._memory = ctypes.create_string_buffer(MAP_BYTES * most)
+    def __init__(self, maps: Sequence[TensorMap]) -> None:
+        self._memory = ctypes.create_string_buffer(MAP_BYTES * MOST_PANELS)  # as many as the driver reads, or more
         self.address = ctypes.addressof(self._memory)
         for i, each in enumerate(maps):
             ctypes.memmove(self.address + MAP_BYTES * i, each.address, MAP_BYTES)

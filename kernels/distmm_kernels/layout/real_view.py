@@ -40,20 +40,20 @@ def as_real(rows: Array) -> Array:
     return type(rows)((*others, 2 * columns), dtype, rows.data, (*rows.strides[:-1], dtype.itemsize))
 
 
-def doubled(block: Array, device: Device) -> Array:
-    """Return the real matrices ``(*batch, 2k, 2n)`` of complex ones ``(*batch, k, n)`` with any strides.
+def doubled(block: Array, device: Device, conjugated: bool = False) -> Array:
+    """Return the real matrices ``(*batch, 2k, 2n)`` of complex ones ``(*batch, k, n)``, or of their conjugates.
 
     If the columns of the block are contiguous, those of the result are, too; otherwise its rows are.
     """
     turned = block.strides[-1] != block.itemsize and block.strides[-2] == block.itemsize
-    # the transpose of [x, y; -y, x] is [x, -y; y, x]
+    # the transpose of [x, y; -y, x] is [x, -y; y, x]; so is the block of a conjugate
     lines = as_real(in_rows(block.swapaxes(-1, -2) if turned else block, device))
     *others, count, length = lines.shape
     filled = -(-length * lines.itemsize // VECTOR_BYTES) * VECTOR_BYTES // lines.itemsize
     pitch = row_pitch(length, lines.itemsize)
     made: Array = type(lines)((*others, 2 * count, pitch), lines.dtype)
     if lines.size:
-        recipe = Recipe("distmm_kernels.device_code.copies.real_view:source", (lines.dtype.name, turned))
+        recipe = Recipe("distmm_kernels.device_code.copies.real_view:source", (lines.dtype.name, turned != conjugated))
         for source, _, _, target in launch.matrices(lines, lines, None, made[..., :filled]):
             blocks = -(-count // LINES) * -(-filled // THREADS), Stack.of(source).shape[0]
             stacks = Stack.of(source), Stack.of(target)

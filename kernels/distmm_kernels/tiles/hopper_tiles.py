@@ -52,7 +52,8 @@ COORDINATES = 2**31  # the TMA counts elements along each axis, and matrices of 
 C_BOX_COLUMNS = SPAN // 4  # columns of a box of C, in 32-bit elements. A box has 128 bytes of each row of a tile
 C_BOX_BYTES = ROWS * SPAN
 MOST_C_STAGES = 3  # the most stages in which a tile of C is loaded
-MOST_PANELS = 8  # of one launch: their TMA descriptors take 2 of the 4 KiB of a kernel's parameters
+MAP_BYTES = 128  # size of a TMA descriptor
+MOST_PANELS = 8  # of one launch: their descriptors take 2 of the 4 KiB of a kernel's parameters
 
 # Rasterisation: tiles are numbered down this many rows of tiles, then down the next column of tiles. So thread blocks
 # that run at the same time share rows of A and columns of B in the L2 cache. 4 to 16 make no difference on an H200.
@@ -109,9 +110,10 @@ class HopperTile:
     c0
         Type of a matrix C0. The epilogue adds beta * C0 after the multiplication by alpha. None: there is no C0.
     symmetric
-        Whether B is the transpose of A, so that D is symmetric. Only tiles that touch the diagonal or lie below it are
+        1 if B is the transpose of A, so that D is symmetric. Only tiles that touch the diagonal or lie below it are
         computed. The epilogue stores each box of D below the diagonal a second time, as its mirror image. D of int8 is
-        an exception: its elements above the diagonal have any value.
+        an exception: its elements above the diagonal have any value. 2 if D is a symmetric or Hermitian matrix whose
+        real and imaginary parts alternate along rows; also then, elements above the diagonal have any value.
     b_operand
         Type of B, if A is an 8-bit float and B the other one.
     scaled_blocks
@@ -137,11 +139,12 @@ class HopperTile:
     panels: bool = False
     finishes: bool = False
     c0: Literal["float32", "float16", "bfloat16"] | None = None
-    symmetric: bool = False
+    symmetric: int = 0
     b_operand: OperandFormat | None = None
     scaled_blocks: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "symmetric", int(self.symmetric))  # True and 1 are the same kernel
         widest = WIDEST_OF_BLOCKS if self.scaled_blocks else WIDEST_OF_TWO if self.two_sets else 256
         if self.columns % 64 or not 64 <= self.columns <= widest:
             raise ValueError(f"{self.columns} columns: use a multiple of 64 up to {widest}")
@@ -201,11 +204,6 @@ class HopperTile:
     def adds_early(self) -> bool:
         """Whether C is added to the sum of the first `stretch`; otherwise to the product, after its scales."""
         return self.adds and self.promotes and not self.scaled
-
-    @property
-    def extended(self) -> bool:
-        """Whether the kernel has the parameters for panels, alpha and C0."""
-        return self.panels or self.finishes
 
     @property
     def two_sets(self) -> bool:
@@ -291,7 +289,7 @@ class HopperTile:
     @property
     def mirrors(self) -> bool:
         """Whether the epilogue stores mirror images."""
-        return self.symmetric and self.output != "int8"
+        return self.symmetric == 1 and self.output != "int8"
 
     @property
     def stages(self) -> int:

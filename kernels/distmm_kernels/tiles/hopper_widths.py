@@ -14,7 +14,7 @@ RATES = {1: {256: 1.0, 192: 0.99, 128: 0.96, 64: 0.6}, 3: {192: 1.0, 128: 0.93, 
 
 @functools.lru_cache(maxsize=1024)
 def best_columns(
-    m: int, n: int, batch: int, products: int, multiprocessors: int, widest: int = 256, symmetric: bool = False
+    m: int, n: int, batch: int, products: int, multiprocessors: int, widest: int = 256, symmetric: int = 0
 ) -> int:
     """Return the fastest width of tiles for products ``(batch, m, n)``, at most ``widest``.
 
@@ -25,15 +25,13 @@ def best_columns(
     return min(widths, key=lambda columns: cost(m, n, batch, products, multiprocessors, columns, symmetric))
 
 
-def cost(
-    m: int, n: int, batch: int, products: int, multiprocessors: int, columns: int, symmetric: bool = False
-) -> float:
+def cost(m: int, n: int, batch: int, products: int, multiprocessors: int, columns: int, symmetric: int = 0) -> float:
     """Return the time of products ``(batch, m, n)`` with tiles of a width.
 
-    The unit is the time for one column of a tile of the fastest width.
+    The unit is the time for one column of a tile of the fastest width. ``symmetric`` is `HopperTile.symmetric`.
     """
     high, wide = -(-m // ROWS), -(-n // columns)
     if symmetric:
-        high, wide = rows_in_pairs(high, columns, n - m)
+        high, wide = rows_in_pairs(high, columns // symmetric, n // symmetric - m)
     tiles = high * wide * batch
     return -(-tiles // multiprocessors) * columns / RATES[products][columns]

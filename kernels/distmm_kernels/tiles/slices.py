@@ -58,7 +58,7 @@ def runs(slices: int, together: int) -> Iterator[tuple[int, int]]:
 
 @functools.lru_cache(maxsize=1024)
 def at_once(
-    m: int, n: int, slices: int, batch: int, products: int, multiprocessors: int, widest: int, symmetric: bool = False
+    m: int, n: int, slices: int, batch: int, products: int, multiprocessors: int, widest: int, symmetric: int = 0
 ) -> int:
     """Return how many slices of products ``(batch, m, n)`` to multiply at the same time; 1: no split-K.
 

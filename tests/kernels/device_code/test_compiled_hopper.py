@@ -53,6 +53,7 @@ TILES = [
     HopperTile("bfloat16", "bfloat16", b_major="k", symmetric=True),
     HopperTile("bfloat16", "float32", 128, a_major="m", symmetric=True, sliced=True),
     HopperTile("float16", "float32", 192, b_major="k", products=3, scaled=True, adds=True, symmetric=True),
+    HopperTile("float16", "float32", 192, products=3, scaled=True, adds=True, symmetric=2),
     HopperTile("int8", "int32", b_major="k", adds=True, symmetric=True),
     HopperTile("int8", "int8", b_major="k", symmetric=True),
     HopperTile(

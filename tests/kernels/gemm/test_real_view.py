@@ -107,7 +107,9 @@ def on_host(monkeypatch):
 
     monkeypatch.setattr(real_view, "in_vectors", contiguous)
     monkeypatch.setattr(gemm, "Fp16x3Kernel", OnHost)
-    monkeypatch.setattr(gemm, "doubled", lambda block, device: doubled_twin(block))
+    monkeypatch.setattr(
+        gemm, "doubled", lambda block, _, conjugated=False: doubled_twin(block.conj() if conjugated else block)
+    )
     kinds = {"halves": HostKernel, "chain": HostChain}
     return lambda dtype, kind="halves": kinds[kind](Problem(1, 1, 1, np.dtype(dtype)), NOWHERE)
 

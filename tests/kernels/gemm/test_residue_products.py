@@ -69,7 +69,8 @@ def launched(monkeypatch):
     def loaded(recipe, device):
         def launch(grid, maps, values):
             launches.append((recipe.maker, recipe.parameters))
-            address, step, pitch, *factors, d, d_pitch, c, c_pitch, c_along, rows, columns = values
+            address, step, pitch, of_rows, of_columns, d, d_pitch, c, c_pitch, c_along, rows, columns = values
+            factors = (of_rows, of_columns) if of_rows else ()
             assert grid == (-(-rows * -(-columns // COLUMNS) // THREADS), 1, 1)
             dtype = np.dtype("f8" if factors else "i4")
             residues = seen(address, (len(MODULI), rows, columns), (step, pitch, 1), np.int8)
@@ -113,7 +114,7 @@ def test_each_part_of_c_comes_of_its_rows_columns_and_factors(launched, monkeypa
     (left, _held), (right, _kept) = residues_of(a), residues_of(b)  # arrays live as long as their addresses are used
     d = np.full((m, 304), 7, dtype)
     products = ResidueProducts(NOWHERE, MODULI, "maker:name", (32,))
-    products.add(left, right, c, d[:, :n], tuple(each.ctypes.data for each in factors))
+    products.add(left, right, c, d[:, :n], tuple(each.ctypes.data for each in factors) or None)
     want = (a @ b.T).astype(dtype)
     want = want * factors[0][:, None] * factors[1] if scaled else want
     np.testing.assert_array_equal(d[:, :n], want if c is None else want + c)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from distmm_kernels.launch import hopper_launch
-from distmm_kernels.launch.hopper_launch import Finish, HopperGemm, Scales, pace_counter
+from distmm_kernels.launch.hopper_launch import NO_FINISH, Finish, HopperGemm, Scales, pace_counter
 from distmm_kernels.layout.stack import Stack
-from distmm_kernels.tiles.hopper_tiles import MOST_PANELS, HopperTile
+from distmm_kernels.tiles.hopper_tiles import MAP_BYTES, MOST_PANELS, HopperTile
 
 COUNTER = 77  # its address
 
@@ -24,17 +24,22 @@ def counter(monkeypatch):
 
 @pytest.fixture
 def launches(monkeypatch):
-    """All launches: grid, maps, values. A map is known by the address of its matrix and the box's columns."""
-    made, maps = [], []
+    """All launches: grid; of each array of maps the matrices' addresses, types and boxes; values."""
+    made, maps = [], {}
 
     def encoded(stack, kind, rows, columns):
-        maps.append((stack.address, kind, columns))
-        return SimpleNamespace(address=len(maps) - 1)
+        memory = ctypes.create_string_buffer(struct.pack("q", len(maps)), MAP_BYTES)
+        maps[len(maps)] = (stack.address, kind, rows, columns), memory
+        return SimpleNamespace(address=ctypes.addressof(memory))
+
+    def of(address, count):
+        return [maps[ctypes.c_int64.from_address(address + MAP_BYTES * i).value][0] for i in range(count)]
 
     def launch_with(grid, parameters):
-        pointers = list((ctypes.c_int64 * 21).from_address(parameters))
-        values = tuple(ctypes.c_int64.from_address(pointer).value for pointer in pointers[6:])
-        made.append((grid, tuple(maps[number] for number in pointers[:6]), values))
+        pointers = list((ctypes.c_int64 * 25).from_address(parameters))
+        values = tuple(ctypes.c_int64.from_address(pointer).value for pointer in pointers[5:])
+        count = values[-2]
+        made.append((grid, [of(at, count if i < 2 else 1) for i, at in enumerate(pointers[:5])], values))
 
     monkeypatch.setattr(hopper_launch, "tensor_map", encoded)
     kernel = SimpleNamespace(launch_with=launch_with)
@@ -63,10 +68,10 @@ def test_each_launch_has_its_own_operands_sizes_and_results(launches):
             grid, maps, values = launches.pop()
             high, wide = -(-m // 128), -(-n // 256)
             assert grid == (min(132, high * wide), 1, 1)
-            left, right = (base, "float16", 64), (base + 1, "float16", 64)
-            added, result = (address, "float32", 32), (address + 10, "float32", 32)
-            assert maps == (left, left, right, right, added, result)
-            assert values == (0, 0, 0, 0, m, n, k, 1, 0, 0, 0, high, wide, COUNTER, 0)
+            left, right = (base, "float16", 128, 64), (base + 1, "float16", 64, 64)
+            added, result = (address, "float32", 128, 32), (address + 10, "float32", 16, 32)
+            assert maps == [[left], [right], [added], [result], [result]]
+            assert values == (0, 0, 0, 0, m, n, k, 1, 0, 0, 0, 0, high, wide, COUNTER, 0, *NO_FINISH.factors, 1, k)
 
 
 def test_a_broadcast_operand_has_one_matrix_and_each_part_its_map(launches):
@@ -76,9 +81,9 @@ def test_a_broadcast_operand_has_one_matrix_and_each_part_its_map(launches):
     scales = Scales(100, 8, 200, 0)
     gemm(a, b, None, stack(5, 200, 100, 5, 4), scales)
     grid, maps, values = launches.pop()
-    assert [each[0] for each in maps] == [1, 2, 3, 4, 5, 5]
+    assert [[each[0] for each in array] for array in maps] == [[1, 2], [3, 4], [5], [5], [5]]
     assert grid == (10, 1, 1)
-    assert values == (*scales, 200, 100, 90, 5, 1, 0, 0, 2, 1, COUNTER, 0)
+    assert values[:16] == (*scales, 200, 100, 90, 5, 1, 0, 0, 0, 2, 1, COUNTER, 0)
 
 
 def test_a_symmetric_product_has_a_grid_of_pairs_of_rows_of_tiles(launches):
@@ -87,7 +92,7 @@ def test_a_symmetric_product_has_a_grid_of_pairs_of_rows_of_tiles(launches):
     a, b = stack(1, 640, 128, 3, 1), stack(2, 1664, 128, 3, 1)
     gemm((a,), (b,), None, stack(3, 640, 1664, 3, 1), above=1024)
     grid, _, values = launches.pop()
-    assert values[4:] == (640, 1664, 128, 3, 1, 1, 0, 3, 12, COUNTER, 1024)
+    assert values[4:16] == (640, 1664, 128, 3, 1, 1, 0, 0, 3, 12, COUNTER, 1024)
     assert grid == (108, 1, 1)
 
 
@@ -108,63 +113,37 @@ def test_sizes_that_32_bits_cannot_count_are_refused_before_the_launch(launches,
     assert not launches
 
 
-@pytest.fixture
-def extended(monkeypatch):
-    """Launches of extended kernels: for each map or array of maps the addresses of its matrices, and the values."""
-    made, maps = [], {}
-
-    def encoded(stack, kind, rows, columns):
-        memory = ctypes.create_string_buffer(struct.pack("q", len(maps)), 128)
-        maps[len(maps)] = (stack.address, kind, rows, columns), memory
-        return SimpleNamespace(address=ctypes.addressof(memory))
-
-    def of(address, count):
-        return [maps[ctypes.c_int64.from_address(address + 128 * i).value][0] for i in range(count)]
-
-    def launch_with(grid, parameters):
-        pointers = list((ctypes.c_int64 * 27).from_address(parameters))
-        values = [ctypes.c_int64.from_address(pointer).value for pointer in pointers[7:]]
-        panels = values[-2]
-        made.append((grid, [of(at, panels if i in (0, 2) else 1) for i, at in enumerate(pointers[:7])], values))
-
-    monkeypatch.setattr(hopper_launch, "tensor_map", encoded)
-    kernel = SimpleNamespace(launch_with=launch_with)
-    monkeypatch.setattr(hopper_launch, "loaded", lambda recipe, device: kernel)
-    return made
-
-
 @pytest.mark.parametrize("count", range(1, MOST_PANELS + 1))
-def test_panels_have_their_maps_one_behind_the_other_and_the_last_its_own_k(extended, count):
+def test_panels_have_their_maps_one_behind_the_other_and_the_last_its_own_k(launches, count):
     tile = HopperTile("int8", "int32", 256, b_major="k", panels=True, adds=True)
     gemm = HopperGemm(tile, SimpleNamespace(multiprocessors=132))
     ks = [100] * (count - 1) + [37]
     a = tuple(stack(10 + i, 300, k, itemsize=1) for i, k in enumerate(ks))
     b = tuple(stack(30 + i, 500, k, itemsize=1) for i, k in enumerate(ks))
     gemm(a, b, stack(1, 300, 500, itemsize=4), stack(2, 300, 500, itemsize=4))
-    ((grid, maps, values),) = extended
+    ((grid, maps, values),) = launches
     assert grid == (6, 1, 1)
     assert [each[0] for each in maps[0]] == [10 + i for i in range(count)]
-    assert [each[0] for each in maps[2]] == [30 + i for i in range(count)]
-    assert maps[4] == [(1, "int32", 128, 32)]
-    assert maps[5] == [(2, "int32", 16, 32)]
-    assert values[4:15] == [300, 500, ks[0], 1, 0, 0, 0, 3, 2, COUNTER, 0]
-    assert values[-2:] == [count, 37]
+    assert [each[0] for each in maps[1]] == [30 + i for i in range(count)]
+    assert maps[2:4] == [[(1, "int32", 128, 32)], [(2, "int32", 16, 32)]]
+    assert values[4:16] == (300, 500, ks[0], 1, 0, 0, 0, 0, 3, 2, COUNTER, 0)
+    assert values[-2:] == (count, 37)
 
 
 @pytest.mark.parametrize(("kind", "columns", "itemsize"), [("float32", 32, 4), ("bfloat16", 64, 2), ("float16", 64, 2)])
-def test_the_finish_has_its_factors_and_boxes_of_c0(extended, kind, columns, itemsize):
+def test_the_finish_has_its_factors_and_boxes_of_c0(launches, kind, columns, itemsize):
     tile = HopperTile("bfloat16", "bfloat16", 256, finishes=True, c0=kind)
     gemm = HopperGemm(tile, SimpleNamespace(multiprocessors=132))
     a, b, d = stack(1, 300, 100, 3), stack(2, 100, 500, 3), stack(3, 300, 500, 3)
     for matrices in (1, 3):
         gemm((a,), (b,), None, d, finish=Finish.of(0.3, -2.0, stack(4, 300, 500, matrices, itemsize)))
-        _, maps, values = extended.pop()
-        assert maps[6] == [(4, kind, 128, columns)]
-        assert struct.unpack("2f", struct.pack("2I", *values[15:17])) == (np.float32(0.3), -2.0)
-        assert values[17:] == [int(matrices == 3), 1, 100]
+        _, maps, values = launches.pop()
+        assert maps[4] == [(4, kind, 128, columns)]
+        assert struct.unpack("2f", struct.pack("2I", *values[16:18])) == (np.float32(0.3), -2.0)
+        assert values[11] == int(matrices == 3)
 
 
-def test_panels_whose_steps_together_exceed_32_bits_are_refused(extended):
+def test_panels_whose_steps_together_exceed_32_bits_are_refused(launches):
     gemm = HopperGemm(HopperTile("int8", "int32", 256, b_major="k", panels=True), SimpleNamespace(multiprocessors=132))
     a, b = (tuple(stack(i, rows, 2**30, itemsize=1) for i in range(2)) for rows in (8, 16))
     with pytest.raises(ValueError, match=r"2147483648\) @ .* count to 2\^31 along each axis"):

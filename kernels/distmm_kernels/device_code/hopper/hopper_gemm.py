@@ -11,7 +11,6 @@ from distmm_kernels.device_code.emit import (
     TENSOR_MAP,
     cuda,
     dynamic_shared_memory,
-    inlined,
     tensor_map_addresses,
     tensor_maps,
     types,
@@ -31,42 +30,40 @@ shared_memory = dynamic_shared_memory(alignment=1024)  # as the 128-byte swizzle
 def hopper_gemm(tile: HopperTile) -> Source:
     """Make the kernel of a tile.
 
-    The kernel's first parameters are six tensor maps: A, A's low part, B, B's low part, C and D. If operands have one
-    part, the maps of the low parts are those of A and B again. If there is no C, its map is that of D. The other
-    parameters are unsigned integers of 64 bits:
+    The kernel's first parameters are arrays of tensor maps, of A and of B: of both parts, or of all panels, or one map.
+    The maps of C, D and C0 follow. Without a C or a C0, its map is that of D. The other parameters are unsigned
+    integers of 64 bits:
 
     row_scales, row_step, column_scales, column_step
         Addresses of float32 factors, and bytes from the factors of one matrix to those of the next. If D is int8, the
         first two give the address of the modulus of each matrix.
     m, n, k
-        Sizes of one matrix.
-    batch, a_step, b_step, c_step
-        Number of matrices in the batch. A step is 1 if A (B, C) has a matrix for each, and 0 if it has one for all.
+        Sizes of one matrix. If there are panels, k is that of each panel but the last.
+    batch, a_step, b_step, c_step, c0_step
+        Number of matrices in the batch. A step is 1 if A (B, C, C0) has a matrix for each, and 0 if it has one for all.
     high, wide
         Rows and columns of tiles of one C.
     counter
         Address of two uint32 in global memory, which are 0 before and after the launch: for the blocks' pace.
     above
         Rows of a symmetric product above the first row of D, which has rows and columns from the product's first on.
-
-    If the tile is ``extended``, a seventh map is that of C0 (that of D, if there is no C0), and there are more
-    parameters. If it has panels, the maps of A and of B are arrays of `MOST_PANELS`, and k is that of each panel but
-    the last.
-
     alpha, beta
-        The bits of float32 factors.
-    c0_step
-        The same as c_step, for C0.
+        The bits of float32 factors, for tiles that finish.
     panels, last_k
         Number of panels, and the k of the last panel.
     """
-    addresses_of, ring_barriers, set_up = tensor_map_addresses(6), barriers_of(tile), initialise(tile)
-    addresses_of_seven = tensor_map_addresses(7)
+    addresses_of, ring_barriers, set_up = tensor_map_addresses(5), barriers_of(tile), initialise(tile)
     fewer, more = (instructions.set_registers(count, i == 1) for i, count in enumerate(tile.registers))
     load, multiply, panelled = load_tiles(tile), multiply_tiles(tile), tile.panels
     rounding = uint64(ROWS - 1)
 
-    def run(maps, d, scales, finish, steps, m, n, k, batch, high_, wide_, counter, above):
+    def kernel(
+        a, b, c, d, c0, row_scales, row_step, column_scales, column_step,
+        m, n, k, batch, a_step, b_step, c_step, c0_step, high_, wide_, counter, above, alpha, beta, panels, last_k,
+    ):  # fmt: skip
+        a, b, c, d, c0 = addresses_of(a, b, c, d, c0)
+        scales, steps = (row_scales, row_step, column_scales, column_step), (a_step, b_step, c_step, c0_step)
+        of_k = (uint32(k), uint32(panels), uint32(last_k)) if panelled else uint32(k)
         shared = shared_memory()
         full, empty = ring_barriers(shared)
         thread = uint32(cuda.threadIdx.x)
@@ -83,37 +80,16 @@ def hopper_gemm(tile: HopperTile) -> Source:
         if warpgroup == uint32(0):
             fewer()
             if thread == uint32(0):
-                load(ring, grid, t, k, maps, steps, counter)
+                load(ring, grid, t, of_k, (a, b, c, c0), steps, counter)
             # add no code here, and no barrier after the branch: with it, ptxas does not use the uniform datapath for
             # the loop's TMA instructions, and spills registers
         else:
             more()
-            multiply(ring, grid, t, k, n, thread, warpgroup, d, scales, finish)
+            multiply(ring, grid, t, of_k, n, thread, warpgroup, d, scales, (alpha, beta))
             if thread == uint32(THREADS - 1):
                 pace.end(counter, uint32(cuda.gridDim.x) - uint32(1))
 
-    run = inlined(run)
-
-    def kernel(
-        a, a_low, b, b_low, c, d, row_scales, row_step, column_scales, column_step,
-        m, n, k, batch, a_step, b_step, c_step, high, wide, counter, above,
-    ):  # fmt: skip
-        a, a_low, b, b_low, c, d = addresses_of(a, a_low, b, b_low, c, d)
-        scales, steps = (row_scales, row_step, column_scales, column_step), (a_step, b_step, c_step)
-        run((a, a_low, b, b_low, c), d, scales, (), steps, m, n, uint32(k), batch, high, wide, counter, above)
-
-    def extended(
-        a, a_low, b, b_low, c, d, c0, row_scales, row_step, column_scales, column_step,
-        m, n, k, batch, a_step, b_step, c_step, high, wide, counter, above, alpha, beta, c0_step, panels, last_k,
-    ):  # fmt: skip
-        a, a_low, b, b_low, c, d, c0 = addresses_of_seven(a, a_low, b, b_low, c, d, c0)
-        scales, steps = (row_scales, row_step, column_scales, column_step), (a_step, b_step, c_step, c0_step)
-        of_k = (uint32(k), uint32(panels), uint32(last_k)) if panelled else uint32(k)
-        finish = alpha, beta
-        run((a, a_low, b, b_low, c, c0), d, scales, finish, steps, m, n, of_k, batch, high, wide, counter, above)
-
-    function, operand = extended if tile.extended else kernel, tensor_maps(MOST_PANELS) if tile.panels else TENSOR_MAP
-    maps = [operand, TENSOR_MAP, operand, *[TENSOR_MAP] * (4 if tile.extended else 3)]
-    signature = types.void(*maps, *[types.uint64] * (20 if tile.extended else 15))
-    function.__name__ = f"hopper_{tile.operand}_{tile.output}_{tile.columns}x{tile.products}"  # what a profiler shows
-    return Source(function, signature, THREADS, 1, tile.shared_bytes, specific=True)
+    operand = tensor_maps(MOST_PANELS if tile.panels else tile.parts)
+    signature = types.void(operand, operand, *[TENSOR_MAP] * 3, *[types.uint64] * 20)
+    kernel.__name__ = f"hopper_{tile.operand}_{tile.output}_{tile.columns}x{tile.products}"  # what a profiler shows
+    return Source(kernel, signature, THREADS, 1, tile.shared_bytes, specific=True)

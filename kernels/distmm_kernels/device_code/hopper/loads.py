@@ -11,7 +11,7 @@ from typing import Any
 from distmm_kernels.device_code.emit import cuda, inlined, types
 from distmm_kernels.device_code.hopper import instructions, pace
 from distmm_kernels.device_code.hopper.ring import following, locate, slice_of
-from distmm_kernels.tiles.hopper_tiles import C_BOX_BYTES, C_BOX_COLUMNS, ROWS, SPAN, HopperTile
+from distmm_kernels.tiles.hopper_tiles import C_BOX_BYTES, C_BOX_COLUMNS, MAP_BYTES, ROWS, SPAN, HopperTile
 
 int32, uint32, uint64 = types.int32, types.uint32, types.uint64
 
@@ -19,8 +19,8 @@ int32, uint32, uint64 = types.int32, types.uint32, types.uint64
 def load_tiles(tile: HopperTile) -> Callable[..., None]:
     """Make ``(ring, grid, t, k, maps, steps, counter)``: load the operands of every tile of this block.
 
-    ``maps`` are the addresses of the tensor maps of A, A's low part, B, B's low part, C and C0; ``steps`` say whether
-    A, B, C and C0 have a matrix for each matrix of the batch (1) or one for all (0). ``k`` is the same as for
+    ``maps`` are the addresses of the tensor maps of A, B, C and C0; ``steps`` say whether these
+    have a matrix for each matrix of the batch (1) or one for all (0). ``k`` is the same as for
     the consumers. For panels it is a triple: the k of each panel but the last, the number of panels, the k of the last.
     """
     # plain names: Numba's closures take numbers and functions, not the fields of a dataclass
@@ -46,9 +46,9 @@ def load_tiles(tile: HopperTile) -> Callable[..., None]:
                 ring, at, maps, box, first, steps_of_k, matrix, steps, counter, paced
             )
             if add_c:
-                stage, parity = load_c(ring, stage, parity, maps[4], n0, m0, c_matrix)
+                stage, parity = load_c(ring, stage, parity, maps[2], n0, m0, c_matrix)
             if add_c0:
-                stage, parity = load_c0(ring, stage, parity, maps[5], n0, m0, int32(z * uint32(steps[3])))
+                stage, parity = load_c0(ring, stage, parity, maps[3], n0, m0, int32(z * uint32(steps[3])))
             t += uint32(cuda.gridDim.x)
 
     return inlined(load)
@@ -88,7 +88,7 @@ def _load_with_c(tile: HopperTile, load_c: Callable[..., Any]) -> Callable[..., 
         head = uint32(min(stretch, count))
         stage, parity, loaded, patience = load_k(ring, at, maps, box, first, head, matrix, steps, counter, paced)
         m0, n0, c_matrix = box
-        stage, parity = load_c(ring, stage, parity, maps[4], n0, m0, c_matrix)
+        stage, parity = load_c(ring, stage, parity, maps[2], n0, m0, c_matrix)
         at, rest = (stage, parity, loaded, patience), uint32(count - head)
         return load_k(ring, at, maps, box, uint32(first + head), rest, matrix, steps, counter, paced)
 
@@ -97,17 +97,17 @@ def _load_with_c(tile: HopperTile, load_c: Callable[..., Any]) -> Callable[..., 
 
 def _load_panels(tile: HopperTile, load_first: Callable[..., Any]) -> Callable[..., Any]:
     """Make the same function as `_load_k`, for two or more panels, in order. ``load_first`` loads the first one."""
-    load_k, map_bytes = _load_k(tile), uint64(128)
+    load_k, map_bytes = _load_k(tile), uint64(MAP_BYTES)
 
     def load(ring, at, maps, box, first, count, matrix, steps, counter, paced):
         k, panels, last_k = count
         at = load_first(ring, at, maps, box, first, k, matrix, steps, counter, paced)
-        a, b = maps[0], maps[2]
+        a, b = maps[0], maps[1]
         panel = uint32(2)
         while panel <= panels:
             a, b = a + map_bytes, b + map_bytes
             here = last_k if panel == panels else k
-            at = load_k(ring, at, (a, a, b, b), box, first, here, matrix, steps, counter, paced)
+            at = load_k(ring, at, (a, b), box, first, here, matrix, steps, counter, paced)
             panel += uint32(1)
         return at
 
@@ -116,7 +116,7 @@ def _load_panels(tile: HopperTile, load_first: Callable[..., Any]) -> Callable[.
 
 def _load_stage(tile: HopperTile) -> Callable[..., None]:
     """Make ``(ring, stage, maps, m0, n0, k0, z, steps)``: start the loads of one step of A and B, both parts if two."""
-    two_parts = tile.parts == 2
+    two_parts, map_bytes = tile.parts == 2, uint64(MAP_BYTES)
     stage_bytes, a_bytes, b_bytes = uint32(tile.stage_bytes), uint32(tile.a_bytes), uint32(tile.b_bytes)
     b_offset = uint32(tile.parts * tile.a_bytes)
     load_a = _load_operand(tile, tile.a_major == "k", ROWS)
@@ -126,10 +126,10 @@ def _load_stage(tile: HopperTile) -> Callable[..., None]:
         here, barrier = ring.stages + stage * stage_bytes, ring.full + stage * uint32(8)
         instructions.expect_bytes(barrier, stage_bytes)
         load_a(here, maps[0], barrier, m0, k0, int32(z * uint32(steps[0])))
-        load_b(here + b_offset, maps[2], barrier, n0, k0, int32(z * uint32(steps[1])))
+        load_b(here + b_offset, maps[1], barrier, n0, k0, int32(z * uint32(steps[1])))
         if two_parts:
-            load_a(here + a_bytes, maps[1], barrier, m0, k0, int32(z * uint32(steps[0])))
-            load_b(here + b_offset + b_bytes, maps[3], barrier, n0, k0, int32(z * uint32(steps[1])))
+            load_a(here + a_bytes, maps[0] + map_bytes, barrier, m0, k0, int32(z * uint32(steps[0])))
+            load_b(here + b_offset + b_bytes, maps[1] + map_bytes, barrier, n0, k0, int32(z * uint32(steps[1])))
 
     return inlined(load)
 

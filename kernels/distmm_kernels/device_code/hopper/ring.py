@@ -79,7 +79,7 @@ def following(tile: HopperTile) -> Callable[[Any, Any], tuple[Any, Any]]:
 
 def locate(tile: HopperTile) -> Callable[[Any, Any], tuple[Any, Any, Any]]:
     """Make ``(grid, t)``: the matrix of tile ``t`` of all C, and its row and column, in tiles."""
-    group, columns = uint32(GROUP), uint32(tile.columns)
+    group, columns = uint32(GROUP), uint32(tile.columns // max(1, tile.symmetric))
     anywhere, below = inlined(place), inlined(place_below)
 
     def in_triangle(grid, t):
