@@ -18,7 +18,9 @@ from distmm_kernels.layout.vectors import row_pitch
 
 Array = Any  # cupy.ndarray: CuPy ships no types
 
-PAST_THE_ROWS = 256  # a tile may extend this many rows beyond the last one, and the kernel reads scales there
+# A tile may extend this many rows beyond the last one, and the kernel reads scales there: the most is 382, in a
+# Hermitian product.
+PAST_THE_ROWS = 384
 
 
 class Piece(NamedTuple):

@@ -46,8 +46,8 @@ def of_halves(rows: int, k: int, by_rows: bool) -> int:
 def test_no_operand_of_complex64_takes_more_than_the_planner_counts(rows: int, k: int, by_rows: bool) -> None:
     gaps = max(memory._padding((rows,)), memory._padding((k,)))
     planned = 8 * rows * k * PREPARED["complex_fp16x3"] * gaps
-    # tables of each granule's rows, 256 words past them, and parts at multiples of 256 bytes: little for large blocks
-    tables = 12 * (2 * rows + 260) * (-(-2 * k // 8192)) + 1024
+    # tables of each granule's rows, 384 words past them, and parts at multiples of 256 bytes: little for large blocks
+    tables = 12 * (2 * rows + 388) * (-(-2 * k // 8192)) + 1024
     padding = 16 * 16 * max(rows, k)  # rows of halves and copies begin at vectors
     assert of_halves(rows, k, by_rows) <= planned + tables + padding
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distmm_kernels.emulation.splits import PAST_THE_ROWS
 from distmm_kernels.tiles.hopper_places import (
     box_place,
     mirrored_place,
@@ -31,7 +32,7 @@ from distmm_kernels.tiles.hopper_tiles import (
     UNPACED,
     HopperTile,
 )
-from distmm_kernels.tiles.hopper_widths import best_columns
+from distmm_kernels.tiles.hopper_widths import best_columns, cost
 from tests.tables import for_each
 
 FLOATS = [
@@ -186,11 +187,14 @@ def test_every_tile_has_one_number(high, wide, group):
     rows=st.integers(1, 5000),
     columns=st.sampled_from([64, 128, 192, 256]),
     above=st.integers(0, 30),
-    whole=st.booleans(),
+    kind=st.sampled_from(["whole", "part", "complex"]),
 )
-def test_every_tile_on_and_below_the_diagonal_of_a_symmetric_product_has_one_number(rows, columns, above, whole):
-    """A last part of the product has the columns of all parts before it, and begins at a row of tiles."""
-    above = 0 if whole else above * ROWS
+def test_every_tile_on_and_below_the_diagonal_of_a_symmetric_product_has_one_number(rows, columns, above, kind):
+    """A last part of the product has the columns of all parts before it, and begins at a row of tiles.
+
+    A tile of a complex product, given as real numbers, has half as many columns.
+    """
+    above, columns = above * ROWS if kind == "part" else 0, columns // 2 if kind == "complex" else columns
     high, across = -(-rows // ROWS), -(-(above + rows) // columns)
     grid = rows_in_pairs(high, columns, above)
     sizes = [np.uint32(size) for size in (*grid, GROUP)]
@@ -206,8 +210,9 @@ def test_every_tile_on_and_below_the_diagonal_of_a_symmetric_product_has_one_num
     twice = {each for each in set(found) if found.count(each) > 1}
     assert len(twice) <= 1
     assert not twice & needed  # two blocks would add to the same C
-    # the epilogue reads 255 factors beyond the last one
-    assert all((j + 1) * columns <= above + rows + 255 for i, j in found)
+    # the epilogue reads this many factors beyond the last one
+    beyond = max((j + 1) * columns for i, j in found) - above - rows
+    assert (2 * beyond if kind == "complex" else beyond) <= (PAST_THE_ROWS if kind == "complex" else 255)
     assert all(0 <= i < high and j >= 0 for i, j in found)
 
 
@@ -245,6 +250,12 @@ def test_a_product_of_few_tiles_has_narrow_ones_and_a_large_one_wide_ones():
 def test_a_symmetric_product_has_tiles_that_fill_its_rounds():
     assert best_columns(4096, 4096, 1, 1, 132, symmetric=True) == 128, "528 tiles are four rounds"
     assert best_columns(8192, 8192, 1, 1, 132, symmetric=True) == 256, "1056 tiles are eight"
+
+
+def test_a_complex_product_given_as_real_numbers_takes_twice_the_time_of_a_real_one():
+    for columns in (64, 128, 192):
+        ratio = cost(8192, 16384, 1, 3, 132, columns, symmetric=2) / cost(8192, 8192, 1, 3, 132, columns, symmetric=1)
+        assert 1.9 < ratio < 2.1
 
 
 @pytest.mark.parametrize("output", ["float32", "int32", "float16", "bfloat16"])
