@@ -20,7 +20,7 @@ from distmm_kernels.config import FLOAT8, NARROW, Problem
 from distmm_kernels.device import Device
 from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.gemm.guarded import WORKSPACE
-from distmm_kernels.gemm.hopper_operands import HopperOperand, HopperPanels, Side, joined
+from distmm_kernels.gemm.hopper_operands import Operand, joined
 from distmm_kernels.kernel import Array, Enqueue, product_shape
 from distmm_kernels.last_step import Last
 from distmm_kernels.launch.bounded import Bounded
@@ -67,7 +67,7 @@ class HopperKernel(AlignedKernel):
         self._counts = self.dtype.kind == "b"
         self._gemms = HopperGemms(device)
 
-    def _format(self, block: Array, operand: str) -> HopperOperand:
+    def _format(self, block: Array, operand: str) -> Operand:
         own, other = ("k", "m") if operand == "A" else ("n", "k")
         must_be = None if self.operand in ("float16", "bfloat16") else "k"
         shape, array = block.shape, self._converted(distinct(block))
@@ -82,28 +82,27 @@ class HopperKernel(AlignedKernel):
     def _converted(self, block: Array) -> Array:
         return block if block.dtype == self.dtype else block.astype(self.dtype)
 
-    def _operand(self, shape: tuple[int, ...], array: Array, major: Any) -> HopperOperand:
-        stack = Stack.for_tensor_map(array) if array.ndim == 2 else None
-        return HopperOperand(shape=shape, format=self.operand, made=array, major=major, stack=stack)
+    def _operand(self, shape: tuple[int, ...], array: Array, major: Any) -> Operand:
+        return Operand(shape=shape, format=self.operand, made=(array,), major=major)
 
     def _stores(self, dtype: np.dtype[Any]) -> bool:
         return dtype == self.accumulator or dtype in ((self.dtype,) if self._counts else _STORED[self.accumulator.kind])
 
-    def joined(self, operands: Sequence[tuple[HopperOperand, HopperOperand]]) -> list[tuple[Any, Any]]:
+    def joined(self, operands: Sequence[tuple[Operand, Operand]]) -> list[tuple[Any, Any]]:
         """Join consecutive panels of the same k; the last one may have a smaller k. Panels in slices stay apart."""
 
-        def sliced(a: HopperOperand, b: HopperOperand) -> bool:
+        def sliced(a: Operand, b: Operand) -> bool:
             return self._slices_at_once((a.shape[-2], b.shape[-1]), a.shape[-1]) > 1
 
         return joined(operands, sliced)
 
-    def _accumulate(self, a: Side, b: Side, c: Array | None, d: Array) -> None:
+    def _accumulate(self, a: Operand, b: Operand, c: Array | None, d: Array) -> None:
         if self._counts and (c is not None or d.dtype == self.accumulator):
             self._count(a, b, c, d)
         else:
             self._add(a, b, self._loadable(c), d)
 
-    def _triangle(self, a: Side, b: Side, c: Array | None, d: Array) -> bool:
+    def _triangle(self, a: Operand, b: Operand, c: Array | None, d: Array) -> bool:
         if self._counts:
             return super()._triangle(a, b, c, d)
         total = d if d.itemsize > 1 else self._rows(d.shape, self.accumulator)
@@ -112,11 +111,11 @@ class HopperKernel(AlignedKernel):
             d[...] = total
         return True
 
-    def _transposed(self, a: HopperOperand) -> HopperOperand:
+    def _transposed(self, a: Operand) -> Operand:
         return a.transposed
 
     def _finished(
-        self, a: Side, b: Side, c: Array | None, last: Last, symmetric: bool, out: Array | None = None
+        self, a: Operand, b: Operand, c: Array | None, last: Last, symmetric: bool, out: Array | None = None
     ) -> Array | None:
         types = (self.accumulator, *_STORED["f"])
         if self.accumulator != np.float32 or last.dtype not in types:
@@ -124,7 +123,7 @@ class HopperKernel(AlignedKernel):
         if last.c0 is not None and last.c0.dtype not in types:
             return None
         d = out if out is not None and self._writes(out) else self._empty(product_shape(a.shape, b.shape), last.dtype)
-        if isinstance(a, HopperOperand) and self._slices_at_once(d.shape, a.shape[-1], symmetric) > 1:
+        if len(a.made) == 1 and self._slices_at_once(d.shape, a.shape[-1], symmetric) > 1:
             return None
         self._add(a, b, self._loadable(c), d, last._replace(c0=self._loadable(last.c0)), symmetric)
         if symmetric and last.c0 is not None:
@@ -134,14 +133,14 @@ class HopperKernel(AlignedKernel):
     def direct(self, a: Array, b: Array, d: Array, symmetric: bool = False) -> Enqueue | None:
         """Return the launch for one matrix, or for one axis of matrices, that the TMA reads in place."""
         left, right, k = self._format(a, "A"), self._format(b, "B"), a.shape[-1]
-        in_place = all(address(x.made) == address(y) for x, y in ((left, a), (right, b)))
+        in_place = all(address(x.made[0]) == address(y) for x, y in ((left, a), (right, b)))
         if not in_place or d.ndim > 3 or not self._stores(d.dtype) or not self._writes(d):
             return None
         if (self._counts and d.dtype == self.accumulator) or (symmetric and d.itemsize == 1):
             return None
         if self._slices_at_once(d.shape, k, symmetric) > 1:
             return None
-        whole = (np.broadcast_to(x.made, (*d.shape[:-2], *x.made.shape[-2:])) for x in (left, right))
+        whole = (np.broadcast_to(x, (*d.shape[:-2], *x.shape[-2:])) for x in (*left.made, *right.made))
         first, second, to = (Stack.for_tensor_map(x) for x in (*whole, d))
         promotes = (k > STRETCH or self._float8) and self.accumulator == np.float32
         gemm = self._gemm(left, right, to, d.dtype, promotes=promotes, symmetric=symmetric)
@@ -156,7 +155,7 @@ class HopperKernel(AlignedKernel):
 
         return launch
 
-    def _count(self, a: Side, b: Side, c: Array | None, d: Array) -> None:
+    def _count(self, a: Operand, b: Operand, c: Array | None, d: Array) -> None:
         """Add counts to C, if there is one, for a part of C at a time. A D of bool says which sums are not zero."""
         *batch, m, n = d.shape
         rows = WORKSPACE // (12 * math.prod(batch) * row_pitch(n, 4))  # a count, and its sum with C
@@ -172,13 +171,13 @@ class HopperKernel(AlignedKernel):
                 self._module.not_equal(counts + added, 0, out=to)
 
     def _add(
-        self, a: Side, b: Side, c: Array | None, d: Array, last: Last | None = None, symmetric: bool = False
+        self, a: Operand, b: Operand, c: Array | None, d: Array, last: Last | None = None, symmetric: bool = False
     ) -> None:
-        if isinstance(a, HopperPanels) or isinstance(b, HopperPanels) or (a.stacks and b.stacks):
+        if a.stacks and b.stacks:
             self._multiply(a, b, (a.stacks, b.stacks), c, d, last, symmetric)
             return
         batch = d.shape[:-2]
-        arrays = [np.broadcast_to(x.made, (*batch, *x.made.shape[-2:])) for x in (a, b)]
+        arrays = [np.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (*a.made, *b.made)]
         for index in np.ndindex(batch[:-1]):
             of_a, of_b = (Stack.for_tensor_map(array[index]) for array in arrays)
             added = None if c is None else c[index]
@@ -186,7 +185,7 @@ class HopperKernel(AlignedKernel):
             self._multiply(a, b, ((of_a,), (of_b,)), added, d[index], here, symmetric)
 
     def _multiply(
-        self, a: Side, b: Side, stacks: Stacks, c: Array | None, d: Array, last: Last | None, symmetric: bool
+        self, a: Operand, b: Operand, stacks: Stacks, c: Array | None, d: Array, last: Last | None, symmetric: bool
     ) -> None:
         to, k, panels = Stack.for_tensor_map(d), a.shape[-1], len(stacks[0]) > 1
         together = 1 if panels or last is not None else self._slices_at_once(to.shape, k, symmetric)
@@ -215,14 +214,14 @@ class HopperKernel(AlignedKernel):
         batch_size, multiprocessors = (batch or [1])[-1], self.device.multiprocessors
         return slices.at_once(m, n, slices.count(k), batch_size, 1, multiprocessors, widest, symmetric)
 
-    def _gemm(self, a: Side, b: Side, to: Stack, dtype: np.dtype[Any], **variant: Any) -> HopperGemm:
+    def _gemm(self, a: Operand, b: Operand, to: Stack, dtype: np.dtype[Any], **variant: Any) -> HopperGemm:
         """Return the GEMM for operands like these and a result of this layout; see `HopperTile` for its variants."""
         output = {"b": "bool", "i": "uint8", "u": "uint8"}[dtype.kind] if dtype.itemsize == 1 else dtype.name
         other = None if a.format == b.format else b.format
         return self._gemms(to, output, operand=a.format, a_major=a.major, b_major=b.major, b_operand=other, **variant)
 
     def _in_slices(
-        self, a: Side, b: Side, stacks: Stacks, together: int, c: Array | None, d: Array, symmetric: bool
+        self, a: Operand, b: Operand, stacks: Stacks, together: int, c: Array | None, d: Array, symmetric: bool
     ) -> None:
         """Multiply ``together`` slices of k at the same time, and add their sums in ascending k."""
         if d.itemsize == 1:  # C is small

@@ -9,7 +9,7 @@ import numpy as np
 
 from distmm_kernels.config import FLOAT8
 from distmm_kernels.gemm.hopper import ON_HOPPER, HopperKernel
-from distmm_kernels.gemm.hopper_operands import HopperOperand
+from distmm_kernels.gemm.hopper_operands import Operand
 from distmm_kernels.kernel import Array, product_shape
 from distmm_kernels.launch.hopper_launch import Scales
 from distmm_kernels.layout.float8 import native
@@ -28,15 +28,13 @@ class HopperFloat8Kernel(HopperKernel):
     granule = STRETCH_OF_FLOAT8
     formats: ClassVar[dict[str, OperandFormat]] = {"float8_e4m3fn": "float8_e4m3fn", "float8_e5m2": "float8_e5m2"}
 
-    def _format(self, block: Array, operand: str) -> HopperOperand:
+    def _format(self, block: Array, operand: str) -> Operand:
         return replace(super()._format(block, operand), format=self.formats[native(block.dtype).name])
 
     def _converted(self, block: Array) -> Array:
         return block.view(np.uint8)
 
-    def multiply_scaled(
-        self, a: HopperOperand, b: HopperOperand, rows: Array, columns: Array, dtype: np.dtype[Any]
-    ) -> Array:
+    def multiply_scaled(self, a: Operand, b: Operand, rows: Array, columns: Array, dtype: np.dtype[Any]) -> Array:
         """Return the product of one matrix each, with factors of rows and columns, once its launch is enqueued.
 
         Parameters

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from distmm_kernels.gemm.prepared import Prepared
 from distmm_kernels.layout.stack import Stack
@@ -13,8 +14,11 @@ from distmm_kernels.tiles.hopper_tiles import MOST_PANELS
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class HopperOperand(Prepared):
+class Operand(Prepared):
     """A prepared operand, made of the matrices, or of their transposes, with contiguous rows.
+
+    ``made`` has one array, or one for each panel of k that one launch multiplies. All panels but the last have the
+    same k.
 
     Attributes
     ----------
@@ -22,89 +26,56 @@ class HopperOperand(Prepared):
         Type that the tensor cores read.
     major
         The axis that is contiguous: ``"m"``, ``"k"`` or ``"n"``.
-    stack
-        Memory layout, if there is one matrix only; None for batches.
     """
 
     format: hopper_tiles.OperandFormat
     major: Any
-    stack: Stack | None
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of device memory."""
+        return sum(int(panel.nbytes) for panel in self.made)
+
+    @functools.cached_property
     def stacks(self) -> tuple[Stack, ...]:
-        """Memory layout of one matrix; empty for batches."""
-        return () if self.stack is None else (self.stack,)
+        """Memory layout of one matrix, or of each panel; empty for batches."""
+        return tuple(Stack.for_tensor_map(panel) for panel in self.made) if len(self.shape) == 2 else ()
 
     @property
-    def transposed(self) -> HopperOperand:
+    def transposed(self) -> Operand:
         """A left operand's transpose as a right operand, in the same memory."""
         return replace(super().transposed, major="n" if self.major == "m" else "k")
 
-    def rows(self, which: slice) -> HopperOperand:
-        """Return these rows of a left operand."""
-        part = self.made[..., which, :]
-        stack = Stack.for_tensor_map(part) if part.ndim == 2 else None
-        return replace(self, shape=(*self.shape[:-2], *part.shape[-2:]), made=part, stack=stack)
+    def rows(self, which: slice) -> Operand:
+        """Return these rows of a left operand whose rows are contiguous."""
+        parts = tuple(panel[..., which, :] for panel in self.made)
+        return replace(self, shape=(*self.shape[:-2], parts[0].shape[-2], self.shape[-1]), made=parts)
 
 
-@dataclass(frozen=True, eq=False)
-class HopperPanels:
-    """Prepared panels of k, one matrix each, that one launch multiplies. All but the last have the same k."""
-
-    panels: tuple[HopperOperand, ...]
-    side: Literal["A", "B"]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """``(m, k)`` or ``(k, n)``, with the k of all panels."""
-        (rows, columns), axis = self.panels[0].shape, 1 if self.side == "A" else 0
-        k = sum(panel.shape[axis] for panel in self.panels)
-        return (rows, k) if self.side == "A" else (k, columns)
-
-    @property
-    def major(self) -> Any:
-        """The axis that is contiguous."""
-        return self.panels[0].major
-
-    @property
-    def format(self) -> hopper_tiles.OperandFormat:
-        """Type that the tensor cores read."""
-        return self.panels[0].format
-
-    @property
-    def stacks(self) -> tuple[Stack, ...]:
-        """Memory layout of each panel."""
-        return tuple(stack for panel in self.panels for stack in panel.stacks)
-
-    def rows(self, which: slice) -> HopperPanels:
-        """Return these rows of left operands."""
-        return HopperPanels(tuple(panel.rows(which) for panel in self.panels), self.side)
+Pair = tuple[Operand, Operand]
 
 
-Side: TypeAlias = HopperOperand | HopperPanels
-
-
-def joined(
-    operands: Sequence[tuple[HopperOperand, HopperOperand]], sliced: Callable[[HopperOperand, HopperOperand], bool]
-) -> list[tuple[Side, Side]]:
+def joined(operands: Sequence[Pair], sliced: Callable[[Operand, Operand], bool]) -> list[Pair]:
     """Join consecutive panels of the same k; the last one may have a smaller k.
 
     ``sliced`` says whether a panel is multiplied in slices of k, at the same time. Such panels are not joined.
     """
-    runs: list[list[tuple[HopperOperand, HopperOperand]]] = []
+    runs: list[list[Pair]] = []
     for pair in operands:
         if runs and _goes_on(runs[-1], pair) and not sliced(*runs[-1][0]):
             runs[-1].append(pair)
         else:
             runs.append([pair])
-    return [
-        run[0] if len(run) == 1 else (HopperPanels(lefts, "A"), HopperPanels(rights, "B"))
-        for run in runs
-        for lefts, rights in (tuple(zip(*run, strict=True)),)
-    ]
+    return [run[0] if len(run) == 1 else _joined(run) for run in runs]
 
 
-def _goes_on(run: Sequence[tuple[HopperOperand, HopperOperand]], pair: tuple[HopperOperand, HopperOperand]) -> bool:
+def _joined(run: Sequence[Pair]) -> Pair:
+    k, (a, b) = sum(left.shape[1] for left, _ in run), run[0]
+    lefts, rights = (tuple(panel for side in sides for panel in side.made) for sides in zip(*run, strict=True))
+    return replace(a, shape=(a.shape[0], k), made=lefts), replace(b, shape=(k, b.shape[1]), made=rights)
+
+
+def _goes_on(run: Sequence[Pair], pair: Pair) -> bool:
     """Whether a launch of the panels in ``run`` can take one more pair."""
     first, last = run[0], run[-1]
     k, after = last[0].shape[-1], pair[0].shape[-1]

@@ -10,7 +10,7 @@ from distmm_kernels.emulation.formats import TF32
 from distmm_kernels.emulation.launches import as_stack
 from distmm_kernels.emulation.splits import splitter
 from distmm_kernels.gemm.hopper import ON_HOPPER, HopperKernel
-from distmm_kernels.gemm.hopper_operands import HopperOperand
+from distmm_kernels.gemm.hopper_operands import Operand
 from distmm_kernels.kernel import Array
 from distmm_kernels.layout.stack import Stack, distinct
 from distmm_kernels.tiles import slices
@@ -23,7 +23,7 @@ class HopperTf32Kernel(HopperKernel):
     name = "hopper_tf32"
     formats: ClassVar[dict[str, OperandFormat]] = {"float32": "tfloat32"}
 
-    def _format(self, block: Array, operand: str) -> HopperOperand:
+    def _format(self, block: Array, operand: str) -> Operand:
         # rows of A, columns of B
         own = distinct(block)
         rows = self._converted(own if operand == "A" else own.swapaxes(-1, -2))
