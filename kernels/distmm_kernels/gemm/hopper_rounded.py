@@ -6,13 +6,8 @@ from typing import ClassVar
 
 import ml_dtypes
 
-from distmm_kernels.emulation.formats import TF32
-from distmm_kernels.emulation.launches import as_stack
-from distmm_kernels.emulation.splits import splitter
 from distmm_kernels.gemm.hopper import ON_HOPPER, HopperKernel
-from distmm_kernels.gemm.hopper_operands import Operand
 from distmm_kernels.kernel import Array
-from distmm_kernels.layout.stack import Stack, distinct
 from distmm_kernels.tiles import slices
 from distmm_kernels.tiles.hopper_tiles import OperandFormat
 
@@ -22,15 +17,6 @@ class HopperTf32Kernel(HopperKernel):
 
     name = "hopper_tf32"
     formats: ClassVar[dict[str, OperandFormat]] = {"float32": "tfloat32"}
-
-    def _format(self, block: Array, operand: str) -> Operand:
-        # rows of A, columns of B
-        own = distinct(block)
-        rows = self._converted(own if operand == "A" else own.swapaxes(-1, -2))
-        if Stack.of(rows).loadable():
-            return self._operand(block.shape, rows, "k")
-        parts, _ = splitter(TF32, self.device)(as_stack(rows))
-        return self._operand(block.shape, parts.rounded(rows.shape), "k")
 
 
 class HopperBf16Kernel(HopperKernel):

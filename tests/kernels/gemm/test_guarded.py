@@ -96,20 +96,16 @@ def repeated(operand, dtype="float32"):
 
 
 @BATCHES
-@pytest.mark.parametrize(
-    ("kernel", "dtype"), [(Fp16x3Kernel, "float32"), (ResidueKernel, "float64"), (HopperTf32Kernel, "float32")]
-)
+@pytest.mark.parametrize(("kernel", "dtype"), [(Fp16x3Kernel, "float32"), (ResidueKernel, "float64")])
 def test_matrices_that_a_broadcast_repeats_are_split_once(monkeypatch, kernel, dtype, operand):
     given = []
 
     def split(stack):
         given.append(stack)
-        return SimpleNamespace(rounded=lambda shape: np.zeros(shape, np.float32), nbytes=0), None
+        return SimpleNamespace(nbytes=0), None
 
     made = kernel(Problem(1, 1, 1, np.dtype(dtype)), NOWHERE)
     monkeypatch.setattr(made, "_split", split, raising=False)
-    monkeypatch.setattr("distmm_kernels.gemm.hopper_rounded.splitter", lambda form, device: split)
-    monkeypatch.setattr("distmm_kernels.gemm.hopper.Stack.of", lambda array: SimpleNamespace(loadable=lambda: False))
     block = repeated(operand, dtype)
     prepared = made._format(block, operand)
     assert prepared.shape == block.shape
@@ -118,7 +114,9 @@ def test_matrices_that_a_broadcast_repeats_are_split_once(monkeypatch, kernel, d
 
 
 @BATCHES
-@pytest.mark.parametrize(("kernel", "dtype"), [(HopperKernel, "float16"), (HopperBf16Kernel, "float32")])
+@pytest.mark.parametrize(
+    ("kernel", "dtype"), [(HopperKernel, "float16"), (HopperBf16Kernel, "float32"), (HopperTf32Kernel, "float32")]
+)
 def test_matrices_that_a_broadcast_repeats_are_copied_once(monkeypatch, kernel, dtype, operand):
     copied = []
     monkeypatch.setattr("distmm_kernels.gemm.hopper.in_vectors", lambda array, device: copied.append(array) or array)
