@@ -189,21 +189,13 @@ def captured() -> bool:
     return bool(stream.ptr) and bool(stream.is_capturing())
 
 
-def _ends(x: Array) -> tuple[int, int]:
-    """Return the first address of an array's memory, and the one after the last."""
-    reach = [(size - 1) * stride for size, stride in zip(x.shape, x.strides, strict=True)]
-    first = x.ctypes.data if isinstance(x, np.ndarray) else x.data.ptr
-    return first + sum(min(0, each) for each in reach), first + sum(max(0, each) for each in reach) + x.itemsize
-
-
 def _overlap(x: Array, y: Array) -> bool:
     """Whether the memory from the first to the last element of two arrays has a part in common."""
-    if isinstance(x, np.ndarray) is not isinstance(y, np.ndarray) or not x.size or not y.size:
-        return False
-    (first, after), (start, end) = _ends(x), _ends(y)
-    return first < end and start < after
+    alike = isinstance(x, np.ndarray) is isinstance(y, np.ndarray)
+    return alike and bool(np.may_share_memory(x, y))  # NumPy's function calls CuPy's for CuPy arrays
 
 
 def _same(x: Array, y: Array) -> bool:
     """Whether two arrays have the same elements in memory."""
-    return _ends(x) == _ends(y) and (x.shape, x.strides, x.dtype) == (y.shape, y.strides, y.dtype)
+    first, other = (z.ctypes.data if isinstance(z, np.ndarray) else z.data.ptr for z in (x, y))
+    return first == other and (x.shape, x.strides, x.dtype) == (y.shape, y.strides, y.dtype)
