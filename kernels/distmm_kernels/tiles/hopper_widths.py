@@ -11,6 +11,9 @@ from distmm_kernels.tiles.hopper_tiles import ROWS
 # 8192 and 4096).
 RATES = {1: {256: 1.0, 192: 0.99, 128: 0.96, 64: 0.6}, 3: {192: 1.0, 128: 0.93, 64: 0.6}}
 
+# The same for one product of which a triangle is computed.
+RATES_OF_TRIANGLES = {**RATES, 1: {256: 1.0, 192: 0.97, 128: 0.75, 64: 0.45}}
+
 
 @functools.lru_cache(maxsize=1024)
 def best_columns(
@@ -34,4 +37,5 @@ def cost(m: int, n: int, batch: int, products: int, multiprocessors: int, column
     if symmetric:
         high, wide = rows_in_pairs(high, columns // symmetric, n // symmetric - m)
     tiles = high * wide * batch
-    return -(-tiles // multiprocessors) * columns / RATES[products][columns]
+    rates = RATES_OF_TRIANGLES if symmetric else RATES
+    return -(-tiles // multiprocessors) * columns / rates[products][columns]
