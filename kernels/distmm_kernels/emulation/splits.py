@@ -143,13 +143,6 @@ class Parts:
         words = cupy.ndarray((at.batch, count, at.table_pitch), "uint32", self.memory + at.words)[..., : at.rows]
         return tuple(counts(words, tuple(min(GRANULE, at.k - i * GRANULE) for i in range(count))))
 
-    def array(self, part: Stack) -> Array:
-        """Return a part of a piece as a CuPy array."""
-        import cupy
-
-        pointer = self.memory + (part.address - self.memory.ptr)
-        return cupy.ndarray(part.shape, self.format.dtype, pointer, part.strides)
-
     def rounded(self, shape: tuple[int, ...]) -> Array:
         """Return the rounded numbers of a format of one part as an array ``(*batch, rows, k)``."""
         import cupy

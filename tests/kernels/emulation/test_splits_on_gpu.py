@@ -16,6 +16,14 @@ SHAPES = [(1, 1), (3, 2), (127, 5), (128, 64), (130, 255), (33, 257), (65, 1024)
           (3, 8193), (2, 16390)]  # fmt: skip
 
 
+def as_array(parts, part):
+    """A part of a piece."""
+    import cupy
+
+    pointer = parts.memory + (part.address - parts.memory.ptr)
+    return cupy.ndarray(part.shape, parts.format.dtype, pointer, part.strides)
+
+
 def draw(shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
@@ -77,7 +85,7 @@ def check(parts, guards, values, form):
             each = [twins.fp16_counts(matrix[:, g * GRANULE : (g + 1) * GRANULE]) for matrix in values]
             assert parts.counts[g] == tuple(max(some) for some in zip(*each, strict=True))
         piece = parts.piece(g)
-        hi, lo = parts.array(piece.hi), parts.array(piece.lo)
+        hi, lo = (as_array(parts, part) for part in (piece.hi, piece.lo))
         assert hi.shape == ((batch, rows, length(k, g)) if parts.k_major else (batch, length(k, g), rows))
         for z, (want_hi, want_lo, want_scale, raised) in enumerate(wanted):
             if raised & ~Guard.SPARSE:
