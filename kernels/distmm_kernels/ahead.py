@@ -130,7 +130,7 @@ def _fragments(capability: Capability, operand: Any, residues: bool = False) -> 
     layouts = itertools.product(BOTH, BOTH) if fragment_tiles.ITEMSIZE[operand] == 2 else [(True, True)]
     for along_k in layouts:
         tilings = fragment_tiles.tilings(operand, capability, along_k)
-        yield from _tiled("fragments", operand, tilings, *([True] if residues else [False]))
+        yield from _tiled("fragments", operand, tilings, residues)
 
 
 def _chain(capability: Capability, dtype: str) -> Iterator[Recipe]:
@@ -162,16 +162,14 @@ def _float32(capability: Capability, dtype: str) -> Iterator[Recipe]:
     for adds in BOTH:
         halves = {"products": 3, "scaled": True, "adds": adds}
         yield from _hopper("float16", "float32", LAYOUTS, **halves)
-        yield from _hopper("float16", "float32", OWN_TRANSPOSE, symmetric=True, **halves)
+        own, symmetric = (LAYOUTS[:2], 2) if dtype == "complex64" else (OWN_TRANSPOSE, 1)
+        yield from _hopper("float16", "float32", own, symmetric=symmetric, **halves)
 
 
 def _complex64(capability: Capability, dtype: str) -> Iterator[Recipe]:
-    yield from _float32(capability, "float32")
+    yield from _float32(capability, dtype)
     for turned in BOTH:
         yield Recipe(f"{CODE}copies.real_view:source", ("float32", turned))
-        if capability == HOPPER[0]:
-            halves = {"products": 3, "scaled": True, "adds": turned}
-            yield from _hopper("float16", "float32", LAYOUTS[:2], symmetric=2, **halves)
 
 
 def _float64(capability: Capability, dtype: str) -> Iterator[Recipe]:
