@@ -103,12 +103,9 @@ class HopperKernel(AlignedKernel):
             self._add(a, b, self._loadable(c), d)
 
     def _triangle(self, a: Operand, b: Operand, c: Array | None, d: Array) -> bool:
-        if self._counts:
+        if d.itemsize == 1 or self._counts:  # sums of integers, which are symmetric in the full product
             return super()._triangle(a, b, c, d)
-        total = d if d.itemsize > 1 else self._rows(d.shape, self.accumulator)
-        self._add(a, b, self._loadable(c), total, symmetric=True)
-        if total is not d:
-            d[...] = total
+        self._add(a, b, self._loadable(c), d, symmetric=True)
         return True
 
     def _transposed(self, a: Operand) -> Operand:
@@ -136,8 +133,9 @@ class HopperKernel(AlignedKernel):
         in_place = all(address(x.made[0]) == address(y) for x, y in ((left, a), (right, b)))
         if not in_place or d.ndim > 3 or not self._stores(d.dtype) or not self._writes(d):
             return None
-        if (self._counts and d.dtype == self.accumulator) or (symmetric and d.itemsize == 1):
+        if self._counts and d.dtype == self.accumulator:
             return None
+        symmetric = symmetric and d.itemsize > 1  # the full product is symmetric, and faster than a conversion to bytes
         if self._slices_at_once(d.shape, k, symmetric) > 1:
             return None
         whole = (np.broadcast_to(x, (*d.shape[:-2], *x.shape[-2:])) for x in (*left.made, *right.made))

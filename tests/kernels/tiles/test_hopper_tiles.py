@@ -248,7 +248,8 @@ def test_a_product_of_few_tiles_has_narrow_ones_and_a_large_one_wide_ones():
 
 
 def test_a_symmetric_product_has_tiles_that_fill_its_rounds():
-    assert best_columns(4096, 4096, 1, 1, 132, symmetric=True) == 192, "three rounds; four of 128 columns wait for L2"
+    assert best_columns(4096, 4096, 1, 1, 132, symmetric=True) == 128, "528 tiles are four rounds"
+    assert best_columns(4096, 4096, 10, 1, 132, symmetric=True) == 256, "in many rounds wide tiles are faster"
     assert best_columns(8192, 8192, 1, 1, 132, symmetric=True) == 256, "1056 tiles are eight"
 
 
