@@ -107,7 +107,7 @@ class GuardedKernel(AlignedKernel):
         self._ieee = select(problem, device, "ieee", reproducible=True)
         self._raised = False  # whether the last product had a raised guard: the next one waits for its guards
         self._unequal = False  # whether most granules had
-        self._sample: tuple[GuardedOperand, ...] | None = None
+        self._sample: tuple[GuardedOperand, GuardedOperand] | None = None
         self._looks = 0
 
     def _format(self, block: Array, operand: str) -> GuardedOperand:
@@ -198,8 +198,8 @@ class GuardedKernel(AlignedKernel):
         if self._sample is None and self._looks % LOOKS == 0:
             with self._on_device():
                 rows, columns = (max(1, size // SAMPLE) for size in (a.shape[-2], b.shape[-1]))
-                sample = self._format(a[..., ::rows, :], "A"), self._format(b[..., ::columns], "B")
-            self._sample = tuple(replace(operand, matrices=None) for operand in sample)  # the blocks may be freed
+                left, right = self._format(a[..., ::rows, :], "A"), self._format(b[..., ::columns], "B")
+            self._sample = replace(left, matrices=None), replace(right, matrices=None)  # the blocks may be freed
         self._looks += 1
 
     def _matrices(self, block: Array, operand: str) -> Array:
