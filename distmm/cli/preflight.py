@@ -35,19 +35,22 @@ def check_product(job: Job, say: Callable[[str], None]) -> None:
     Raises
     ------
     InputError, DoesNotFitError
-        See `distmm.job.preflight.preflight`.
+        See `distmm.job.job.preflight`.
     """
-    from distmm.job.preflight import preflight
+    from distmm.job.job import preflight
+    from distmm.product.choices import Choices
 
     if (product := job.product) is None:
         say("not checked: the arguments of the command")
         return
     seconds = float(job.seconds("walltime") - job.seconds("grace"))
+    choices = Choices(
+        precision=product.precision, kernel=product.kernel or None, plan=product.plan or None, hardware=_machines(job),
+        blocks=options.edges(product.blocks) if product.blocks else None,
+    )  # fmt: skip
     unknown = preflight(
-        product.a, product.b, product.c, transa=product.transa, transb=product.transb, precision=product.precision,
-        kernel=product.kernel or None, blocks=options.edges(product.blocks) if product.blocks else None,
-        plan=product.plan or None, overwrite=product.overwrite, check=product.check, machines=_machines(job),
-        run_seconds=seconds,
+        product.a, product.b, product.c, choices=choices, overwrite=product.overwrite, check=product.check,
+        run_seconds=seconds, transa=product.transa, transb=product.transb,
     )  # fmt: skip
     for what in unknown:
         say(f"not checked: {what}")

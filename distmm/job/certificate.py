@@ -75,7 +75,6 @@ def certificate(
         "largest_residual": max(residuals, default=None),
         "judged": dict(Counter(block.get("how", "not judged") for block in blocks)),
         "rejected": manifest["rejected"],
-        "retired": manifest.get("retired", []),
         "seconds": seconds,
         **({} if sample is None else {"sample": {"outcome": sample.outcome, "message": sample.message}}),
         "done": blocks,

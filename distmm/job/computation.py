@@ -17,13 +17,12 @@ from distributed import Client, Future, Scheduler
 
 from distmm.errors import DistmmError, Stopped, WrongResultError
 from distmm.job.entries import Entries
-from distmm.job.faulty_workers import FaultyWorkers
 from distmm.job.folder import Json
 from distmm.job.inputs import Seen
 from distmm.job.spec import Spec
 from distmm.job.stop import Stop
 from distmm.job.target import Unit
-from distmm.job.unfinished import changed_text, wrong_text
+from distmm.job.unfinished import rejected_text, wrong_text
 from distmm.job.wave_graph import graph_of
 from distmm.job.writer import Writer, reported_to
 from distmm.planning.blocks import Wave
@@ -77,8 +76,6 @@ class Computation:
         The largest residual of these blocks.
     rejected : list of dict
         Records of blocks that failed their check.
-    faulty : FaultyWorkers
-        Counts wrong blocks by worker.
     """
 
     def __init__(
@@ -98,7 +95,6 @@ class Computation:
         self.seen = Seen()
         self.written, self.residual = 0, None
         self.rejected: list[Json] = []
-        self.faulty = FaultyWorkers(client)
         grace = lambda: None if stop.at_once else GRACE_SECONDS  # noqa: E731
         self.waves = Waves(client, self._take, beat=self._beat, run=writer.run, grace=grace)
         self._lonely_since: float | None = None
@@ -188,9 +184,6 @@ class Computation:
                     self._compute_again(record)
                     continue
                 self.written += 1
-                if (before := self._rejected(record)) is not None:
-                    for pair in zip(before["bad"], record["again"], strict=True):
-                        self.faulty.put_right(*pair)
                 if record.get("residual") is not None:
                     self.residual = max(record["residual"], self.residual or 0.0)
                 columns = self.spec.contents.columns(record["j"], len(self.plan.blocking.n))
@@ -209,8 +202,8 @@ class Computation:
         if "too_many" in record:
             self.entries.refuse(record)
         self._event("rejected", blocks=[(i, j)])
-        if "changed" in record:
-            logger.warning("%s. It is computed again", changed_text(record))
+        for bad in record["bad"]:
+            logger.warning("%s. It is computed again", rejected_text(bad))
         before = self._rejected(record)
         self.rejected.append(record)
         attempt = record["attempt"] + 1

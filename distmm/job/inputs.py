@@ -8,8 +8,8 @@ The *stamp* of a file is computed without reading the file. It changes with any 
 Stamps are compared when a run begins and when it ends. If a stamp has changed, the inputs of the finished blocks are
 read again, and their checksums are compared (`Inputs.unchanged`).
 
-If markers disagree, but the stamp is the same as when the job began, the file was read wrong once. It is read again,
-and the blocks whose markers disagree with it are computed again (`Inputs.misread`).
+If markers disagree, but the stamp is the same as when the job began, the file was read wrong once. The blocks of that
+row or column are computed again (`Inputs.misread`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from distributed import Client
@@ -99,10 +99,10 @@ class Seen:
                 raise InputError(
                     f"{name} has changed while it was multiplied: its {part} for C[{first['i']}, {first['j']}] were "
                     f"not those for C[{record['i']}, {record['j']}]. If {name} is a file that was only read wrong "
-                    f"once, continue with distmm resume: it reads {name} again, and computes the blocks again that do "
-                    f"not agree with it, provided that {name} was not written since the job began. If it was written, "
-                    f"start over with --overwrite (overwrite=True). A Dask array whose tasks do not give the same bits "
-                    f"each time has to be persisted or stored first"
+                    f"once, continue with distmm resume: it computes these {part} of C again, provided that {name} "
+                    f"was not written since the job began. If it was written, start over with --overwrite "
+                    f"(overwrite=True). A Dask array whose tasks do not give the same bits each time has to be "
+                    f"persisted or stored first"
                 )
 
 
@@ -158,33 +158,24 @@ class Inputs:
         return now
 
     def misread(self, before: dict[str, str], markers: Iterable[Json]) -> list[Json]:
-        """Return the markers of blocks for which A or B was read wrong, although the file has not changed.
+        """Return the markers of blocks for which A or B may have been read wrong, although the file has not changed.
 
-        A file with the same stamp has not changed. If it has different checksums in different markers, disk or network
-        made an error. The file is read once more, and the markers that disagree with this read are returned. If all
-        markers disagree with it, none is returned, because the right one is unknown.
+        A file with the same stamp has not changed. If it has different checksums in the markers of a row or column of
+        blocks, disk or network made an error. Which of them are right is unknown, so all of them are returned.
 
         The parameters are those of `unchanged`.
         """
-        rows: defaultdict[tuple[str, int], dict[str, list[Json]]] = defaultdict(lambda: defaultdict(list))
+        now = stamps(self.spec)
+        lines: defaultdict[tuple[str, int], list[Json]] = defaultdict(list)
         for marker in markers:
-            for name, index in (("A", marker["i"]), ("B", marker["j"])):
-                rows[name, index][marker["inputs"][name]].append(marker)
-        doubtful = {at: found for at, found in rows.items() if len(found) > 1}
-        if not doubtful:
-            return []
-        now, right = stamps(self.spec), {}
-        for name in now.keys() & {name for name, _ in doubtful}:
-            if before.get(name) == now[name]:
-                indices = [index for of, index in doubtful if of == name]
-                sums = self._read_again(name, indices)
-                right.update({(name, index): one for index, one in zip(indices, sums, strict=True)})
-        wrong = {}
-        for at, found in doubtful.items():
-            if right.get(at) in found:
-                for marker in (one for value, made in found.items() if value != right[at] for one in made):
-                    wrong[marker["i"], marker["j"]] = marker
-        return list(wrong.values())
+            lines["A", marker["i"]].append(marker)
+            lines["B", marker["j"]].append(marker)
+        found: dict[Any, Json] = {}
+        for (name, _), made in lines.items():
+            same = name in now and before.get(name) == now[name]
+            if same and len({marker["inputs"][name] for marker in made}) > 1:
+                found |= {(marker["i"], marker["j"]): marker for marker in made}
+        return list(found.values())
 
     def _read_again(self, name: str, indices: Sequence[int]) -> list[str]:
         """Read rows of blocks of A, or columns of blocks of B, and return their checksums."""

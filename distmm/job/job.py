@@ -1,10 +1,13 @@
-"""A job: what the caller wants, and the runs that it takes. A second run follows if the memory of a worker was full."""
+"""A job: what the caller wants, and the runs that it takes. A second run follows if the memory of a worker was full.
+
+`preflight` makes the checks that need no cluster, for example before a batch job is submitted.
+"""
 
 from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +22,7 @@ from distmm.errors import DeviceMemoryError, InputError
 from distmm.job import planning
 from distmm.job.commit import complete_result, end_complete, refuse_twice, same_call
 from distmm.job.folder import Folder, Json
+from distmm.job.lock import holder
 from distmm.job.manifest import refuse_changes
 from distmm.job.records import read_manifest
 from distmm.job.run import Run
@@ -28,8 +32,11 @@ from distmm.job.summary import Summary
 from distmm.planning.plan import Plan
 from distmm.product.choices import BlockKeywords, Choices
 from distmm.product.context import computing
+from distmm.product.request import plan_for
 from distmm.product.scalars import checked_seed
 from distmm.product.verification import check_possible
+from distmm.storage import check_output
+from distmm.storage.output import Output, check_folder
 from distmm.telemetry.figures import Figures
 
 Path = str | os.PathLike[str]
@@ -130,17 +137,33 @@ class Job:
     def begin(self, ended: Json | None) -> Summary:
         """Begin or continue the job, unless it is complete. `ended` is the certificate of a job that was just ended."""
         asked, folder, spec = self.spec.files(), self.folder, self.spec
-        check_possible(spec.check, spec.problem)
         if ended is not None and same_call(folder, ended, spec):
             if not self.overwrite:
                 return Summary.of_complete(folder, ended)
             if spec.reads(folder.target):
                 refuse_twice(folder)
-        if not self.overwrite and not folder.exists():
-            content = complete_result(folder, spec, self.keywords.get("client"))
-            if content is not None:
-                return Summary.of_complete(folder, content)
+        if (content := self.complete()) is not None:
+            return Summary.of_complete(folder, content)
         return self.run(asked)
+
+    def complete(self) -> Json | None:
+        """Return the certificate of a complete result of the same call. None if there is none, or it is replaced."""
+        if self.overwrite or self.folder.exists():
+            return None
+        return complete_result(self.folder, self.spec, self.keywords.get("client"))
+
+    def refuse(self) -> None:
+        """Refuse a check that is not possible, an output that would damage other data, and another unfinished job.
+
+        Raises
+        ------
+        InputError
+            With the reason, and what to give instead.
+        """
+        check_possible(self.spec.check, self.spec.problem)
+        self.spec.refuse(self.out, self.replaces)
+        if self.folder.exists() and not self.overwrite:
+            refuse_changes(self.folder, self.spec, self.choices.blocks, self.plan)
 
     def run(self, asked: Json) -> Summary:
         """Plan, and compute the missing units. After a full memory, repeat with a smaller plan.
@@ -151,10 +174,8 @@ class Job:
             Description of the files of A, B and C0 when the call began.
         """
         folder, spec = self.folder, self.spec
-        spec.refuse(self.out, self.replaces)
+        self.refuse()
         with ExitStack() as stack:
-            if folder.exists() and not self.overwrite:
-                refuse_changes(folder, spec, self.choices.blocks, self.plan)
             client = computing(self.keywords.get("client"))
             if client is None:
                 connect = self.keywords.get("connect") or partial(clusters.local, self.choices.device)
@@ -189,3 +210,73 @@ class Job:
                 f"{plan.cluster.device}, whose bits differ: use the same kind, or start over with --overwrite"
             )
         return plan
+
+
+def preflight(
+    a: str, b: str, out: str, *, choices: Choices, overwrite: bool = False, check: Check = "freivalds",
+    run_seconds: float | None = None, **product: Any,
+) -> Iterator[str]:  # fmt: skip
+    """Check a call of `distmm.multiply` before the job is submitted. Nothing is written.
+
+    URLs are not opened, because this machine may not have access to them.
+
+    Parameters
+    ----------
+    a, b, out, overwrite, check
+        As in `distmm.multiply`. Paths must be valid on this machine, too.
+    choices : Choices
+        Blocks, plan, precision and kernel. Without `hardware`, the workers that will be requested, the fit in memory is
+        not checked.
+    run_seconds : float, optional
+        Seconds after which a run is stopped.
+    **product
+        transa and transb, as in `distmm.multiply`.
+
+    Yields
+    ------
+    str
+        A check that was skipped, and why.
+
+    Raises
+    ------
+    InputError, DoesNotFitError
+        As in `distmm.multiply`. Also if C is already complete, or if another process works on it.
+    """
+    remote = [f"{name} ({path})" for name, path in (("A", a), ("B", b), ("C", out)) if "://" in path]
+    if remote:
+        yield f"{' and '.join(remote)}: behind a URL"
+    folder = None if "://" in out else Folder.of(out)
+    if folder is not None:
+        check_output(out, overwrite)
+        _refuse_folder(folder)
+    if "://" in a or "://" in b:
+        return
+    spec = Spec.of(a, b, None, precision=choices.precision, kernel=choices.kernel, check=check, **product)
+    job, manifest = Job(out, spec, choices, overwrite, overwrite, {}), None
+    if folder is not None:
+        if job.complete() is not None:
+            raise InputError(
+                f"{folder.target}: is already the complete result of the same product: there is nothing to do; "
+                f"overwrite (product.overwrite = true) computes it again"
+            )
+        job.refuse()
+        if folder.exists() and not overwrite:
+            manifest = read_manifest(folder)
+        else:
+            Output.reserve(folder.target, spec.contents.nbytes, overwrite)
+    if choices.hardware is None:
+        yield "whether it fits: the machines are not known"
+        return
+    asked = planning.request(spec, "auto", choices.blocks, manifest, job.plan, run_seconds, choices.hardware)
+    made = plan_for(asked, None)
+    made.validate()
+    made.validate_run()
+
+
+def _refuse_folder(folder: Folder) -> None:
+    """Refuse an output if its folder is missing or read-only, or if another process works on it."""
+    check_folder(folder.target, os.path.dirname(folder.target))
+    if os.path.isdir(folder.path):
+        check_folder(folder.target, folder.path)
+        if (owner := holder(folder.path)) is not None:
+            owner.refuse(folder.path)

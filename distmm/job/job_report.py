@@ -30,13 +30,8 @@ def of_run(client: Client, folder: Folder, made: Computation, manifest: Json) ->
         Lock.check(folder.path, made.job)
     except (InputError, OSError):  # the run itself fails with the same error
         return
-    retired = [
-        ("removed", f"worker {one['worker']} of {one['host']}, {one['wrong']} of whose blocks were wrong")
-        for one in made.faulty.retired
-    ]
     rows = [
         ("blocks", f"{made.written} written in this run, {len(made.rejected)} rejected and computed again"),
-        *retired,
         ("largest error", "not measured" if made.residual is None else of_tolerance(made.residual)),
         ("certificate", folder.certificate if made.writer.judge.tolerance is not None else "blocks were not checked"),
     ]

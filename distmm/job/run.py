@@ -207,7 +207,6 @@ class Run:
         finally:
             if computation.rejected:
                 manifest["rejected"] += len(computation.rejected)
-                manifest.setdefault("retired", []).extend(computation.faulty.retired)
                 Lock.check(folder.path, self.lock.token)
                 write_manifest(folder, manifest)
             job_report.of_run(client, folder, computation, manifest)

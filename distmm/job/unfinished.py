@@ -65,22 +65,25 @@ def no_progress(stopped: DistmmError, spec: Spec, plan: Plan) -> InputError:
     )
 
 
-def changed_text(record: Json) -> str:
-    """Return a text on a block that has changed in the memory of a worker."""
+def rejected_text(record: Json) -> str:
+    """Return a text on a block that is not written, and on the worker where it failed its check, or was changed."""
+    block = f"C[{record['i']}, {record['j']}] is not written"
+    if "changed" not in record:
+        return f"{block}: it failed its check on worker {record['worker']} of {record['host']}"
     where = record["changed"]
     return (
-        f"C[{record['i']}, {record['j']}] is not written: {where['block']} changed in the memory of worker "
-        f"{where['worker']} of {where['host']} after it was {where['since']}"
+        f"{block}: {where['block']} changed in the memory of worker {where['worker']} of {where['host']} after it was "
+        f"{where['since']}"
     )
 
 
 def wrong_text(record: Json, before: Json | None) -> str:
     """Return the message for a block that is wrong in all attempts. `before` is an attempt with the same bits."""
-    residual = record["residual"]
+    residual, attempts = record["residual"], f"after {record['attempt'] + 1} attempts"
     if "changed" in record:
-        return f"{changed_text(record)}, after {record['attempt'] + 1} attempts: check the memory of that worker's host"
+        return f"{rejected_text(record)}, {attempts}: check the memory of that worker's host"
     error = "differs" if residual is None else f"is off by {residual:.2g} times the tolerance for rounding"
-    attempts, cause = f"after {record['attempt'] + 1} attempts", "A kernel or a bound is wrong"
+    cause = "A kernel or a bound is wrong"
     if before is not None and before["worker"] != record["worker"]:
         attempts = f"with the same bits on worker {before['worker']} of {before['host']}"
     elif before is not None:

@@ -81,10 +81,7 @@ class Writer:
         found = {unit: self._judged(unit, *each) for unit, each in units.items()}
         right = {unit: record for unit, record in found.items() if "written" not in record}
         arrays = {unit: self.judge.arrays(unit[0], units[unit][1]) for unit in right}
-        before = {one["j"] for one in self.judge.rejected}
-        for unit, record in self._written(arrays, right).items():
-            found[unit] = {**record, "again": [one for one in units[unit][0] if one["j"] in before]}
-        return list(found.values())
+        return list({**found, **self._written(arrays, right)}.values())
 
     def _judged(self, unit: Unit, records: list[Json], kept: Any) -> Json:
         """Return the record of a unit by those of its blocks. It has ``"written"`` if a block was wrong."""

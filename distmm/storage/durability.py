@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from distmm.errors import InputError
 
@@ -179,8 +179,9 @@ def _name(draft: str, path: str) -> None:
 
 def exchange(one: str, other: str) -> bool:
     """Exchange two names atomically. Return False, and change nothing, if the system or file system cannot."""
-    rename = _renameat2()
-    if rename is None:
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:  # another system than Linux
         return False
     if rename(AT_FDCWD, os.fsencode(one), AT_FDCWD, os.fsencode(other), RENAME_EXCHANGE) == 0:
         return True
@@ -196,15 +197,3 @@ def remove(path: str) -> None:
         shutil.rmtree(path)
     else:
         os.unlink(path)
-
-
-@cache
-def _renameat2() -> Any:
-    """Return the C library's `renameat2`. None if it has none."""
-    try:
-        function = ctypes.CDLL(None, use_errno=True).renameat2
-    except (AttributeError, OSError):
-        return None
-    function.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
-    function.restype = ctypes.c_int
-    return function

@@ -16,8 +16,9 @@ from typer.testing import CliRunner
 from distmm import job as jobs
 from distmm.cli.app import app
 from distmm.errors import Stopped
+from distmm.job.job import preflight
 from distmm.job.lock import locked
-from distmm.job.preflight import preflight
+from distmm.product.choices import Choices
 from tests.tables import later
 
 JOB = """\
@@ -137,7 +138,7 @@ def test_a_job_that_was_stopped_goes_on_and_refuses_other_inputs(client: Client,
 
 
 def test_what_lies_behind_a_url_is_said_to_be_unchecked_and_nothing_is_asked_there() -> None:
-    (said,) = preflight("s3://bucket/A.zarr", "B.npy", "s3://bucket/C.zarr")
+    (said,) = preflight("s3://bucket/A.zarr", "B.npy", "s3://bucket/C.zarr", choices=Choices())
     assert said == "A (s3://bucket/A.zarr) and C (s3://bucket/C.zarr): behind a URL"
 
 
@@ -151,5 +152,5 @@ def test_gpus_of_a_model_are_planned_for_and_others_are_said_to_be_unknown(here:
     assert known is not None
     assert (known.workers, known.model) == (8, "H200")
     assert _machines(jobfile.load(here / "job.toml", ["workers.device=gpu"])) is None
-    (said,) = preflight("A.npy", "B.zarr", "out/C.zarr")
+    (said,) = preflight("A.npy", "B.zarr", "out/C.zarr", choices=Choices())
     assert said == "whether it fits: the machines are not known"
