@@ -108,7 +108,7 @@ def stands_out(rows: np.ndarray, rounding: np.ndarray | None = None, above: floa
     out = rows > 1
     usual = _usual(rows, out)
     far = (rows > above * usual) & (usual > 0)
-    if rounding is not None:
+    if rounding is not None and far.any():
         relative = rows / np.maximum(rounding, np.finfo(float).tiny)
         far &= (relative > above * _usual(relative, out)) & (rows > 2 / SIGMAS * rounding)
     return np.asarray(out | far)

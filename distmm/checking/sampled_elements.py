@@ -79,17 +79,16 @@ def level(
     at, keep = np.unique(sample.columns[position], return_index=True)
     own = position * EDGE + keep
     given = lines(block, sample.rows, at).astype(tolerance.work)
-    names = "terms", "groups", "spread", "cut", "coarse"
-    mine = {name: np.sum([part[name][:, own] for part in sample.parts], axis=0) for name in names}
+    mine = {name: figure[..., own] for name, figure in sample.figures.items()}
     with np.errstate(invalid="ignore", over="ignore", under="ignore", divide="ignore"):
-        whole = np.stack([part["sums"][:, own] for part in sample.parts])
+        whole = mine["sums"]
         product = whole[0] if len(whole) == 1 else (whole[0] - whole[1]) + 1j * (whole[2] + whole[3])
         truth, size = alpha * product, abs(alpha) * abs(whole).sum(axis=0)
         if added is not None:
             before = beta * lines(added, sample.rows, at).astype(tolerance.work)
             truth, size = truth + before, size + abs(before)
         # Complex products by three real products first add real and imaginary parts, which doubles the sums.
-        walk = sample.squares((slice(None), own)).sum(axis=0) * (1 if len(whole) == 1 else 4)
+        walk = mine["squares"].sum(axis=0) * (1 if len(whole) == 1 else 4)
         walk *= (tolerance.u * sample.dependence[position]) ** 2
         halves = HALVES**2 * ((whole**2).sum(axis=0) + mine["terms"] + mine["groups"]) + COARSE**2 * mine["coarse"]
         rounding = (tolerance.u_out * abs(truth)) ** 2 + (4 * tolerance.u * size) ** 2

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -59,25 +58,30 @@ class Sample:
     groups: int  # number of groups so far
     parts: tuple[Part, ...]
 
-    def squares(self, at: tuple[Any, ...]) -> np.ndarray:
-        """Return the sums of squares of the partial sums of each part, in the worse of ascending and descending order.
+    @cached_property
+    def figures(self) -> Part:
+        """The figures that tell the error of elements, for all blocks of a row of C.
 
-        `at` is an index of the figures: those of one block, because a row of C has many.
+        These are the sums and the sums of squares of the partial sums, in the worse of ascending and descending order,
+        of each part, and other figures of all parts together.
         """
-        names = "sums", "totals", "squares"
-        sums, totals, squares = (np.stack([part[name][at] for part in self.parts]) for name in names)
-        left = GROUP * sums * (self.groups * sums - 2 * totals)
-        return np.asarray(np.maximum(squares, squares + left))
+        names = "sums", "totals", "squares", "terms", "groups", "spread", "cut", "coarse"
+        with np.errstate(invalid="ignore", over="ignore"):
+            sums, totals, squares, *others = (np.stack([part[name] for part in self.parts]) for name in names)
+            left = GROUP * sums * (self.groups * sums - 2 * totals)
+            squares = np.maximum(squares, squares + left)
+            together = {name: one.sum(axis=0) for name, one in zip(names[3:], others, strict=True)}
+        return {"sums": sums, "squares": squares, **together}
 
     @cached_property
     def dependence(self) -> np.ndarray:
         """The factors of L (`sampled_elements`) of the blocks, for dependent roundings. They are 1 for most data."""
         chain = np.stack([part["chain"] for part in self.parts])
         pairs = np.arange(chain.shape[1])[:, None]
-        at = pairs, pairs + EDGE * np.arange(chain.shape[2])
+        at = slice(None), pairs, pairs + EDGE * np.arange(chain.shape[2])
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            error = chain - np.stack([part["sums"][at] for part in self.parts])
-            bound = 2.0**-48 * self.squares(at)  # u of float32 is 2^-24
+            error = chain - self.figures["sums"][at]
+            bound = 2.0**-48 * self.figures["squares"][at]  # u of float32 is 2^-24
             ratio = error**2 / bound
         known = np.isfinite(error) & np.isfinite(bound) & (bound > 0)
         mean = np.where(known, ratio, 0.0).sum(axis=(0, 1)) / np.maximum(1, known.sum(axis=(0, 1)))
