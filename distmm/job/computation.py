@@ -16,9 +16,9 @@ import dask.array as da
 from distributed import Client, Future, Scheduler
 
 from distmm.errors import DistmmError, Stopped, WrongResultError
-from distmm.job.entries import Entries
 from distmm.job.folder import Json
 from distmm.job.inputs import Seen
+from distmm.job.reduction import Entries
 from distmm.job.spec import Spec
 from distmm.job.stop import Stop
 from distmm.job.target import Unit

@@ -1,14 +1,21 @@
-"""The reductions of jobs: the best k elements of each row of C, or the elements above a threshold."""
+"""The reductions of jobs: the best k elements of each row of C, or the elements above a threshold.
+
+A threshold has a limit on the elements that it keeps: the job ends before the disk is full (`Entries`).
+"""
 
 from __future__ import annotations
 
+import math
+import os
+import shutil
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import ml_dtypes
 import numpy as np
 
-from distmm.errors import InputError
+from distmm.errors import DoesNotFitError, InputError
+from distmm.job.folder import Folder, Json
 from distmm.planning.plan import Plan
 from distmm.planning.problem import accumulator_dtype
 from distmm.product.operand import Operand
@@ -20,6 +27,9 @@ from distmm.worker.tasks.reductions import Largest
 # Bytes that a threshold may always keep of a block, and of a row of blocks, even if these are small. A job has the kept
 # elements of one row of waves in memory, and not those of all of C.
 ALWAYS, ALWAYS_OF_ROW = 16 << 20, 64 << 20
+
+# Share of the free disk that finished block rows may take by default. The result needs as much again.
+MOST = 0.4
 
 # A row of blocks may keep this multiple of what one block may keep. For large blocks that is half a block's bytes.
 ROW = 2
@@ -62,7 +72,7 @@ class _OfRows:
         types = self.arrays(c)
         return {name: np.ascontiguousarray(one, types[name].newbyteorder("<")) for name, one in found.items()}
 
-    def json(self) -> dict[str, Any]:
+    def json(self) -> Json:
         """Describe it for the manifest."""
         return {"kind": self.kind, **vars(self)}
 
@@ -182,3 +192,74 @@ def from_json(content: Any) -> Reduction | None:
         case {"kind": "threshold", "t": int() | float() as t, "metric": None | str() as metric}:
             return Threshold(t, metric)  # type: ignore[arg-type]
     raise InputError(f"{str(content)[:60]} is not a reduction that this version of distmm supports")
+
+
+@dataclass
+class Entries:
+    """Counts the kept elements of finished block rows.
+
+    Attributes
+    ----------
+    plan : Plan
+    most : float
+        Number of elements that may be kept. Infinity without a threshold.
+    count, seen : int
+        Number of elements kept so far, and number of elements of C examined so far.
+    """
+
+    plan: Plan
+    most: float = math.inf
+    count: int = 0
+    seen: int = 0
+
+    @classmethod
+    def of(cls, reduction: Reduction | None, c: np.dtype[Any], plan: Plan, folder: Folder, most: int | None) -> Self:
+        """Return the counter of a job with the caller's limit `most`, or as many elements as fit on the free disk."""
+        if not isinstance(reduction, Threshold):
+            return cls(plan)
+        if most is None:
+            used = sum(entry.stat().st_size for entry in os.scandir(folder.rows))
+            free = shutil.disk_usage(folder.path).free + used
+            most = int(free * MOST) // bytes_of_entry(reduction.dtype(c))
+        return cls(plan, most)
+
+    def take(self, record: Json) -> None:
+        """Count a finished block row.
+
+        Raises
+        ------
+        DoesNotFitError
+            If more than `most` elements are kept.
+        """
+        if self.most == math.inf:
+            return
+        self._count(record, record["count"])
+        if self.count > self.most:
+            raise self._error(
+                f"and at most {int(self.most):,} may be kept: choose a stricter threshold, or continue with a higher "
+                f"limit"
+            )
+
+    def refuse(self, record: Json) -> None:
+        """End the job because a block row has more elements than fit into the planned memory of a worker.
+
+        Raises
+        ------
+        DoesNotFitError
+            Always.
+        """
+        self._count(record, record["too_many"])
+        raise self._error(
+            f"and block row {record['i']} alone {record['too_many']:,}, more than fit into a worker's memory: choose "
+            f"a stricter threshold, or compute all of C with distmm.multiply"
+        )
+
+    def _count(self, record: Json, count: int) -> None:
+        self.count += count
+        self.seen += self.plan.blocking.m[record["i"]] * self.plan.problem.n
+
+    def _error(self, why: str) -> DoesNotFitError:
+        whole = math.prod(self.plan.problem.shape)
+        return DoesNotFitError(
+            f"the threshold keeps {self.count:,} of the {self.seen:,} elements seen so far, of {whole:,}, {why}"
+        )

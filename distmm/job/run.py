@@ -13,21 +13,20 @@ from distributed import Client
 from distmm.checking.verdict import Verdict
 from distmm.clusters import view
 from distmm.errors import DistmmError, InputError, Stopped, UndecidedError, WrongResultError
-from distmm.job import job_report
 from distmm.job.certificate import certificate
 from distmm.job.commit import FinishedUnits, finish, refuse_another_draft
 from distmm.job.computation import Computation, tell_failure
-from distmm.job.entries import Entries
 from distmm.job.folder import Json
 from distmm.job.inputs import Inputs, orders
 from distmm.job.judge import Judge
 from distmm.job.lock import Lock, locked
 from distmm.job.manifest import add_run, new_manifest, recorded_end, refuse_changes, run_of, write_manifest
 from distmm.job.records import read_manifest
+from distmm.job.reduction import Entries
 from distmm.job.sampled_rows import check_sample
 from distmm.job.spec import differences
 from distmm.job.stop import Stop
-from distmm.job.summary import Made, Summary
+from distmm.job.summary import Made, Summary, save_report, write_report
 from distmm.job.target import Target
 from distmm.job.unfinished import explained, no_progress, without_progress
 from distmm.job.writer import Writer
@@ -159,7 +158,7 @@ class Run:
         except (DistmmError, OSError) as error:
             tell_failure(client, self.lock.token, error)
             if isinstance(error, WrongResultError):  # after other errors another job may have taken over the output
-                job_report.write(client, self.folder, self.lock.token, self.manifest["runs"])
+                save_report(client, self.folder, self.lock.token, self.manifest["runs"])
             raise
 
     @property
@@ -184,7 +183,7 @@ class Run:
             orders(spec, plan.cluster.device),
         )  # fmt: skip
         writer = Writer(folder, CountedRun(self.lock.token), target, judge)
-        entries = Entries.of(spec, plan, folder, manifest["most"])
+        entries = Entries.of(spec.reduction, spec.dtype, plan, folder, manifest["most"])
         progress = self.job.keywords.get("progress")
         computation = Computation(client, spec, plan, writer, self.stop, progress, entries, self.note)
         for marker in done.values():
@@ -209,7 +208,7 @@ class Run:
                 manifest["rejected"] += len(computation.rejected)
                 Lock.check(folder.path, self.lock.token)
                 write_manifest(folder, manifest)
-            job_report.of_run(client, folder, computation, manifest)
+            write_report(client, folder, computation, manifest)
         seconds = time.perf_counter() - started
         figures = telemetry.figures(client, computation.job)  # after the report, for which all workers were asked
         moved = 0 if figures is None else figures.moved

@@ -11,15 +11,13 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass
-from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import dask
 import numpy as np
 from distributed import Client
 
 from distmm.checking.verdict import Verdict, of_tolerance
-from distmm.errors import InputError
 from distmm.job.folder import Json
 from distmm.job.reduction import Reduction, TopK
 from distmm.job.spec import Spec
@@ -40,8 +38,7 @@ COLUMNS = 1 << 13, 1 << 17
 PIECE = 64 << 20
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """The worst error that a task found in some columns.
 
     Attributes
@@ -54,13 +51,9 @@ class Found:
         Number of elements that cannot be compared: inf or NaN.
     """
 
-    ratio: float = 0.0
-    message: str = ""
-    unknown: int = 0
-
-    def __or__(self, other: Found) -> Found:
-        worst = self if self.ratio >= other.ratio else other
-        return Found(worst.ratio, worst.message, self.unknown + other.unknown)
+    ratio: float
+    message: str
+    unknown: int
 
 
 @dataclass(frozen=True)
@@ -140,7 +133,7 @@ class _Columns:
         spread, squares = np.zeros(truth.shape), np.zeros(width)
         few = max(1, PIECE // max(1, width * work.itemsize))
         for panel in _cut(self.b.shape[0], (self.b.storage_chunk or (1, 1))[0], few):
-            block = _region(self.b, panel, columns)
+            block = self.b.region(panel, columns)
             for part in _cut(len(block), 1, few):
                 left, right = self.left[:, panel][:, part], block[part].astype(work)
                 truth += left @ right
@@ -197,7 +190,7 @@ def check_sample(client: Client | None, spec: Spec, path: str, content: Json, se
     given, problem = _given(spec, path, content, chosen, n)
     if problem is not None:
         return Verdict("wrong", math.inf, problem)
-    left = np.concatenate([_region(spec.a, slice(row, row + 1), slice(0, k)) for row in chosen.tolist()])
+    left = np.concatenate([spec.a.region(slice(row, row + 1), slice(0, k)) for row in chosen.tolist()])
     check = _Columns(tuple(chosen.tolist()), left.astype(tolerance.work), given, spec.b, spec.reduction, tolerance)
     width = (spec.b.storage_chunk or (1, 1))[1]
     regions = _cut(n, min(width, COLUMNS[1]), COLUMNS[0])
@@ -208,14 +201,14 @@ def check_sample(client: Client | None, spec: Spec, path: str, content: Json, se
         with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 TB"}):
             sent = client.submit(lambda: check, pure=False)
         found = client.gather(client.map(operator.call, [sent] * len(regions), regions, pure=False, batch_size=1000))
-    whole = reduce(operator.or_, found, Found())
+    worst, unknown = max(found, default=Found(0.0, "", 0)), sum(one.unknown for one in found)
     about = f"{len(chosen)} of {m} rows, chosen at random and computed again over all columns"
-    if whole.ratio > 1:
-        return Verdict("wrong", whole.ratio, f"the result is not that of A and B: among {about}, {whole.message}")
-    if whole.unknown:
-        what = f"{whole.unknown} elements of {about}, are inf or NaN and cannot be compared; the others are right"
-        return Verdict("cannot tell", whole.ratio, what)
-    return Verdict("right", whole.ratio, f"{about}, are right, the largest error is {of_tolerance(whole.ratio)}")
+    if worst.ratio > 1:
+        return Verdict("wrong", worst.ratio, f"the result is not that of A and B: among {about}, {worst.message}")
+    if unknown:
+        what = f"{unknown} elements of {about}, are inf or NaN and cannot be compared; the others are right"
+        return Verdict("cannot tell", worst.ratio, what)
+    return Verdict("right", worst.ratio, f"{about}, are right, the largest error is {of_tolerance(worst.ratio)}")
 
 
 def _cut(size: int, chunk: int, least: int) -> list[slice]:
@@ -262,11 +255,3 @@ def _misformed(row: int, own: np.ndarray, values: np.ndarray, n: int, reduction:
     with np.errstate(over="ignore"):  # a threshold beyond the type of the values is infinite
         beyond = values > reduction.t if reduction.metric == "euclidean" else values < reduction.t
     return f"row {row} has values beyond the threshold" if beyond.any() else None
-
-
-def _region(operand: Operand, rows: slice, columns: slice) -> np.ndarray:
-    """Read a region of an operand."""
-    try:
-        return np.asarray(operand.region(rows, columns))
-    except OSError as error:
-        raise InputError(f"{operand.name} cannot be read: {error}") from error

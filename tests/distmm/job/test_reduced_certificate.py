@@ -179,14 +179,14 @@ def test_what_is_computed_again_reads_each_chunk_of_b_once(
 ) -> None:
     """Chunks are 10 x 32 elements. The third case takes parts of chunks, as if they were very wide."""
     regions: list[tuple[slice, slice]] = []
-    region = sampled_rows._region
+    region = Operand.region
 
     def noted(operand: Operand, *at: slice) -> np.ndarray:
         if operand.name == "B":
             regions.append((at[0], at[1]))
         return region(operand, *at)
 
-    monkeypatch.setattr(sampled_rows, "_region", noted)
+    monkeypatch.setattr(Operand, "region", noted)
     monkeypatch.setattr(sampled_rows, "COLUMNS", columns)
     monkeypatch.setattr(sampled_rows, "PIECE", 3 * 8 * width)
     assert job.recheck("topk.zarr").outcome == "right"

@@ -16,7 +16,7 @@ from distributed import Client
 from distmm import job
 from distmm.errors import DoesNotFitError, InputError
 from distmm.job import planning, reduction
-from distmm.job.entries import Entries
+from distmm.job.reduction import Entries
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
@@ -118,7 +118,7 @@ def test_the_default_limit_of_a_threshold_follows_the_free_disk(
         take(self, record)
 
     monkeypatch.setattr(Entries, "take", noted)
-    monkeypatch.setattr("distmm.job.entries.shutil.disk_usage", lambda path: type("Usage", (), {"free": 10_000_000}))
+    monkeypatch.setattr("distmm.job.reduction.shutil.disk_usage", lambda path: type("Usage", (), {"free": 10_000_000}))
     threshold(client)
     assert set(seen) == {4_000_000 // 20}
 
