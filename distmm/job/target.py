@@ -22,7 +22,7 @@ from distmm.errors import InputError
 from distmm.job.folder import Folder, Json
 from distmm.planning.blocks import slices
 from distmm.storage import fsync
-from distmm.storage.durability import fsync_tree, published, remove
+from distmm.storage.durability import fsync_tree, published, remove, write_all
 from distmm.storage.output import Block, Region, TargetArray
 
 Unit = tuple[int, int]
@@ -98,7 +98,7 @@ class Pieces(TargetArray):
         parts = {self.file(rows): values for rows, _, values in blocks}
         with published(list(parts), self.output.draft) as files:
             for file, values in zip(files, parts.values(), strict=True):
-                file.write(values.view(np.uint8).data)
+                write_all(file, values.view(np.uint8))
 
     def written(self) -> Pieces:
         """Return the parts themselves, which are read one at a time."""

@@ -21,14 +21,14 @@ from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from io import FileIO
-from typing import Any, BinaryIO, Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from distmm import units
 from distmm.errors import InputError
-from distmm.storage.durability import fsync
+from distmm.storage.durability import fsync, write_all
 from distmm.storage.matrix import FileMatrix, check_dtype, stripes
 from distmm.storage.output import Block, Region, TargetArray
 from distmm.storage.regular_files import check_regular
@@ -188,15 +188,14 @@ def _scatter(file: FileIO, start: int, lines: list[Any]) -> None:
             lines[first] = lines[first][count:]
 
 
-def write_rows(file: BinaryIO, offset: int, width: int, row: int, column: int, block: NDArray[Any]) -> None:
+def write_rows(file: FileIO, offset: int, width: int, row: int, column: int, block: NDArray[Any]) -> None:
     """Write a block into a matrix in C order in a file. The parameters are those of `read_into`.
 
     It uses writes, and not a memory map, so that a full disk raises OSError.
     """
     block = np.ascontiguousarray(block)
     for i, line in enumerate([block] if block.shape[1] == width else block):
-        file.seek(offset + ((row + i) * width + column) * block.itemsize)
-        file.write(line.reshape(-1).view(np.uint8).data)
+        write_all(file, line.reshape(-1).view(np.uint8), offset + ((row + i) * width + column) * block.itemsize)
 
 
 @dataclass(frozen=True)
@@ -243,7 +242,7 @@ class FlatTarget(TargetArray):
         fsync(os.path.dirname(self.output.draft))
 
     def _write(self, blocks: Sequence[Block]) -> None:
-        with open(self.output.draft, "r+b") as file:
+        with open(self.output.draft, "r+b", buffering=0) as file:
             for rows, cols, block in blocks:
                 write_rows(file, self.offset, self.shape[1], rows.start, cols.start, block)
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 from distmm.errors import InputError
-from distmm.storage.durability import fsync, published, remove
+from distmm.storage.durability import fsync, published, remove, write_all
 from distmm.storage.object_store import ObjectFolder, is_url
 
 # Name of an owner's subfolder: a token of `distmm.job.lock`.
@@ -62,7 +62,7 @@ class Disk:
         folder = os.path.dirname(next(iter(contents)))
         with published(list(contents), drafts or folder, replace=True) as files:
             for file, content in zip(files, contents.values(), strict=True):
-                file.write(content)
+                write_all(file, content)
         fsync(folder)
 
     def create(self, path: str, content: bytes) -> None:
