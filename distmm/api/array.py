@@ -7,7 +7,7 @@ from typing import Any, Unpack
 from distmm.errors import InputError
 from distmm.product.choices import BlockKeywords, Choices, takes
 from distmm.product.operand import Operand, wrap
-from distmm.product.operand_pair import check_pair, with_itself
+from distmm.product.operand_pair import check_pair, symmetry_of, with_itself
 from distmm.product.out_target import is_written
 from distmm.product.product import Gemm
 from distmm.product.scalars import check_flags, check_scalars
@@ -169,8 +169,9 @@ def gemm(
     a, b = wrap(A, "A", transa), wrap(B, "B", transb)
     check_pair(a, b)
     check_scalars(alpha=alpha, beta=beta)
-    product = Gemm.of(a, b, alpha=alpha, beta=beta, c=_addend(beta, C))
-    return product.array(Choices.of(now=is_written(out), **choices), out)
+    c, chosen = _addend(beta, C), Choices.of(now=is_written(out), **choices)
+    symmetry = symmetry_of(a, b, chosen) if c is None else None
+    return Gemm.of(a, b, alpha=alpha, beta=beta, c=c, symmetry=symmetry).array(chosen, out)
 
 
 def _addend(beta: complex, C: Any) -> Operand | None:

@@ -8,7 +8,7 @@ from distmm.clusters.hardware import Hardware
 from distmm.errors import InputError
 from distmm.planning.plan import Plan
 from distmm.product.choices import BlockKeywords, Choices, takes
-from distmm.product.operand_pair import pair
+from distmm.product.operand_pair import pair, symmetry_of
 from distmm.product.out_target import elements_of
 from distmm.product.product import Gemm
 from distmm.product.scalars import check_flags
@@ -80,9 +80,10 @@ def plan(
     """
     check_flags(hermitian=hermitian)
     a, b, symmetry = pair(A, B, transa, transb, hermitian)
-    product = Gemm.of(a, b, symmetry=symmetry)
     _check_hardware(cluster, choices.get("client"), choices.get("device"))
-    return product.plan(Choices.of(hardware=cluster, symmetric=B is None, **choices), elements_of(out))
+    chosen = Choices.of(hardware=cluster, symmetric=B is None, **choices)
+    product = Gemm.of(a, b, symmetry=symmetry or symmetry_of(a, b, chosen))
+    return product.plan(chosen, elements_of(out))
 
 
 def _check_hardware(hardware: Any, client: Any, device: str | None) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from distmm.errors import InputError
+from distmm.planning.plan import Plan
 from distmm.planning.problem import Symmetry
+from distmm.product.choices import Choices
 from distmm.product.operand import Operand, wrap
 
 
@@ -79,3 +81,27 @@ def pair(
     a, b = wrap(A, names[0], transa), wrap(B, names[1], transb)
     check_pair(a, b)
     return a, b, None
+
+
+def symmetry_of(a: Operand, b: Operand, choices: Choices) -> Symmetry | None:
+    """Return "symmetric" for Dask's ``X.T @ X`` and ``X @ X.T`` on GPUs if C is one block, as for a tall X.
+
+    Such products take half of the operations, which NumPy finds out by itself on CPUs. Not if the caller has chosen
+    blocks, which need not be alike along m and n, and not with `reproducible`: the product of other arrays with the
+    same elements would have other bits.
+    """
+    planned = choices.plan.problem.symmetry if isinstance(choices.plan, Plan) else choices.plan is None
+    if not planned or choices.blocks is not None or choices.reproducible or a.kind != "cupy":
+        return None
+    if a.chunks is None or b.chunks is None or len(a.shape) != 2 or len(b.shape) != 2 or len(a.chunks[0]) > 1:
+        return None
+    (of_a, a_turned), (of_b, b_turned) = _matrix(a), _matrix(b)
+    return "symmetric" if of_a == of_b and a_turned != b_turned else None
+
+
+def _matrix(operand: Operand) -> tuple[str, bool]:
+    """Return the name of the Dask array that an operand, a matrix, is or transposes, and which of them it is."""
+    from distmm.graph.dask_tasks import transposed  # late: only Dask's arrays need it, whose import takes a second
+
+    inner = transposed(operand.source)
+    return (operand.source.name, operand.transposed) if inner is None else (inner.name, not operand.transposed)

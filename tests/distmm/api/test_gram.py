@@ -24,6 +24,9 @@ from distmm.planning.grid_layout import GridLayout
 from distmm.planning.problem import Problem, Symmetry
 from distmm.planning.schedule import Schedule
 from distmm.planning.search import make_plan
+from distmm.product.choices import Choices
+from distmm.product.operand import wrap
+from distmm.product.operand_pair import symmetry_of
 from distmm_kernels.symmetric import DIAGONAL_TILE
 from tests.distmm.api.symmetric import mirrored, sample, truth
 from tests.tables import later, number_of
@@ -285,3 +288,45 @@ def test_each_block_is_read_once(trans: bool, scheduler: str) -> None:
     np.testing.assert_allclose(c, truth(a.values, trans))
     assert set(a.regions.values()) == {1}
     assert len(a.regions) == (20 // 4) * -(-12 // 5) if trans else (20 // 5) * (12 // 4)
+
+
+def test_a_tall_matrix_on_gpus_times_its_transpose_is_a_symmetric_product() -> None:
+    def found(a: da.Array, b: da.Array, transa: bool = False, **choices: Any) -> Symmetry | None:
+        left, right = (replace(x, kind="cupy") for x in (wrap(a, "A", transa), wrap(b, "B")))
+        return symmetry_of(left, right, Choices.of(**choices))
+
+    tall, wide = da.ones((60, 8), chunks=(10, 8)), da.ones((8, 60), chunks=(8, 10))
+    square = da.ones((8, 8), chunks=8)
+    assert found(tall.T, tall) == found(wide, wide.T) == found(tall, tall, transa=True) == "symmetric"
+    assert symmetry_of(wrap(tall.T, "A"), wrap(tall, "B"), Choices.of()) is None  # NumPy finds that out by itself
+    others = {
+        "blocks of one's own": found(tall.T, tall, blocks=(4, 10, 8)),
+        "a plan's text": found(tall.T, tall, plan="g1x1x1 b8x10x8 p1 w1 l2"),
+        "a plan that is not": found(tall.T, tall, plan=distmm.plan(tall.T, tall)),
+        "reproducible bits": found(tall.T, tall, reproducible=True),
+        "several blocks of C": found(tall, tall.T),
+        "another array": found(tall.T, tall + 1),
+        "itself": found(square, square),
+        "both transposed": found(square.T, square.T),
+        "a vector": found(tall[:, 0], tall),
+    }
+    assert others == dict.fromkeys(others)
+    assert found(tall.T, tall, plan=distmm.plan(tall.T)) == "symmetric"
+
+
+@pytest.mark.gpu
+def test_a_tall_cupy_array_times_its_transpose_is_its_gram_matrix() -> None:
+    import cupy
+
+    x = np.random.default_rng(2).integers(-4, 5, (600, 40)).astype("f4")
+    tall = da.from_array(x, chunks=(100, 40)).map_blocks(cupy.asarray)
+    plan = distmm.plan(tall.T, tall)
+    assert plan.problem.symmetry == "symmetric"
+    for c in (
+        distmm.matmul(tall.T, tall),
+        distmm.matmul(tall.T, tall, plan=plan),
+        distmm.gemm(2, tall, tall, transa=True) / 2,
+    ):
+        np.testing.assert_array_equal(c.compute().get(), x.T @ x)
+    added = distmm.gemm(1, tall.T, tall, 1, cupy.arange(1600, dtype="f4").reshape(40, 40)).compute()
+    np.testing.assert_array_equal(added.get(), x.T @ x + np.arange(1600, dtype="f4").reshape(40, 40))
