@@ -218,8 +218,7 @@ def _close_unused(device: int) -> None:
         for address in addresses:
             if address in _unused:  # no other thread has closed it
                 _unused.remove(address)
-                with suppress(runtime.CUDARuntimeError):  # it is closed already
-                    runtime.ipcCloseMemHandle(address)
+                runtime.ipcCloseMemHandle(address)
         _mapping.notify_all()
 
 

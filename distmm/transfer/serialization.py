@@ -8,11 +8,15 @@ too, and a task that needs a damaged one fails.
 NVLink, PCIe and InfiniBand check and repeat their packets themselves, and the memory of data-centre GPUs corrects its
 errors. So blocks that GPUs send to each other have no checksum.
 
+*Tickets.* A CuPy block for another worker of this host is sent by name (`distmm.transfer.block_tickets`), whatever the
+cluster's protocol.
+
 *Types.* Dask describes a CuPy block by CUDA's array interface, which supports only NumPy's own types. So a bfloat16
 block would arrive as untyped elements of two bytes (``|V2``).
 
-Only this module uses these private parts of Dask: ``Dispatch._lookup``, the keys of the headers, and the rule that an
-EOFError means a truncated message.
+Only this module uses these private parts of Dask: ``Dispatch._lookup``, the keys of the headers, and the rules that an
+EOFError means a truncated message, and that a block whose function for GPU memory raises NotImplementedError is sent by
+the function for host memory.
 """
 
 from __future__ import annotations
@@ -69,11 +73,20 @@ def _wrap(received: Callable[[Any], Any] | None) -> None:
     import cupy
     import distributed.protocol.cupy  # noqa: F401  registers the functions that are wrapped here
 
-    _replace(cuda_serialize, cuda_deserialize, cupy.ndarray, _with_types)
+    def between_gpus(send: Send, receive: Receive) -> tuple[Send, Receive]:
+        named, typed = _with_types(send, receive)
+
+        def refusing(x: Any) -> tuple[dict[str, Any], list[Any]]:
+            if block_tickets.leaves_gpu(x):
+                raise NotImplementedError("Dask then sends it by the next function")
+            return named(x)
+
+        return refusing, typed
 
     def through_host(send: Send, receive: Receive) -> tuple[Send, Receive]:
         return _with_tickets(*_with_sums(*_with_types(send, receive)), received)
 
+    _replace(cuda_serialize, cuda_deserialize, cupy.ndarray, between_gpus)
     _replace(dask_serialize, dask_deserialize, cupy.ndarray, through_host)
 
 

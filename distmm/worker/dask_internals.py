@@ -149,25 +149,12 @@ class _Noting:
 
 
 def run_on_worker(worker: Worker, address: str, function: Callable[..., Any], *args: Any) -> Awaitable[dict[str, Any]]:
-    """Have one other worker run a function, as `run_on_workers`."""
+    """Have another worker run a function, as ``Client.run`` does.
+
+    It sends the message ``"run"``. The reply has ``"status"`` and ``"result"``. If Dask has changed the message,
+    awaiting the reply raises.
+    """
     from distributed.protocol.pickle import dumps
 
     reply: Awaitable[dict[str, Any]] = worker.rpc(address).run(function=dumps(function), args=dumps(args))
     return reply
-
-
-def run_on_workers(
-    worker: Worker, host: str, function: Callable[..., Any], *args: Any
-) -> Awaitable[dict[str, dict[str, Any]]]:
-    """Have all workers of a host run a function, as ``Client.run`` does; asked by a worker of the same cluster.
-
-    It sends the message ``"run"`` through ``Scheduler.broadcast``. It returns an awaitable of each worker's reply, with
-    ``"status"`` and ``"result"``. If Dask has changed the message, awaiting it raises.
-    """
-    from distributed.protocol.pickle import dumps
-
-    message = {"op": "run", "function": dumps(function), "args": dumps(args)}
-    replies: Awaitable[dict[str, dict[str, Any]]] = worker.scheduler.broadcast(
-        msg=message, hosts=[host], on_error="ignore"
-    )
-    return replies

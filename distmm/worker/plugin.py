@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from distributed import Worker, WorkerPlugin
@@ -14,9 +13,7 @@ from distmm.all_workers import owns_gpu
 from distmm.transfer import drop_freed, gpu_allocations, serialization
 from distmm.worker import gpu
 from distmm.worker.dask_internals import answer_soon, profile_without_collecting, send_soon
-from distmm.worker.gpu_memory import pool_bytes
 from distmm.worker.neighbours import give_tickets, received
-from distmm.worker.peer_memory import Peers, pool_handle
 from distmm.worker.ucxx_internals import wait_for_default_stream_only
 
 logger = logging.getLogger(__name__)
@@ -37,19 +34,12 @@ class DevicePlugin(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         """Prepare a worker that has just started, or that distmm meets for the first time."""
         serialization.register(received)
-        if owns_gpu(worker) and worker.address.startswith(("tcp://", "tls://")):
-            with _optional("blocks go to other workers of this host through host memory"):
+        if owns_gpu(worker):
+            with _optional("blocks go to other workers of this host by the cluster's protocol"):
                 give_tickets(worker, self.name)
-        frees: list[Callable[[], None]] = [drop_freed, gpu_allocations.drop_idle, gpu.prepared.drop_idle]
         if worker.address.startswith(("ucx://", "ucxx://")):
             with _optional("transfers may wait for products"):
                 wait_for_default_stream_only()
-            with _optional("GPU memory of workers that die may stay in use"):
-                if pool_bytes() is not None and (handle := pool_handle()) is not None:
-                    self.peers = Peers(worker, handle)
-                    # Not awaited: a worker that is being started answers no message, not even its own.
-                    self.introduction = asyncio.create_task(self.peers.introduce(self.name))
-                    frees.append(self.peers.close_dead)
         with _optional("small products take some milliseconds more"):
             send_soon(worker)
             answer_soon()
@@ -57,8 +47,9 @@ class DevicePlugin(WorkerPlugin):
             profile_without_collecting(worker)
 
         def free() -> None:
-            for each in frees:
-                each()
+            drop_freed()
+            gpu_allocations.drop_idle()
+            gpu.prepared.drop_idle()
 
         callback = worker.periodic_callbacks["distmm-free"] = PeriodicCallback(free, FREE_MILLISECONDS)
         callback.start()  # the worker stops it

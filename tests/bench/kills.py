@@ -4,19 +4,24 @@ Workers of a local cluster die by SIGKILL at seeded random moments, one after th
 matrices are computed over and over, each time in another blocking along m and n. Every C must have the bits of the one
 that was computed in peace. One that takes longer than `--patience` seconds gets as many more in peace: where kills come
 faster than progress it finishes then ("late"), and else it hangs. The exit code is 1 for a wrong or a hung one.
+On GPUs, blocks of at least 512 x 512 go to other workers by tickets (`distmm.transfer.block_tickets`).
 With ``DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD=forkserver`` replacements come several times sooner.
 """
 
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import random
 import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Literal
 
 import dask.array as da
 import numpy as np
@@ -27,6 +32,7 @@ from distmm import clusters
 from distmm.scheduler.plugin import PlacementPlugin
 
 EDGE = 64  # of the blocks: products take a millisecond, so that most of the time something is on its way somewhere
+TICKET_EDGE = 512  # the same on GPUs: smaller blocks go through host memory
 
 
 @dataclass
@@ -51,15 +57,15 @@ class Outcome:
     slowest: float = 0.0
 
 
-def operands(size: int, delay: float, gpu: bool) -> tuple[da.Array, da.Array]:
-    """Two float32 matrices whose blocks take `delay` seconds to make, and are the same each time they are made."""
+def operands(edge: int, delay: float, gpu: bool) -> tuple[da.Array, da.Array]:
+    """Two float32 matrices of 6 x 6 blocks, which take `delay` seconds to make, and are the same each time."""
 
     def block(rows: np.ndarray, columns: np.ndarray, seed: int = 0) -> np.ndarray:
         time.sleep(delay)
         # Blockings differ along m and n, and a BLAS adds in another order for each. Whole numbers have the same sums in
         # any order. Sums over panels are rounded: each panel of A (seed 1) is multiplied by another power of two.
         rng = np.random.default_rng((seed, int(rows[0, 0]), int(columns[0, 0])))
-        exponent = (12, -12, 0)[int(columns[0, 0]) // EDGE % 3] if seed == 1 else 0
+        exponent = (12, -12, 0)[int(columns[0, 0]) // edge % 3] if seed == 1 else 0
         made: np.ndarray = (rng.integers(-8, 9, (rows.shape[0], columns.shape[1])) * 2.0**exponent).astype("f4")
         if not gpu:
             return made
@@ -67,7 +73,7 @@ def operands(size: int, delay: float, gpu: bool) -> tuple[da.Array, da.Array]:
 
         return cupy.asarray(made)  # type: ignore[no-any-return]
 
-    index = da.arange(size, chunks=EDGE)
+    index = da.arange(6 * edge, chunks=edge)
     meta = np.empty((0, 0), "f4")
     if gpu:
         import cupy
@@ -122,7 +128,7 @@ def run(
     *,
     kills: int,
     seed: int = 0,
-    size: int = 6 * EDGE,
+    edge: int = EDGE,
     delay: float = 0.02,
     pause: tuple[float, float] = (0.1, 1.5),
     patience: float = 120.0,
@@ -131,9 +137,9 @@ def run(
     gpu: bool = False,
 ) -> Outcome:
     """Multiply until `kills` workers have been killed, or for some seconds; at least one product."""
-    A, B = operands(size, delay, gpu)
+    A, B = operands(edge, delay, gpu)
     outcome, expected = Outcome(), None
-    edges = [EDGE, 2 * EDGE, 3 * EDGE]
+    edges = [edge, 2 * edge, 3 * edge]
     choose, deadline = random.Random(seed), time.monotonic() + seconds
     with client.as_current():
         calm = distmm.matmul(A, B, client=client, kernel=kernel).map_blocks(to_numpy, dtype="f4")
@@ -141,7 +147,7 @@ def run(
         with Killer(client, seed, pause) as killer:
             while (killer.kills < kills and time.monotonic() < deadline) or not outcome.products:
                 m, n = choose.choice(edges), choose.choice(edges)
-                C = distmm.matmul(A.rechunk((m, EDGE)), B.rechunk((EDGE, n)), client=client, kernel=kernel).map_blocks(
+                C = distmm.matmul(A.rechunk((m, edge)), B.rechunk((edge, n)), client=client, kernel=kernel).map_blocks(
                     to_numpy, dtype="f4"
                 )
                 started = time.perf_counter()
@@ -192,12 +198,32 @@ def to_numpy(block: np.ndarray) -> np.ndarray:
     return block.get() if hasattr(block, "get") else block
 
 
+@contextmanager
+def cluster(kind: str, device: Literal["cpu", "gpu"], workers: int | None) -> Iterator[Client]:
+    """Start a cluster of distmm, or one of GPUs as users start it: without options, or with UCX and a pool."""
+    if kind == "own":
+        with clusters.local(device=device, workers=workers, dashboard=None, quiet=True) as client:
+            yield client
+        return
+    from dask_cuda import LocalCUDACluster
+
+    pool = {"protocol": "ucx", "rmm_pool_size": 0.6} if kind == "ucx" else {}
+    with (
+        LocalCUDACluster(n_workers=workers, dashboard_address=":0", silence_logs=logging.CRITICAL, **pool) as started,
+        Client(started) as client,
+    ):
+        yield client
+
+
 def main() -> int:
     """Run and report."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--workers", type=int, help="two at least; by default two on the CPU, and all GPUs")
     parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu")
+    parser.add_argument(
+        "--cluster", choices=["own", "tcp", "ucx"], default="own", help="distmm's own, or a user's GPUs"
+    )
     parser.add_argument("--kernel", default=None)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--patience", type=float, default=120.0)
@@ -206,7 +232,7 @@ def main() -> int:
     started = time.perf_counter()
     gpu = options.device == "gpu"
     workers = options.workers or (None if gpu else 2)  # a cluster's only worker is not killed
-    with clusters.local(device=options.device, workers=workers, dashboard=None, quiet=True) as client:
+    with cluster(options.cluster, options.device, workers) as client:
         outcome = run(
             client,
             kills=options.kills,
@@ -215,6 +241,7 @@ def main() -> int:
             seconds=options.seconds,
             kernel=options.kernel,
             gpu=gpu,
+            edge=TICKET_EDGE if gpu else EDGE,
             pause=(0.5, 2.5) if gpu else (0.1, 0.8),
         )
     print(  # noqa: T201

@@ -64,7 +64,7 @@ def test_serialization_is_changed_at_once_if_dask_has_sent_cupy_blocks_already(m
         assert back.dispatch(Block)(*to(Block(ml_dtypes.bfloat16))).dtype == ml_dtypes.bfloat16
 
 
-def test_only_blocks_that_leave_the_gpu_go_by_tickets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_for_neighbours_go_by_tickets_whatever_the_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
     send, _, send_on_host, receive_on_host = tables(monkeypatch)
     monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(ndarray=Block))
     monkeypatch.setitem(sys.modules, "distributed.protocol.cupy", types.ModuleType("cupy"))
@@ -73,7 +73,12 @@ def test_only_blocks_that_leave_the_gpu_go_by_tickets(monkeypatch: pytest.Monkey
     serialization.register(received=lambda ticket: f"copied from {ticket}")
     assert receive_on_host.dispatch(Block)(*send_on_host(Block("f4"))) == "copied from its place"
     assert receive_on_host.dispatch(Block)(*send_on_host(Block("f4"))).dtype == "f4"
-    assert send(Block("f4")) == ({"typestr": "<f4"}, [b""])
+    block = Block("f4")
+    assert send(block) == ({"typestr": "<f4"}, [b""])
+    monkeypatch.setattr(block_tickets, "has_gaps", lambda block: False)
+    block_tickets.to_neighbour.set(frozenset([id(block)]))
+    with pytest.raises(NotImplementedError):  # Dask then asks `send_on_host`, whose header names the function
+        send(block)
 
 
 def test_a_worker_takes_tickets_as_soon_as_it_has_said_that_it_reads_the_memory(

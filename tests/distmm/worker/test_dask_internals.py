@@ -14,7 +14,6 @@ import distributed.utils
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster, Scheduler, Worker, get_worker, wait
-from distributed.comm import get_address_host
 
 import distmm
 from distmm.worker import dask_internals, plugin
@@ -60,21 +59,6 @@ def test_a_worker_tells_which_plugins_it_will_set_up() -> None:
 
 def name_of(dask_worker: Worker) -> Any:
     return dask_worker.name
-
-
-def ask_all() -> Any:
-    worker = get_worker()
-
-    async def ask() -> dict[str, dict[str, Any]]:
-        return await dask_internals.run_on_workers(worker, get_address_host(worker.address), name_of)
-
-    return asyncio.run_coroutine_threadsafe(ask(), worker.loop.asyncio_loop).result(60)
-
-
-def test_a_worker_has_all_workers_of_its_host_run_a_function(client: Client) -> None:
-    replies = client.submit(ask_all, pure=False).result()
-    assert {address: reply["result"] for address, reply in replies.items()} == client.run(name_of)
-    assert {reply["status"] for reply in replies.values()} == {"OK"}
 
 
 def intervals(process: Any) -> set[float]:

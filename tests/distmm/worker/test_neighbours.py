@@ -1,4 +1,4 @@
-"""Blocks in GPU memory go to other workers of the host by CUDA IPC, on a cluster without UCX and without a pool."""
+"""Blocks in GPU memory go to other workers of the host by CUDA IPC, by whatever protocol the cluster sends others."""
 
 from __future__ import annotations
 
@@ -21,11 +21,14 @@ pytestmark = pytest.mark.multigpu
 N = 1100
 
 
-@pytest.fixture(scope="module")
-def gpus() -> Iterator[Client]:
-    """Two workers on two GPUs."""
-    cuda = pytest.importorskip("dask_cuda")
-    with cuda.LocalCUDACluster(n_workers=2, dashboard_address=":0") as cluster, Client(cluster) as client:
+@pytest.fixture(scope="module", params=["tcp", "ucx"])
+def gpus(request: pytest.FixtureRequest) -> Iterator[Client]:
+    """Two workers on two GPUs: of a cluster without options, and of one with UCX and a pool."""
+    cuda, pool = pytest.importorskip("dask_cuda"), {}
+    if request.param == "ucx":
+        pytest.importorskip("distributed_ucxx")
+        pool = {"protocol": "ucx", "rmm_pool_size": "4GB"}
+    with cuda.LocalCUDACluster(n_workers=2, dashboard_address=":0", **pool) as cluster, Client(cluster) as client:
         view.ask(client)
         yield client
 
@@ -39,7 +42,14 @@ def made(form: str, dtype: str) -> Any:
     import cupy
 
     block = cupy.asarray(whole(3, N, N)).astype(np.dtype(dtype))
-    return {"stack": block, "matrix": block[1].copy(), "turned": block[1].copy().T, "gaps": block[2, ::2, ::2]}[form]
+    return {
+        "stack": block,
+        "matrix": block[1].copy(),
+        "turned": block[1].copy().T,
+        "vector": block[0].ravel(),
+        "small": block[0, :9].copy(),
+        "gaps": block[2, ::2, ::2],
+    }[form]
 
 
 def maps(block: Any) -> tuple[np.ndarray, int]:
@@ -51,17 +61,23 @@ def maps(block: Any) -> tuple[np.ndarray, int]:
     return block.get(), sum(each.nbytes >= block.nbytes for each in gpu_allocations._maps)
 
 
-@pytest.mark.parametrize("form", ["stack", "matrix", "turned", "gaps"])
+PARTS = {
+    "stack": np.s_[:], "matrix": np.s_[1], "turned": np.s_[1], "vector": np.s_[0], "small": np.s_[0, :9],
+    "gaps": np.s_[2, ::2, ::2],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", PARTS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_block_goes_by_a_ticket(gpus: Client, form: str, dtype: str) -> None:
     giver, taker = gpus.scheduler_info()["workers"]
-    expected = {"stack": np.s_[:], "matrix": np.s_[1], "turned": np.s_[1], "gaps": np.s_[2, ::2, ::2]}[form]
     gpus.run(gpu_allocations.drop_idle, -1.0)
     block = gpus.submit(made, form, dtype, workers=[giver], pure=False)
     found, mapped = gpus.submit(maps, block, workers=[taker], pure=False).result()
-    wanted = whole(3, N, N)[expected]
-    np.testing.assert_array_equal(found.astype("f4"), wanted.T if form == "turned" else wanted)
-    assert (found.dtype, mapped) == (np.dtype(dtype), 0 if form == "gaps" else 1)
+    wanted = whole(3, N, N)[PARTS[form]]
+    expected = {"turned": wanted.T, "vector": wanted.ravel()}.get(form, wanted)
+    np.testing.assert_array_equal(found.astype("f4"), expected)
+    assert (found.dtype, mapped) == (np.dtype(dtype), form not in ("small", "gaps"))
 
 
 def test_the_client_gets_the_elements(gpus: Client) -> None:
