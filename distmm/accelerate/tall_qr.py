@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import operator
+
 import dask.array as da
-from dask.highlevelgraph import HighLevelGraph
 
 from distmm.accelerate import dask_names
-from distmm.graph.dask_tasks import List, Task, TaskRef
-from distmm.worker.tasks.tall_qr import block_qr, rows_times, stacked_r
+from distmm.worker.tasks.tall_qr import block_qr, rows_times
 
 
 def decomposed(data: da.Array, compute_svd: bool) -> tuple[da.Array, ...]:
@@ -18,21 +18,13 @@ def decomposed(data: da.Array, compute_svd: bool) -> tuple[da.Array, ...]:
     Benson, Gleich and Demmel, Direct QR factorizations for tall-and-skinny matrices in MapReduce architectures, 2013.
     """
     (blocks, _), (_, n) = data.numblocks, data.shape
-    factors = data.map_blocks(block_qr, tasks=blocks, dtype=data.dtype, meta=data)  # pairs (Q, R), not arrays
-    pairs = [TaskRef((factors.name, i, 0)) for i in range(blocks)]
+    same = {"dtype": data.dtype, "meta": data}
+    factors = data.map_blocks(block_qr, tasks=blocks, **same)  # blocks are pairs (Q, R), not arrays
+    q = factors.map_blocks(operator.itemgetter(0), **same)
+    r = factors.map_blocks(operator.itemgetter(1), chunks=((n,) * blocks, (n,)), **same)
     # Blocks of the small matrix are about as tall as those of the large one. If there are several, Dask decomposes the
     # small matrix in the same way.
-    most = max(2, max(data.chunks[0]) // n)
-    groups = [pairs[first : first + most] for first in range(0, blocks, most)]
-    name = f"distmm-stacked-{factors.name}"
-    stacks = {(name, i, 0): Task((name, i, 0), stacked_r, List(*group)) for i, group in enumerate(groups)}
-    graph = HighLevelGraph.from_collections(name, stacks, dependencies=[factors])
-    small = da.Array(graph, name, (tuple(len(group) * n for group in groups), (n,)), meta=data)
-    inner, *others = dask_names.original("tsqr")(small, compute_svd=compute_svd)
-    name = f"distmm-outer-{inner.name}"
-    products = {
-        (name, i, 0): Task((name, i, 0), rows_times, pair, TaskRef((inner.name, i // most, 0)), i % most, blocks)
-        for i, pair in enumerate(pairs)
-    }
-    graph = HighLevelGraph.from_collections(name, products, dependencies=[factors, inner])
-    return da.Array(graph, name, data.chunks, meta=data), *others
+    stacked = r.rechunk({0: max(2, max(data.chunks[0]) // n) * n})
+    inner, *others = dask_names.original("tsqr")(stacked, compute_svd=compute_svd)
+    outer = da.map_blocks(rows_times, q, inner.rechunk({0: n}), tasks=blocks, chunks=data.chunks, **same)
+    return outer, *others
