@@ -62,13 +62,19 @@ def _plain(value: float) -> float:
     return int(value) if value.is_integer() else value
 
 
-Metric = Literal["inner", "cosine", "euclidean"]  # of a row of A and a column of B
 A = Annotated[str, typer.Argument(metavar="A", help="Matrix (m, d), in any format of distmm multiply.")]
 B = Annotated[
     str | None,
     typer.Argument(
         metavar="B",
         help="Matrix (d, n); with --transb (n, d). Without it A, transposed: each row is compared with all rows of A.",
+    ),
+]
+Metric = Annotated[
+    Literal["inner", "cosine", "euclidean"] | None,
+    typer.Option(
+        help="Compare inner products, cosines or Euclidean distances of rows of A and columns of B (rows, with "
+        "--transb), to find the nearest ones; else the elements of the product."
     ),
 ]
 Output = Annotated[str, typer.Option("--output", "-o", metavar="OUT", help="Output: name.zarr, a group.")]
@@ -80,13 +86,7 @@ def topk(
     k: Annotated[int, typer.Option("-k", help="Number of elements of each row, from 1 to n.")],
     output: Output,
     b: B = None,
-    metric: Annotated[
-        Metric | None,
-        typer.Option(
-            help="Nearest columns of B (rows, with --transb) to each row of A, by inner product, cosine or Euclidean "
-            "distance; else the largest elements of the product.",
-        ),
-    ] = None,
+    metric: Metric = None,
     *,
     given: options.Job,
 ) -> None:
@@ -117,13 +117,7 @@ def threshold(
     ],
     output: Output,
     b: B = None,
-    metric: Annotated[
-        Metric | None,
-        typer.Option(
-            help="Compare inner products, cosines or Euclidean distances of rows of A and columns of B (rows, with "
-            "--transb); else the elements of the product.",
-        ),
-    ] = None,
+    metric: Metric = None,
     most: Annotated[
         int | None,
         typer.Option(min=0, help="Keep at most so many elements, or stop.", show_default="what 40 % of the disk holds"),

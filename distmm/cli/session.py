@@ -84,16 +84,8 @@ def cluster(ctx: typer.Context, where: Where, device: DeviceChoice) -> Iterator[
         logging.getLogger("distributed.nanny").setLevel(logging.WARNING)  # still report restarted workers
     with ExitStack() as stack:
         with interrupts.while_started():
-            client = stack.enter_context(
-                clusters.connect(
-                    where.cluster,
-                    device=device,
-                    workers=where.workers,
-                    memory_limit=where.memory_limit,
-                    tls=where.tls,
-                    quiet=quiet,
-                )
-            )
+            own: dict[str, Any] = {"workers": where.workers, "memory_limit": where.memory_limit, "tls": where.tls}
+            client = stack.enter_context(clusters.connect(where.cluster, device=device, quiet=quiet, **own))
         page = page_address(client)
         dashboard = "without a dashboard" if page is None else f"dashboard {page}"
         typer.echo(f"Cluster with {units.count(len(workers_of(client)), 'worker')}, {dashboard}", err=True)

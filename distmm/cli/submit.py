@@ -120,15 +120,18 @@ def _follow(name: str, *start_timeout: str) -> int:
     return slurm.follow(name, _say) if name.isdigit() else kubernetes.follow(name, _say, *start_timeout)
 
 
-def _followed(facts: dict[str, Any], detach: bool, interrupted: str, *start_timeout: str) -> dict[str, Any]:
+def _followed(
+    kind: str, name: str, log: str | None, detach: bool, ended_by: str, *start_timeout: str
+) -> dict[str, Any]:
     """Return the facts of a submitted job, with its exit code if it is followed; an interrupt only ends that."""
-    if detach:
-        return facts
-    try:
-        return facts | {"exit_code": _follow(facts["id"], *start_timeout)}
-    except KeyboardInterrupt:
-        _say(interrupted)
-        raise
+    code = None
+    if not detach:
+        try:
+            code = _follow(name, *start_timeout)
+        except KeyboardInterrupt:
+            _say(f"the job goes on: distmm submit --follow {name}\n{ended_by} ends it; finished blocks are kept")
+            raise
+    return {"cluster": kind, "id": name, "log": log, "exit_code": code}
 
 
 def _local_command(job: Job) -> list[str]:
@@ -164,11 +167,8 @@ def _slurm(job: Job, submitted_by: str, detach: bool, python: str | None) -> dic
     preflight.check_product(job, _say)
     number = slurm.submit(job, python=python, submitted_by=submitted_by)
     log = f"{job.run.folder}/{job.run.name}-{number}.log"
-    facts: dict[str, Any] = {"cluster": "slurm", "id": number, "log": log, "exit_code": None}
     _say(f"job {number}: submitted; its log is {log}")
-    interrupted = f"job {number} goes on: distmm submit --follow {number}. "
-    interrupted += f"scancel {number} ends it; finished blocks are kept"
-    facts = _followed(facts, detach, interrupted)
+    facts = _followed("slurm", number, log, detach, f"scancel {number}")
     if facts["exit_code"] == slurm_script.RESUMABLE:
         _say(f"job {number}: finished blocks are kept; to go on: {submitted_by}")
     return facts
@@ -191,7 +191,5 @@ def _kubernetes(job: Job, detach: bool) -> dict[str, Any]:
     _say("not checked: A, B and C, which only the pods see")
     kubernetes.submit(job)
     _say(f"daskjob {name}: submitted to namespace {where}")
-    facts = {"cluster": "kubernetes", "id": f"{where}/{name}", "log": None, "exit_code": None}
-    interrupted = f"the job goes on: distmm submit --follow {where}/{name}\n"
-    interrupted += f"kubectl -n {where} delete daskjob {name} ends it; finished blocks are kept"
-    return _followed(facts, detach, interrupted, job.kubernetes.start_timeout)
+    ended_by = f"kubectl -n {where} delete daskjob {name}"
+    return _followed("kubernetes", f"{where}/{name}", None, detach, ended_by, job.kubernetes.start_timeout)

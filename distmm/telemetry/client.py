@@ -55,12 +55,16 @@ def figures(client: Client, product: str) -> Figures | None:
 
 def figures_on(dask_scheduler: Scheduler, product: str) -> Figures | None:
     """Return the progress of a product, as `figures` does. Runs on the scheduler."""
-    telemetry = dask_scheduler.plugins.get(Telemetry.name)
     with tolerated("the progress of products"):
-        if telemetry is not None:
-            record: Record | None = telemetry.records.get(product_of(product))
-            return None if record is None else record.figures(time.time())
+        record = _record_on(dask_scheduler, product)
+        return None if record is None else record.figures(time.time())
     return None
+
+
+def _record_on(dask_scheduler: Scheduler, product: str) -> Record | None:
+    """Return the record of a product; None without one, or without telemetry. Runs on the scheduler."""
+    telemetry = dask_scheduler.plugins.get(Telemetry.name)
+    return telemetry and telemetry.records.get(product_of(product))  # type: ignore[no-any-return]
 
 
 def read(client: Client, product: str) -> Record | None:
@@ -80,11 +84,9 @@ def read(client: Client, product: str) -> Record | None:
     statements = client.run(worker.statement, on_error="ignore")
 
     def ask(dask_scheduler: Scheduler) -> Record | None:
-        telemetry = dask_scheduler.plugins.get(Telemetry.name)
-        if telemetry is None:
-            return None
-        record: Record | None = telemetry.records.get(product_of(product))
+        record = _record_on(dask_scheduler, product)
         if record is not None:
+            telemetry = dask_scheduler.plugins[Telemetry.name]
             for address, said in statements.items():
                 telemetry.heartbeats.take(address, said)
             record.transfers = [

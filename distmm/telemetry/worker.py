@@ -69,10 +69,7 @@ class WorkerTelemetry(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         """Add the figures to every heartbeat and to ``/metrics``."""
         self.worker, self.process = worker, psutil.Process()
-        worker.metrics = {
-            **worker.metrics,
-            METRIC: heartbeat,
-        }  # a heartbeat may go through the old one
+        worker.metrics = {**worker.metrics, METRIC: heartbeat}  # a heartbeat may go through the old one
         with tolerated("/metrics of a worker"):
             metrics.expose(self)
 
