@@ -91,11 +91,6 @@ def writable(*paths: Path | None) -> None:
             raise InputError(f"{path}: there is no folder {path.absolute().parent}; make it first")
 
 
-def picture(name: Path | None) -> Path | None:
-    """Return the name of a picture without its suffix, since each format adds one."""
-    return name.with_suffix("") if name is not None and name.suffix in (".png", ".svg") else name
-
-
 def stop(deadline: str | None) -> Stop:
     """Return the object that stops a job at a deadline, if there is one, and on signals."""
     from distmm.job import Stop

@@ -164,7 +164,7 @@ def scaling(
     console = session.out()
     console.width = max(console.width, 240)  # a terminal folds long lines, which is better than truncated columns
     console.print(results.table())
-    name = options.picture(plot)
+    name = plot.with_suffix("") if plot is not None and plot.suffix in (".png", ".svg") else plot  # formats add one
     if name is not None and any(row.seconds for row in results.rows):
         picture.draw(results, name)
     wrong: list[Case] = [row.case for row in results.rows if row.ok is False]
