@@ -159,11 +159,6 @@ class Owners:
         return [(list(Counter(line).values()), each) for line in by_line]
 
     @property
-    def is_balanced(self) -> bool:
-        """Whether ranks pass on some of what they hold, so that no other rank has much less work."""
-        return self.stays.isupper()
-
-    @property
     def title(self) -> str:
         """What stays, in words."""
         if self.stays not in FAMILIES:

@@ -258,7 +258,7 @@ def _weighed(plan: Plan, seconds: float) -> float:
     """
     doublings = math.log2(math.prod(plan.schedule.wave_cuts)) if plan.cluster.device == "cuda" else 0.0
     paced = max(seconds, plan.schedule.tasks * SCHEDULER_SECONDS / 0.3)
-    if isinstance(plan.grid, Owners) and plan.grid.is_balanced:
+    if isinstance(plan.grid, Owners) and plan.grid.stays.isupper():  # ranks pass on some of what they hold
         paced *= PRICE_OF_BALANCE
     return paced * (1 + 0.01 * plan.lookahead) * (1 + 0.01 * doublings)
 

@@ -188,7 +188,9 @@ class TimeModel:
         """
         schedule, cluster = self.layout.schedule, self.cluster
         tasks = self.graph_tasks + schedule.blocking.loads
-        exposed = tasks / waves * INSERT_SECONDS + busy["transfers"] / schedule.steps / waves * self._first_products
+        # Of the first step's transfers, first products wait for this share. On CPUs nothing overlaps.
+        share = 1.0 if cluster.device == "cpu" else self.layout.first_products()
+        exposed = tasks / waves * INSERT_SECONDS + busy["transfers"] / schedule.steps / waves * share
         if cluster.device == "cpu":
             of_dask = (schedule.tasks + reads) * CPU_TASK_SECONDS / cluster.workers / cluster.threads
             return sum(busy.values()) + of_dask + exposed
@@ -207,11 +209,6 @@ class TimeModel:
         schedule = self.layout.schedule
         one_by_one = arithmetic + transfers + loading + schedule.steps * schedule.wave_count * ROUND_TRIP_SECONDS
         return one_by_one / schedule.lookahead
-
-    @property
-    def _first_products(self) -> float:
-        """Share of the transfers of the first step that its first products wait for. On CPUs nothing overlaps."""
-        return 1.0 if self.cluster.device == "cpu" else self.layout.first_products()
 
     def _on_gpus(self, busy: dict[Resource, float], waves: int) -> float:
         """Seconds until GPUs have made C, and have copied it to their hosts if it does not stay.

@@ -11,6 +11,7 @@ import numpy as np
 from distmm.errors import InputError
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Symmetry
+from distmm.product.aliasing import same, transposes
 from distmm.product.choices import Choices
 from distmm.product.operand import Operand, wrap
 
@@ -83,6 +84,11 @@ def pair(
     return a, b, None
 
 
+def is_transpose(a: Operand, b: Operand) -> bool:
+    """Whether B is the transpose of A, so that ``A @ B`` is symmetric."""
+    return (same if a.transposed != b.transposed else transposes)(a.source, b.source)
+
+
 def symmetry_of(a: Operand, b: Operand, choices: Choices) -> Symmetry | None:
     """Return "symmetric" for Dask's ``X.T @ X`` and ``X @ X.T`` on GPUs if C is one block, as for a tall X.
 
@@ -91,17 +97,6 @@ def symmetry_of(a: Operand, b: Operand, choices: Choices) -> Symmetry | None:
     same elements would have other bits.
     """
     planned = choices.plan.problem.symmetry if isinstance(choices.plan, Plan) else choices.plan is None
-    if not planned or choices.blocks is not None or choices.reproducible or a.kind != "cupy":
-        return None
-    if a.chunks is None or b.chunks is None or len(a.shape) != 2 or len(b.shape) != 2 or len(a.chunks[0]) > 1:
-        return None
-    (of_a, a_turned), (of_b, b_turned) = _matrix(a), _matrix(b)
-    return "symmetric" if of_a == of_b and a_turned != b_turned else None
-
-
-def _matrix(operand: Operand) -> tuple[str, bool]:
-    """Return the name of the Dask array that an operand, a matrix, is or transposes, and which of them it is."""
-    from distmm.graph.dask_tasks import transposed  # late: only Dask's arrays need it, whose import takes a second
-
-    inner = transposed(operand.source)
-    return (operand.source.name, operand.transposed) if inner is None else (inner.name, not operand.transposed)
+    free = planned and choices.blocks is None and not choices.reproducible
+    tall = a.kind == "cupy" and a.chunks is not None and len(a.shape) == 2 and len(a.chunks[0]) == 1
+    return "symmetric" if free and tall and is_transpose(a, b) else None

@@ -17,12 +17,11 @@ from distmm.graph import consumers
 from distmm.graph.product_graph import Reduced
 from distmm.planning.plan import Plan
 from distmm.planning.problem import accumulator_dtype
-from distmm.product.aliasing import same, transposes
 from distmm.product.array_types import check_sendable
 from distmm.product.chains import Chains
 from distmm.product.choices import BlockKeywords, Choices
 from distmm.product.operand import Operand
-from distmm.product.operand_pair import pair
+from distmm.product.operand_pair import is_transpose, pair
 from distmm.product.product import Gemm
 from distmm.product.reduction_limits import bytes_widened
 from distmm.worker.tasks.metrics import squared_norms
@@ -68,11 +67,6 @@ def product_of(
     if 0 in product.shape[:-2]:
         raise InputError(f"the product has shape {product.shape}: there is nothing to reduce")
     return product, Choices.of(symmetric=B is None, now=now, **choices)
-
-
-def is_transpose(a: Operand, b: Operand) -> bool:
-    """Whether B is the transpose of A, so that ``A @ B`` is symmetric."""
-    return (same if a.transposed != b.transposed else transposes)(a.source, b.source)
 
 
 def results(product: Gemm, choices: Choices, reduction: Reduction, kinds: Kinds, down: bool = False) -> list[da.Array]:
