@@ -84,7 +84,7 @@ def transposes(first: Any, second: Any) -> bool:
         return False
     if is_dask(first) and is_dask(second):
         return any(
-            two.dask.dependencies.get(two.name) == {one.name} and two.name in {array.name for array in _turned(one)}
+            two.dask.dependencies.get(two.name) == {one.name} and any(array.name == two.name for array in _turned(one))
             for one, two in ((first, second), (second, first))
         )
     return _view(first) is not None and any(same(array, second) for array in _turned(first))
