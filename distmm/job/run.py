@@ -28,7 +28,7 @@ from distmm.job.spec import differences
 from distmm.job.stop import Stop
 from distmm.job.summary import Made, Summary, save_report, write_report
 from distmm.job.target import Target
-from distmm.job.unfinished import explained, no_progress, without_progress
+from distmm.job.unfinished import explained, past_deadline
 from distmm.job.writer import Writer
 from distmm.planning.plan import Plan
 from distmm.storage import is_url, open_matrix, output_type
@@ -217,9 +217,8 @@ class Run:
     def _ended_early(self, error: BaseException) -> BaseException:
         """Return the error of a run that has ended before all units were written."""
         if isinstance(error, DistmmError):
-            stopped = isinstance(error, Stopped) and self.stop.seconds is not None
-            if stopped and without_progress(self.folder, self.manifest):
-                error = no_progress(error, self.spec, self.plan)
+            if isinstance(error, Stopped) and self.stop.seconds is not None:
+                error = past_deadline(error, self.folder, self.manifest, self.spec, self.plan)
             return self._explained(error)
         if self.stop.at_once:
             return self._explained(Stopped(f"{self.stop.reason}, twice"))

@@ -47,16 +47,13 @@ def explained(error: DistmmError | OSError, folder: Folder, spec: Spec, out: str
     return InputError(f"{error.filename or folder.path}: {error.strerror}; {kept}, after the cause is removed")
 
 
-def without_progress(folder: Folder, manifest: Json) -> bool:
-    """Whether neither this run nor the one before it has finished a block of C."""
-    return [run.get("kept") for run in manifest["runs"][-2:]] == [len(folder.markers())] * 2
+def past_deadline(stopped: DistmmError, folder: Folder, manifest: Json, spec: Spec, plan: Plan) -> DistmmError:
+    """Return the error of a run that has reached its deadline: another one for a second run without a finished block.
 
-
-def no_progress(stopped: DistmmError, spec: Spec, plan: Plan) -> InputError:
-    """Return the error for a second consecutive run that reached its deadline without a finished block of C.
-
-    A batch system would repeat such a run forever. The exit code 2 of this error prevents that.
+    A batch system would repeat such a run forever. The exit code 2 of that error prevents it.
     """
+    if [run.get("kept") for run in manifest["runs"][-2:]] != [len(folder.markers())] * 2:
+        return stopped
     return InputError(
         f"{stopped}, and neither this run nor the one before it has finished any of the {spec.contents.name} of "
         f"C: a third run would not either. A wave was predicted to take {plan.wave_seconds:.3g} s: allow more time "

@@ -76,10 +76,7 @@ def located(url: str) -> str:
     except ImportError as error:
         package = PACKAGES[scheme.lower()]
         raise InputError(f"{url}: needs {package} here and on the workers: pip install {package}") from error
-    try:
-        ObjectFolder(place).names()
-    except OSError as error:
-        raise InputError(f"{place}: cannot be reached: {error.strerror}; check endpoint, region and keys") from error
+    check_access(place)
     return place
 
 

@@ -7,13 +7,13 @@ import os
 import re
 import stat
 from collections.abc import Iterable
-from contextlib import suppress
 from pathlib import Path
 
 from distmm.errors import InputError
 from distmm.storage import paths
 from distmm.storage.object_store import ObjectFolder, is_url
-from distmm.storage.regular_files import check_regular, kind
+from distmm.storage.records import records
+from distmm.storage.regular_files import kind
 
 REMEDY = "it is not replaced: choose another name, or remove it yourself"
 
@@ -90,23 +90,21 @@ def check_replaceable(path: str, dataset: str | None) -> None:
 
 def is_array(place: str) -> bool:
     """Whether a folder or a URL is a Zarr array of version 2 or 3."""
-    names = ("zarr.json", ".zarray")
-    found = ObjectFolder(place).read_all(names) if is_url(place) else {}
-    for error in found.values():
-        if isinstance(error, Exception) and not isinstance(error, FileNotFoundError):
-            raise InputError(f"{place}: cannot be read: {error}")
-    if not is_url(place):
-        for name in names:
-            with suppress(OSError):
-                path = os.path.join(place, name)
-                check_regular(path)
-                with open(path, "rb") as file:
-                    found[name] = file.read()
-    described, of_version_2 = (found.get(name) for name in names)
-    if isinstance(of_version_2, bytes):
+    found = {}
+    for name in ("zarr.json", ".zarray"):
+        path = os.path.join(place, name)
+        try:
+            if is_url(place) or os.path.isfile(path):  # a pipe may never end
+                found[name] = records(path).read(path)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            if is_url(place):
+                raise InputError(f"{place}: cannot be read: {error}") from error
+    if ".zarray" in found:
         return True
     try:
-        content = json.loads(described) if isinstance(described, bytes) else None
+        content = json.loads(found.get("zarr.json", b"null"))
     except ValueError:
         return False  # not a readable array
     return isinstance(content, dict) and content.get("node_type") == "array"
