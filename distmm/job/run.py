@@ -14,7 +14,7 @@ from distmm.checking.verdict import Verdict
 from distmm.clusters import view
 from distmm.errors import DistmmError, InputError, Stopped, UndecidedError, WrongResultError
 from distmm.job.certificate import certificate
-from distmm.job.commit import FinishedUnits, finish, refuse_another_draft
+from distmm.job.commit import complete_units, drop_markers, finish, refuse_another_draft, trusted_units
 from distmm.job.computation import Computation, tell_failure
 from distmm.job.folder import Json
 from distmm.job.inputs import Inputs, orders
@@ -110,7 +110,7 @@ class Run:
             folder.rename_draft()
             markers = folder.markers().values()
             misread = self.inputs.misread(manifest["stamps"], markers)
-            self._finished.drop([(one["i"], one["j"]) for one in misread])
+            drop_markers(self.client, folder, [(one["i"], one["j"]) for one in misread])
             manifest["rejected"] += len(misread)
             manifest["stamps"] = self.inputs.unchanged(manifest["stamps"], folder.markers().values())
         else:
@@ -132,10 +132,6 @@ class Run:
         write_manifest(folder, manifest)
         self.manifest, self.folder = manifest, folder.of_job(manifest["id"])
 
-    @property
-    def _finished(self) -> FinishedUnits:
-        return FinishedUnits(self.client, self.folder, self.units)
-
     def _complete(self) -> Summary:
         """Compute the missing units. Check that the result is complete, certify it, and give it its final name."""
         job, client = self.job, self.client
@@ -145,7 +141,7 @@ class Run:
         made = self._compute(target)
         try:
             try:
-                markers = self._finished.complete(self.manifest, target)
+                markers = complete_units(self.folder, self.units, self.manifest, target)
                 target.finish(markers)
                 sample = self._check(markers)
             except InputError as error:
@@ -173,7 +169,7 @@ class Run:
         """Compute the missing units."""
         client, folder, spec, plan, manifest = self.client, self.folder, self.spec, self.plan, self.manifest
         view.ask(client)
-        done = self._finished.trusted(target)
+        done = trusted_units(client, folder, self.units, target)
         Lock.check(folder.path, self.lock.token)
         if is_url(folder.target) and folder.store.exists(folder.certificate):
             folder.store.remove(folder.certificate)  # of a C that `keep_only` removes: an object store has no rename

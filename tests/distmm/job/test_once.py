@@ -15,8 +15,8 @@ from distributed import Client
 from distmm import job
 from distmm.checking.checksum import checksum
 from distmm.errors import InputError, Stopped
-from distmm.job import commit, planning
-from distmm.job.commit import FinishedUnits
+from distmm.job import commit, planning, run
+from distmm.job.commit import complete_units
 from distmm.job.computation import Computation
 from distmm.job.contents import Contents
 from distmm.job.folder import Folder, read_json
@@ -116,14 +116,12 @@ def test_a_c_whose_job_died_before_its_certificate_came_is_not_called_wrong(
 def test_a_complete_job_that_could_not_take_the_name_can_be_begun_anew(
     client: Client, product: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    complete = FinishedUnits.complete
-
     def late(*arguments: Any) -> Any:
         save_matrix(Path("C.zarr"), BEFORE)
-        return complete(*arguments)
+        return complete_units(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(FinishedUnits, "complete", late)
+        patch.setattr(run, "complete_units", late)
         for call in (lambda: multiply(client), lambda: job.resume("C.zarr", client=client)):
             with pytest.raises(InputError, match="was created by another program while the product was computed"):
                 call()
@@ -297,16 +295,16 @@ def test_a_block_is_not_marked_by_one_who_has_lost_the_lock_while_it_reached_the
 def test_c_does_not_get_its_name_from_one_who_has_lost_the_lock(
     client: Client, product: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    complete, others = FinishedUnits.complete, []
+    others: list[Lock] = []
 
     def late(*arguments: Any) -> Any:
         (path,) = Path("C.zarr.job").glob("lock.*")
         path.unlink()
         others.append(Lock.take("C.zarr.job"))
-        return complete(*arguments)
+        return complete_units(*arguments)
 
     with monkeypatch.context() as patch:
-        patch.setattr(FinishedUnits, "complete", late)
+        patch.setattr(run, "complete_units", late)
         with pytest.raises(InputError, match="another job has taken over"):
             multiply(client)
     assert not os.path.exists("C.zarr")
