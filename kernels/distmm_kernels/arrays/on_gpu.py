@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from distmm_kernels.arrays.products import Options, by_columns, chosen, product, result_of
+from distmm_kernels.arrays.products import Options, by_columns, chosen, leaves_to_library, named, product, result_of
 from distmm_kernels.config import operand_dtype
 from distmm_kernels.device import Device, gpus, why_no_gpu
+from distmm_kernels.gemm.guarded import GuardedKernel
 from distmm_kernels.kernel import Array, Enqueue
 from distmm_kernels.launch.bounded import Bounded
 
@@ -50,13 +52,17 @@ class GpuArrays(NamedTuple):
     working: Callable[[int], AbstractContextManager[None]]
 
 
+ALWAYS: Iterator[int] = itertools.repeat(0)
+
+
 class Direct(NamedTuple):
-    """A product that is one launch on the operands as they are."""
+    """A product that is one launch on the operands as they are. It is forgotten when ``left`` has no more items."""
 
     capturable: bool
     launch: Enqueue
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    left: Iterator[int] = ALWAYS
 
 
 direct: Bounded[Direct | None] = Bounded()
@@ -78,6 +84,8 @@ def multiply(arrays: GpuArrays, a: Any, b: Any, out: Any, c: Any, options: Optio
     if known is not None and (known.capturable or not arrays.captured()):
         made = arrays.empty(known.shape, known.dtype, a, b) if out is None else out
         known.launch(address(a), address(b), address(made), arrays.stream(index))
+        if next(known.left, None) is None:
+            direct.pop(key, None)
         return made
     places = {name: layout(x)[-1] for name, x in {"a": a, "b": b, "c": c, "out": out}.items() if x is not None}
     if len(set(places.values())) > 1:
@@ -90,21 +98,30 @@ def multiply(arrays: GpuArrays, a: Any, b: Any, out: Any, c: Any, options: Optio
         target = arrays.view(made)
         product(left, right, added, target, device, options, new=out is None)
         if apart and key not in direct and not arrays.captured():
-            direct[key] = _direct(left, right, target, device, options)
+            _learn(key, left, right, target, device, options)
     return made
 
 
-def _direct(a: Array, b: Array, out: Array, device: Device, options: Options) -> Direct | None:
-    """Return the launch of a product, if it is one launch on the operands as they are."""
+def _learn(key: Any, a: Array, b: Array, out: Array, device: Device, options: Options) -> None:
+    """Keep the launch of a product, if it is one launch on the operands as they are.
+
+    A kernel with guards may leave products to the library: then its launch is kept for some of them.
+    """
     plain = options[:2] == (1, 0) and a.dtype == b.dtype and min(a.ndim, b.ndim) > 1
     if not (plain and out.size and a.size):
-        return None
+        direct[key] = None
+        return
     sizes = a.shape[-2], a.shape[-1], b.shape[-1], out.shape[:-2], operand_dtype(a.dtype)
     symmetric = options.symmetry is not None
     how = options.precision, options.reproducible, False, symmetric, by_columns(b)
-    kernel = chosen(*sizes, device, *how)
+    kernel, left = chosen(*sizes, device, *how), ALWAYS
+    if isinstance(kernel, GuardedKernel):
+        if not leaves_to_library(kernel, out.size * a.shape[-1], options) or kernel.patience == 0:
+            return
+        left = iter(range(kernel.patience - 1))
+        kernel = named("cublas", operand_dtype(a.dtype), device)
     launch = kernel.direct(a, b, out, symmetric)
-    return None if launch is None else Direct(kernel.capturable, launch, out.shape, out.dtype)
+    direct[key] = None if launch is None else Direct(kernel.capturable, launch, out.shape, out.dtype, left)
 
 
 def device_of(index: int) -> Device:

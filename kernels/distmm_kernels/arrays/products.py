@@ -97,9 +97,8 @@ def of_matrices(
     asked = device, options.precision, options.reproducible, in_graph, options.symmetry is not None, by_columns(b)
     kernel = chosen(m, a.shape[-1], n, tuple(batch), working, *asked)
     guarded = None
-    may_be_library = not options.reproducible and options.symmetry is None
     steps = math.prod(batch) * m * a.shape[-1] * n
-    if may_be_library and isinstance(kernel, GuardedKernel) and kernel.declines(steps):
+    if isinstance(kernel, GuardedKernel) and leaves_to_library(kernel, steps, options):
         guarded, kernel = kernel, named("cublas", working, device)
     if options.symmetry is None:
         left, right = kernel.prepare_a(a, wait=False), kernel.prepare_b(b, wait=False)
@@ -121,6 +120,11 @@ def of_matrices(
         with suppress(MemoryError):  # C is finished: where the GPU is full, the next product looks
             guarded.look(a, b)
     return made
+
+
+def leaves_to_library(kernel: GuardedKernel, steps: int, options: Options) -> bool:
+    """Whether the library computes a product of so many multiply-adds, since guards were raised."""
+    return not options.reproducible and options.symmetry is None and kernel.declines(steps)
 
 
 @functools.cache
@@ -148,7 +152,7 @@ def chosen(
         If the precision is unknown, or if no kernel promises the bits of such a product.
     """
     from distmm_kernels.rates import expected
-    from distmm_kernels.select import choose, ranked
+    from distmm_kernels.select import WORTH, choose, ranked
 
     if precision not in PRECISIONS:
         raise ValueError(f"precision is {precision!r}: use one of {', '.join(PRECISIONS)}")
@@ -165,8 +169,9 @@ def chosen(
             half = symmetric and dtype.name in candidate.triangles
             if candidate.direct(problem, turned):
                 host = DIRECT
-            elif dtype == problem.accumulator:
-                host = COPIED.get(candidate.name, host)
+            else:
+                on_device *= WORTH  # of equally fast kernels, take one that copies nothing
+                host = COPIED.get(candidate.name, host) if dtype == problem.accumulator else host
             return max(host, on_device / 2 if half else on_device)
 
         taken = min((each for each, _ in found), key=time)

@@ -35,7 +35,7 @@ WORKSPACE = 1 << 29  # bytes that a product takes at a time in addition to opera
 
 LONG = 2**37  # multiply-adds of a product that waits for its guards: for microseconds, and it takes milliseconds
 SAMPLE = 64  # rows of A and columns of B whose guards tell those of the whole
-LOOKS = 16  # products of the library for each sample
+MOST_LOOKED_AWAY = 15  # products of the library from one sample to the next
 
 
 class Way(enum.Enum):
@@ -108,7 +108,7 @@ class GuardedKernel(AlignedKernel):
         self._raised = False  # whether the last product had a raised guard: the next one waits for its guards
         self._unequal = False  # whether most granules had
         self._sample: tuple[GuardedOperand, GuardedOperand] | None = None
-        self._looks = 0
+        self.patience = 0  # products that the library may compute before the next sample
 
     def _format(self, block: Array, operand: str) -> GuardedOperand:
         matrices = self._matrices(block, operand)
@@ -175,6 +175,7 @@ class GuardedKernel(AlignedKernel):
         if a.found.raised or b.found.raised:
             ways = tuple(way if way is Way.IEEE else self._way(a, b, i) for i, way in enumerate(expected))
         self._remember([way is first for way, first in zip(ways, expected, strict=True)])
+        self.patience = 0
         return ways
 
     def _remember(self, equal: Sequence[bool]) -> None:
@@ -191,16 +192,16 @@ class GuardedKernel(AlignedKernel):
             self._sample = None
             with self._on_device(), self._module.cuda.Stream(non_blocking=True):  # the caller's has the product
                 self._remember([self._holds(*sample, index) for index in range(len(sample[0].found.guards))])
+            self.patience = min(2 * self.patience + 1, MOST_LOOKED_AWAY) if self._unequal else 0
         return self._unequal and steps < self.library_below
 
     def look(self, a: Array, b: Array) -> None:
-        """Look for the guards of a sample of rows and columns, one time of `LOOKS`. Nobody waits for them."""
-        if self._sample is None and self._looks % LOOKS == 0:
+        """Look for the guards of a sample of rows and columns. Nobody waits for them."""
+        if self._sample is None:
             with self._on_device():
                 rows, columns = (max(1, size // SAMPLE) for size in (a.shape[-2], b.shape[-1]))
                 left, right = self._format(a[..., ::rows, :], "A"), self._format(b[..., ::columns], "B")
             self._sample = replace(left, matrices=None), replace(right, matrices=None)  # the blocks may be freed
-        self._looks += 1
 
     def _matrices(self, block: Array, operand: str) -> Array:
         """Return `GuardedOperand.matrices` of a block."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from distmm_kernels.arrays import on_gpu
 from distmm_kernels.arrays.packages import cpu_here
 from distmm_kernels.arrays.products import Options
+from distmm_kernels.gemm.guarded import GuardedKernel
 
 HERE = 0  # number of the device
 
@@ -43,7 +45,7 @@ def arrays(monkeypatch):
 def test_a_launch_is_learnt_once_and_gets_the_addresses_of_further_operands(arrays, monkeypatch):
     launches = []
     learnt = on_gpu.Direct(True, lambda *places: launches.append(places), (2, 2), np.dtype("float32"))
-    monkeypatch.setattr(on_gpu, "_direct", lambda *given: learnt)
+    monkeypatch.setattr(on_gpu, "_learn", lambda key, *_: on_gpu.direct.update({key: learnt}))
     whole = np.arange(12, dtype="f4").reshape(3, 2, 2)  # matrices whose addresses have the same last bits
     first = on_gpu.multiply(arrays, whole[0], whole[1], None, None, Options())
     assert (first == whole[0] @ whole[1]).all()
@@ -59,7 +61,8 @@ def test_a_launch_is_learnt_once_and_gets_the_addresses_of_further_operands(arra
 
 
 def test_a_launch_that_a_graph_cannot_capture_is_not_used_during_a_capture(arrays, monkeypatch):
-    monkeypatch.setattr(on_gpu, "_direct", lambda *given: on_gpu.Direct(False, pytest.fail, (2, 2), np.dtype("f4")))
+    learnt = on_gpu.Direct(False, pytest.fail, (2, 2), np.dtype("f4"))
+    monkeypatch.setattr(on_gpu, "_learn", lambda key, *_: on_gpu.direct.update({key: learnt}))
     a = np.ones((2, 2), "f4")
     on_gpu.multiply(arrays, a, a, None, None, Options())
     assert len(on_gpu.direct) == 1
@@ -67,6 +70,26 @@ def test_a_launch_that_a_graph_cannot_capture_is_not_used_during_a_capture(array
     assert (on_gpu.multiply(captured, a, a, None, None, Options()) == 2).all()
     assert (on_gpu.multiply(captured, a, a.T, None, None, Options(precision="ieee")) == 2).all()
     assert len(on_gpu.direct) == 1  # nothing is learnt during a capture
+
+
+def test_a_launch_of_the_library_is_kept_for_as_many_products_as_the_guards_allow(arrays, monkeypatch):
+    guarded, library, launches = MagicMock(spec=GuardedKernel), MagicMock(capturable=False), []
+    guarded.declines.return_value, guarded.patience = True, 0
+    library.direct.return_value = lambda *places: launches.append(places)
+    whole, looked = [], iter((0, 2))
+
+    def product(a, b, c, out, *_, **__):
+        whole.append(a)
+        guarded.patience = next(looked)
+
+    monkeypatch.setattr(on_gpu, "product", product)
+    monkeypatch.setattr(on_gpu, "chosen", lambda *asked: guarded)
+    monkeypatch.setattr(on_gpu, "named", lambda *asked: library)
+    a = np.ones((2, 2))
+    for already in range(4):
+        on_gpu.multiply(arrays, a, a, None, None, Options())
+        assert (len(whole), len(launches)) == ((1, 0), (2, 0), (2, 1), (2, 2))[already]
+    assert not on_gpu.direct, "the next product looks at the data"
 
 
 def test_arrays_on_several_devices_are_refused_with_their_places(arrays):

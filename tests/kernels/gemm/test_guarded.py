@@ -155,7 +155,7 @@ class Chosen(guarded.GuardedKernel):
     _module = SimpleNamespace(cuda=SimpleNamespace(Stream=lambda non_blocking: contextlib.nullcontext()))
 
     def __init__(self):
-        self._raised, self._unequal, self._sample, self._looks, self.computed = False, False, None, 0, []
+        self._raised, self._unequal, self._sample, self.patience, self.computed = False, False, None, 0, []
 
     def _expected(self, k):
         return (guarded.Way.FP16X3,)
@@ -207,8 +207,7 @@ def test_the_library_multiplies_after_a_product_with_raised_guards_until_a_sampl
     kernel._accumulate(guards((8, 8), raised=True), guards((8, 8), raised=False), None, None)
     for a, b, declined in ((sparse, full, True), (full, sparse, True), (full, full, False)):
         assert kernel.declines(steps)
-        for _ in range(guarded.LOOKS):
-            kernel.look(a, b.T)
+        kernel.look(a, b.T)
         assert kernel.declines(steps), "the device has not looked yet"
         for operand in kernel._sample:
             operand.found.here = True
@@ -223,13 +222,17 @@ def test_the_library_does_not_multiply_where_the_second_algorithm_is_faster():
     assert not kernel.declines(2**34)
 
 
-def test_one_sample_serves_many_products_of_the_library():
-    kernel, a, made = Chosen(), np.ones((300, 8)), []
-    for _ in range(2 * guarded.LOOKS):
-        kernel.look(a, a.T)
-        made += kernel._sample or ()
-        kernel._sample = None
-    assert len(made) == 4, "two operands, twice"
+def test_the_longer_guards_stay_raised_the_more_products_pass_before_the_next_sample():
+    kernel, full, sparse = Chosen(), np.ones((300, 8)), np.tile([1.0, 0.0], (300, 4))
+    kernel._accumulate(guards((8, 8), raised=True), guards((8, 8), raised=False), None, None)
+    found = []
+    for a in (*[sparse] * 6, full):
+        kernel.look(a, full.T)
+        for operand in kernel._sample:
+            operand.found.here = True
+        kernel.declines(2**20)
+        found.append(kernel.patience)
+    assert found == [1, 3, 7, 15, 15, 15, 0]
 
 
 def test_a_sample_keeps_no_block_alive():
