@@ -146,7 +146,7 @@ class PlacementPlugin(SchedulerPlugin):
             failed = [ts for ts in graph.placed if ts.run_spec.placement.product == name]
             self._refuse(failed, error)
             dask_internals.unrestrict_operands(failed)
-        self._decide()  # at once: Dask then sends the tasks of the first steps with those that do not wait
+        self._decide_soon()  # after Dask has sent the tasks that do not wait, in its own order
 
     def _refuse(self, tasks: Iterable[TaskState], error: Exception) -> None:
         """Let the tasks of a product that have just arrived fail."""
