@@ -26,7 +26,7 @@ DeviceChoice = Literal["auto", "cpu", "gpu"]
 # on an H200 for five types.
 SUSTAINED = 0.95
 
-# Highest bytes/s between workers: NVLink through Dask and UCXX, where a block of 537 MB takes 4 to 5 ms; loopback TCP
+# Highest bytes/s between workers: NVLink, by UCX or by tickets, where a block of 537 MB takes 4 to 5 ms; loopback TCP
 # between processes. `distmm.clusters.measured` measures slower links.
 LINKS = {"cuda": 1e11, "cpu": 1e9}
 

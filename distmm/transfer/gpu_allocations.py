@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 
 LAZY_PEER_ACCESS = 1  # cudaIpcMemLazyEnablePeerAccess
 
-IDLE_SECONDS = 2.0  # from the last copy to the end of a map, for each 20 ms that it took to open it
-OPENING_SECONDS = 0.02
+# A map that was opened within `OPENING_SECONDS` is closed `IDLE_SECONDS` after the last copy. One that took n times as
+# long is kept n times as long.
+IDLE_SECONDS, OPENING_SECONDS = 2.0, 0.02
 
 ALREADY_MAPPED = 208  # cudaErrorAlreadyMapped
 
