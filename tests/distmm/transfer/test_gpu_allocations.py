@@ -272,6 +272,7 @@ def allocate_again(made: Any, read: Any) -> None:
     cupy.cuda.set_allocator(None)
     for value in range(20):
         array = cupy.full((700 + 100 * (value % 3), 800), value, "f4")
+        cupy.cuda.get_current_stream().synchronize()
         made.put(pickle.dumps(ClientArray.of(array)))
         read.get(timeout=100)
         del array

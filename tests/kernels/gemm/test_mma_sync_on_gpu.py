@@ -214,7 +214,7 @@ def test_products_are_those_of_plain_multiply_adds(kernel_for, case):
     kernel = kernel_for(case)
     a, b = (on_gpu((20 * normal(s, i)).astype(kernel.dtype)) for i, s in enumerate(((700, 600), (600, 900))))
     a_, b_ = kernel.prepare_a(a), kernel.prepare_b(b)
-    read = [getattr(x, "array", x).astype("f8").get() for x in (a_, b_)]
+    read = [getattr(x, "made", x).astype("f8").get() for x in (a_, b_)]
     d, want, size = kernel.multiply(a_, b_, None).get(), read[0] @ read[1], np.abs(read[0]) @ np.abs(read[1])
     assert (np.abs(d - want) <= 600 / 4 * 2.0**-23 * size * (case != "int8")).all()
 
