@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from experiment import Experiment, run
+from experiment.cases import TYPES, element
 from peers import PROGRAMS, jax_product
 from peers.samples import sampled
 from scaling import app
@@ -83,8 +84,9 @@ def test_bad_usage_has_exit_code_2_and_says_what_there_is(arguments: list[str], 
     assert all(word in done.output for word in words), done.output
 
 
-def test_the_check_by_samples_finds_a_wrong_matrix() -> None:
+@pytest.mark.parametrize("name", TYPES)
+def test_the_check_by_samples_finds_a_wrong_matrix(name: str) -> None:
     random = np.random.default_rng(0)
-    a, b = (random.standard_normal((200, 200), "f4") for _ in range(2))
+    a, b = (random.standard_normal((200, 200), "f4").astype(element(name)) for _ in range(2))
     assert sampled(a, b, a @ b, "highest", 1)["ok"]
-    assert not sampled(a, b, a @ b + 0.01, "highest", 1)["ok"]
+    assert not sampled(a, b, (a @ b * 1.5).astype(a.dtype), "highest", 1)["ok"]

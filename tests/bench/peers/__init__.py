@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from experiment import DISTMM, Program
+from experiment.cases import TYPES
 
 __all__ = ["PROGRAMS"]
 
@@ -19,7 +20,7 @@ PROGRAMS = (
         dict.fromkeys(("gpu", "cpu"), (("resident",), ("float32", "float64"))),
     ),
     Program("cuBLASXt", f"{__name__}.cublasxt", {"gpu": (("host",), ("float32",))}, warm_edge=2048),
-    Program("JAX", f"{__name__}.jax_product", {"gpu": (("resident",), ("float32", "bfloat16"))}, warm_edge=256),
+    Program("JAX", f"{__name__}.jax_product", {"gpu": (("resident",), TYPES)}, warm_edge=256),
     *(
         Program(f"JAX:{name}", f"{__name__}.jax_product", {"gpu": (("resident",), ("float32",))}, warm_edge=256)
         for name in JAX_ALGORITHMS

@@ -37,6 +37,7 @@ def program(task: Task) -> Iterator[Callable[[Case, int], dict[str, Any]]]:
     import jax.numpy as jnp
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+    jax.config.update("jax_enable_x64", True)  # without it, float64 becomes float32
     devices = jax.devices("gpu")
     if len(devices) < task.workers:
         raise RuntimeError(f"JAX finds {len(devices)} of {task.workers} GPUs")
@@ -49,8 +50,9 @@ def program(task: Task) -> Iterator[Callable[[Case, int], dict[str, Any]]]:
         dtype, shape = element(case.dtype), (case.n, case.n)
         # Drawn as bfloat16 they would be fewer than 256 different numbers. A GPU takes less power for such data, and is
         # faster.
+        drawn = jnp.float32 if dtype.itemsize < 4 else dtype
         make_a, make_b = (
-            jax.jit(lambda key: jax.random.normal(key, shape, jnp.float32).astype(dtype), out_shardings=where)
+            jax.jit(lambda key: jax.random.normal(key, shape, drawn).astype(dtype), out_shardings=where)
             for where in (by_rows, by_columns)
         )
         multiply = jax.jit(lambda a, b: jnp.matmul(a, b, precision=precision), out_shardings=by_rows)

@@ -28,9 +28,9 @@ def sampled(a: Any, b: Any, c: Any, precision: Precision, seed: int) -> dict[str
     random = np.random.default_rng(seed)
     rows, columns = (random.integers(0, size, count) for size, count in zip(c.shape, SAMPLE, strict=True))
     parts = (a[rows], b[:, columns], c[rows][:, columns])
-    left, right, given = (np.asarray(x).astype(np.float32).astype(np.float64) for x in parts)
+    tolerance = Tolerance.of(np.dtype(a.dtype), np.dtype(b.dtype), np.dtype(c.dtype), a.shape[1], precision)
+    left, right, given = (np.asarray(x).astype(tolerance.work) for x in parts)
     truth = left @ right
-    tolerance = Tolerance.of(np.dtype(a.dtype), np.dtype(b.dtype), np.dtype(c.dtype), left.shape[1], precision)
     products = Sums(truth, abs(truth), np.zeros((1, 1), np.int32), abs(left) @ abs(right))
     _, ratio, unknown = elements(tolerance, products, given)
     residual = float(np.where(unknown, np.inf, ratio).max())
