@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+import dask
 import dask.array as da
 import numpy as np
 from dask.distributed import Client, LocalCluster, wait
@@ -141,14 +142,18 @@ def there_and_back(setting: Setting, A: np.ndarray) -> Any:
 
 
 def small(setting: Setting) -> Products:
-    """NumPy arrays of the client, on a cluster."""
+    """NumPy arrays of the client, on a cluster: pageable, and of `distmm.empty`."""
     with setting.started():
         for edge in (256, 1024, 4096, 16384):
             n = setting.size(edge)
             A, C = numbers((n, n)), np.empty((n, n), "f4")
             peer = {setting.module.__name__: partial(there_and_back, setting, A)}
             yield f"NumPy out=, n = {n}", {"distmm": partial(distmm.matmul, A, A, out=C), **peer}
-            yield f"NumPy compute(), n = {n}", {"distmm": partial(computed, A), **peer}
+            theirs = {"dask.compute()": lambda A=A: dask.compute(distmm.matmul(A, A))}
+            yield f"NumPy compute(), n = {n}", {"distmm": partial(computed, A), **peer, **theirs}
+        pinned, C = distmm.empty((n, n), "f4"), distmm.empty((n, n), "f4")
+        pinned[:] = A
+        yield f"distmm.empty out=, n = {n}", {"distmm": partial(distmm.matmul, pinned, pinned, out=C), **peer}
 
 
 def ended(setting: Setting, multiply: Callable[..., Any], *operands: Any, **options: Any) -> None:
@@ -226,22 +231,46 @@ def streams(setting: Setting) -> Products:
 
 
 def neighbours(setting: Setting) -> Products:
-    """Nearest neighbours of each row of a NumPy array."""
-    X = numbers((setting.size(500_000), setting.size(512)))
-    contestants = {"distmm": lambda: distmm.nearest(X, X, 11, metric="cosine").compute()}
-    if setting.device == "gpu":
-        contestants["torch"] = lambda: _nearest_by_torch(X)
+    """The best of each row of a product of NumPy arrays that fits nowhere."""
+    X, Y = (numbers((setting.size(500_000), setting.size(512)), seed=seed) for seed in range(2))
+    find = _best_by_torch if setting.device == "gpu" else _best_by_numpy
+    peer = "torch" if setting.device == "gpu" else "numpy"
+    shape = f"{X.shape[0]} x {X.shape[1]}"
     with setting.started():
-        yield f"{X.shape[0]} x {X.shape[1]}, cosine, k = 11", contestants
+        yield (
+            f"topk, {shape}, k = 15",
+            {"distmm": lambda: distmm.topk(X, Y.T, 15).compute(), peer: lambda: find(X, Y, 15)},
+        )
+        yield (
+            f"nearest, {shape}, cosine, k = 11",
+            {
+                "distmm": lambda: distmm.nearest(X, X, 11, metric="cosine").compute(),
+                peer: lambda: find(X, X, 11, normalised=True),
+            },
+        )
 
 
-def _nearest_by_torch(X: np.ndarray) -> Any:
-    """Return what a user writes on one GPU: normalised rows, a product for some rows at a time, `topk` of each."""
+def _best_by_torch(X: np.ndarray, Y: np.ndarray, k: int, normalised: bool = False) -> Any:
+    """Return what a user writes on one GPU: a product for some rows at a time, and `topk` of each."""
     import torch
 
-    rows = torch.nn.functional.normalize(torch.from_numpy(X).cuda())
-    found = [torch.topk(rows[i : i + 16384] @ rows.T, 11) for i in range(0, len(rows), 16384)]
+    left, right = (torch.from_numpy(each).cuda() for each in (X, Y))
+    if normalised:
+        left, right = (torch.nn.functional.normalize(each) for each in (left, right))
+    found = [torch.topk(left[i : i + 16384] @ right.T, k) for i in range(0, len(left), 16384)]
     return torch.cat([each.values for each in found]).cpu(), torch.cat([each.indices for each in found]).cpu()
+
+
+def _best_by_numpy(X: np.ndarray, Y: np.ndarray, k: int, normalised: bool = False) -> Any:
+    """Return the same on CPUs, by `argpartition`."""
+    if normalised:
+        X, Y = (each / np.linalg.norm(each, axis=1, keepdims=True) for each in (X, Y))
+    found = []
+    for i in range(0, len(X), 1024):
+        C = X[i : i + 1024] @ Y.T
+        best = np.argpartition(C, -k, axis=1)[:, -k:]
+        found.append((np.take_along_axis(C, best, axis=1), best))
+    return [np.concatenate(each) for each in zip(*found, strict=True)]
 
 
 def two_clients(setting: Setting) -> Products:
