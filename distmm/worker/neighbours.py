@@ -17,7 +17,7 @@ from distmm.worker.tasks.loads import Load
 
 logger = logging.getLogger(__name__)
 
-# Bytes of the blocks that a worker asks a neighbour for at a time: 2 ms of copies from GPU to GPU.
+# Bytes of the blocks that a worker asks another one of its host for at a time: 2 ms of copies from GPU to GPU.
 TOGETHER = 1 << 29
 
 
@@ -29,15 +29,19 @@ def give_tickets(worker: Worker, plugin: str) -> None:
     reads: dict[str, bool | None] = {}  # by address; None until it has the plugin
     process_memory.allow(os.getppid())  # the workers that the same process has started
 
+    def on_this_host(address: str) -> bool:
+        same: bool = get_address_host(address) == get_address_host(worker.address)
+        return same
+
     async def gets_tickets(address: str | None) -> bool:
-        if address is None or get_address_host(address) != get_address_host(worker.address):
+        if address is None or not on_this_host(address):
             return False
         if reads.get(address) is None:
             reads[address] = await _asked(worker, address, plugin)
         return bool(reads[address])
 
     note_blocks_sent(worker, gets_tickets, to_neighbour)
-    fetch_together(worker, TOGETHER)
+    fetch_together(worker, TOGETHER, on_this_host)
 
 
 async def _asked(worker: Worker, address: str, plugin: str) -> bool | None:
