@@ -4,7 +4,8 @@ Workers of a local cluster die by SIGKILL at seeded random moments, one after th
 matrices are computed over and over, each time in another blocking along m and n. Every C must have the bits of the one
 that was computed in peace. One that takes longer than `--patience` seconds gets as many more in peace: where kills come
 faster than progress it finishes then ("late"), and else it hangs. The exit code is 1 for a wrong or a hung one.
-On GPUs, blocks of at least 512 x 512 go to other workers by tickets (`distmm.transfer.block_tickets`).
+On GPUs, blocks of at least 512 x 512 go to other workers by tickets (`distmm.transfer.block_tickets`). A replacement
+takes seconds to start there, so several runs share the GPUs, each with a small pool: ``--pool 4GB``.
 With ``DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD=forkserver`` replacements come several times sooner.
 """
 
@@ -199,7 +200,7 @@ def to_numpy(block: np.ndarray) -> np.ndarray:
 
 
 @contextmanager
-def cluster(kind: str, device: Literal["cpu", "gpu"], workers: int | None) -> Iterator[Client]:
+def cluster(kind: str, device: Literal["cpu", "gpu"], workers: int | None, size: str) -> Iterator[Client]:
     """Start a cluster of distmm, or one of GPUs as users start it: without options, or with UCX and a pool."""
     if kind == "own":
         with clusters.local(device=device, workers=workers, dashboard=None, quiet=True) as client:
@@ -207,7 +208,7 @@ def cluster(kind: str, device: Literal["cpu", "gpu"], workers: int | None) -> It
         return
     from dask_cuda import LocalCUDACluster
 
-    pool = {"protocol": "ucx", "rmm_pool_size": 0.6} if kind == "ucx" else {}
+    pool = {"protocol": "ucx", "rmm_pool_size": size} if kind == "ucx" else {}
     with (
         LocalCUDACluster(n_workers=workers, dashboard_address=":0", silence_logs=logging.CRITICAL, **pool) as started,
         Client(started) as client,
@@ -224,6 +225,7 @@ def main() -> int:
     parser.add_argument(
         "--cluster", choices=["own", "tcp", "ucx"], default="own", help="distmm's own, or a user's GPUs"
     )
+    parser.add_argument("--pool", default="0.6", help="of each GPU's worker with UCX: a share, or a size such as 4GB")
     parser.add_argument("--kernel", default=None)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--patience", type=float, default=120.0)
@@ -232,7 +234,7 @@ def main() -> int:
     started = time.perf_counter()
     gpu = options.device == "gpu"
     workers = options.workers or (None if gpu else 2)  # a cluster's only worker is not killed
-    with cluster(options.cluster, options.device, workers) as client:
+    with cluster(options.cluster, options.device, workers, options.pool) as client:
         outcome = run(
             client,
             kills=options.kills,
