@@ -13,9 +13,10 @@ from distmm.errors import InputError
 
 PREFIXES = ("", "k", "M", "G", "T", "P", "E")
 
-# Possible seconds between two labels of a time axis. Longer steps are 1, 2, 5, 10, ... days; shorter ones are decimal.
-TIME_STEPS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200)
 DAY = 86400
+
+# Units of time axes.
+TIME_UNITS = {"d": DAY, "h": 3600, "min": 60, "s": 1}
 
 # Most letters of a shortened title.
 LONGEST_TITLE = 48
@@ -106,31 +107,17 @@ def span(start: float, stop: float) -> str:
     return f"from {clock(start)} to {clock(stop)} ({duration(stop - start)})"
 
 
-def ticks(seconds: float, most: int = 10) -> dict[float, str]:
-    """Return at most ``most + 1`` round times from 0 to `seconds`, with the label of each."""
-    least = max(seconds, 1e-6) / most
-    if least <= TIME_STEPS[-1]:
-        step = next(step for step in (*round_steps(least, 1.0), *TIME_STEPS) if step >= least * (1 - 1e-9))
-    else:
-        step = DAY * next(step for step in round_steps(least / DAY) if step >= least / DAY * (1 - 1e-9))
-    return {at * step: _moment(at * step) for at in range(int(seconds / step * (1 + 1e-9)) + 1)}
+def time_unit(seconds: float) -> tuple[int, str]:
+    """Return the unit in which an axis up to `seconds` is labelled: its length in seconds, and its name."""
+    return next((length, name) for name, length in TIME_UNITS.items() if seconds >= 2 * length or length == 1)
 
 
-def round_steps(least: float, below: float = math.inf) -> list[float]:
-    """Return 1, 2, 5 and 10 times the power of ten at or below `least`, as far as they are less than `below`."""
+def ticks(top: float, most: int = 5) -> list[float]:
+    """Return at most ``most + 1`` round numbers from 0 to `top`: multiples of 1, 2 or 5 times a power of ten."""
+    least = max(top, 1e-9) / most
     power = math.floor(math.log10(least))
-    return [step for step in (float(f"{digit}e{power}") for digit in (1, 2, 5, 10)) if step < below]
-
-
-def _moment(seconds: float) -> str:
-    """Return the label of a round time, as in ``20 s``, ``1 min 30 s``, ``2 h`` or ``1 d 12 h``."""
-    if seconds < 60:
-        return f"{seconds:.6g} s"
-    parts, rest = [], round(seconds)
-    for unit, length in (("d", DAY), ("h", 3600), ("min", 60), ("s", 1)):
-        count, rest = divmod(rest, length)
-        parts += [f"{count} {unit}"] * (count > 0)
-    return " ".join(parts)
+    step = next(step for step in (float(f"{digit}e{power}") for digit in (1, 2, 5, 10)) if step >= least * (1 - 1e-9))
+    return [step * at for at in range(int(top / step * (1 + 1e-9)) + 1)]
 
 
 def shortened(title: str) -> str:

@@ -7,6 +7,8 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 # "multiply": a step of a chain. "receive": inputs from a peer. "load": a block of A or B from a file. "operands": other
 # tasks that A and B are made by. "write": a block of C was checked, reduced or written. "other": tasks of others.
 Kind = Literal["multiply", "receive", "load", "operands", "write", "other"]
@@ -37,13 +39,35 @@ class Load(NamedTuple):
     cores: int
 
 
-# Most memory samples of a worker. When there are more, every second one is dropped. 256 workers fill 4 MB.
-MOST_SAMPLES = 512
+# Most points of a trace: two traces of 256 workers fill 25 MB.
+MOST_POINTS = 512
+
+
+class Trace:
+    """Values of a quantity over time. When there are too many, every second one is dropped."""
+
+    def __init__(self) -> None:
+        self.points: list[tuple[float, float]] = []  # time, value
+        self.stride, self.count = 1, 0  # every n-th value is kept; number of all values
+
+    def add(self, time: float, value: float) -> None:
+        """Add the value at a time that is not before the last one."""
+        if (self.count - 1) % self.stride:
+            self.points.pop()  # it was kept as the last value
+        self.points.append((time, value))
+        self.count += 1
+        if len(self.points) > MOST_POINTS:
+            self.points = self.points[::2]
+            self.stride *= 2
+
+    def at(self, times: np.ndarray) -> np.ndarray:
+        """Return the values at these times, linear between two of the trace; 0 before the first one."""
+        return np.interp(times, *np.transpose(self.points), left=0.0) if self.points else np.zeros(len(times))
 
 
 @dataclass
 class Lane:
-    """Totals of one worker, and its memory samples over time. Times are seconds since the epoch."""
+    """Totals of one worker, and traces of its work and memory. Times are seconds since the epoch."""
 
     host: str = ""
     flops: float = 0.0
@@ -61,9 +85,8 @@ class Lane:
     peak_blocks: int = 0
     peak_process: int = 0  # of the GPU, where there is one
     others: int = 0  # bytes of blocks that are not the product's
-    samples: list[tuple[float, int]] = field(default_factory=list)  # time, bytes of blocks
-    stride: int = 1  # every n-th sample is kept
-    skipped: int = 0  # samples since the last one that was kept
+    work: Trace = field(default_factory=Trace)  # operations so far
+    blocks: Trace = field(default_factory=Trace)  # bytes of blocks
 
     @property
     def silent_since(self) -> float | None:
@@ -83,8 +106,12 @@ class Lane:
     def step(self, start: float, stop: float, flops: float) -> None:
         """Add a step of a chain; steps overlap where products are queued ahead."""
         start = min(stop, max(start, self.until))
-        asleep, self.until = self.asleep(start, stop), max(self.until, stop)
+        asleep = self.asleep(start, stop)
+        if start + asleep > self.until:
+            self.work.add(start + asleep, self.flops)
+        self.until = max(self.until, stop)
         self.flops += flops
+        self.work.add(self.until, self.flops)
         self.steps += 1
         self.seconds["multiply"] += stop - start - asleep
         if not asleep:
@@ -94,7 +121,7 @@ class Lane:
         self, time: float, blocks: int, process: int, received: int = 0, device: Device | None = None, others: int = 0,
         receiving: float = 0.0, load: Load | None = None, host: str = "",
     ) -> None:  # fmt: skip
-        """Add the figures of a heartbeat; of the bytes over time, every second one is dropped when there are too many.
+        """Add the figures of a heartbeat.
 
         Parameters
         ----------
@@ -117,11 +144,4 @@ class Lane:
             self.loads = (*(() if restarted else self.loads[:1]), (time, load))
         self.peak_blocks = max(self.peak_blocks, blocks)
         self.peak_process = max(self.peak_process, device.used if device else process)
-        self.skipped += 1
-        if self.skipped < self.stride:
-            return
-        self.skipped = 0
-        self.samples.append((time, blocks))
-        if len(self.samples) > MOST_SAMPLES:
-            self.samples = self.samples[::2]
-            self.stride *= 2
+        self.blocks.add(time, blocks)

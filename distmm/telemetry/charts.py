@@ -23,8 +23,8 @@ WIDTH, LEFT, RIGHT, TOP = 1000, 110, 974, 18
 # Largest and smallest height of a worker's lane, and the height that all lanes share: 256 lanes fit on one screen.
 LANE, THIN_LANE, ALL_LANES = 22.0, 3.0, 900.0
 
-# Heights of the axes of curves and bars, and the part of them that the largest value reaches.
-CURVES, BARS, FULL = 220, 160, 0.95
+# Height of the axes of curves, and the part of it that the largest value reaches.
+CURVES, FULL = 220, 0.95
 
 # Intervals closer than half a pixel are drawn as one. This bounds the size of the file.
 PIXEL = 0.5
@@ -66,7 +66,7 @@ def timeline(record: Record, seconds: float) -> Markup:
             x = _x(max(0.0, lane.lost - record.submitted), seconds)
             marks.append(Mark(f"{name} was lost", theme.WRONG, 3, f"M{x:.1f} {top:.1f}v{height:.1f}"))
     labels = list(middles.items())[:: math.ceil(12 / height)]
-    return _chart("Timeline of the workers", height * len(names), marks, times=seconds, beside=dict(labels))
+    return _chart("Timeline of the workers", height * len(names), marks, seconds, beside=dict(labels))
 
 
 def lines(seconds: float, series: Sequence[Curve], limit: tuple[float, str], unit: str) -> Markup:
@@ -77,21 +77,7 @@ def lines(seconds: float, series: Sequence[Curve], limit: tuple[float, str], uni
         points = zip(_x(curve.times, seconds), _y(curve.values, top, CURVES), strict=True)
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
         marks.append(Mark(curve.name, curve.color, 1.6, path and f"M{path}"))
-    return _chart(f"Over time, in {unit}", CURVES, marks, times=seconds, values=(top, unit), limit=limit)
-
-
-def bars(values: Sequence[tuple[str, str, float]], limit: tuple[float, str], unit: str) -> Markup:
-    """Draw a bar for each worker, given as ``(name, colour, value)``, and a dashed reference line."""
-    top, count = max([limit[0], 1.0, *(value for *_, value in values)]), max(1, len(values))
-    each, longest = (RIGHT - LEFT) / count, max((len(name) for name, *_ in values), default=0)
-    marks, middles = [], {}
-    for at, (name, color, value) in enumerate(values):
-        x = LEFT + (at + 0.5) * each
-        middles[x] = name
-        path = f"M{x:.1f} {_y(0, top, BARS):.1f}V{_y(value, top, BARS):.1f}"
-        marks.append(Mark(f"{name}: {units.scaled(value, unit)}", color, min(0.8 * each, 60), path))
-    labels = list(middles.items())[:: math.ceil((7 * longest + 10) / each)]
-    return _chart(f"By worker, in {unit}", BARS, marks, values=(top, unit), below=dict(labels), limit=limit)
+    return _chart(f"Over time, in {unit}", CURVES, marks, seconds, values=(top, unit), limit=limit)
 
 
 def merged(intervals: Iterable[Interval], gap: float) -> np.ndarray:
@@ -121,24 +107,21 @@ def _y(value: Any, top: float, height: float) -> Any:
 
 
 def _chart(
-    label: str, height: float, marks: Iterable[Mark], *, times: float | None = None,
-    values: tuple[float, str] | None = None, below: Mapping[float, str] | None = None,
+    label: str, height: float, marks: Iterable[Mark], seconds: float, *, values: tuple[float, str] | None = None,
     beside: Mapping[float, str] | None = None, limit: tuple[float, str] | None = None,
 ) -> Markup:  # fmt: skip
-    """Return a chart; below it is an axis of `times` in seconds or the labels `below`, beside it `values` or labels."""
-    grid_x, grid_y = {}, {}
-    if times is not None:
-        below = grid_x = {_x(at, times): text for at, text in units.ticks(times).items()}
+    """Return a chart; below it is an axis of times up to `seconds`, beside it one of `values`, or labels."""
+    unit, name = units.time_unit(seconds)
+    below = {_x(at * unit, seconds): f"{at:.6g} {name}" for at in units.ticks(seconds / unit, 10)}
+    grid_y = {}
     if values is not None:
-        top, unit = values
-        step = next(step for step in units.round_steps(top / 5) if step >= top / 5)
-        ticks = [step * at for at in range(int(top / FULL / step) + 1)]
-        beside = grid_y = {_y(at, top, height): units.scaled(at, unit) for at in ticks}
+        top, of = values
+        beside = grid_y = {_y(at, top, height): units.scaled(at, of) for at in units.ticks(top / FULL)}
         limit = limit and (_y(limit[0], top, height), limit[1])
     return Markup(
         templates.filled(
             theme.PAGES / "chart.html", label=label, width=WIDTH, left=LEFT, right=RIGHT, top=TOP,
-            bottom=TOP + round(height), below=(below or {}).items(), beside=(beside or {}).items(), grid_x=grid_x,
-            grid_y=grid_y, marks=[mark for mark in marks if mark.path], limit=limit, theme=theme,
+            bottom=TOP + round(height), below=below, beside=beside or {}, grid_y=grid_y,
+            marks=[mark for mark in marks if mark.path], limit=limit, theme=theme,
         )
     )  # fmt: skip

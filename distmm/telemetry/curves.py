@@ -14,7 +14,7 @@ from distmm.telemetry.record import Record
 # Up to this many workers get a curve each. Of more workers, the highest, the median and the lowest value are drawn.
 MOST_CURVES = 16
 
-# Points of a memory curve.
+# Points of a curve.
 POINTS = 120
 
 # The curves for many workers: name, quantile over the workers at each time, colour.
@@ -32,30 +32,22 @@ class Curve(NamedTuple):
 
 def rate(record: Record, now: float) -> list[Curve]:
     """Return the FLOP/s of each worker until `now`, or until the product ended."""
-    end = record.end(now)
-    times, rates = record.history.rates(end)
-    if not record.over:  # the last bin lacks the tasks that run now
-        times, rates = times[:-1], {name: values[:-1] for name, values in rates.items()}
-    return _few(record, times, rates)
+    edges = np.linspace(record.submitted, record.end(now), POINTS + 1)
+    lengths = np.maximum(np.diff(edges), 1e-9)
+    shown = slice(None if record.over else -1)  # the last interval lacks the tasks that run now
+    rates = {name: (np.diff(lane.work.at(edges)) / lengths)[shown] for name, lane in record.lanes.items() if lane.steps}
+    return _few(record, ((edges[:-1] + edges[1:]) / 2)[shown], rates)
 
 
 def memory(record: Record, now: float) -> list[Curve]:
     """Return the bytes of blocks on each worker until `now`, or until the product ended."""
-    end = record.end(now) - record.submitted
-    curves = {}
-    for name, lane in record.lanes.items():
-        thin = lane.samples[:: max(1, len(lane.samples) // POINTS)]
-        points = np.array([(at - record.submitted, blocks) for at, blocks in thin], dtype=float).reshape(-1, 2)
-        curves[name] = points[points[:, 0] <= end]
-    if len(curves) <= MOST_CURVES:
-        return [Curve(name, record.color(name), *curves[name].T) for name in sorted(curves, key=units.natural)]
-    times = np.linspace(0, end, POINTS)
-    values = {name: np.interp(times, *points.T) for name, points in curves.items() if len(points)}
-    return _few(record, times, values)
+    times = np.linspace(record.submitted, record.end(now), POINTS)
+    return _few(record, times, {name: lane.blocks.at(times) for name, lane in record.lanes.items()})
 
 
 def _few(record: Record, times: np.ndarray, values: Mapping[str, np.ndarray]) -> list[Curve]:
     """Return a curve for each worker, or `QUANTILES` if there are more than `MOST_CURVES`."""
+    times = times - record.submitted
     if len(values) <= MOST_CURVES:
         return [Curve(name, record.color(name), times, values[name]) for name in sorted(values, key=units.natural)]
     every = np.array(list(values.values()))

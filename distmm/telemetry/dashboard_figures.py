@@ -19,9 +19,6 @@ from distmm.telemetry.record import Record
 # Letters that fit below the bars of a pane of 300 pixels.
 LETTERS = 30
 
-# Most labels of a time axis: a pane of JupyterLab is 300 pixels wide.
-LABELS = 5
-
 # Seconds between two updates of the curves. An update for 256 workers takes 10 ms on the scheduler.
 CURVE_SECONDS = 2.0
 
@@ -186,4 +183,5 @@ class Curves(Drawing):
         shown = "highest, median, lowest" if len(record.lanes) > curves.MOST_CURVES else "each worker"
         self.root.title.text = f"{self.title}\n{shown}; line: plan"
         self.root.x_range.end = end = max(1e-3, record.end(now) - record.submitted)
-        self.label(units.ticks(end, LABELS))
+        unit, name = units.time_unit(end)
+        self.label({at * unit: f"{at:.6g} {name}" for at in units.ticks(end / unit)})

@@ -17,7 +17,6 @@ from distmm.planning.plan import Plan
 from distmm.telemetry import liveness, theme
 from distmm.telemetry.activity import Activity, Kind, Lane
 from distmm.telemetry.figures import Figures
-from distmm.telemetry.history import History
 from distmm.telemetry.incidents import Incident, Incidents
 from distmm.telemetry.time_left import Pace
 
@@ -99,7 +98,6 @@ class Record:
         self.activities: deque[Activity] = deque(maxlen=MOST_ACTIVITIES)
         self.transfers: list[Activity] = []  # `distmm.telemetry.client.read` asks the workers for them
         self.others: defaultdict[str, float] = defaultdict(float)  # seconds of tasks of others on the product's workers
-        self.history = History(submitted)  # of operations, repeated ones included
         self.incidents, self.silence = Incidents(), dict[str, Incident]()  # the second: of workers that are silent now
         self.seen: Mapping[str, float] | None = None  # last heartbeat of each worker of the cluster
         self.advanced = submitted  # time of the last step, check or write
@@ -208,7 +206,6 @@ class Record:
         self.ends[chain] = max(self.ends[chain], stop)
         self.pace = self.pace or Pace(start)
         self.pace.add(stop, flops)
-        self.history.add(worker, min(stop, start + lane.asleep(start, stop)), stop, flops)
         self.started = start if self.started is None else min(self.started, start)
         self.stopped = stop if self.stopped is None else max(self.stopped, stop)
 

@@ -1,7 +1,7 @@
 """The report of one product: a single HTML file without scripts or links, to send by mail or to archive.
 
-It shows a record (`distmm.telemetry.record`): the timeline of each worker; rate, memory and bytes moved, compared with
-the plan; incidents; and the result of the check of C.
+It shows a record (`distmm.telemetry.record`): the timeline of each worker; rate and memory, compared with the
+plan; incidents; and the result of the check of C.
 """
 
 from __future__ import annotations
@@ -68,7 +68,6 @@ def html(record: Record, *, title: str = "", certificate: Rows = (), runs: Seque
     str
         The HTML document.
     """
-    lanes = sorted(record.lanes.items(), key=lambda lane: units.natural(lane[0]))
     end = max(record.advanced, record.submitted + 1e-3)
     seconds, plan, f = end - record.submitted, record.plan, record.figures(end)
     job = batch_job()
@@ -89,11 +88,6 @@ def html(record: Record, *, title: str = "", certificate: Rows = (), runs: Seque
             seconds, curves.rate(record, end), (plan.cluster.rate, "the kernel's rate in the plan"), "FLOP/s"
         ),
         memory=charts.lines(seconds, curves.memory(record, end), (plan.cost.peak_bytes, "the plan's peak"), "B"),
-        transfers=charts.bars(
-            [(name, record.color(name), lane.received) for name, lane in lanes],
-            (plan.cost.bytes_bound / plan.grid.size, "even share of the 2-D bound"),
-            "B",
-        ),
         certificate=[("block by block", checked(record)), *certificate],
         reasons=f.reasons or ["Nothing that takes a second."],
         runs=runs,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import colorsys
-from functools import cache
 from pathlib import Path
 
 from distmm.telemetry.activity import Kind
@@ -38,31 +36,16 @@ ACTIVITIES: dict[Kind, tuple[str, str]] = {
     "write": ("checks and writes of C", WRITTEN),
 }
 
-# Relative luminances of workers' colours, used in turn. They have a contrast of at least 3 to both backgrounds, and
-# neighbours still differ in a photocopy.
-LUMINANCES = (0.21, 0.28, 0.15)
+# Colours of workers, used in turn. They have a contrast of at least 3 to both backgrounds. Neighbours differ in hue,
+# and in luminance, so also in a photocopy.
+WORKERS = (
+    "#3084c1", "#8a9826", "#ac31c4", "#24905f", "#d57757", "#595ed6", "#478f24", "#d969af",
+    "#20777f", "#947d25", "#ac7ade", "#1f7c33", "#d4535e", "#6691d9", "#58751d", "#cf3fc9",
+    "#29a284", "#9c5d27", "#816edb", "#39a529", "#c4316e", "#2b87ad", "#959525", "#a239cd",
+    "#249051", "#d97465", "#4c62d2", "#548d23", "#d967bc", "#1e7874", "#a07828", "#a27edf",
+)  # fmt: skip
 
 
-@cache
 def worker_color(number: int) -> str:
-    """Return the colour of a worker by its number, the same in all figures and reports of a scheduler.
-
-    The hues of consecutive numbers are far apart.
-    """
-    golden = (5**0.5 - 1) / 2
-    hue, wanted = (0.57 + number * golden) % 1.0, LUMINANCES[number % len(LUMINANCES)]
-    low, high = 0.0, 1.0
-    for _ in range(20):  # bisection: luminance grows with lightness
-        middle = (low + high) / 2
-        if _luminance(colorsys.hls_to_rgb(hue, middle, 0.6)) < wanted:
-            low = middle
-        else:
-            high = middle
-    red, green, blue = (round(255 * part) for part in colorsys.hls_to_rgb(hue, low, 0.6))
-    return f"#{red:02x}{green:02x}{blue:02x}"
-
-
-def _luminance(color: tuple[float, float, float]) -> float:
-    """Return the relative luminance of an sRGB colour, as WCAG 2 defines it."""
-    linear = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in color)
-    return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
+    """Return the colour of a worker by its number, the same in all figures and reports of a scheduler."""
+    return WORKERS[number % len(WORKERS)]

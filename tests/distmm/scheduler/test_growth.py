@@ -173,7 +173,7 @@ def test_heartbeats_cost_an_idle_scheduler_nothing_and_each_is_read_once() -> No
         records["c"].lane(worker)
     first, again = read(heartbeats), read(heartbeats)
     assert again < first / 4
-    assert [len(lane.samples) for lane in records["c"].lanes.values()] == [1] * 100
+    assert [lane.blocks.count for lane in records["c"].lanes.values()] == [1] * 100
     assert sum(lane.received for lane in records["c"].lanes.values()) == 500
     records["c"].ended = "cancelled"
     assert read(heartbeats) < 100

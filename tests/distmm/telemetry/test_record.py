@@ -20,7 +20,7 @@ from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import heartbeats
-from distmm.telemetry.activity import MOST_SAMPLES, Device
+from distmm.telemetry.activity import MOST_POINTS, Device
 from distmm.telemetry.job_events import JOB_TOPIC
 from distmm.telemetry.record import Record
 from distmm.telemetry.scheduler import KEPT, Telemetry
@@ -160,14 +160,14 @@ def test_runs_that_overlap_count_once_as_busy_time() -> None:
 
 def test_samples_are_thinned_and_the_peak_is_kept() -> None:
     r = record()
-    for second in range(10 * MOST_SAMPLES):
+    for second in range(10 * MOST_POINTS):
         device = Device(second, 10**6, 0.5)
         r.lane("w").sample(1000.0 + second, 10**6 if second == 777 else 5, 9, received=2, device=device)
     lane = r.lanes["w"]
-    assert MOST_SAMPLES / 2 <= len(lane.samples) <= MOST_SAMPLES
+    assert MOST_POINTS / 2 <= len(lane.blocks.points) <= MOST_POINTS
     assert lane.peak_blocks == 10**6
-    assert lane.received == 2 * 10 * MOST_SAMPLES
-    gaps = np.diff([at for at, *_ in lane.samples])
+    assert lane.received == 2 * 10 * MOST_POINTS
+    gaps = np.diff([at for at, _ in lane.blocks.points[:-1]])
     assert gaps.max() <= 2 * gaps.min()
 
 
@@ -199,7 +199,7 @@ def test_figures_of_a_real_product_are_exact(current: Client, monkeypatch: pytes
     assert len(r.activities) + len(r.transfers) > made.cost.tasks
     assert all(transfer.stop >= transfer.start >= r.submitted for transfer in r.transfers)
     # Memory is sampled with each heartbeat, and once more by `read`.
-    assert all(lane.samples for lane in r.lanes.values())
+    assert all(lane.blocks.points for lane in r.lanes.values())
 
 
 @pytest.mark.minutes

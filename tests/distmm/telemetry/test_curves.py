@@ -1,4 +1,4 @@
-"""Histories are bounded and lose no work; curves and colours come from records alone."""
+"""Traces are bounded and lose no work; curves and colours come from records alone."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm.telemetry import curves, theme
+from distmm.telemetry.activity import MOST_POINTS, Lane
 from distmm.telemetry.batch_job import batch_job
-from distmm.telemetry.history import BINS, History
 from distmm.telemetry.record import Record
 from distmm.telemetry.scheduler import Telemetry
 
 
 @pytest.mark.parametrize("seconds", [0.01, 3.0, 1e4, 1e6])
-def test_a_history_is_bounded_and_keeps_all_work(seconds: float) -> None:
-    rng, history = np.random.default_rng(1), History(100.0)
-    for start in np.sort(rng.random(300)) * seconds:
-        history.add("w", 100 + start, 100 + start + rng.random() * seconds / 50, 7.0)
-    end = 100 + 1.02 * seconds
-    times, rates = history.rates(end)
-    assert BINS / 4 < len(times) <= BINS or seconds < 1
-    lengths = np.minimum(history.width, end - 100 - history.width * np.arange(len(times)))
-    assert np.sum(rates["w"] * lengths) == pytest.approx(300 * 7.0)
+def test_a_trace_is_bounded_and_keeps_all_work(seconds: float) -> None:
+    rng, lane = np.random.default_rng(1), Lane()
+    for start in np.sort(rng.random(3000)) * seconds:
+        lane.step(100 + start, 100 + start + rng.random() * seconds / 50, 7.0)
+        assert len(lane.work.points) <= MOST_POINTS
+    assert lane.work.at(np.array([0.0, 100 + 1.02 * seconds])).tolist() == [0.0, 3000 * 7.0]
+    times = [at for at, _ in lane.work.points]
+    assert times == sorted(times)
 
 
 def test_a_steady_rate_is_flat_over_time() -> None:
-    history = History(0.0)
-    for second in range(1000):
-        history.add("w", second, second + 1, 5.0)
-    _, rates = history.rates(1000.0)
-    np.testing.assert_allclose(rates["w"], 5.0)
+    lane = Lane()
+    for second in range(1, 2001):
+        lane.step(second, second + 1, 5.0)
+    np.testing.assert_allclose(np.diff(lane.work.at(np.linspace(1, 2001, 241))), 5.0 * 2000 / 240)
 
 
-def test_work_before_the_beginning_counts_to_the_first_bin() -> None:
-    history = History(10.0)
-    history.add("w", 9.0, 9.5, 3.0)
-    assert history.work["w"][0] == 3.0
+def test_a_rate_is_that_of_the_steps_and_not_of_the_waits_between_them() -> None:
+    lane = Lane()
+    lane.step(100.0, 110.0, 50.0)
+    lane.silences.append((200.0, 205.0))
+    lane.step(200.0, 210.0, 50.0)
+    assert np.diff(lane.work.at(np.array([100.0, 105.0, 110.0, 205.0, 210.0]))).tolist() == [25.0, 25.0, 0.0, 50.0]
 
 
 def record(workers: int = 2) -> Record:
@@ -79,7 +79,7 @@ def test_rate_and_memory_over_time_stay_when_the_product_has_ended() -> None:
         assert curve.values.max() == pytest.approx(r.plan.cluster.rate, rel=0.01)
         assert curve.color == r.color(name)
     (memory,) = (curve for curve in curves.memory(r, 1e6) if curve.name == "w0")
-    assert memory.values.tolist() == [5e6]
+    assert set(memory.values) == {0, 5e6}
 
 
 def test_many_workers_are_drawn_as_three_curves() -> None:
@@ -117,10 +117,12 @@ def test_workers_keep_their_numbers_when_they_leave_and_come_back() -> None:
 def test_colours_of_workers_are_seen_on_both_grounds() -> None:
     def luminance(color: str) -> float:
         red, green, blue = (int(color[at : at + 2], 16) / 255 for at in (1, 3, 5))
-        return theme._luminance((red, green, blue))
+        linear = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in (red, green, blue))
+        return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
-    colors = [theme.worker_color(number) for number in range(64)]
-    assert len(set(colors)) == 64
+    colors = [theme.worker_color(number) for number in range(len(theme.WORKERS))]
+    assert len(set(colors)) == len(colors)
+    assert theme.worker_color(len(colors)) == colors[0]
     for color in colors:
         for ground in (theme.LIGHT["ground"], theme.DARK["ground"]):
             darker, lighter = sorted([luminance(color), luminance(ground)])
