@@ -70,7 +70,7 @@ def shown(job: Callable[..., Summary], *arguments: Any, stop: Stop | None = None
             report.append(live.enter_context(progress.live(session.out(stderr=True))))
 
         def show(figures: Figures | None) -> None:
-            report[0](figures and figures._replace(error=""))  # the command ends with it
+            report[0](figures)
 
         return job(*arguments, stop=stop, announce=announce, progress=show, **options)
 

@@ -31,14 +31,6 @@ class Device(NamedTuple):
     utilization: float
 
 
-class Load(NamedTuple):
-    """CPU seconds so far: of the worker's process, and of all processes on its host; and the host's cores."""
-
-    process: float
-    host: float
-    cores: int
-
-
 # Most points of a trace: two traces of 256 workers fill 25 MB.
 MOST_POINTS = 512
 
@@ -62,7 +54,9 @@ class Trace:
 
     def at(self, times: np.ndarray) -> np.ndarray:
         """Return the values at these times, linear between two of the trace; 0 before the first one."""
-        return np.interp(times, *np.transpose(self.points), left=0.0) if self.points else np.zeros(len(times))
+        at, values = np.array(self.points or [(0.0, 0.0)]).T
+        found: np.ndarray = np.interp(times, at, values, left=0.0)
+        return found
 
 
 @dataclass
@@ -81,7 +75,6 @@ class Lane:
     receiving: float = 0.0  # seconds that the bytes received took
     lost: float | None = None  # when the worker left for the first time
     device: Device | None = None
-    loads: tuple[tuple[float, Load], ...] = ()  # the first and the last CPU times, each with its time
     peak_blocks: int = 0
     peak_process: int = 0  # of the GPU, where there is one
     others: int = 0  # bytes of blocks that are not the product's
@@ -119,7 +112,7 @@ class Lane:
 
     def sample(
         self, time: float, blocks: int, process: int, received: int = 0, device: Device | None = None, others: int = 0,
-        receiving: float = 0.0, load: Load | None = None, host: str = "",
+        receiving: float = 0.0, host: str = "",
     ) -> None:  # fmt: skip
         """Add the figures of a heartbeat.
 
@@ -133,15 +126,12 @@ class Lane:
             Memory of the process in bytes.
         received, receiving : int, float
             Bytes received for the product since the last heartbeat, and the seconds that the worker spent receiving.
-        device, load, host
-            The worker's GPU, CPU time, and the name of its host.
+        device, host
+            The worker's GPU, and the name of its host.
         """
         self.host, self.device, self.others = host or self.host, device or self.device, others
         self.received += received
         self.receiving += receiving
-        if load is not None:
-            restarted = bool(self.loads) and load.process < self.loads[-1][1].process
-            self.loads = (*(() if restarted else self.loads[:1]), (time, load))
         self.peak_blocks = max(self.peak_blocks, blocks)
         self.peak_process = max(self.peak_process, device.used if device else process)
         self.blocks.add(time, blocks)

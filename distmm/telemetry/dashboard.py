@@ -1,14 +1,12 @@
-"""The page ``/distmm`` of Dask's dashboard, its entry in the navigation bar, and its plots for JupyterLab.
+"""The page ``/distmm`` of Dask's dashboard, its entry in the navigation bar, and the same page for JupyterLab.
 
-`distmm.telemetry.scheduler.Telemetry` adds them with the first product of a client.
-``dask scheduler --preload distmm.telemetry.preload`` adds them when the scheduler starts.
+`distmm.telemetry.scheduler.Telemetry` adds it with the first product of a client.
+``dask scheduler --preload distmm.telemetry.preload`` adds it when the scheduler starts.
 """
 
 from __future__ import annotations
 
-import functools
 import time
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from distributed.scheduler import Scheduler
@@ -18,84 +16,64 @@ from distmm.telemetry import dashboard_server, theme
 if TYPE_CHECKING:
     from bokeh.document import Document
 
-    from distmm.telemetry.dashboard_figures import Pane
     from distmm.telemetry.record import Record
 
-# The figures of the page, in order. Each one is also a separate plot for JupyterLab.
-PLOTS = ("blocks", "rate over time", "memory over time", "rate", "memory", "time", "transfers")
-HEIGHTS = {"blocks": 430}
+# Heights of the grid of C, and of each other figure, in pixels.
+BLOCKS, OTHERS = 430, 172
 
 # Milliseconds between two updates, up to `MANY` workers and beyond. An update for 256 workers is 60 kB.
 UPDATE_MILLISECONDS, SLOW_MILLISECONDS, MANY = 500, 1000, 64
 
 
 def install(scheduler: Scheduler) -> None:
-    """Add the page ``/distmm`` to a scheduler's dashboard, and each of its figures as a separate plot."""
-    plots = {f"distmm {name}": functools.partial(_page, [name]) for name in PLOTS}
-    dashboard_server.add_pages(scheduler, "distmm", functools.partial(_page, PLOTS), plots)
+    """Add the page ``/distmm`` to a scheduler's dashboard."""
+    dashboard_server.add_page(scheduler, "distmm", _page)
 
 
-def _page(names: Sequence[str], scheduler: Scheduler, extra: dict[str, Any], doc: Document) -> None:
-    """Fill a page with figures of one product: all of them below the table of products and text, or one that is alone.
-
-    A figure that is alone fills its pane of JupyterLab.
-    """
+def _page(scheduler: Scheduler, extra: dict[str, Any], doc: Document) -> None:
+    """Fill a page with the table of products, and with the text and the figures of one of them."""
     from bokeh.layouts import column, row
     from bokeh.models import CustomJS, Div
 
     from distmm.telemetry import facts
-    from distmm.telemetry.dashboard_grid import legend
+    from distmm.telemetry.dashboard_figures import Bars, Curves
+    from distmm.telemetry.dashboard_grid import Blocks, legend
 
-    asked, whole = _address_arguments(doc), len(names) > 1
-    sizing = {"sizing_mode": "stretch_width" if whole else "stretch_both"}
-    panes = {name: _pane(name, **sizing, **({"height": HEIGHTS.get(name, 172)} if whole else {})) for name in names}
+    asked, wide = _address_arguments(doc), {"sizing_mode": "stretch_width"}
     table, head, key = (
-        Div(sizing_mode="stretch_width", name=f"distmm-{name}", stylesheets=[facts.style()])
-        for name in ("products", "head", "legend")
+        Div(name=f"distmm-{name}", stylesheets=[facts.style()], **wide) for name in ("products", "head", "legend")
     )
+    blocks, others = Blocks(name="distmm-blocks", height=BLOCKS, **wide), {"height": OTHERS, **wide}
+    panes = [
+        *(Curves(quantity, name=f"distmm-{quantity}-over-time", **others) for quantity in ("rate", "memory")),
+        *(Bars(quantity, name=f"distmm-{quantity}", **others) for quantity in ("rate", "memory", "time", "transfers")),
+    ]
+    for pane in panes:
+        pane.root.stylesheets = [*pane.root.stylesheets, CELL]
+    left = column(blocks.root, key, stylesheets=[SIDE], **wide)
+    right = row([pane.root for pane in panes], stylesheets=[SIDE, WRAP], **wide)
+    figures = row(left, right, name="distmm-figures", stylesheets=[WRAP], **wide)
 
     def update() -> None:
         plugin, now = scheduler.plugins.get("distmm-telemetry"), time.time()
         records: dict[str, Record] = plugin.records if plugin else {}
         record = records.get(asked.get("product", "")) or next(reversed(list(records.values())), None)
-        figures.visible = record is not None or not whole
-        key.text = legend(record)
-        if whole:
-            table.text = facts.products(records, record.product, asked, now) if record else ""
-            head.text = facts.head(record, now)
+        figures.visible = record is not None
+        key.text, head.text = legend(record), facts.head(record, now)
         if record is not None:
-            for pane in panes.values():
+            table.text = facts.products(records, record.product, asked, now)
+            for pane in (blocks, *panes):
                 pane.update(record, now)
 
-    grid = [panes["blocks"].root, key] if "blocks" in panes else []
-    others = [pane.root for name, pane in panes.items() if name != "blocks"]
-    if whole:
-        left = column(grid, stylesheets=[SIDE], **sizing)
-        right = row(others, stylesheets=[SIDE, WRAP], **sizing)
-        for root in others:
-            root.stylesheets = [*root.stylesheets, CELL]
-        figures = row(left, right, name="distmm-figures", stylesheets=[WRAP], **sizing)
-    else:
-        figures = column(grid or others, **sizing)
-    doc.add_root(column([table, head, figures] if whole else [figures], name="distmm", **sizing))
-    dashboard_server.dress(doc, "distmm" if whole else f"distmm {names[0]}", extra, bar=whole)
+    doc.add_root(column([table, head, figures], name="distmm", **wide))
+    dashboard_server.dress(doc, "distmm", extra)
     update()
     doc.add_periodic_callback(update, UPDATE_MILLISECONDS if len(scheduler.workers) <= MANY else SLOW_MILLISECONDS)
-    arguments = {"figures": [pane.root for pane in panes.values()], "light": theme.LIGHT, "dark": theme.DARK}
+    roots = [pane.root for pane in (blocks, *panes)]
+    arguments = {"figures": roots, "light": theme.LIGHT, "dark": theme.DARK}
     doc.js_on_event(
         "document_ready", CustomJS(args=arguments, code=(theme.PAGES / "colours.js").read_text(encoding="utf-8"))
     )
-
-
-def _pane(name: str, **sizing: Any) -> Pane:
-    from distmm.telemetry.dashboard_figures import Bars, Curves
-    from distmm.telemetry.dashboard_grid import Blocks
-
-    sizing["name"] = f"distmm-{name.replace(' ', '-')}"
-    if name == "blocks":
-        return Blocks(**sizing)
-    quantity, _, over_time = name.partition(" ")
-    return Curves(quantity, **sizing) if over_time else Bars(quantity, **sizing)
 
 
 def _address_arguments(doc: Document) -> dict[str, str]:

@@ -7,7 +7,7 @@ warning with the error (`distmm.telemetry.faults`), and products run without the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from distributed.scheduler import Scheduler
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 Build = Callable[[Scheduler, dict[str, Any], "Document"], None]
 
 
-def add_pages(scheduler: Scheduler, page: str, build: Build, plots: Mapping[str, Build]) -> None:
-    """Add a page with an entry in the navigation bar, and single plots for JupyterLab's Dask extension.
+def add_page(scheduler: Scheduler, page: str, build: Build) -> None:
+    """Add a page with an entry in the navigation bar, and in the list of plots of JupyterLab's Dask extension.
 
     Does nothing if the scheduler has no dashboard, or has the page already.
 
@@ -32,8 +32,6 @@ def add_pages(scheduler: Scheduler, page: str, build: Build, plots: Mapping[str,
         Path of the page without its slash: ``"distmm"`` for ``/distmm``.
     build : callable
         Fills the page.
-    plots : mapping
-        Functions that fill a plot, by its title: ``"distmm rate"`` for ``/individual-distmm-rate``.
     """
     server = getattr(scheduler, "http_application", None)
     if server is None or not getattr(server, "applications", None):
@@ -43,20 +41,17 @@ def add_pages(scheduler: Scheduler, page: str, build: Build, plots: Mapping[str,
     from distributed.dashboard.scheduler import template_variables
 
     dashboards = [app for app in server.applications if isinstance(app, BokehTornado)]
-    if not dashboards or any(f"/{page}" in app.app_paths for app in dashboards):
+    if not dashboards or has_page(scheduler, f"/{page}"):
         return
-    paths = {f"/individual-{name.replace(' ', '-')}": name for name in plots}
-    documents = {f"/{page}": build} | {path: plots[name] for path, name in paths.items()}
     variables = template_variables(scheduler)  # all pages of a scheduler share one dictionary
     prefix = dashboards[0].prefix
-    application = BokehApplication(documents, scheduler, prefix=prefix, template_variables=variables)
+    application = BokehApplication({f"/{page}": build}, scheduler, prefix=prefix, template_variables=variables)
     server.add_application(application)
     application.initialize(IOLoop.current())
     application.start()
     # JupyterLab's extension requests its list of plots at this path. Dask's handler lists only Dask's plots.
-    add_handler(scheduler, f"{prefix.rstrip('/')}/individual-plots.json", _list_of_plots(paths))
+    add_handler(scheduler, f"{prefix.rstrip('/')}/individual-plots.json", _list_of_plots(page))
     variables["pages"].insert(1, page)
-    variables["plots"] += [{"url": path.strip("/"), "name": name} for path, name in paths.items()]
 
 
 def has_page(scheduler: Scheduler, page: str) -> bool:
@@ -71,24 +66,23 @@ def add_handler(scheduler: Scheduler, path: str, handler: type[Any]) -> None:
         scheduler.http_application.add_handlers(".*", [(path, handler, {"dask_server": scheduler})])
 
 
-def dress(document: Document, title: str, variables: dict[str, Any], *, bar: bool) -> None:
-    """Give a document the title and theme of Dask's dashboard, and its navigation bar if `bar` is set."""
+def dress(document: Document, title: str, variables: dict[str, Any]) -> None:
+    """Give a document the title, the theme and the navigation bar of Dask's dashboard."""
     from distributed.dashboard.components.scheduler import BOKEH_THEME, env
 
     document.title = f"Dask: {title}"
     document.theme = BOKEH_THEME
-    if bar:
-        document.template = env.get_template("simple.html")
-        document.template_variables.update(variables)
+    document.template = env.get_template("simple.html")
+    document.template_variables.update(variables)
 
 
-def _list_of_plots(paths: dict[str, str]) -> type[Any]:
+def _list_of_plots(page: str) -> type[Any]:
     from distributed.http.scheduler.info import IndividualPlots
 
     class Plots(IndividualPlots):
-        """Dask's list of plots, with those of distmm."""
+        """Dask's list of plots, with the page of distmm."""
 
         def write(self, chunk: dict[str, str]) -> None:
-            super().write(chunk | {name.title(): path for path, name in paths.items()})
+            super().write(chunk | {page.title(): f"/{page}"})
 
     return Plots

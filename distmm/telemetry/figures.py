@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,8 +19,8 @@ UNDER_WAY = ("waiting", "running", "stalled")
 ALARMING = ("failed", "cancelled", "stalled")
 
 
-class Figures(NamedTuple):
-    """The progress of a product.
+class Figures:
+    """The progress of a product, as plain values, which the scheduler sends to clients.
 
     Attributes
     ----------
@@ -55,74 +55,36 @@ class Figures(NamedTuple):
         Seconds since the last heartbeat, of the worker for which this is longest.
     verb : str
         What is done with C: "topk", "nearest", "threshold"; empty where it is C that is wanted.
-    reasons : tuple of str
+    reasons : list of str
         Why it is slower than its plan (`distmm.telemetry.slowness`).
     unwritten : int
         Submitted tasks that check, reduce or write blocks of C and have not finished.
     """
 
-    done: int
-    total: int
-    blocks_done: int
-    blocks: int
-    flops: float
-    seconds: float
-    rate: float
-    left: float
-    moved: int
-    bound: int
-    again: int
-    interrupted: int
-    failed: int
-    resumed: int
-    refuted: int
-    state: str
-    error: str = ""
-    workers: int = 0
-    planned: int = 0
-    idle: float = 0.0
-    silent: float = math.inf
-    verb: str = ""
-    reasons: tuple[str, ...] = ()
-    unwritten: int = 0
-
-    @classmethod
-    def of(cls, record: Record, now: float) -> Figures:
-        """Return the figures of a record at the time `now` (seconds since the epoch)."""
-        expected, seen = record.expected, record.seen
+    def __init__(self, record: Record, now: float) -> None:
+        """Take the figures of a record at the time `now` (seconds since the epoch)."""
+        expected, seen, pace = record.expected, record.seen, record.pace
         flops, remaining = (float(record.step_flops[steps].sum()) for steps in (record.done, expected & ~record.done))
         begun = record.started if record.started is not None else math.inf
         computing = max(0.0, (record.stopped if record.over and record.stopped else now) - begun)
-        planned = record.plan.grid.size
-        workers = planned if seen is None else liveness.heard_of(planned, record.lanes, seen, now)
-        idle = max(0.0, now - record.advanced)
-        stalled = not record.over and liveness.stalled(workers, idle, record.pace.pause if record.pace else None)
-        left = math.inf if stalled or record.pace is None else 0.0
-        if remaining and record.pace is not None and not stalled:
-            left = record.pace.left(now, remaining) + record.afterwards
-        figures = cls(
-            done=int(record.done.sum()),
-            total=int(expected.sum()),
-            blocks_done=int(np.count_nonzero(record.progress == 1)),
-            blocks=record.chains,
-            flops=flops,
-            seconds=max(0.0, record.end(now) - record.submitted),
-            rate=flops / computing if computing else 0.0,
-            left=left,
-            moved=sum(lane.received for lane in record.lanes.values()),
-            bound=record.plan.cost.bytes_bound,
-            again=int(record.again.sum()),
-            interrupted=record.interrupted,
-            failed=record.failed,
-            resumed=int(record.resumed.sum()),
-            refuted=int(record.refuted.sum()),
-            state="stalled" if stalled else record.state,
-            error=next(iter(record.failures.values()), ""),
-            workers=workers,
-            planned=planned,
-            idle=idle,
-            silent=max((now - at for name, at in (seen or {}).items() if name in record.lanes), default=math.inf),
-            verb=record.verb,
-            unwritten=record.unwritten,
-        )
-        return figures._replace(reasons=tuple(slowness.reasons(record, figures, now)))
+        self.done, self.total = int(record.done.sum()), int(expected.sum())
+        self.blocks_done, self.blocks = int(np.count_nonzero(record.progress == 1)), record.chains
+        self.flops, self.rate = flops, flops / computing if computing else 0.0
+        self.seconds = max(0.0, record.end(now) - record.submitted)
+        self.moved = sum(lane.received for lane in record.lanes.values())
+        self.bound = record.plan.cost.bytes_bound
+        self.again, self.interrupted = int(record.again.sum()), record.interrupted
+        self.failed, self.error = record.failed, next(iter(record.failures.values()), "")
+        self.resumed, self.refuted = int(record.resumed.sum()), int(record.refuted.sum())
+        self.planned = self.workers = record.plan.grid.size
+        if seen is not None:
+            self.workers = liveness.heard_of(self.planned, record.lanes, seen, now)
+        self.idle = max(0.0, now - record.advanced)
+        self.silent = max((now - at for name, at in (seen or {}).items() if name in record.lanes), default=math.inf)
+        stalled = not record.over and liveness.stalled(self.workers, self.idle, pace.pause if pace else None)
+        self.state = "stalled" if stalled else record.state
+        self.left = math.inf if stalled or pace is None else 0.0
+        if remaining and pace is not None and not stalled:
+            self.left = pace.left(now, remaining) + record.afterwards
+        self.verb, self.unwritten = record.verb, record.unwritten
+        self.reasons = slowness.reasons(record, self, now)

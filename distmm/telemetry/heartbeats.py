@@ -13,7 +13,7 @@ from tornado.ioloop import PeriodicCallback
 
 from distmm import units
 from distmm.telemetry import liveness
-from distmm.telemetry.activity import Device, Load
+from distmm.telemetry.activity import Device
 from distmm.telemetry.record import Record
 from distmm.telemetry.worker import METRIC
 
@@ -99,7 +99,7 @@ class Heartbeats:
                 blocks = sum(nbytes for array, nbytes in heartbeat["held"].items() if array in record.arrays)
                 record.lane(name).sample(
                     now, blocks, ws.metrics.get("memory", 0), mine, device, max(0, ws.nbytes - blocks),
-                    receiving * mine, Load(*heartbeat["load"]), heartbeat["host"],
+                    receiving * mine, heartbeat["host"],
                 )  # fmt: skip
 
     def read(self) -> None:

@@ -1,8 +1,8 @@
 """Prometheus series, on the ``/metrics`` of scheduler and workers.
 
 Either the scheduler or the workers serve a series, never both, so sums over all targets are right. The scheduler serves
-the series of products (operations, blocks, failures). Each worker serves its own series (bytes received, kernel
-seconds, its GPU). All figures come from the records and the workers' plugins; this module counts nothing.
+the series of products (operations, kernel seconds, blocks, failures). Each worker serves its own series (bytes received
+and held, its GPU). All figures come from the records and the workers' plugins; this module counts nothing.
 ``/distmm-targets.json`` has the workers' addresses for Prometheus' HTTP discovery, since workers choose their ports.
 """
 
@@ -30,6 +30,7 @@ SERIES: dict[str, tuple[Literal["counter", "gauge"], str, str]] = {
     # on the scheduler
     "distmm_flops": ("counter", "worker", "Operations of product tasks that finished, repeated ones included."),
     "distmm_steps": ("counter", "worker", "Product tasks that finished, repeated ones included."),
+    "distmm_kernel_seconds": ("counter", "worker", "Time with a product task running on the worker."),
     "distmm_silences": ("counter", "worker", "Times that the worker sent no heartbeat for long while a product ran."),
     "distmm_silent_seconds": ("gauge", "worker", "Time since the last heartbeat of a silent worker; 0 of others."),
     "distmm_products": ("counter", "", "Products that were started; a job is one."),
@@ -54,7 +55,6 @@ SERIES: dict[str, tuple[Literal["counter", "gauge"], str, str]] = {
     "distmm_planned_peak_bytes": ("gauge", "", "Peak of one worker's blocks: the last plan's, and blocks of others."),
     # on the workers
     "distmm_received_bytes": ("counter", "worker", "Bytes of blocks received from other workers."),
-    "distmm_kernel_seconds": ("counter", "worker", "Time with a product task running."),
     "distmm_block_bytes": ("gauge", "worker", "Bytes of the blocks that the worker holds."),
     "distmm_gpu_memory_used_bytes": ("gauge", "worker", "Bytes in use on the worker's GPU."),
     "distmm_gpu_memory_bytes": ("gauge", "worker", "Memory of the worker's GPU."),
@@ -78,6 +78,7 @@ def counts(record: Record) -> Counter[str]:
     for name, lane in record.lanes.items():
         found[f"distmm_flops/{name}"] += int(lane.flops)
         found[f"distmm_steps/{name}"] += lane.steps
+        found[f"distmm_kernel_seconds/{name}"] += lane.seconds["multiply"]  # type: ignore[assignment]  # no integer
     return found
 
 

@@ -120,10 +120,9 @@ def watch(C: da.Array, *, client: Client | None = None, console: Console | None 
                     f"the scheduler knows no product {C.name}: start it first, as in C = client.persist(C), and watch "
                     f"the array that distmm.matmul returned, not one made from it"
                 )
-            if figures is not None and figures.state not in UNDER_WAY:
-                report(figures._replace(error=""))  # it follows as a whole
-                break
             report(figures)
+            if figures is not None and figures.state not in UNDER_WAY:
+                break
             time.sleep(POLL_SECONDS)
     if figures.error:  # the record has at most 400 letters of it, and the future has all
         whole = next((str(future.exception()) for future in futures_of(C) if future.status == "error"), "")
@@ -140,7 +139,8 @@ def _pending(client: Client) -> list[Any]:
 def describe(f: Figures) -> str:
     """Return rate so far, time left or phase after the last step, failures, and why it is slow.
 
-    For a product under way this is the first reason, and all of them for one that has ended.
+    For a product under way this is the first reason, and all of them for one that has ended. Callers print the error of
+    a product that has failed, as a whole.
     """
     if f.state == "stalled":
         return ", ".join([f"stalled: no step for {units.duration(f.idle)}", *f.reasons[:1]])
@@ -156,10 +156,8 @@ def describe(f: Figures) -> str:
             parts.append(f"{f.state} after {units.duration(f.seconds)}")
         trouble = {"failed": f.failed, "computed again": f.again, "failed checks": f.refuted}
         parts += [f"{count} {what}" for what, count in trouble.items() if count]
-    if f.error:
-        return f"{', '.join(parts)}: {f.error}"
     reasons = f.reasons[:1] if f.state in UNDER_WAY else f.reasons
-    return ", ".join(parts) + ("; slow: " + "; ".join(reasons) if reasons else "")
+    return ", ".join(parts) + ("; slow: " + "; ".join(reasons) if reasons and not f.error else "")
 
 
 def _lines(console: Console, quiet_seconds: float) -> Report:

@@ -177,7 +177,7 @@ class Record:
 
     def figures(self, now: float) -> Figures:
         """Return the progress of the product at the time `now` (seconds since the epoch)."""
-        return Figures.of(self, now)
+        return Figures(self, now)
 
     def end(self, now: float) -> float:
         """Return when the last step, check or write of an ended product was; `now` for a running one."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from distmm import units
 
@@ -24,8 +23,8 @@ LATE_SECONDS = 1.0
 # A worker is slow below this fraction of the median worker's rate.
 SLOW_WORKER = 0.75
 
-# Least fraction of the workers' time, of a host's CPU time, and of all steps, that is worth a sentence.
-SHARE, HOST_SHARE, REPEATED = 0.1, 0.25, 0.05
+# Least fraction of the workers' time, and of all steps, that is worth a sentence.
+SHARE, REPEATED = 0.1, 0.05
 
 TASKS: Mapping[Kind, tuple[str, str]] = {
     "operands": ("the operands' own tasks take", "of the workers' time"),
@@ -88,7 +87,7 @@ def _share(lanes: Mapping[str, Lane], kind: Kind, seconds: float, threads: int =
 
 
 def _causes(record: Record, f: Figures, lanes: Mapping[str, Lane], now: float) -> Iterator[str]:
-    """Yield what else took the workers' time, and which links and hosts are slower than planned, by its share."""
+    """Yield what else took the workers' time, and whether links are slower than planned, by its share."""
     cluster, end = record.plan.cluster, record.end(now)
     for name, lane in lanes.items():
         asleep = lane.asleep(record.submitted, end)
@@ -99,7 +98,6 @@ def _causes(record: Record, f: Figures, lanes: Mapping[str, Lane], now: float) -
     found = [
         (_share(lanes, kind, f.seconds, cluster.threads), *words) for kind, words in {**TASKS, "other": others}.items()
     ]
-    found += [(share, "other programs take", f"of the CPU time of host {host}") for host, share in _busy_hosts(lanes)]
     received, receiving = (sum(getattr(lane, of) for lane in lanes.values()) for of in ("received", "receiving"))
     if receiving and received / receiving * MISSED < cluster.link:
         rate, link = units.scaled(received / receiving, "B/s"), units.scaled(cluster.link, "B/s")
@@ -108,23 +106,3 @@ def _causes(record: Record, f: Figures, lanes: Mapping[str, Lane], now: float) -
     for share, before, after in sorted(found, reverse=True):
         if share > SHARE:
             yield f"{before} {share:.0%} {after}"
-
-
-def _busy_hosts(lanes: Mapping[str, Lane]) -> Iterator[tuple[str, float]]:
-    """Yield hosts with the fraction of their CPU time that processes take which are no workers of the product."""
-    hosts: defaultdict[str, list[Lane]] = defaultdict(list)
-    for lane in lanes.values():
-        if len(lane.loads) > 1:
-            hosts[lane.host].append(lane)
-    for host, of in hosts.items():
-        longest = max(of, key=lambda lane: lane.loads[-1][0] - lane.loads[0][0])
-        own = sum(_cores(lane, "process") for lane in of)  # a restarted worker's times are of its new process alone
-        share = (_cores(longest, "host") - own) / longest.loads[-1][1].cores
-        if share > HOST_SHARE:
-            yield host, min(1.0, share)
-
-
-def _cores(lane: Lane, of: Literal["process", "host"]) -> float:
-    """Return how many cores a worker's process, or its host, kept busy on average."""
-    (start, first), (stop, last) = lane.loads
-    return float(getattr(last, of) - getattr(first, of)) / max(1e-9, stop - start)

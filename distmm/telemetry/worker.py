@@ -11,14 +11,13 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import psutil
 from distributed import Worker, WorkerPlugin
 from distributed.diagnostics import nvml
 
 from distmm.all_workers import owns_gpu
-from distmm.graph.dask_tasks import PlacedTask, ProductTask
+from distmm.graph.dask_tasks import PlacedTask
 from distmm.telemetry import metrics
-from distmm.telemetry.activity import Device, Load
+from distmm.telemetry.activity import Device
 from distmm.telemetry.faults import tolerated
 
 # Key of distmm's entry in the metrics of a heartbeat.
@@ -45,7 +44,7 @@ def own_gpu(worker: Worker) -> Device | None:
 
 
 class WorkerTelemetry(WorkerPlugin):
-    """Counts bytes received and held, and kernel seconds of product tasks, and reads the worker's GPU.
+    """Counts bytes received and held, and reads the worker's GPU.
 
     Parameters
     ----------
@@ -63,12 +62,10 @@ class WorkerTelemetry(WorkerPlugin):
         self.receiving = self.received_until = 0.0
         self.sizes: dict[Any, int] = {}  # block in memory -> bytes
         self.held: Counter[str] = Counter()  # array -> bytes in memory
-        self.kernel_seconds = 0.0
-        self.busy_until = 0.0
 
     def setup(self, worker: Worker) -> None:
         """Add the figures to every heartbeat and to ``/metrics``."""
-        self.worker, self.process = worker, psutil.Process()
+        self.worker = worker
         worker.metrics = {**worker.metrics, METRIC: heartbeat}  # a heartbeat may go through the old one
         with tolerated("/metrics of a worker"):
             metrics.expose(self)
@@ -79,7 +76,7 @@ class WorkerTelemetry(WorkerPlugin):
         metrics.withdraw(self)
 
     def transition(self, key: object, start: str, finish: str, **kwargs: Any) -> None:
-        """Count blocks that come and go, and the time of product tasks."""
+        """Count blocks that come and go."""
         if start == "memory":
             self.held[_array(key)] -= self.sizes.pop(key, 0)
             if key in self.arrived:  # nobody has read it here
@@ -98,17 +95,11 @@ class WorkerTelemetry(WorkerPlugin):
             if block.key in self.arrived:
                 reader = task.placement.product if isinstance(task, PlacedTask) else _array(block.key)
                 self._receive(reader, self.arrived.pop(block.key))
-        if isinstance(task, ProductTask):
-            for entry in ts.startstops:
-                if entry["action"] == "compute":  # tasks overlap where products are queued ahead
-                    self.kernel_seconds += max(0.0, entry["stop"] - max(entry["start"], self.busy_until))
-                    self.busy_until = max(self.busy_until, entry["stop"])
 
     def readings(self) -> Iterator[metrics.Reading]:
         """Return the worker's Prometheus series."""
         name = str(self.worker.name).rpartition("//")[2]
         yield "distmm_received_bytes", name, self.received_total
-        yield "distmm_kernel_seconds", name, self.kernel_seconds
         yield "distmm_block_bytes", name, self.worker.state.nbytes
         device = self.gpu(self.worker)
         if device is not None:
@@ -123,14 +114,11 @@ class WorkerTelemetry(WorkerPlugin):
                 self.receiving += entry["stop"] - max(entry["start"], self.received_until)
                 self.received_until = entry["stop"]
         self.held = +self.held  # without arrays that have gone
-        own, host = self.process.cpu_times(), psutil.cpu_times()
-        busy = sum(host) - host.idle - getattr(host, "iowait", 0.0) - getattr(host, "guest", 0.0)
         return {
             "received": dict(self.received),
             "receiving": self.receiving,
             "held": dict(self.held),
             "device": self.gpu(self.worker),
-            "load": Load(own.user + own.system, busy, psutil.cpu_count() or 1),
             "host": socket.gethostname(),
         }
 
