@@ -60,7 +60,7 @@ def info(
     tables = {
         "Devices": [*devices, ("CPU", _described(device.cpu()))],
         "Rates of kernels": _rates(),
-        "Versions": _versions(),
+        "Versions": installed(PACKAGES).items(),
         f"Kernels for a block product of {m} x {k} times {k} x {n}": [
             (", ".join(names), reasons) for reasons, names in types.items()
         ],
@@ -98,12 +98,3 @@ def _rates() -> list[tuple[str, str]]:
 def _measured(found: Measurement) -> str:
     best = sorted(found.rates, key=lambda name: -found.rates[name])
     return f"measured here, {found.measured}: " + ", ".join(f"{x} {found.rates[x] / 1e12:.3g} TFLOP/s" for x in best)
-
-
-def _versions() -> list[tuple[str, str]]:
-    from distmm.versions import installed
-
-    found = installed(PACKAGES)
-    # These packages exist for each CUDA version, and are not needed on CPUs, so only installed ones are shown.
-    shown = (n for n in ("python", *PACKAGES) if n in found or not n.startswith(("distributed-ucxx", "cupy")))
-    return [(name, found.get(name, "not installed")) for name in shown]

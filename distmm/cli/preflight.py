@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -56,36 +54,29 @@ def check_product(job: Job, say: Callable[[str], None]) -> None:
         say(f"not checked: {what}")
 
 
-def check_packages(job: Job, python: str | None) -> None:
+def check_packages(job: Job, python: str) -> None:
     """Refuse a job whose workers would lack a package.
 
     Parameters
     ----------
     job : Job
-    python : str or None
-        Interpreter that the nodes start; None: the present one. Nothing is checked if it is not on this machine.
+    python : str
+        Interpreter that the nodes start. Nothing is checked if it is not on this machine.
 
     Raises
     ------
     InputError
         If a package is missing; the message names it.
     """
-    needed = NEEDED[job.workers.device]
-    if python is None or shutil.which(python) == sys.executable:
-        lacking = [name for name in needed if importlib.util.find_spec(name) is None]
-    elif shutil.which(python) is None:
+    if shutil.which(python) is None:
         return
-    else:
-        done = subprocess.run([python, "-c", LACKING, *needed], capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise InputError(
-                f"{python}: is not a working Python here: {done.stderr.strip()[-200:]}; give another --python"
-            )
-        lacking = done.stdout.split()
-    if lacking:
-        where = sys.executable if python is None else python
+    command = [python, "-c", LACKING, *NEEDED[job.workers.device]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise InputError(f"{python}: is not a working Python here: {done.stderr.strip()[-200:]}; give another --python")
+    if lacking := done.stdout.split():
         raise InputError(
-            f"workers.device = {job.workers.device!r}, but {where}, which the nodes start, lacks "
+            f"workers.device = {job.workers.device!r}, but {python}, which the nodes start, lacks "
             f"{', '.join(lacking)}: install distmm there by pip install '.[cuda13]' (or cuda12), give another "
             f"--python, or set workers.device = 'cpu'"
         )

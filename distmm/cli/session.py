@@ -47,11 +47,6 @@ def print_json(facts: dict[str, Any]) -> None:
     typer.echo(json.dumps(finite, indent=1, allow_nan=False))
 
 
-def debugging(ctx: typer.Context) -> bool:
-    """Whether ``--debug`` was given."""
-    return bool(ctx.find_root().obj)
-
-
 def tell_missing(*matrices: Matrix) -> None:
     """Print a note on stderr about chunks that a Zarr array lacks: they may be empty or lost."""
     for matrix in matrices:
@@ -77,7 +72,7 @@ def cluster(ctx: typer.Context, where: Where, device: DeviceChoice) -> Iterator[
     tell_device(where.cluster, device)
     # Without this, workers log a traceback for each failed task, and a local scheduler logs its error. The client
     # receives the error and prints it once. An interrupted wait of Dask leaves an asyncio task whose error is unread.
-    quiet = not debugging(ctx)
+    quiet = not ctx.find_root().obj  # --debug
     if quiet:
         for name in ("distributed", "distributed.client", "distmm.telemetry.scheduler", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)

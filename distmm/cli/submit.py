@@ -51,7 +51,9 @@ def submit(
             help="Follow a job that was submitted before: Slurm's number, or NAMESPACE/NAME.",
         ),
     ] = None,
-    python: Annotated[str | None, typer.Option(help="Slurm: the Python that nodes start; by default this one.")] = None,
+    python: Annotated[
+        str, typer.Option(help="Slurm: the Python that nodes start.", show_default="this one")
+    ] = sys.executable,
     as_json: options.Json = False,
 ) -> None:
     """Run a job file here, or submit it to Slurm or Kubernetes and follow it.
@@ -95,7 +97,7 @@ def submit(
     if cluster == "kubernetes":
         raise _ended(_kubernetes(job, detach), as_json)
     words = ["distmm", "submit", str(file.absolute()), "--cluster", cluster]
-    words += ["--python", python] if python else []
+    words += ["--python", python] if python != sys.executable else []
     words += [word for one in change or () for word in ("--set", one)] + (["--", *command] if command else [])
     raise _ended(_slurm(job, shlex.join(words), detach, python), as_json)
 
@@ -140,14 +142,14 @@ def _local_command(job: Job) -> list[str]:
     return command + (["--overwrite"] if job.overwrite else [])
 
 
-def _print_job(job: Job, cluster: str, python: str | None) -> None:
+def _print_job(job: Job, cluster: str, python: str) -> None:
     """Print what would be run or submitted."""
     from distmm.submit import manifests, slurm_script
 
     if cluster == "kubernetes":
         _print(job, manifests.job(job))
     elif cluster == "slurm":
-        typer.echo(slurm_script.render(job, python=python or sys.executable), nl=False)
+        typer.echo(slurm_script.render(job, python=python), nl=False)
     else:
         typer.echo(shlex.join(_local_command(job)))
 
@@ -158,7 +160,7 @@ def _local(job: Job, as_json: bool) -> dict[str, Any]:
     return {"cluster": "local", "id": None, "log": None, "exit_code": done.returncode}
 
 
-def _slurm(job: Job, submitted_by: str, detach: bool, python: str | None) -> dict[str, Any]:
+def _slurm(job: Job, submitted_by: str, detach: bool, python: str) -> dict[str, Any]:
     from distmm.cli import preflight
     from distmm.submit import slurm, slurm_script
 

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -47,7 +48,7 @@ def check_program() -> None:
         raise InputError("there is no sbatch here: submit from a login node of the cluster, or use --cluster local")
 
 
-def submit(job: Job, *, python: str | None = None, submitted_by: str = "") -> str:
+def submit(job: Job, *, python: str = sys.executable, submitted_by: str = "") -> str:
     """Write the batch script of a job to its folder, and submit it with ``sbatch``.
 
     Parameters
@@ -66,9 +67,8 @@ def submit(job: Job, *, python: str | None = None, submitted_by: str = "") -> st
     Raises
     ------
     InputError
-        Without Slurm, for a folder that cannot be written, and if Slurm refuses the job.
+        For a folder that cannot be written, and if Slurm refuses the job.
     """
-    check_program()
     folder = Path(job.run.folder)
     certificates = tls.certificate_paths(job.run.tls, job.run.folder, job.run.name)
     script = folder / f"{job.run.name}.sh"
@@ -76,7 +76,7 @@ def submit(job: Job, *, python: str | None = None, submitted_by: str = "") -> st
         folder.mkdir(parents=True, exist_ok=True)
         if certificates is not None and job.run.tls == "temporary":
             tls.create(certificates)
-        script.write_text(render(job) if python is None else render(job, python=python))
+        script.write_text(render(job, python=python))
     except OSError as error:
         raise InputError(f"{folder}: {error}; set run.folder to a folder that you and all nodes can write") from error
     if certificates is not None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -96,8 +95,8 @@ def test_submitted_jobs_for_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert (found["cluster"], found["id"], found["exit_code"]) == ("slurm", "7", None)
     again = f"distmm submit {tmp_path}/job.toml --cluster slurm --set run.grace=2m"
     assert (tmp_path / "told").read_text().strip() == again
-    printed("submit", str(tmp_path / "job.toml"), "--cluster", "slurm", "--detach", "--python", sys.executable)
-    again = f"distmm submit {tmp_path}/job.toml --cluster slurm --python {sys.executable}"
+    printed("submit", str(tmp_path / "job.toml"), "--cluster", "slurm", "--detach", "--python", "/nodes/python3")
+    again = f"distmm submit {tmp_path}/job.toml --cluster slurm --python /nodes/python3"
     assert (tmp_path / "told").read_text().strip() == again
 
 
