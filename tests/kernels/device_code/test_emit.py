@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import gc
 import importlib.metadata
 import sys
 from pathlib import Path
@@ -64,7 +65,7 @@ def test_device_code_asks_builders_for_the_named_methods_only(emit):
     assert called == set(emit.BUILDER_METHODS)
 
 
-def test_scopes_are_copied_again_after_a_build_that_fails_too(emit):
+def test_scopes_are_copied_and_garbage_is_collected_again_after_a_build_that_fails_too(emit):
     from numba.cuda.core.ir import Scope
 
     before = dict(vars(Scope))
@@ -72,11 +73,13 @@ def test_scopes_are_copied_again_after_a_build_that_fails_too(emit):
     def build():
         with emit.shared_scopes():
             assert vars(Scope).keys() - before.keys() == {"__deepcopy__"}
+            assert not gc.isenabled()
             raise ValueError("from the compiler")
 
     with pytest.raises(ValueError, match="from the compiler"):
         build()
     assert dict(vars(Scope)) == before
+    assert gc.isenabled()
 
 
 @pytest.mark.parametrize("moved", [False, True])
