@@ -5,7 +5,7 @@ An upper bound of what the runtime holds by construction:
 - the blocks of C of a wave, and finished blocks of other waves: all of them, or those that still have a slot
   (`distmm.scheduler.output_slots`);
 - blocks of A and B of at most `lookahead` steps (`distmm.scheduler.lookahead`), and those of one step in the kernel's
-  own format (`distmm.worker.gpu.Prepared`);
+  own format (`distmm.worker.prepared_operands`);
 - with split k, sums that come from other layers of the grid. A worker fetches them for all its chains at once;
 - results that are being written, or that the scheduler has not freed yet.
 
@@ -62,7 +62,7 @@ class Peak(NamedTuple):
     slot : int
         Bytes of such a block, and of its mirror image.
     most_prepared : int
-        Elements of A and B that a GPU worker keeps in the kernel's own format (`distmm.worker.gpu.Prepared`).
+        Elements of A and B that a GPU worker keeps in the kernel's own format (`distmm.worker.prepared_operands`).
     """
 
     worker: int

@@ -61,7 +61,7 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
         package : str
             Name of the package of the arrays that `compute` returns (`distmm.product.dlpack.as_given`).
         device : int, optional
-            This process's GPU that receives blocks of CuPy. None: blocks of CuPy are computed by Dask.
+            This process's GPU that receives blocks of CuPy; by default the current one.
         """
         self = cls(array.dask, array.name, array.chunks, meta=array)
         self._fill, self._here = fill, here
@@ -114,7 +114,7 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
         """Return an array to compute into; None if it would be larger than the free memory."""
         if package_of(self._meta) != "cupy":
             return None if self.nbytes > psutil.virtual_memory().available else np.empty(self.shape, self.dtype)
-        return None if self._device is None else empty_on(self._device, self.shape, self.dtype)
+        return empty_on(self._device, self.shape, self.dtype)
 
     def _filled(self, out: Any, client: Client) -> bool:
         """Compute into `out`. Return False if Dask has to compute the array."""

@@ -16,7 +16,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -105,13 +105,19 @@ def plain(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(cupy.cuda.Memory(max(1, nbytes)), 0))
 
 
-def empty_on(device: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-    """Return an uninitialised CuPy array on a GPU of this process; None if there is no memory for it."""
+def empty_on(device: int | None, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+    """Return an uninitialised CuPy array on a GPU of this process, by default the current one.
+
+    Its memory has a handle if the GPU gives any. None if there is no memory for it, or no such GPU.
+    """
     import cupy
 
-    with cupy.cuda.Device(device), suppress(cupy.cuda.memory.OutOfMemoryError):
-        return cupy.empty(shape, dtype)
-    return None
+    try:
+        with cupy.cuda.Device(device):
+            array = cupy.empty(shape, dtype)
+            return array if behind(array) is not None else plain(shape, dtype)
+    except (MemoryError, cupy.cuda.runtime.CUDARuntimeError):
+        return None
 
 
 class _Map:

@@ -1,4 +1,4 @@
-"""The worker's GPU as tasks use it: streams, operands that are prepared once, another try when its memory is full.
+"""The worker's GPU as tasks use it: streams, and another try when its memory is full.
 
 A process has one non-blocking stream for each kind of work, so that copies and products overlap. Each task waits with
 an event for the end of its own work. Work of several threads on one stream runs without a gap: with two tasks at a time
@@ -10,10 +10,8 @@ from __future__ import annotations
 import functools
 import gc
 import logging
-import math
 import threading
 import time
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Literal, TypeVar
@@ -22,6 +20,7 @@ import numpy
 
 from distmm import units
 from distmm.errors import DeviceMemoryError
+from distmm.worker import prepared_operands
 from distmm.worker.dask_internals import in_task
 from distmm.worker.gpu_room import Turns, empty_pools, figures, is_full
 
@@ -36,10 +35,6 @@ Returned = TypeVar("Returned")
 
 # Seconds to wait for memory before another try: the scheduler frees blocks by messages, which take milliseconds.
 PAUSES = (0.0, 0.1, 1.0)
-
-# Seconds without a product after which prepared operands are freed. They are as large as the operands (17 GB a GPU at
-# n = 65536 on two), and making them again takes milliseconds.
-IDLE_SECONDS = 2.0
 
 
 @functools.cache
@@ -97,83 +92,6 @@ def multiplying() -> Iterator[None]:
         yield
 
 
-class Prepared:
-    """Operands in a kernel's own format: made once for each block, kept while the block exists and is used often.
-
-    A block of A takes part in every product of its row. Splitting it into float16 halves, for example, takes a few per
-    cent of one product. Blocks are compared by identity: Dask keeps one object for each block on a worker.
-    """
-
-    def __init__(self) -> None:
-        # In the order of their last use: the first one is freed first.
-        self._kept: dict[tuple[int, object], tuple[weakref.ref[Any], Any]] = {}
-        self._used = 0.0  # when, by the monotonic clock
-        self._making = threading.Lock()  # products that begin at the same time use the same blocks
-
-    def get(self, block: Any, form: object, prepare: Callable[[Any], Any], most: float = math.inf) -> Any:
-        """Return ``prepare(block)``, or its earlier result for this block and `form`.
-
-        Parameters
-        ----------
-        block : array
-        form : object
-            Which form of the block it makes; hashable.
-        prepare : callable
-        most : int
-            Keep the prepared forms of at most so many elements of blocks. This block counts, and is always kept.
-        """
-        key = id(block), form
-        with self._making:
-            self._used = time.monotonic()
-            known, operand = self._kept.pop(key, (None, None))
-            if known is None or known() is not block:
-                self._make_room(most - block.size)
-                operand = prepare(_alias(block))
-                known = weakref.ref(block, lambda gone: self._drop(key, gone))
-            self._kept[key] = known, operand
-        return operand
-
-    def _make_room(self, most: float) -> None:
-        """Free the least recently used forms, until the remaining blocks have at most this many elements."""
-        kept = self._kept.copy()  # the original may lose entries at any time, when blocks become garbage
-        sizes = {key: 0 if (block := known()) is None else block.size for key, (known, _) in kept.items()}
-        there = sum(sizes.values())
-        for key, size in sizes.items():
-            if there <= most:
-                return
-            self._kept.pop(key, None)
-            there -= size
-
-    def _drop(self, key: tuple[int, object], gone: weakref.ref[Any]) -> None:
-        # Without the lock: garbage is collected in any thread, at any time. The entry may belong to a new block by now.
-        if self._kept.get(key, (None,))[0] is gone:
-            self._kept.pop(key, None)
-
-    def drop_idle(self) -> None:
-        """Free all if no product has asked for a while: other work on the GPU may need the memory."""
-        if self._kept and time.monotonic() - self._used > IDLE_SECONDS:
-            self.clear()
-
-    def clear(self) -> None:
-        """Free all."""
-        self._kept.clear()
-
-    def __len__(self) -> int:
-        return len(self._kept)
-
-
-def _alias(block: Any) -> Any:
-    """Return another array with the same memory: an operand that refers to it does not keep the block itself alive."""
-    import cupy
-
-    if not isinstance(block, cupy.ndarray):
-        return block  # a kernel copies it to the device, and does not refer to it
-    return cupy.ndarray(block.shape, block.dtype, block.data, block.strides)
-
-
-prepared = Prepared()  # of this process
-
-
 def retrying(work: Callable[[], Returned], what: str, needs: int | None = None, peak: int | None = None) -> Returned:
     """Return ``work()``; if the GPU's memory is full, free what can be freed, wait a little, and try again, alone.
 
@@ -203,7 +121,7 @@ def retrying(work: Callable[[], Returned], what: str, needs: int | None = None, 
             raise
         reason = _reason(error)
     for tries, pause in enumerate(PAUSES, 1):
-        prepared.clear()
+        prepared_operands.prepared.clear()
         gc.collect()
         empty_pools()
         time.sleep(pause)

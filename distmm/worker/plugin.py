@@ -11,7 +11,7 @@ from tornado.ioloop import PeriodicCallback
 
 from distmm.all_workers import owns_gpu
 from distmm.transfer import drop_freed, gpu_allocations, serialization
-from distmm.worker import gpu
+from distmm.worker import prepared_operands
 from distmm.worker.dask_internals import answer_soon, profile_without_collecting, send_soon
 from distmm.worker.neighbours import give_tickets, received
 from distmm.worker.ucxx_internals import wait_for_default_stream_only
@@ -49,7 +49,7 @@ class DevicePlugin(WorkerPlugin):
         def free() -> None:
             drop_freed()
             gpu_allocations.drop_idle()
-            gpu.prepared.drop_idle()
+            prepared_operands.prepared.drop_idle()
 
         callback = worker.periodic_callbacks["distmm-free"] = PeriodicCallback(free, FREE_MILLISECONDS)
         callback.start()  # the worker stops it

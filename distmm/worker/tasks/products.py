@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distmm.planning.problem import Symmetry
-from distmm.worker import gpu
+from distmm.worker import gpu, prepared_operands
 from distmm.worker.blas_threads import shared_by
 from distmm.worker.client_output import ClientOutput
 from distmm.worker.tasks.arrivals import Arrivals, Union
@@ -103,14 +103,14 @@ def multiply(
             a_form, b_form = ("A", *form), ("B", *form, symmetry)
 
             def left(block: Block) -> Any:
-                return gpu.prepared.get(block, a_form, partial(prepare_a, wait=False), most_prepared)
+                return prepared_operands.prepared.get(block, a_form, partial(prepare_a, wait=False), most_prepared)
 
             def right(block: Block) -> Any:
                 if symmetry and powers is None:  # one copy of a block serves as A and as the transpose of B
                     made = kernel.turned(left(block), symmetry)
                     if made is not None:
                         return made
-                return gpu.prepared.get(block, b_form, partial(prepare_b, wait=False), most_prepared)
+                return prepared_operands.prepared.get(block, b_form, partial(prepare_b, wait=False), most_prepared)
 
             operands = [(left(a), right(b)) for a, b in _joined(a_blocks, b_blocks)]
             return _step(kernel, c, operands, epilogue, c0, reduced, on_diagonal)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
+from unittest.mock import Mock
 
+import dask.array as da
 import numpy as np
 import pytest
 from distributed import Client
@@ -65,6 +67,99 @@ def _constants(array: Any) -> list[Any]:
     from distmm.transfer.loan_readers import _lent_to
 
     return [found for layer in array.dask.layers.values() for task in dict(layer).values() for found in _lent_to(task)]
+
+
+@pytest.fixture
+def by_dask(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What Dask fetches through the scheduler."""
+    found: list[Any] = []
+    get = Client.get
+
+    def noted(self: Client, dsk: Any, keys: Any, **how: Any) -> Any:
+        if how.get("sync", True):
+            found.append(keys)
+        return get(self, dsk, keys, **how)
+
+    monkeypatch.setattr(Client, "get", noted)
+    return found
+
+
+def chunked(array: np.ndarray, edge: int) -> da.Array:
+    """Return a Dask array with CuPy chunks, which tasks make."""
+    chunks = da.from_array(array, edge)
+    return chunks.map_blocks(to_device, dtype=array.dtype, meta=cupy_meta(array.dtype))
+
+
+def to_device(block: np.ndarray) -> Any:
+    """Return a CuPy copy."""
+    import cupy
+
+    return cupy.asarray(block)
+
+
+def cupy_meta(dtype: Any) -> Any:
+    """Return an empty CuPy matrix."""
+    import cupy
+
+    return cupy.empty((0, 0), dtype)
+
+
+@pytest.mark.parametrize("edge", [N, 500])
+def test_blocks_of_a_dask_array_come_to_the_clients_gpu(gpus: Client, by_dask: list[Any], edge: int) -> None:
+    import cupy
+
+    x = whole(N, N)
+    X = chunked(x, edge)
+    for product, expected in (
+        (distmm.matmul(X.T, X), x.T @ x),
+        (distmm.matmul(X, X.T), x @ x.T),
+        (distmm.gram(X), x @ x.T),
+        (distmm.gemm(2, X, X, -1, X, transa=True).T, (2 * x.T @ x - x).T),
+        (distmm.einsum("ij,jk->ki", X, X), (x @ x).T),
+    ):
+        value = product.compute()
+        assert isinstance(value, cupy.ndarray)
+        assert value.device.id == cupy.cuda.Device().id
+        np.testing.assert_array_equal(value.get(), expected)
+    by_dask.clear()
+    for product in (distmm.matmul(X.T, X), distmm.matmul(X, X).persist(), distmm.gram(X)):
+        assert isinstance(product.compute(), cupy.ndarray)
+    assert not by_dask
+    assert not distmm.matmul(X[:0], X).compute().size
+
+
+@pytest.mark.parametrize("without", ["host", "GPU", "memory"])
+def test_where_workers_do_not_reach_the_clients_gpu_dask_fetches_the_blocks(
+    gpus: Client, by_dask: list[Any], monkeypatch: pytest.MonkeyPatch, without: str
+) -> None:
+    import cupy
+
+    x, full = whole(N, N), cupy.cuda.memory.OutOfMemoryError(1, 2, 3)
+    if without == "host":  # as on another host
+        monkeypatch.setattr(lending, "_within_reach", lambda client: False)
+    elif without == "GPU":  # as with MIG
+        monkeypatch.setattr(lending.gpu_allocations, "secret", lambda _: (None, 0, b""))
+        lending.forget_reach(gpus)
+    else:
+        monkeypatch.setattr(lending.gpu_allocations, "behind", lambda array: None)
+        monkeypatch.setattr(lending.gpu_allocations, "plain", Mock(side_effect=full))
+    C = distmm.matmul(chunked(x, 500), chunked(x, 500))
+    for product in (C, C.persist()):
+        value = product.compute()
+        assert isinstance(value, cupy.ndarray)
+        np.testing.assert_array_equal(value.get(), x @ x)
+    assert len(by_dask) == 2
+    lending.forget_reach(gpus)
+
+
+def test_memory_of_the_client_without_a_handle_is_replaced(gpus: Client, by_dask: list[Any]) -> None:
+    import cupy
+
+    x = whole(N, N)
+    with cupy.cuda.using_allocator(cupy.cuda.MemoryAsyncPool().malloc):
+        value = distmm.matmul(chunked(x, 500), chunked(x, 500)).compute()
+    np.testing.assert_array_equal(value.get(), x @ x)
+    assert not by_dask
 
 
 @pytest.mark.parametrize("view", ["as it is", "transposed", "slice", "rows from the last", "every second"])

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from distmm.errors import DeviceMemoryError
-from distmm.worker import gpu, gpu_room
+from distmm.worker import gpu, gpu_room, prepared_operands
 from distmm.worker.tasks import products
 from distmm.worker.tasks.kernel_choice import KernelChoice
 from tests.tables import later
@@ -203,8 +203,8 @@ def test_a_product_is_made_again_from_the_same_sum(cupy: list[str], monkeypatch:
     kernel = FullOnce()
     monkeypatch.setattr(products, "kernel_for", lambda *_: kernel)
     monkeypatch.setattr(gpu, "working", lambda work: nullcontext())
-    monkeypatch.setattr(gpu, "prepared", gpu.Prepared())
-    monkeypatch.setattr(gpu, "_alias", lambda block: block)
+    monkeypatch.setattr(prepared_operands, "prepared", prepared_operands.Prepared())
+    monkeypatch.setattr(prepared_operands, "_alias", lambda block: block)
     rng = np.random.default_rng(0)
     a, b, c = (rng.standard_normal((8, 8), dtype="f4") for _ in range(3))
     before = c.copy()
@@ -223,7 +223,7 @@ def all_but(room: int) -> Iterator[Callable[[], None]]:
     """Take the GPU's memory away but for `room` bytes; yield what gives it back."""
     import cupy
 
-    gpu.prepared.clear()
+    prepared_operands.prepared.clear()
     cupy.get_default_memory_pool().free_all_blocks()
     free, _ = cupy.cuda.runtime.memGetInfo()
     taken = [cupy.cuda.runtime.malloc(max(0, free - room))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import threading
 import time
+import types
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,17 +15,18 @@ from distributed import Client
 
 from distmm.clusters import view
 from distmm.errors import DeviceMemoryError
-from distmm.worker import gpu, plugin
+from distmm.worker import gpu, plugin, prepared_operands
+from distmm.worker.prepared_operands import Prepared
 
 
 @pytest.fixture
-def prepared(monkeypatch: pytest.MonkeyPatch) -> gpu.Prepared:
-    monkeypatch.setattr(gpu, "_alias", np.array)
-    return gpu.Prepared()
+def prepared(monkeypatch: pytest.MonkeyPatch) -> Prepared:
+    monkeypatch.setattr(prepared_operands, "_alias", np.array)
+    return Prepared()
 
 
 @pytest.mark.minutes
-def test_a_block_is_prepared_once_for_each_form_and_forgotten_with_it(prepared: gpu.Prepared) -> None:
+def test_a_block_is_prepared_once_for_each_form_and_forgotten_with_it(prepared: Prepared) -> None:
     made: list[int] = []
 
     def split(block: np.ndarray) -> list[np.ndarray]:
@@ -45,7 +47,7 @@ def test_a_block_is_prepared_once_for_each_form_and_forgotten_with_it(prepared: 
     assert len(prepared) == 0
 
 
-def test_the_least_recently_used_operand_makes_room_for_others(prepared: gpu.Prepared) -> None:
+def test_the_least_recently_used_operand_makes_room_for_others(prepared: Prepared) -> None:
     made: list[int] = []
     blocks = [np.full((2, 3), i) for i in range(4)]
 
@@ -61,7 +63,7 @@ def test_the_least_recently_used_operand_makes_room_for_others(prepared: gpu.Pre
     assert len(prepared) == 1
 
 
-def test_products_that_begin_side_by_side_prepare_a_block_once(prepared: gpu.Prepared) -> None:
+def test_products_that_begin_side_by_side_prepare_a_block_once(prepared: Prepared) -> None:
     block, made = np.ones((2, 3)), []
     together = threading.Barrier(3)
 
@@ -80,7 +82,9 @@ def test_products_that_begin_side_by_side_prepare_a_block_once(prepared: gpu.Pre
     assert all(operand is operands[0] for operand in operands)
 
 
-def test_an_operand_that_uses_the_memory_of_a_block_does_not_keep_the_block(prepared: gpu.Prepared) -> None:
+def test_an_operand_that_uses_the_memory_of_a_block_does_not_keep_the_block(
+    prepared: Prepared,
+) -> None:
     block = np.ones((4, 4))
     operand = prepared.get(block, "A", lambda alias: alias)
     assert operand is not block
@@ -90,33 +94,74 @@ def test_an_operand_that_uses_the_memory_of_a_block_does_not_keep_the_block(prep
     assert len(prepared) == 0
 
 
-def test_operands_are_dropped_when_products_have_stopped(
-    prepared: gpu.Prepared, monkeypatch: pytest.MonkeyPatch
+class OnGpu:
+    """A block in GPU memory, as far as `Prepared` looks at it."""
+
+    size, dtype = 12, np.dtype("f4")
+
+    def __init__(self, base: OnGpu | None, shape: tuple[int, int], strides: tuple[int, int], ptr: int = 4096) -> None:
+        self.base, self.shape, self.strides = base, shape, strides
+        self.data = types.SimpleNamespace(ptr=ptr)
+
+    def turned(self) -> OnGpu:
+        """Return a new transposed view, as a task makes one of the block that it receives."""
+        return OnGpu(self, self.shape[::-1], self.strides[::-1])
+
+
+def test_views_that_tasks_make_of_a_block_share_what_is_prepared(
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(prepared_operands, "_alias", lambda block: (block.shape, block.strides))
+    block, other = (OnGpu(None, (3, 4), (16, 4)) for _ in range(2))
+    made: list[Any] = []
+
+    def prepare(layout: Any) -> Any:
+        made.append(layout)
+        return [layout]
+
+    first = prepared.get(block.turned(), "A", prepare)
+    assert prepared.get(block.turned(), "A", prepare) is first  # the first view is garbage by now
+    assert prepared.get(block.turned(), "B", prepare) is not first
+    assert prepared.get(block, "A", prepare) is not first
+    assert prepared.get(OnGpu(block, (4, 3), (12, 4)), "A", prepare) is not first  # the same memory in another layout
+    assert prepared.get(other.turned(), "A", prepare) is not first
+    part = OnGpu(block, (3, 2), (16, 4))
+    part.size = 6
+    assert prepared.get(part, "A", prepare) is not first
+    assert (len(made), len(prepared)) == (6, 6)
+    del part
+    gc.collect()
+    assert len(prepared) == 5  # a part of a block is prepared as long as it exists itself
+    del block
+    gc.collect()
+    assert len(prepared) == 1
+
+
+def test_operands_are_dropped_when_products_have_stopped(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
     block = np.ones((4, 4))
     prepared.get(block, "A", np.array)
     prepared.drop_idle()
     assert len(prepared) == 1
-    monkeypatch.setattr(gpu, "IDLE_SECONDS", -1.0)
+    monkeypatch.setattr(prepared_operands, "IDLE_SECONDS", -1.0)
     prepared.drop_idle()
     assert len(prepared) == 0
 
 
 def test_a_full_gpu_is_tried_again_after_freeing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu, "PAUSES", (0.0, 0.0))
-    monkeypatch.setattr(gpu, "prepared", gpu.Prepared())  # without what other tests have left
+    monkeypatch.setattr(prepared_operands, "prepared", Prepared())  # without what other tests have left
     attempts: list[int] = []
 
     def full_at_first() -> str:
-        attempts.append(len(gpu.prepared))
+        attempts.append(len(prepared_operands.prepared))
         if len(attempts) < 3:
             raise MemoryError("out of memory")
         return "done"
 
     block = np.ones(3)
     with monkeypatch.context() as patch:
-        patch.setattr(gpu, "_alias", np.array)
-        gpu.prepared.get(block, "A", lambda x: x + 1)
+        patch.setattr(prepared_operands, "_alias", np.array)
+        prepared_operands.prepared.get(block, "A", lambda x: x + 1)
     assert gpu.retrying(full_at_first, "a block") == "done"
     assert attempts == [1, 0, 0]
 

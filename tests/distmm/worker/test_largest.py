@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distmm.planning.problem import accumulator_dtype
-from distmm.worker import gpu
+from distmm.worker import gpu, prepared_operands
 from distmm.worker.tasks import metrics, products, reductions, rows
 from distmm.worker.tasks.epilogue import Epilogue
 from distmm.worker.tasks.kernel_choice import KernelChoice
@@ -213,7 +213,7 @@ def test_a_product_and_its_reduction_are_enqueued_while_no_other_product_is(monk
 
     monkeypatch.setattr(gpu, "working", lambda work: nullcontext())
     monkeypatch.setattr(gpu, "namespace", lambda block: object())
-    monkeypatch.setattr(gpu, "_alias", lambda block: block)
+    monkeypatch.setattr(prepared_operands, "_alias", lambda block: block)
     dtype = np.dtype("f8")
     monkeypatch.setattr(products, "kernel_for", lambda *_: Noting(Problem(m=2, k=3, n=2, dtype=dtype), device.cpu()))
     reduction = BlockReduction(Custom((sums, sum, lambda part: part), dtype), 0, 0)
