@@ -11,11 +11,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any, TypeAlias
 
+from distmm_kernels import device
 from distmm_kernels.candidate import AMPERE, FAST_FLOAT64, HOPPER
 from distmm_kernels.emulation.formats import FP16_PAIR
 from distmm_kernels.gemm.aligned import ADD
@@ -25,12 +27,13 @@ from distmm_kernels.reductions.largest import HELD_BYTES, WARPS
 from distmm_kernels.reductions.lines import LANES, WIDER
 from distmm_kernels.tiles import fragment_tiles, mma_tiles
 from distmm_kernels.tiles.hopper_tiles import HopperTile
-from distmm_kernels.tiles.hopper_widths import RATES
+from distmm_kernels.tiles.hopper_widths import RATES, best_columns
 from distmm_kernels.tiles.tiling import TILINGS, Tiling
 
 Capability: TypeAlias = tuple[int, int]
 
 BOTH = False, True
+LARGE = 8192  # edge of the blocks of most products
 CODE = "distmm_kernels.device_code."
 LAYOUTS: tuple[tuple[Any, Any], ...] = ("k", "n"), ("k", "k"), ("m", "n"), ("m", "k")  # of A and of B
 OWN_TRANSPOSE: tuple[tuple[Any, Any], ...] = ("k", "k"), ("m", "n")
@@ -61,6 +64,33 @@ def build(capability: Capability, dtypes: Sequence[str], processes: int | None =
         Number of processes that compile at the same time; by default one for each core.
     """
     wanted = dict.fromkeys(recipe for dtype in dtypes for recipe in recipes(capability, dtype))
+    yield from _built(wanted, capability, processes)
+
+
+def first(multiprocessors: int) -> list[Recipe]:
+    """Return the kernels of the first large float32 product on a Hopper GPU, of matrices in C order, and of its check.
+
+    A row of more than half a granule, as in most products, is split by eight warps, and a short one by one.
+    """
+    tile = HopperTile("float16", "float32", best_columns(LARGE, LARGE, 1, 3, multiprocessors), products=3, scaled=True)
+    return [
+        *(Recipe(f"{CODE}hopper.hopper_gemm:hopper_gemm", (dataclasses.replace(tile, adds=adds),)) for adds in BOTH),
+        Recipe(f"{CODE}copies.prepass:split_columns", (FP16_PAIR, True)),
+        *(Recipe(f"{CODE}copies.prepass:split_rows", (FP16_PAIR, True, warps)) for warps in (8, 1)),
+        Recipe(f"{CODE}copies.prepass:find_maxima", (True,)),
+        Recipe(f"{CODE}thin_products:times_vectors", ("float32",)),
+    ]
+
+
+def build_first() -> None:
+    """Build what `first` returns for the GPUs of this machine."""
+    for capability, multiprocessors in {(each.compute_capability, each.multiprocessors) for each in device.gpus()}:
+        if capability == HOPPER[0]:
+            deque(_built(first(multiprocessors), capability), 0)
+
+
+def _built(wanted: Iterable[Recipe], capability: Capability, processes: int | None = None) -> Iterator[int]:
+    """Build kernels as `build` does."""
     there = {recipe: found for recipe in wanted if (found := kept(recipe, capability)) is not None}
     yield from (len(found.cubin) for found in there.values())
     missing = [recipe for recipe in wanted if recipe not in there]

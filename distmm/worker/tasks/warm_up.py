@@ -16,6 +16,7 @@ EDGE = 512  # of the block that tries a connection
 def warm(choice: KernelChoice) -> None:
     """Load (or compile) the kernel for large blocks and use it as a chain does."""
     kernel = kernel_for(choice, LARGE, LARGE, LARGE, ())
+    kernel.prepare_a(np.zeros((1, LARGE), choice.dtype))  # long rows are prepared by another kernel than short ones
     a = kernel.prepare_a(np.zeros((LARGE, DEPTH), choice.dtype))
     b = kernel.prepare_b(np.zeros((DEPTH, LARGE), choice.dtype))
     one, joined = [(a, b)], kernel.joined([(a, b), (a, b)])
