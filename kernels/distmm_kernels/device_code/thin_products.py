@@ -50,7 +50,7 @@ def times_vectors(dtype: str) -> Source:
     """
     wide, width, load = dtype == "float64", {"float64": 2, "float32": 4}.get(dtype, 8), _loads(dtype)
     real, store, real_bytes = (f64, _store_f64, 8) if wide else (f32, _store_f32, 4)
-    held, factored = ROWS * VECTORS, width * VECTORS
+    held, loaded, factored = ROWS * VECTORS, ROWS * width, width * VECTORS
     load_factors = _loads("float64" if wide else "float32", factored * real_bytes // 16)
 
     def kernel(matrix, step, pitch, rows, columns, x, x_step, y, y_step, squares):
@@ -60,7 +60,8 @@ def times_vectors(dtype: str) -> Source:
         if first >= rows:
             return
         sums, total = cuda.local.array(held, real), cuda.local.array(ROWS, f64)
-        values, factors = cuda.local.array(width, real), cuda.local.array(factored, real)
+        vector, factors = cuda.local.array(width, real), cuda.local.array(factored, real)
+        values, together = cuda.local.array(loaded, real), cuda.local.array(ROWS, real)
         for i in range(held):
             sums[i] = real(0)
         for i in range(ROWS):
@@ -72,23 +73,33 @@ def times_vectors(dtype: str) -> Source:
             load_factors(of_x + column * u64(VECTORS * real_bytes), factors)
             for i in range(ROWS):
                 row = min(first + u64(i), rows - u64(1))
-                load(start + row * pitch + column * u64(16 // width), values)
-                if left < u64(width):
-                    for j in range(1, width):
-                        if u64(j) >= left:
-                            values[j] = real(0)
-                            for v in range(VECTORS):
-                                factors[j * VECTORS + v] = real(0)
-                together = real(0)
+                load(start + row * pitch + column * u64(16 // width), vector)
                 for j in range(width):
-                    together += values[j] * values[j]
+                    values[i * width + j] = vector[j]
+            if left < u64(width):
+                for j in range(1, width):
+                    if u64(j) >= left:
+                        for i in range(ROWS):
+                            values[i * width + j] = real(0)
+                        for v in range(VECTORS):
+                            factors[j * VECTORS + v] = real(0)
+            accurate = True
+            for i in range(ROWS):
+                square = real(0)
+                for j in range(width):
+                    value = values[i * width + j]
+                    square += value * value
                     for v in range(VECTORS):
-                        sums[i * VECTORS + v] += values[j] * factors[j * VECTORS + v]
-                if wide or (together > real(LEAST) and together < real(MOST)):
-                    total[i] += f64(together)
-                else:
+                        sums[i * VECTORS + v] += value * factors[j * VECTORS + v]
+                together[i] = square
+                accurate = accurate and square > real(LEAST) and square < real(MOST)
+            if wide or accurate:
+                for i in range(ROWS):
+                    total[i] += f64(together[i])
+            else:
+                for i in range(ROWS):
                     for j in range(width):
-                        total[i] += f64(values[j]) * f64(values[j])
+                        total[i] += f64(values[i * width + j]) * f64(values[i * width + j])
             column += u64(LANES * width)
         for i in range(ROWS):
             norm = total[i]
