@@ -22,6 +22,7 @@ from distmm_kernels.arrays.on_gpu import device_of
 from distmm_kernels.config import PRECISIONS
 from distmm_kernels.freivalds import vectors
 from distmm_kernels.kernel import product_shape
+from distmm_kernels.layout.vectors import has_vectors
 from distmm_kernels.reductions import thin_products
 from distmm_kernels.tolerance import Tolerance
 
@@ -127,12 +128,12 @@ class Check:
         return self._verdict[1]
 
     def _both(self, b: Any, c: Any, x: Any) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
-        """Return what `_times` returns for B and for C: by one launch, if they are matrices of the same layout."""
-        alike = (b.shape, b.strides, b.dtype) == (c.shape, c.strides, c.dtype)
-        if not (self._fused and alike and b.ndim == 2):
+        """Return what `_times` returns for B and for C: by one launch, if the kernel reads both of them in place."""
+        alike = b.ndim == 2 and (b.shape, b.strides, b.dtype) == (c.shape, c.strides, c.dtype)
+        if not (self._fused and alike and has_vectors(b, -1) and has_vectors(c, -1)):
             return self._times(b, x), self._times(c, x)
-        strides = c.data.ptr - b.data.ptr, *b.strides
-        products, squares = self._times(type(b)((2, *b.shape), b.dtype, b.data, strides), x)
+        stack = type(b)((2, *b.shape), b.dtype, b.data, (c.data.ptr - b.data.ptr, *b.strides))
+        products, squares = thin_products.times_vectors(stack, x, device_of(b.data.device_id))
         return (products[0], squares[0]), (products[1], squares[1])
 
     def _times(self, matrices: Any, vectors: Any) -> tuple[Any, Any]:

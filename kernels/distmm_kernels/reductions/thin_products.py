@@ -33,7 +33,8 @@ def times_vectors(matrices: Array, vectors: Array, device: Device) -> tuple[Arra
     matrices : cupy.ndarray ``(m, n)`` or ``(matrices, m, n)``
         Of a type that `reads` accepts, with any strides. Copied, if their rows are not aligned vectors.
     vectors : cupy.ndarray ``(n, 2)`` or ``(matrices, n, 2)``
-        Of float64 for float64 matrices, else of float32. Copied, unless each matrix is contiguous and on 16 bytes.
+        Of float64 for float64 matrices, else of float32. Copied, unless each matrix is contiguous and on 16 bytes. All
+        matrices are multiplied by a single one.
     device : Device
         The device that has them.
 

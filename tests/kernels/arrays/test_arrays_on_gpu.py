@@ -104,6 +104,12 @@ def test_a_wrong_element_is_found_and_a_right_product_passes(dtype):
         assert verify(stack, other, c)
         c[2, 20, 10] += 40
         assert "element (2, 20, 10)" in verify(stack, other, c).message
+    c, b = cupy.empty((2, 64, 64), dtype)  # matrices that one launch reads, the second one before the first
+    a, b[...] = (cupy.random.standard_normal((64, 64)).astype(dtype) for _ in range(2))
+    c[...] = a @ b
+    assert verify(a, b, c)
+    b[3, 4] += 40
+    assert not verify(a, b, c)
 
 
 @pytest.mark.parametrize("scale", [1e-20, 1, 1e25])
