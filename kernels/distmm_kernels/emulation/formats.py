@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy import uint32
 
 GRANULE = 8192  # one row of a granule fits in the registers of a thread block; k of a block is rarely larger
 
@@ -48,39 +47,25 @@ class Guard(enum.IntFlag):
 
 @dataclass(frozen=True)
 class Format:
-    """The parts that one float32 is stored as.
+    """The parts that one float32 is stored as: hi and lo.
 
     Attributes
     ----------
     dtype
         Type of each part.
-    parts
-        1: the rounded number. 2: hi and lo.
     """
 
     name: str
     dtype: np.dtype[Any]
-    parts: int
 
     @property
     def scaled(self) -> bool:
         """Whether each row and granule is scaled by a power of two. float16 has too small a range without scaling."""
         return self.dtype.itemsize == 2
 
-    @property
-    def guarded(self) -> bool:
-        """Whether the split looks for numbers that the format cannot represent. A format of one part has no guards."""
-        return self.parts == 2
 
-    @property
-    def along_k(self) -> bool:
-        """Whether tensor cores need operands with k contiguous."""
-        return self.dtype.itemsize != 2
-
-
-FP16_PAIR = Format("fp16_pair", np.dtype("float16"), 2)
-TF32_PAIR = Format("tf32_pair", np.dtype("float32"), 2)
-TF32 = Format("tf32", np.dtype("float32"), 1)
+FP16_PAIR = Format("fp16_pair", np.dtype("float16"))
+TF32_PAIR = Format("tf32_pair", np.dtype("float32"))
 
 
 def granules(k: int) -> int:
@@ -91,15 +76,3 @@ def granules(k: int) -> int:
 def warps_of(k: int) -> int:
     """Return how many warps share a row. Their registers hold a granule of it, or the whole row if that is shorter."""
     return next(warps for warps in (1, 2, 4, 8) if warps * (GRANULE // 8) >= min(k, GRANULE))
-
-
-def tf32_bits(bits: Any) -> Any:
-    """Round the bits of float32 numbers to TF32: to nearest, ties to even, as the tensor memory accelerator does.
-
-    So it makes no difference to a product whether the accelerator rounds an operand, or a kernel rounds a copy of it. A
-    NaN becomes a quiet NaN: a signalling NaN may differ from infinity only in bits that tensor cores do not read. All
-    integers are uint32, or arrays of uint32: kernels call this function too.
-    """
-    nan = uint32((bits & uint32(0x7FFFFFFF)) > uint32(0x7F800000))
-    half = uint32(0xFFF) + (bits >> uint32(13) & uint32(1))
-    return (bits + (uint32(1) - nan) * half | nan << uint32(22)) & uint32(0xFFFFE000)

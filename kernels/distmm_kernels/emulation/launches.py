@@ -57,13 +57,10 @@ class Plan(NamedTuple):
 class Found:
     """The guards that kernels raise for an operand. The device writes them into pinned host memory, without a copy."""
 
-    def __init__(self, count: int, looked_for: bool) -> None:
+    def __init__(self, count: int) -> None:
         import cupy
 
-        self._guards: tuple[Guard, ...] | None = None if looked_for else (NO_GUARD,) * count
-        self.address = 0
-        if not looked_for:
-            return
+        self._guards: tuple[Guard, ...] | None = None
         self._memory = cupy.cuda.alloc_pinned_memory(4 * GUARDS * max(count, 1))
         self._flags = np.frombuffer(self._memory, np.uint32, GUARDS * count)
         self._flags[...] = 0
@@ -77,8 +74,7 @@ class Found:
 
     def record(self) -> None:
         """Record an event after all kernels that may raise guards. Call this when they are enqueued."""
-        if self._guards is None:
-            self._done.record()
+        self._done.record()
 
     @property
     def here(self) -> bool:

@@ -151,7 +151,7 @@ class Splitter:
         if plan is None:
             plan = self._plans[shape, strides] = self._plan(shape, strides)
         batch, rows, k = shape
-        found = Found(granules(k), looked_for=True)
+        found = Found(granules(k))
         sums = cupy.cuda.alloc(8 * batch * rows * -(-self.parts * k // STRETCH))
         memory = plan.enqueue(batch, stack.data.ptr, found.address, sums.ptr)
         found.record()

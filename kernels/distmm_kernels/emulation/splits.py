@@ -10,13 +10,15 @@ from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import GRANULE, Format, granules, warps_of
 from distmm_kernels.emulation.launches import ALIGNMENT, Found, Plan
 from distmm_kernels.emulation.sparsity import Counts, counts
+from distmm_kernels.launch.binary import Recipe
 from distmm_kernels.launch.bounded import Bounded
 from distmm_kernels.launch.driver import loaded
-from distmm_kernels.layout.copies import choose
 from distmm_kernels.layout.stack import Stack
-from distmm_kernels.layout.vectors import row_pitch
+from distmm_kernels.layout.vectors import in_vectors, row_pitch
 
 Array = Any  # cupy.ndarray: CuPy ships no types
+
+PREPASS = "distmm_kernels.device_code.copies.prepass:"
 
 # A tile may extend this many rows beyond the last one, and the kernel reads scales there: the most is 382, in a
 # Hermitian product.
@@ -29,7 +31,7 @@ class Piece(NamedTuple):
     Attributes
     ----------
     hi, lo
-        ``(batch, rows, k)`` if ``k_major``, else ``(batch, k, rows)``. In a format of one part, both are that part.
+        ``(batch, rows, k)`` if ``k_major``, else ``(batch, k, rows)``.
     scales
         Address of the float32 scales of the rows, which are powers of two. `PAST_THE_ROWS` more words may be read. 0 if
         the format has no scales.
@@ -46,9 +48,8 @@ class Piece(NamedTuple):
 class Layout(NamedTuple):
     """Memory layout of the parts of a stack ``(batch, rows, k)``: offsets in bytes from the start of their memory.
 
-    If ``k_major``, each granule of an operand in two parts is a separate stack, with a leading dimension of `GRANULE`
-    elements. With a leading dimension of k, the 128 rows that the TMA loads at once would be on too many pages of
-    memory.
+    If ``k_major``, each granule is a separate stack, with a leading dimension of `GRANULE` elements. With a leading
+    dimension of k, the 128 rows that the TMA loads at once would be on too many pages of memory.
     """
 
     batch: int
@@ -66,29 +67,22 @@ class Layout(NamedTuple):
     end: int
 
     @classmethod
-    def of(cls, form: Format, batch: int, rows: int, k: int, by_rows: bool) -> Layout:
-        """Lay out the parts of a stack; ``by_rows``: its k is contiguous, otherwise its rows are."""
-        k_major = by_rows or form.along_k
+    def of(cls, form: Format, batch: int, rows: int, k: int, k_major: bool) -> Layout:
+        """Lay out the parts of a stack."""
         count, itemsize = max(granules(k), 1), form.dtype.itemsize
-        if not k_major:
-            ld = last_ld = row_pitch(rows, itemsize)
-            elements, step = batch * k * ld, GRANULE * ld
-        elif form.guarded:
+        if k_major:
             ld, last_ld = GRANULE, row_pitch(k - (count - 1) * GRANULE, itemsize)
             step = batch * rows * GRANULE
             elements = (count - 1) * step + batch * rows * last_ld
         else:
-            ld = last_ld = row_pitch(k, itemsize)
-            elements, step = batch * rows * ld, GRANULE
+            ld = last_ld = row_pitch(rows, itemsize)
+            elements, step = batch * k * ld, GRANULE * ld
         part = -(-elements * itemsize // ALIGNMENT) * ALIGNMENT
         pitch = rows + PAST_THE_ROWS + -rows % 4  # the kernel reads scales in pairs
-        table = 4 * batch * count * pitch
-        scales = form.parts * part
-        maxima = scales + (table if form.scaled else 0)
-        words = maxima + (table if form.scaled and not by_rows else 0)
-        end = words + (table if form.scaled or (form.guarded and not by_rows) else 0)
-        lo = (form.parts - 1) * part
-        return cls(batch, rows, k, k_major, lo, scales, maxima, words, pitch, step, ld, last_ld, end)
+        table = 4 * batch * count * pitch if form.scaled else 0
+        maxima = 2 * part + table
+        words = maxima + (0 if k_major else table)
+        return cls(batch, rows, k, k_major, part, 2 * part, maxima, words, pitch, step, ld, last_ld, words + table)
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,16 +137,6 @@ class Parts:
         words = cupy.ndarray((at.batch, count, at.table_pitch), "uint32", self.memory + at.words)[..., : at.rows]
         return tuple(counts(words, tuple(min(GRANULE, at.k - i * GRANULE) for i in range(count))))
 
-    def rounded(self, shape: tuple[int, ...]) -> Array:
-        """Return the rounded numbers of a format of one part as an array ``(*batch, rows, k)``."""
-        import cupy
-
-        itemsize = self.format.dtype.itemsize
-        strides: tuple[int, ...] = self.layout.ld * itemsize, itemsize
-        for size in reversed(shape[1:-1]):
-            strides = size * strides[0], *strides
-        return cupy.ndarray(shape, self.format.dtype, self.memory, strides)
-
 
 class Splitter:
     """Splits operands into one format on one device."""
@@ -164,7 +148,7 @@ class Splitter:
     def __call__(self, stack: Array) -> tuple[Parts, Found]:
         """Enqueue the kernels that split float32 matrices ``(batch, rows, k)`` or one matrix ``(rows, k)``.
 
-        Strides are any. If neither the rows nor k are contiguous, the matrices are copied first. The device must be
+        Strides are any. Matrices that no kernel reads as they are get a copy whose k is contiguous. The device must be
         current.
         """
         source = Stack.of(stack)
@@ -174,9 +158,9 @@ class Splitter:
         if plan is None:
             plan = self._plan(source)
             if plan is None:
-                return self(stack.copy())  # contiguous
+                return self(in_vectors(stack, self.device))
             self._plans[key] = plan
-        found = Found(granules(shape[2]), self.form.guarded)
+        found = Found(granules(shape[2]))
         memory = plan.enqueue(shape[0], address, found.address)
         found.record()
         return Parts(self.form, plan.layout, memory), found
@@ -185,25 +169,26 @@ class Splitter:
         """Choose the kernels and the layout of the parts; None if the stack must be copied first."""
         batch, rows, k = source.shape
         form, empty = self.form, 0 in source.shape
-        copy = choose(source, form)
-        by_rows = empty or copy.name == "split_rows"
-        if not (empty or copy.recipes):
+        k_major = empty or source.contiguous(-1)
+        if not (k_major or (form.scaled and source.contiguous(-2))):
             return None
-        at = Layout.of(form, batch, rows, k, by_rows)
+        at = Layout.of(form, batch, rows, k, k_major)
         numbers = (
-            *(source.step, source.strides[1 if by_rows else 2], rows, k),
+            *(source.step, source.strides[1 if k_major else 2], rows, k),
             *(at.lo, at.scales, at.maxima, at.words, at.table_pitch, at.granule_step, at.ld, at.last_ld),
         )
-        if empty:
-            return Plan(at, (), numbers)
-        if by_rows:
+        makers: dict[str, tuple[object, ...]] = {}
+        if k_major:  # a block holds a row's granule in registers and reads memory once
             lines = at.table_pitch if form.scaled else rows
-            grid = -(-lines // (8 // warps_of(k))), granules(k)
-        else:
-            block_rows, block_k = copy.block
-            grid = -(-rows // block_rows) * -(-k // block_k), 1
-        launches = tuple((loaded(recipe, self.device), grid) for recipe in copy.recipes)
-        return Plan(at, launches, numbers, (at.scales, 0 if by_rows else at.end - at.scales))
+            grid, zeros = (-(-lines // (8 // warps_of(k))), granules(k)), 0
+            makers["split_rows"] = form, source.aligned(-1), warps_of(k)
+        else:  # rows stay contiguous: maxima first, then the split
+            grid, zeros = (-(-rows // 128) * -(-k // 128), 1), at.end - at.scales
+            makers["find_maxima"] = (source.aligned(-2),)
+            makers["split_columns"] = form, source.aligned(-2)
+        recipes = (Recipe(PREPASS + name, parameters) for name, parameters in makers.items() if not empty)
+        launches = tuple((loaded(recipe, self.device), grid) for recipe in recipes)
+        return Plan(at, launches, numbers, (at.scales, zeros))
 
 
 @functools.cache

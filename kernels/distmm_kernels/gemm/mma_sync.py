@@ -6,6 +6,8 @@ transposes pairs of bytes only. The kernel is in `distmm_kernels.device_code.fra
 
 from __future__ import annotations
 
+import functools
+from abc import abstractmethod
 from typing import Any, ClassVar
 
 import ml_dtypes
@@ -13,9 +15,7 @@ import ml_dtypes
 from distmm_kernels.candidate import AMPERE, Candidate
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
-from distmm_kernels.emulation.formats import GRANULE, TF32
-from distmm_kernels.emulation.launches import as_stack
-from distmm_kernels.emulation.splits import splitter
+from distmm_kernels.emulation.formats import GRANULE
 from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.gemm.prepared import Prepared
 from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
@@ -78,11 +78,17 @@ class _RoundedKernel(MmaSyncKernel):
         super().__init__(problem, device)
         self.reads = (f"float32 rounded to {self.kind}",)
 
+    @abstractmethod
+    def _rounded(self, block: Array) -> Array:
+        """Return a rounded copy of float32 numbers."""
+
+    def _format(self, block: Array, operand: str) -> Prepared:
+        narrow = self._rounded(distinct(block).astype(self.dtype, copy=False))
+        made = self._left(narrow) if operand == "A" else self._right(narrow)
+        return Prepared(shape=block.shape, format=self.reads[0], made=made)
+
     def _accumulate(self, a: Prepared, b: Prepared, c: Array | None, d: Array) -> None:
         super()._accumulate(a.made, b.made, c, d)
-
-    def _rounded(self, block: Array, array: Array) -> Prepared:
-        return Prepared(shape=block.shape, format=self.reads[0], made=array)
 
 
 class MmaSyncTf32Kernel(_RoundedKernel):
@@ -91,12 +97,8 @@ class MmaSyncTf32Kernel(_RoundedKernel):
     name = "mma_sync_tf32"
     kinds: ClassVar[dict[str, Multiplicand]] = {"float32": "tfloat32"}
 
-    def _format(self, block: Array, operand: str) -> Prepared:
-        own = distinct(block).astype(self.dtype, copy=False)
-        rows = own if operand == "A" else own.swapaxes(-1, -2)
-        parts, _ = splitter(TF32, self.device)(as_stack(rows))
-        rounded = parts.rounded(rows.shape)
-        return self._rounded(block, rounded if operand == "A" else rounded.swapaxes(-1, -2))
+    def _rounded(self, block: Array) -> Array:
+        return _to_tf32()(block)
 
 
 class MmaSyncBf16Kernel(_RoundedKernel):
@@ -105,9 +107,17 @@ class MmaSyncBf16Kernel(_RoundedKernel):
     name = "mma_sync_bf16"
     kinds: ClassVar[dict[str, Multiplicand]] = {"float32": "bfloat16"}
 
-    def _format(self, block: Array, operand: str) -> Prepared:
-        narrow = distinct(block).astype(self.dtype, copy=False).astype(ml_dtypes.bfloat16)
-        return self._rounded(block, self._left(narrow) if operand == "A" else self._right(narrow))
+    def _rounded(self, block: Array) -> Array:
+        return block.astype(ml_dtypes.bfloat16)
+
+
+@functools.cache
+def _to_tf32() -> Any:
+    """Return CuPy's function that rounds float32 numbers to TF32: tensor cores would truncate them."""
+    import cupy
+
+    round_bits = 'unsigned bits; asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(x)); y = __uint_as_float(bits);'
+    return cupy.ElementwiseKernel("float32 x", "float32 y", round_bits, "round_to_tf32")
 
 
 def _on_fragments(kernel: type[MmaSyncKernel], idea: str, precision: str, prepared: float) -> Candidate:

@@ -12,7 +12,7 @@ from distmm_kernels.launch import driver
 from distmm_kernels.launch import launches as launch
 from distmm_kernels.launch.binary import Recipe
 from distmm_kernels.layout import stack
-from distmm_kernels.layout.copies import CHUNK, WARPS, Copy, choose
+from distmm_kernels.layout.copies import CHUNK, REALIGN, TILE, WARPS, choose
 from distmm_kernels.layout.stack import VECTOR_BYTES, Stack, distinct
 
 LINE_BYTES = 128  # a line of the L2 cache
@@ -41,15 +41,15 @@ def in_vectors(rows: Array, device: Device) -> Array:
     whole = type(rows)((*others, m, row_pitch(length, itemsize)), rows.dtype)  # NumPy's or CuPy's, not initialised
     filled = _up(length * itemsize, VECTOR_BYTES)  # bytes
     if rows.size:
-        copy = choose(Stack.of(rows))
-        if not copy.recipes:
+        recipe = choose(Stack.of(rows))
+        if recipe is None:
             whole[..., :length], whole[..., length : filled // itemsize] = rows, 0
-        for source, _, _, target in launch.matrices(rows, rows, None, whole) if copy.recipes else ():
-            if copy.name == "realign":
-                _realign(copy.recipes[0], Stack.of(source), Stack.of(target), filled, device)
+        for source, _, _, target in launch.matrices(rows, rows, None, whole) if recipe else ():
+            if recipe is REALIGN:
+                _realign(Stack.of(source), Stack.of(target), filled, device)
             else:
                 given = Stack.of(source).at(0), Stack.of(target).at(0)
-                _transposition(copy, *given, filled, device)(stack.address(source), stack.address(target))
+                _transposition(recipe, *given, filled, device)(stack.address(source), stack.address(target))
     made = whole if whole.shape[-1] == length else whole[..., :length]
     return made if made.shape == shape else np.broadcast_to(made, shape)  # NumPy dispatches CuPy's arrays to CuPy
 
@@ -65,20 +65,19 @@ def row_pitch(columns: int, itemsize: int) -> int:
 
 
 @functools.lru_cache(maxsize=1024)
-def _transposition(copy: Copy, source: Stack, target: Stack, filled: int, device: Device) -> launch.Launch:
+def _transposition(recipe: Recipe, source: Stack, target: Stack, filled: int, device: Device) -> launch.Launch:
     """Return the launch that transposes columns into rows. It writes the first ``filled`` bytes of each row."""
     (matrices, m, n), (step, _, pitch), itemsize = source[1:]
-    if copy.recipes[0].parameters[1] > 1:  # elements of a word
+    if recipe.parameters[1] > 1:  # elements of a word
         source = Stack(0, (matrices, m * itemsize // 4, n), (step, 4, pitch), 4)
         target = Stack(0, (matrices, m, filled // 4), (*target.strides[:2], 4), 4)
     else:
         target = target._replace(shape=(matrices, m, filled // itemsize))
-    down, across = copy.block
-    blocks = -(-source.rows // down) * -(-target.columns // across), matrices
-    return launch.Launch(copy.recipes[0], device, blocks, (source, target))
+    blocks = -(-source.rows // TILE) * -(-target.columns // TILE), matrices
+    return launch.Launch(recipe, device, blocks, (source, target))
 
 
-def _realign(recipe: Recipe, source: Stack, target: Stack, filled: int, device: Device) -> None:
+def _realign(source: Stack, target: Stack, filled: int, device: Device) -> None:
     """Copy matrices with contiguous rows, and write the first ``filled`` bytes of each row of the target."""
     start, (matrices, rows, columns), (step, pitch, _), itemsize = source
     out_step, out_pitch, _ = target.strides
@@ -95,7 +94,7 @@ def _realign(recipe: Recipe, source: Stack, target: Stack, filled: int, device: 
     )
     # a warp copies up to 4 chunks of a row, so that a few long rows have enough warps too
     grid = -(-rows // WARPS), matrices, min(-(-words // (4 * CHUNK)), launch.MAX_GRID_Y)
-    driver.loaded(recipe, device).launch(grid, (), values)
+    driver.loaded(REALIGN, device).launch(grid, (), values)
 
 
 def _up(number: int, multiple: int) -> int:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from distmm_kernels.emulation.formats import FP16_PAIR, TF32, TF32_PAIR
+from distmm_kernels.emulation.formats import FP16_PAIR, TF32_PAIR
 from tests.kernels.device_code import builds
 
 pytestmark = [pytest.mark.compile, pytest.mark.usefixtures("cuda_compiler")]
@@ -15,11 +15,10 @@ KERNELS = [
     ("copies.prepass", "split_rows", (FP16_PAIR, True, 8)),
     ("copies.prepass", "split_rows", (FP16_PAIR, False, 1)),
     ("copies.prepass", "split_rows", (TF32_PAIR, True, 8)),
-    ("copies.prepass", "split_rows", (TF32, False, 8)),
+    ("copies.prepass", "split_rows", (TF32_PAIR, False, 8)),
     ("copies.prepass", "find_maxima", (True,)),
     ("copies.prepass", "split_columns", (FP16_PAIR, True)),
     ("copies.prepass", "split_columns", (FP16_PAIR, False)),
-    ("copies.prepass", "split_transposed", (TF32_PAIR,)),
     ("residues", "sum_squares", (True,)),
     ("residues", "sum_squares", (False,)),
     ("residues", "find_factors", ()),

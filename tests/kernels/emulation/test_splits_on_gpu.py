@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from distmm_kernels.emulation.formats import FP16_PAIR, GRANULE, TF32, TF32_PAIR, Guard, granules
+from distmm_kernels.emulation.formats import FP16_PAIR, GRANULE, TF32_PAIR, Guard, granules
 from tests.kernels.reference import twins
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu")]
 
-FORMS = pytest.mark.parametrize("form", [FP16_PAIR, TF32_PAIR, TF32], ids=lambda form: form.name)
+FORMS = pytest.mark.parametrize("form", [FP16_PAIR, TF32_PAIR], ids=lambda form: form.name)
 # (rows, k): single, around vectors of 4 and tiles of 32 and 128, around stretches of 256, and around the granule
 SHAPES = [(1, 1), (3, 2), (127, 5), (128, 64), (130, 255), (33, 257), (65, 1024), (9, 1025), (5, 4100), (2, 8192),
           (3, 8193), (2, 16390)]  # fmt: skip
@@ -65,10 +65,8 @@ def expected(matrix, form):
     """Parts ``(hi, lo, scale)`` of one granule of a matrix ``(rows, k)``, and the guard."""
     if form is FP16_PAIR:
         return twins.split_fp16(matrix)
-    if form is TF32_PAIR:
-        hi, lo, guard = twins.split_tf32(matrix)
-        return hi, lo, None, guard
-    return twins.nearest_tf32(matrix), None, None, Guard(0)
+    hi, lo, guard = twins.split_tf32(matrix)
+    return hi, lo, None, guard
 
 
 def same_bits(got, want):
@@ -91,9 +89,8 @@ def check(parts, guards, values, form):
             if raised & ~Guard.SPARSE:
                 continue
             for part, want in ((hi, want_hi), (lo, want_lo)):
-                if want is not None:
-                    got = part[z].get() if parts.k_major else part[z].get().T
-                    assert same_bits(np.ascontiguousarray(got), want)
+                got = part[z].get() if parts.k_major else part[z].get().T
+                assert same_bits(np.ascontiguousarray(got), want)
             if want_scale is not None:
                 assert same_bits(scales_of(parts, piece, z, rows), want_scale)
 
@@ -151,7 +148,7 @@ def test_the_share_of_small_numbers_is_counted_exactly(gpu, form, order, zeros, 
     values[0, 7, zeros : zeros + 20 + more] = 2.0**-70
     parts, guards = split(gpu, laid(values, order), form)
     check(parts, guards, values, form)
-    assert (guards[0] != 0) == (bool(more) and form.guarded)
+    assert (guards[0] != 0) == bool(more)
 
 
 @FORMS
@@ -169,7 +166,7 @@ def test_nothing_is_written_outside_and_nothing_is_left_out(gpu, form):
 def test_empty_stacks_need_no_kernel(gpu, shape):
     import cupy
 
-    for form in (FP16_PAIR, TF32_PAIR, TF32):
+    for form in (FP16_PAIR, TF32_PAIR):
         parts, guards = split(gpu, cupy.zeros(shape, np.float32), form)
         assert parts.piece(0).hi.matrices == shape[0]
         assert guards == (Guard(0),) * granules(shape[2])

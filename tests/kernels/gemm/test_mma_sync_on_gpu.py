@@ -13,6 +13,7 @@ from distmm_kernels.emulation.formats import GRANULE
 from distmm_kernels.layout.vectors import has_vectors
 from distmm_kernels.tiles.fragment_tiles import SHARED, tilings
 from tests.kernels.gemm.test_hopper_on_gpu import integers, normal, poisoned
+from tests.kernels.reference import twins
 from tests.kernels.reference.matrices import STRIDES, on_gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("ampere")]
@@ -241,3 +242,13 @@ def test_offsets_beyond_two_to_the_31_are_read(kernel_for, ampere, order):
     kernel = kernel_for("float16")
     d = kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(cupy.ones((k, 3), "f2")), None)
     assert bool((d == k * a[:, :3].astype("f4")).all())
+
+
+def test_float32_is_rounded_to_tf32_whatever_its_layout(kernel_for):
+    import cupy
+
+    kernel, x = kernel_for("tf32"), normal((65, 130), 1)
+    x[0, :4] = np.inf, -np.inf, 0, np.nan
+    for block in (cupy.asarray(x), cupy.asfortranarray(cupy.asarray(x)), cupy.asarray(x)[::-1][::-1]):
+        for prepared_, want in ((kernel.prepare_a(block), x), (kernel.prepare_b(block.T), x.T)):
+            np.testing.assert_array_equal(prepared_.made.get(), twins.round_tf32(want))

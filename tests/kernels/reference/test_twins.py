@@ -207,3 +207,29 @@ def test_terms_below_25_bits_are_lost_before_they_are_added():
     a = np.full((1, 16), 2.0**-13, np.float16)
     assert twins.wgmma(acc, a, np.full((16, 1), 2.0**-13, np.float16))[0, 0] == 1  # 16 terms of 2^-26 would be 2^-22
     assert twins.wgmma(acc, a, np.full((16, 1), 2.0**-12, np.float16))[0, 0] == 1 + 2.0**-21
+
+
+@given(st.floats(width=32, allow_nan=False, allow_infinity=False))
+def test_rounding_to_tf32_is_to_nearest_and_ties_go_to_even(number):
+    given = np.float32(number)
+    rounded = twins.nearest_tf32(given)
+    fraction, exponent = np.frexp(np.float64(given))
+    least = max(int(exponent) - 11, -136)  # the last of 11 bits; subnormal numbers have fewer
+    expected = np.ldexp(np.rint(np.ldexp(fraction, int(exponent) - least)), least)
+    if abs(expected) < 2.0**128:
+        assert rounded == expected
+    else:
+        assert np.isinf(rounded)
+    assert np.signbit(rounded) == np.signbit(given)
+
+
+def test_ties_infinities_and_every_kind_of_nan_are_rounded_to_tf32_as_they_must():
+    ties = np.array([1 + 2.0**-11, 1 + 3 * 2.0**-11, -1 - 2.0**-11], np.float32)
+    assert (twins.nearest_tf32(ties) == [1, 1 + 2.0**-9, -1]).all()
+    ends = np.array([np.inf, -np.inf, np.finfo(np.float32).max, 0.0, -0.0], np.float32)
+    assert (twins.nearest_tf32(ends) == [np.inf, -np.inf, np.inf, 0, 0]).all()
+    # the last of NaN's bits alone, all of them, NumPy's, and negative ones
+    nans = np.array([0x7F800001, 0x7FFFFFFF, 0x7FC00000, 0xFF800001, 0xFFFFFFFF, 0xFF801000], np.uint32)
+    kept = twins.nearest_tf32(nans.view(np.float32))
+    assert np.isnan(kept).all()
+    assert not (kept.view(np.uint32) & 0x1FFF).any(), "tensor cores do not read these"

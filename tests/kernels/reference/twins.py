@@ -25,7 +25,6 @@ from distmm_kernels.emulation.formats import (
     TF32_TINY_EXPONENT,
     TOP,
     Guard,
-    tf32_bits,
 )
 from distmm_kernels.emulation.sparsity import FAR, FAR_BITS, SIXTEENTHS, Counts, counts
 from distmm_kernels.tiles.hopper_tiles import STRETCH, STRETCH_OF_FLOAT8
@@ -143,8 +142,12 @@ def round_tf32(x: Float32) -> Float32:
 
 
 def nearest_tf32(x: Float32) -> Float32:
-    """Round to 10 mantissa bits, ties to even, as the kernel of one TF32 product rounds its operands."""
-    rounded: Float32 = tf32_bits(np.ascontiguousarray(x, np.float32).view(np.uint32)).view(np.float32)
+    """Round to 10 mantissa bits, ties to even, as the tensor memory accelerator does. A NaN becomes a quiet NaN."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    nan = ((bits & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)).astype(np.uint32)
+    half = np.uint32(0xFFF) + (bits >> np.uint32(13) & np.uint32(1))
+    kept = (bits + (np.uint32(1) - nan) * half | nan << np.uint32(22)) & np.uint32(0xFFFFE000)
+    rounded: Float32 = kept.view(np.float32)
     return rounded
 
 

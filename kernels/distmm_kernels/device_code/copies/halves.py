@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from distmm_kernels.device_code.copies.split import bits, magnitude, split_half, split_tf32, store2, store4, store_word
+from distmm_kernels.device_code.copies.split import magnitude, split_half, split_tf32, store2, store4, store_word
 from distmm_kernels.device_code.emit import inlined, types
 from distmm_kernels.emulation.formats import (
     GRANULE,
@@ -18,7 +18,6 @@ from distmm_kernels.emulation.formats import (
     TF32_TINY_EXPONENT,
     Format,
     Guard,
-    tf32_bits,
 )
 from distmm_kernels.emulation.sparsity import FAR, FAR_BITS, SIXTEENTHS
 
@@ -28,14 +27,6 @@ TINY = u32((TF32_TINY_EXPONENT + 127) << 23)  # bits of the smallest magnitude t
 LARGE = u32((TF32_LARGEST_EXPONENT + 127) << 23)  # bits of the first magnitude that is too large for TF32 halves
 OVERFLOW, UNDERFLOW, RANGE, SPARSE = (u32(int(guard)) for guard in Guard)
 GUARDS = len(Guard)
-
-_to_tf32 = inlined(tf32_bits)
-
-
-@inlined
-def round_tf32(x):
-    """Return the bits of a number rounded to TF32."""
-    return _to_tf32(bits(x))
 
 
 @inlined
@@ -120,21 +111,4 @@ def writer4(form: Format) -> Callable[..., None]:
         store4(hi, p0[0], p1[0], p2[0], p3[0])
         store4(hi + lo, p0[1], p1[1], p2[1], p3[1])
 
-    def rounded(hi, lo, x0, x1, x2, x3):
-        store4(hi, round_tf32(x0), round_tf32(x1), round_tf32(x2), round_tf32(x3))
-
-    return inlined(halves if form.dtype.itemsize == 2 else pairs if form.parts == 2 else rounded)
-
-
-def writer1(form: Format) -> Callable[..., None]:
-    """Make ``(hi, lo, x)``: write the parts of one number without a scale."""
-
-    def pairs(hi, lo, x):
-        part = split_tf32(x)
-        store_word(hi, part[0])
-        store_word(hi + lo, part[1])
-
-    def rounded(hi, lo, x):
-        store_word(hi, round_tf32(x))
-
-    return inlined(pairs if form.parts == 2 else rounded)
+    return inlined(halves if form.scaled else pairs)

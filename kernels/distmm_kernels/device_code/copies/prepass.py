@@ -9,7 +9,7 @@ contiguous format    kernel
 k          any       `split_rows`: a block holds a row's granule in registers, so memory is read once
 rows       float16   `find_maxima`, then `split_columns` backwards, since the cache holds what was read last;
                      rows stay contiguous, since tensor cores take 16-bit numbers in either order
-rows       TF32      `split_transposed`, through a tile in shared memory: tensor cores take it along k only
+rows       TF32      a copy whose k is contiguous, then `split_rows`: tensor cores take it along k only
 ========== ========= =========================================================================================
 
 All kernels have the same parameters:
@@ -56,7 +56,6 @@ from distmm_kernels.device_code.copies.halves import (
     small_below,
     tiny_guard,
     word_of,
-    writer1,
     writer4,
 )
 from distmm_kernels.device_code.copies.split import (
@@ -64,7 +63,6 @@ from distmm_kernels.device_code.copies.split import (
     bits,
     load4,
     load4_unaligned,
-    load_float,
     load_word,
     magnitude,
     max_global,
@@ -72,7 +70,6 @@ from distmm_kernels.device_code.copies.split import (
     power_of_two,
     store_word,
     warp_max,
-    warp_or,
     warp_sum,
 )
 from distmm_kernels.device_code.emit import cuda, types
@@ -85,9 +82,6 @@ SIGNATURE = types.void(*[u64] * 16)
 THREADS = 256
 HELD = GRANULE // THREADS  # numbers of a row in the registers of a thread
 STRETCH = 128  # k of one block, if rows are contiguous; divides the granule
-TILE_ROWS, TILE_K = 32, 128  # of a transposed tile
-TILE_HELD = TILE_K // 8  # numbers of a tile that a thread loads
-TILE_PITCH = TILE_ROWS + 1  # neighbours along k are in different banks of shared memory
 
 
 def split_rows(form: Format, aligned: bool, warps: int) -> Source:
@@ -98,7 +92,7 @@ def split_rows(form: Format, aligned: bool, warps: int) -> Source:
     load = load4 if aligned else load4_unaligned
     write = writer4(form)
     together, blocks = 32 * warps, 8 // warps
-    itemsize, scaled, guarded = form.dtype.itemsize, form.scaled, form.guarded
+    itemsize, scaled = form.dtype.itemsize, form.scaled
     small, far = small_below(form), far_below(form)
     too_small, sparse = (RANGE, SPARSE) if scaled else (UNDERFLOW, u32(0))
 
@@ -121,43 +115,41 @@ def split_rows(form: Format, aligned: bool, warps: int) -> Source:
             x = load(start + u64(at) * u64(4), length - i32(at))
             for j in range(4):
                 values[4 * i + j] = x[j]
-                if guarded:
-                    size = magnitude(x[j])
-                    top, least = max(top, size), min(least, size)
+                size = magnitude(x[j])
+                top, least = max(top, size), min(least, size)
         scale, guard = f32(1), u32(0)
-        if guarded:
-            reduced[warp] = warp_max(top)
-            cuda.syncthreads()
-            home = warp // u32(warps) * u32(warps)
-            for i in range(warps):
-                top = max(top, reduced[home + u32(i)])
-            if scaled:
-                scale, guard = power_of_two(i32(TOP) - exponent_of(top)), guard_of(top)
-            elif top >= LARGE:
-                guard = OVERFLOW
-            word, tiny = u32(0), u32(0)
-            if magnitude(number(least) * scale) < far:
-                for i in range(HELD):
-                    word += word_of(values[i], values[i] * scale, small, far)
-                    if not scaled:
-                        tiny |= tiny_guard(values[i])
-            if not scaled:
-                raise_guards(flags, granule, tiny)
-            counted[warp] = warp_sum(word)
-            cuda.syncthreads()
-            if place == u32(0):
-                own = (matrix * u64(cuda.gridDim.y) + granule) * table_pitch + row
-                if row < rows:
-                    word = u32(0)
-                    for i in range(warps):
-                        word += counted[home + u32(i)]
-                    word -= u32(HELD * together) - u32(length)  # numbers beyond the end, which were counted as zeros
-                    guard |= guards_of_counts(word, u32(length), too_small, sparse)
-                    raise_guards(flags, granule, guard)
-                    if scaled:
-                        store_word(memory + words + own * u64(4), word)
-                if scaled and row < table_pitch:  # also beyond the last row: tiles of the product read scales there
-                    store_word(memory + scales + own * u64(4), bits(power_of_two(exponent_of(top) - i32(TOP))))
+        reduced[warp] = warp_max(top)
+        cuda.syncthreads()
+        home = warp // u32(warps) * u32(warps)
+        for i in range(warps):
+            top = max(top, reduced[home + u32(i)])
+        if scaled:
+            scale, guard = power_of_two(i32(TOP) - exponent_of(top)), guard_of(top)
+        elif top >= LARGE:
+            guard = OVERFLOW
+        word, tiny = u32(0), u32(0)
+        if magnitude(number(least) * scale) < far:
+            for i in range(HELD):
+                word += word_of(values[i], values[i] * scale, small, far)
+                if not scaled:
+                    tiny |= tiny_guard(values[i])
+        if not scaled:
+            raise_guards(flags, granule, tiny)
+        counted[warp] = warp_sum(word)
+        cuda.syncthreads()
+        if place == u32(0):
+            own = (matrix * u64(cuda.gridDim.y) + granule) * table_pitch + row
+            if row < rows:
+                word = u32(0)
+                for i in range(warps):
+                    word += counted[home + u32(i)]
+                word -= u32(HELD * together) - u32(length)  # numbers beyond the end, which were counted as zeros
+                guard |= guards_of_counts(word, u32(length), too_small, sparse)
+                raise_guards(flags, granule, guard)
+                if scaled:
+                    store_word(memory + words + own * u64(4), word)
+            if scaled and row < table_pitch:  # also beyond the last row: tiles of the product read scales there
+                store_word(memory + scales + own * u64(4), bits(power_of_two(exponent_of(top) - i32(TOP))))
         to = memory + line_of(matrix, row, granule, rows, k, granule_step, ld, last_ld) * u64(itemsize)
         for i in range(HELD // 4):
             at = (u32(i * together) + place) * u32(4)
@@ -287,78 +279,6 @@ def split_columns(form: Format, aligned: bool) -> Source:
                 guard |= guard_of(top)
                 store_word(own + scales, bits(power_of_two(exponent_of(top) - i32(TOP))))
             raise_guards(flags, granule, guard)
-
-    return _source(kernel)
-
-
-def split_transposed(form: Format) -> Source:
-    """Split operands whose rows are contiguous, into k-major parts without scales. Any alignment.
-
-    The table of words must be zero. Grid: `TILE_ROWS` rows by `TILE_K` of k, 1, matrices.
-    """
-    itemsize, guarded, small = form.dtype.itemsize, form.guarded, small_below(form)
-    write = writer1(form)
-
-    def kernel(
-        source, memory, flags, between, pitch, rows, k, lo, scales, maxima, words, table_pitch, granule_step, ld,
-        last_ld, first_matrix,
-    ):  # fmt: skip
-        tile = cuda.shared.array((TILE_K, TILE_PITCH), f32)
-        counted = cuda.shared.array((8, TILE_ROWS), u32)
-        held = cuda.local.array(TILE_HELD, f32)
-        thread = u32(cuda.threadIdx.x)
-        lane, warp = thread & u32(31), thread >> u32(5)
-        wide = (u32(rows) + u32(TILE_ROWS - 1)) // u32(TILE_ROWS)
-        down = u32(cuda.blockIdx.x) // wide
-        base = (u32(cuda.blockIdx.x) - down * wide) * u32(TILE_ROWS)
-        row, matrix = base + lane, u64(cuda.blockIdx.z) + first_matrix
-        inside = row < u32(rows)
-        first = u64(down) * u64(TILE_K)
-        granule = first // u64(GRANULE)
-        steps = u32(min(k - first, u64(TILE_K)))
-        start = source + matrix * between + first * pitch + u64(row) * u64(4)
-        top, least = u32(0), u32(0xFFFFFFFF)
-        for i in range(TILE_HELD):
-            at = warp + u32(8 * i)
-            held[i] = load_float(start + u64(at) * pitch, i32(inside and at < steps))
-        for i in range(TILE_HELD):
-            tile[warp + u32(8 * i), lane] = held[i]
-            size = magnitude(held[i])
-            top, least = max(top, size), min(least, size)
-        guard = OVERFLOW if top >= LARGE else u32(0)
-        if guarded:
-            word, tiny = u32(0), u32(0)
-            if least < small and inside:
-                for i in range(TILE_HELD):
-                    if warp + u32(8 * i) < steps:
-                        word += word_of(held[i], held[i], small, small)
-                        tiny |= tiny_guard(held[i])
-            raise_guards(flags, granule, tiny)
-            counted[warp, lane] = word
-        cuda.syncthreads()
-        if guarded:
-            if warp == u32(0) and inside:
-                word = u32(0)
-                for i in range(8):
-                    word += counted[i, lane]
-                granules = (k + u64(GRANULE - 1)) // u64(GRANULE)
-                if word != u32(0):
-                    own = (matrix * granules + granule) * table_pitch + u64(row)
-                    word += add_global(memory + words + own * u64(4), word)
-                    length = u32(min(k - granule * u64(GRANULE), u64(GRANULE)))
-                    guard |= guards_of_counts(word, length, UNDERFLOW, u32(0))
-            guard = warp_or(guard)
-            if lane == u32(0):
-                raise_guards(flags, granule, guard)
-        for i in range(TILE_ROWS // 8):
-            there = warp + u32(8 * i)
-            if base + there < u32(rows):
-                line = line_of(matrix, u64(base + there), granule, rows, k, granule_step, ld, last_ld)
-                to = memory + (line + first - granule * u64(GRANULE)) * u64(itemsize)
-                for j in range(TILE_K // 32):
-                    at = lane + u32(32 * j)
-                    if at < steps:
-                        write(to + u64(at) * u64(itemsize), lo, tile[at, there])
 
     return _source(kernel)
 

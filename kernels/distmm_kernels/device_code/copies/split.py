@@ -31,14 +31,6 @@ load4_unaligned = instruction(
 )
 """The same on any 4 bytes."""
 
-load_float = instruction(
-    "{ .reg .pred p; setp.ne.s32 p, $2, 0; mov.f32 $0, 0f00000000; @p ld.global.nc.f32 $0, [$1]; }",
-    (u64, i32),
-    f32,
-    pure=True,
-)
-"""load_float(address, there): returns zero, and reads nothing, if ``there`` is 0."""
-
 load_word = instruction("ld.global.u32 $0, [$1];", (u64,), u32)
 store_word = instruction("st.global.b32 [$0], $1;", (u64, u32))
 store2 = instruction("st.global.v2.b32 [$0], {$1, $2};", (u64, u32, u32))
@@ -49,7 +41,6 @@ add_global = instruction("atom.global.add.u32 $0, [$1], $2;", (u64, u32), u32)
 """add_global(address, x): returns the old value."""
 
 warp_max = instruction("redux.sync.max.u32 $0, $1, 0xffffffff;", (u32,), u32)
-warp_or = instruction("redux.sync.or.b32 $0, $1, 0xffffffff;", (u32,), u32)
 warp_sum = instruction("redux.sync.add.u32 $0, $1, 0xffffffff;", (u32,), u32)
 
 magnitude = instruction("{ .reg .f32 t; abs.f32 t, $1; mov.b32 $0, t; }", (f32,), u32, pure=True)
