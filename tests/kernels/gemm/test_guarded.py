@@ -131,7 +131,7 @@ def test_matrices_that_a_broadcast_repeats_are_copied_once(monkeypatch, kernel, 
 def test_rows_of_repeated_matrices_are_aligned_once_and_repeated_again(monkeypatch):
     sources = []
     monkeypatch.setattr("distmm_kernels.layout.stack.address", lambda array: array.ctypes.data)
-    monkeypatch.setattr(vectors, "_realign", lambda recipe, source, *_: sources.append(source))
+    monkeypatch.setattr(vectors, "_realign", lambda source, *_: sources.append(source))
     block = np.broadcast_to(np.zeros((2, 1, 6, 5), np.float32), (2, 1000, 6, 5))
     made = vectors.in_vectors(block, NOWHERE)
     assert [source.shape for source in sources] == [(1, 6, 5)] * 2
