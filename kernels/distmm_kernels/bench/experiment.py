@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,6 @@ def run(
     repeat: int = 5,
     seed: int = 0,
     orders: Sequence[str] = ("C", "F"),
-    progress: Callable[[Row], None] | None = None,
 ) -> Report:
     """Multiply matrices of every size, type and order by every method, and measure times and errors.
 
@@ -51,8 +50,6 @@ def run(
         Seed of the normally distributed matrices (integers: -9 to 9).
     orders
         ``"C"`` (rows contiguous) or ``"F"`` (columns contiguous), for both operands.
-    progress
-        Called with each row after its measurement, before it is compared with other rows.
 
     Raises
     ------
@@ -70,12 +67,7 @@ def run(
     report = Report.of(device, seed, repeat)
     for problem in problems:
         for order in orders:
-            rows = []
-            for row in _rows(problem, order, device, repeat, seed):
-                rows.append(row)
-                if progress is not None:
-                    progress(row)
-            report.add(rows)
+            report.add(_rows(problem, order, device, repeat, seed))
     if device.kind == "cpu":
         report.notes.append(f"CPU only: {devices.why_no_gpu() or 'the CPU was asked for'}")
     return report

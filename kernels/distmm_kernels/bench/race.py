@@ -18,7 +18,6 @@ the sustained rate. The result is the median over rounds.
 
 from __future__ import annotations
 
-import functools
 import math
 import random
 import statistics
@@ -31,6 +30,7 @@ import ml_dtypes
 import numpy as np
 
 from distmm_kernels.bench.peers import peer
+from distmm_kernels.bench.report import versions
 from distmm_kernels.bench.results import Results, Run
 from distmm_kernels.bench.timing import rotation
 from distmm_kernels.config import Problem
@@ -129,7 +129,6 @@ def race(
     heats: Sequence[Heat] = HEATS,
     rounds: int = 5,
     seed: int = 0,
-    progress: Callable[[Run], None] | None = None,
 ) -> Results:
     """Run every heat at every size on one GPU.
 
@@ -144,7 +143,7 @@ def race(
         raise ValueError(f"cannot race on {device} in {rounds} rounds: it takes a GPU, and one round or more")
     import cupy
 
-    results = Results.of(device, seed, rounds)
+    results = Results(str(device), seed, rounds, versions())
     with cupy.cuda.Device(device.index):
         results.copy_rate = copy_rate()
         for heat in heats:
@@ -156,9 +155,6 @@ def race(
                     results.note(f"{heat.dtype} to {heat.out}, {'x'.join(map(str, size))}: {error}")
                     continue
                 results.runs += found
-                if progress is not None:
-                    for run in found:
-                        progress(run)
                 cupy.get_default_memory_pool().free_all_blocks()
     return results
 
@@ -175,7 +171,7 @@ def _heat(heat: Heat, size: Size, device: Device, rounds: int, seed: int) -> lis
     names = [name for name in heat.kernels if name in here] or heat.kernels[:1]
     kernels = [select(problem, device, name=name) for name in names]
     bytes_of_one = (m * k + k * n) * dtype.itemsize
-    copies = rotation(bytes_of_one, device_l2(device))
+    copies = rotation(bytes_of_one, int(cupy.cuda.Device().attributes["L2CacheSize"]))
     pairs = [(normal((m, k), dtype, seed + 2 * i), normal((k, n), dtype, seed + 2 * i + 1)) for i in range(copies)]
     adopted = [(adopt(a, "A"), adopt(b, "B")) for a, b in pairs]
     contestants = [_Contestant(peer_name, True, lambda i: multiply(*adopted[i % copies]))]
@@ -274,14 +270,6 @@ def _errors(d: Any, a: Any, b: Any) -> tuple[float, float]:
 
 def _widened(array: Any) -> Any:
     return array if array.dtype.kind == "i" or array.dtype.itemsize > 2 else array.astype(np.float32)
-
-
-@functools.cache
-def device_l2(device: Device) -> int:
-    """Return the bytes of the L2 cache."""
-    import cupy
-
-    return int(cupy.cuda.Device(device.index).attributes["L2CacheSize"])
 
 
 def copy_rate() -> float:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import platform
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,22 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Row:
+class Product:
+    """The sizes of a product that was measured, and the type of its operands."""
+
+    m: int
+    k: int
+    n: int
+    dtype: str
+
+    @property
+    def size(self) -> str:
+        """The sizes as text: one number if the product is square."""
+        return str(self.m) if self.m == self.k == self.n else f"{self.m}x{self.k}x{self.n}"
+
+
+@dataclass(frozen=True)
+class Row(Product):
     """One product by one method.
 
     Attributes
@@ -38,10 +54,6 @@ class Row:
     """
 
     method: str
-    m: int
-    k: int
-    n: int
-    dtype: str
     order: str
     seconds: float
     gflops: float
@@ -56,12 +68,7 @@ class Row:
     def of(cls, problem: Problem, order: str, method: str, seconds: float, **facts: Any) -> Row:
         """Make a row. Its rate is computed from the problem's size."""
         m, k, n = problem.m, problem.k, problem.n
-        return cls(method, m, k, n, problem.dtype.name, order, seconds, problem.operations / seconds / 1e9, **facts)
-
-    @property
-    def size(self) -> str:
-        """The sizes as text: one number if the product is square."""
-        return str(self.m) if self.m == self.k == self.n else f"{self.m}x{self.k}x{self.n}"
+        return cls(m, k, n, problem.dtype.name, method, order, seconds, problem.operations / seconds / 1e9, **facts)
 
 
 @dataclass
@@ -117,26 +124,11 @@ class Report:
 
     def table(self) -> Table:
         """Return the rows as a table for ``rich.console.Console().print``."""
-        from rich.table import Table
-
-        caption = "\n".join(filter(None, [self.answer(), *self.notes]))
-        table = Table(title=self.title, caption=caption or None)
-        table.add_column("m x k x n", no_wrap=True)
-        table.add_column("type", no_wrap=True)
-        table.add_column("order")
-        table.add_column("method", no_wrap=True)
-        for heading in (
-            "time", "with transfers", "GFLOP/s", "‖C_np - C‖", "loads per element", "x NumPy", "x cuBLAS", "x naive"
-        ):  # fmt: skip
-            table.add_column(heading, justify="right")
-        previous = None
-        for row in self.rows:
-            group = (row.size, row.dtype, row.order)
-            if previous not in (None, group):
-                table.add_section()
-            table.add_row(
-                *(group if previous != group else ("", "", "")),
-                row.method,
+        measured = "time", "with transfers", "GFLOP/s", "‖C_np - C‖", "loads per element"
+        figures = *measured, "x NumPy", "x cuBLAS", "x naive"
+        rows = (
+            (
+                *(row.size, row.dtype, row.order, row.method),
                 _time(row.seconds),
                 _time(row.seconds_with_transfers),
                 figure(row.gflops),
@@ -144,8 +136,33 @@ class Report:
                 "" if row.loads is None else str(row.loads),
                 *map(figure, (row.vs_numpy, row.vs_cublas, row.vs_naive)),
             )
-            previous = group
-        return table
+            for row in self.rows
+        )
+        notes = [self.answer(), *self.notes]
+        return in_groups(self.title, notes, ("m x k x n", "type", "order"), ("method",), figures, rows)
+
+
+def in_groups(
+    title: str,
+    notes: Iterable[str | None],
+    common: Sequence[str],
+    texts: Sequence[str],
+    figures: Sequence[str],
+    rows: Iterable[Sequence[str]],
+) -> Table:
+    """Return a table. Rows whose first columns, ``common``, are equal have one section, and show them once."""
+    from rich.table import Table
+
+    table = Table(title=title, caption="\n".join(filter(None, notes)) or None)
+    for heading in (*common, *texts):
+        table.add_column(heading, no_wrap=True)
+    for heading in figures:
+        table.add_column(heading, justify="right")
+    for group, alike in itertools.groupby(rows, key=lambda row: row[: len(common)]):
+        for i, row in enumerate(alike):
+            table.add_row(*(group if i == 0 else [""] * len(common)), *row[len(common) :])
+        table.add_section()
+    return table
 
 
 def _time(seconds: float | None) -> str:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from distmm_kernels.bench.report import figure, versions
-from distmm_kernels.device import Device
+from distmm_kernels.bench.report import Product, figure, in_groups
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 
 @dataclass(frozen=True)
-class Run:
+class Run(Product):
     """One contestant's result at one size (`distmm_kernels.bench.race` explains the terms).
 
     Attributes
@@ -33,10 +32,6 @@ class Run:
         Operations per byte of A, B and C.
     """
 
-    m: int
-    k: int
-    n: int
-    dtype: str
     precision: str
     out: str
     contestant: str
@@ -49,11 +44,6 @@ class Run:
     error: float
     worst: float
     intensity: float
-
-    @property
-    def size(self) -> str:
-        """The sizes as text: one number if the product is square."""
-        return str(self.m) if self.m == self.k == self.n else f"{self.m}x{self.k}x{self.n}"
 
 
 @dataclass
@@ -74,11 +64,6 @@ class Results:
     runs: list[Run] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    @classmethod
-    def of(cls, device: Device, seed: int, rounds: int) -> Results:
-        """Start empty results for a device."""
-        return cls(str(device), seed, rounds, versions())
-
     def note(self, text: str) -> None:
         """Add a remark, unless it is there already."""
         if text not in self.notes:
@@ -86,26 +71,18 @@ class Results:
 
     def table(self) -> Table:
         """Return the runs as a table for ``rich.console.Console().print``."""
-        from rich.table import Table
-
-        lines = [f"copy on the device: {self.copy_rate / 1e12:.3g} TB/s, read and written"] if self.copy_rate else []
-        table = Table(title=f"{self.device}, {self.rounds} rounds", caption="\n".join([*lines, *self.notes]) or None)
-        for heading in ("operands", "precision", "result", "m x k x n", "contestant", ""):
-            table.add_column(heading, no_wrap=True)
-        for heading in ("TFLOP/s", "x cuBLAS", "burst", "x cuBLAS", "error", "worst"):
-            table.add_column(heading, justify="right")
-        previous = None
-        for run in self.runs:
-            group = (run.dtype, run.precision, run.out, run.size)
-            if previous not in (None, group):
-                table.add_section()
-            table.add_row(
-                *(group if previous != group else ("",) * 4),
+        copied = f"copy on the device: {self.copy_rate / 1e12:.3g} TB/s, read and written" if self.copy_rate else None
+        common, texts = ("operands", "precision", "result", "m x k x n"), ("contestant", "")
+        figures = "TFLOP/s", "x cuBLAS", "burst", "x cuBLAS", "error", "worst"
+        rows = (
+            (
+                *(run.dtype, run.precision, run.out, run.size),
                 "cuBLAS" if run.contestant == run.peer else run.contestant,
                 "" if run.contestant == run.peer else "whole" if run.whole else "prepared",
                 *map(figure, (run.tflops, run.ratio, run.burst, run.burst_ratio)),
                 f"{run.error:.2g}",
                 f"{run.worst:.2g}",
             )
-            previous = group
-        return table
+            for run in self.runs
+        )
+        return in_groups(f"{self.device}, {self.rounds} rounds", [copied, *self.notes], common, texts, figures, rows)
