@@ -18,7 +18,7 @@ from distmm_kernels.emulation.launches import ALIGNMENT, Found, Plan
 from distmm_kernels.emulation.moduli import MODULI
 from distmm_kernels.emulation.sparsity import Counts, counts
 from distmm_kernels.launch.binary import Recipe
-from distmm_kernels.launch.bounded import Bounded
+from distmm_kernels.launch.bounded import MOST
 from distmm_kernels.launch.driver import loaded
 from distmm_kernels.layout.stack import Stack
 from distmm_kernels.layout.vectors import row_pitch
@@ -137,7 +137,7 @@ class Splitter:
 
     def __init__(self, device: Device, parts: int) -> None:
         self.device, self.parts = device, parts
-        self._plans: Bounded[Plan] = Bounded()
+        self._planned = functools.lru_cache(maxsize=MOST)(self._plan)
 
     def __call__(self, stack: Array) -> tuple[Residues, Found]:
         """Enqueue the kernels that split matrices ``(batch, rows, k)`` or one matrix ``(rows, k)``, with any strides.
@@ -147,10 +147,7 @@ class Splitter:
         import cupy
 
         _, shape, strides, _ = Stack.of(stack)
-        plan = self._plans.get((shape, strides))
-        if plan is None:
-            plan = self._plans[shape, strides] = self._plan(shape, strides)
-        batch, rows, k = shape
+        plan, (batch, rows, k) = self._planned(shape, strides), shape
         found = Found(granules(k))
         sums = cupy.cuda.alloc(8 * batch * rows * -(-self.parts * k // STRETCH))
         memory = plan.enqueue(batch, stack.data.ptr, found.address, sums.ptr)

@@ -11,9 +11,9 @@ from distmm_kernels.emulation.formats import GRANULE, Format, granules, warps_of
 from distmm_kernels.emulation.launches import ALIGNMENT, Found, Plan
 from distmm_kernels.emulation.sparsity import Counts, counts
 from distmm_kernels.launch.binary import Recipe
-from distmm_kernels.launch.bounded import Bounded
+from distmm_kernels.launch.bounded import MOST
 from distmm_kernels.launch.driver import loaded
-from distmm_kernels.layout.stack import Stack
+from distmm_kernels.layout.stack import VECTOR_BYTES, Stack
 from distmm_kernels.layout.vectors import in_vectors, row_pitch
 
 Array = Any  # cupy.ndarray: CuPy ships no types
@@ -143,7 +143,7 @@ class Splitter:
 
     def __init__(self, form: Format, device: Device) -> None:
         self.form, self.device = form, device
-        self._plans: Bounded[Plan] = Bounded()
+        self._planned = functools.lru_cache(maxsize=MOST)(self._plan)
 
     def __call__(self, stack: Array) -> tuple[Parts, Found]:
         """Enqueue the kernels that split float32 matrices ``(batch, rows, k)`` or one matrix ``(rows, k)``.
@@ -152,21 +152,19 @@ class Splitter:
         current.
         """
         source = Stack.of(stack)
-        address, shape, strides, _ = source
-        key = shape, strides, address % 16
-        plan = self._plans.get(key)
+        plan = self._planned(source.at(source.address % VECTOR_BYTES))
         if plan is None:
-            plan = self._plan(source)
-            if plan is None:
-                return self(in_vectors(stack, self.device))
-            self._plans[key] = plan
-        found = Found(granules(shape[2]))
-        memory = plan.enqueue(shape[0], address, found.address)
+            return self(in_vectors(stack, self.device))
+        found = Found(granules(source.columns))
+        memory = plan.enqueue(source.matrices, source.address, found.address)
         found.record()
         return Parts(self.form, plan.layout, memory), found
 
     def _plan(self, source: Stack) -> Plan | None:
-        """Choose the kernels and the layout of the parts; None if the stack must be copied first."""
+        """Choose the kernels and the layout of the parts; None if the stack must be copied first.
+
+        The address is only known modulo `VECTOR_BYTES`.
+        """
         batch, rows, k = source.shape
         form, empty = self.form, 0 in source.shape
         k_major = empty or source.contiguous(-1)

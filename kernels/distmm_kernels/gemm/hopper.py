@@ -7,6 +7,7 @@ bytes. Otherwise `prepare_a` and `prepare_b` copy them once. The kernel is in
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,7 +24,7 @@ from distmm_kernels.gemm.guarded import WORKSPACE
 from distmm_kernels.gemm.hopper_operands import Operand, joined
 from distmm_kernels.kernel import Array, Enqueue, product_shape
 from distmm_kernels.last_step import Last
-from distmm_kernels.launch.bounded import Bounded
+from distmm_kernels.launch.bounded import MOST
 from distmm_kernels.launch.hopper_launch import NO_SCALES, Finish, HopperGemm, HopperGemms
 from distmm_kernels.layout.stack import VECTOR_BYTES, Stack, address, distinct
 from distmm_kernels.layout.vectors import in_vectors, row_pitch
@@ -142,16 +143,12 @@ class HopperKernel(AlignedKernel):
         first, second, to = (Stack.for_tensor_map(x) for x in (*whole, d))
         promotes = (k > STRETCH or self._float8) and self.accumulator == np.float32
         gemm = self._gemm(left, right, to, d.dtype, promotes=promotes, symmetric=symmetric)
-        kept: Bounded[Callable[[], None]] = Bounded()  # allocators soon return the same addresses again
 
-        def launch(*places: int) -> None:
-            again = kept.get(places)
-            if again is None:
-                of_a, of_b, of_d, stream = places
-                again = kept[places] = gemm.bound((first.at(of_a),), (second.at(of_b),), to.at(of_d), stream)
-            again()
+        @functools.lru_cache(maxsize=MOST)  # allocators soon return the same addresses again
+        def bound(of_a: int, of_b: int, of_d: int, stream: int) -> Callable[[], None]:
+            return gemm.bound((first.at(of_a),), (second.at(of_b),), to.at(of_d), stream)
 
-        return launch
+        return lambda *places: bound(*places)()
 
     def _count(self, a: Operand, b: Operand, c: Array | None, d: Array) -> None:
         """Add counts to C, if there is one, for a part of C at a time. A D of bool says which sums are not zero."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from distmm_kernels.device import Device
 from distmm_kernels.launch.binary import Recipe
-from distmm_kernels.launch.bounded import Bounded
+from distmm_kernels.launch.bounded import MOST
 from distmm_kernels.launch.driver import ParameterBlock, loaded, stream_number
 from distmm_kernels.launch.tensor_map import TensorMap, TensorMaps, tensor_map
 from distmm_kernels.layout.stack import Stack
@@ -105,7 +105,7 @@ class HopperGemm:
         self._d_box = (WARP_ROWS, tile.box_columns)
         # CuPy reuses freed memory, so products of the same size soon have the same addresses again. To encode the
         # descriptor of a D at a new address takes longer than the rest of a launch.
-        self._kept = functools.lru_cache(maxsize=1024)(self._launch)
+        self._kept = functools.lru_cache(maxsize=MOST)(self._launch)
 
     def __call__(
         self,
@@ -211,18 +211,17 @@ class HopperGemms:
 
     def __init__(self, device: Device) -> None:
         self._device = device
-        self._kept: Bounded[HopperGemm] = Bounded()
+        self._kept = functools.lru_cache(maxsize=MOST)(self._best)
 
     def __call__(self, to: Stack, output: Any, **variant: Any) -> HopperGemm:
         """Return the launcher for results of this shape; ``variant`` are further arguments of `HopperTile`."""
-        key = to.shape, output, *variant.items()
-        gemm = self._kept.get(key)
-        if gemm is None:
-            products, promotes = variant.get("products", 1), variant.get("promotes", False)
-            widest = WIDEST_OF_BLOCKS if variant.get("scaled_blocks") else WIDEST_OF_TWO if promotes else 256
-            sizes, multiprocessors = (to.rows, to.columns, to.matrices), self._device.multiprocessors
-            columns = best_columns(*sizes, products, multiprocessors, widest, variant.get("symmetric", 0))
-            if to.itemsize == 1:
-                columns = 128 if columns <= 128 else 256  # a multiple of a TMA box of bytes
-            gemm = self._kept[key] = hopper_gemm(HopperTile(output=output, columns=columns, **variant), self._device)
-        return gemm
+        return self._kept(*to.shape, to.itemsize, output=output, **variant)
+
+    def _best(self, matrices: int, rows: int, columns: int, itemsize: int, **variant: Any) -> HopperGemm:
+        products, promotes = variant.get("products", 1), variant.get("promotes", False)
+        widest = WIDEST_OF_BLOCKS if variant.get("scaled_blocks") else WIDEST_OF_TWO if promotes else 256
+        sizes, multiprocessors = (rows, columns, matrices, products), self._device.multiprocessors
+        width = best_columns(*sizes, multiprocessors, widest, variant.get("symmetric", 0))
+        if itemsize == 1:
+            width = 128 if width <= 128 else 256  # a multiple of a TMA box of bytes
+        return hopper_gemm(HopperTile(columns=width, **variant), self._device)
