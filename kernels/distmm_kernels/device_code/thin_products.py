@@ -10,7 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from distmm_kernels.device_code.elements import Registers
-from distmm_kernels.device_code.emit import ANY, F32, F64, I32, I64, assembly, cuda, instruction, intrinsic, types
+from distmm_kernels.device_code.emit import (
+    ANY,
+    F32,
+    F64,
+    I32,
+    I64,
+    assembly,
+    cuda,
+    inlined,
+    instruction,
+    intrinsic,
+    types,
+)
 from distmm_kernels.launch.compiler import Source
 from distmm_kernels.reductions.thin_products import LANES, ROWS, WARPS
 
@@ -50,8 +62,47 @@ def times_vectors(dtype: str) -> Source:
     """
     wide, width, load = dtype == "float64", {"float64": 2, "float32": 4}.get(dtype, 8), _loads(dtype)
     real, store, real_bytes = (f64, _store_f64, 8) if wide else (f32, _store_f32, 4)
-    held, loaded, factored = ROWS * VECTORS, ROWS * width, width * VECTORS
-    load_factors = _loads("float64" if wide else "float32", factored * real_bytes // 16)
+    held, factored = ROWS * VECTORS, width * VECTORS
+    factor_bytes = factored * real_bytes
+    load_factors = _loads("float64" if wide else "float32", factor_bytes // 16)
+
+    @inlined
+    def read(address, left, values):
+        """Load a vector of a row; numbers from the ``left``-th on are zero."""
+        load(address, values)
+        if left < u64(width):
+            for j in range(1, width):
+                if u64(j) >= left:
+                    values[j] = real(0)
+
+    @inlined
+    def add(at, pitch, first, last, of_x, left, sums, total):
+        """Add what one vector of each row, with ``left`` numbers, adds to products and squared norms."""
+        values, factors = cuda.local.array(width, real), cuda.local.array(factored, real)
+        together, accurate = cuda.local.array(ROWS, real), True
+        load_factors(of_x, factors)
+        if left < u64(width):
+            for j in range(1, width):
+                if u64(j) >= left:
+                    for v in range(VECTORS):
+                        factors[j * VECTORS + v] = real(0)
+        for i in range(ROWS):
+            read(at + min(first + u64(i), last) * pitch, left, values)
+            square = real(0)
+            for j in range(width):
+                square += values[j] * values[j]
+                for v in range(VECTORS):
+                    sums[i * VECTORS + v] += values[j] * factors[j * VECTORS + v]
+            together[i] = square
+            accurate = accurate and square > real(LEAST) and square < real(MOST)
+        if wide or accurate:  # one branch for all rows, since conversions would take most of the time
+            for i in range(ROWS):
+                total[i] += f64(together[i])
+        else:
+            for i in range(ROWS):
+                read(at + min(first + u64(i), last) * pitch, left, values)
+                for j in range(width):
+                    total[i] += f64(values[j]) * f64(values[j])
 
     def kernel(matrix, step, pitch, rows, columns, x, x_step, y, y_step, squares):
         lane = u64(cuda.threadIdx.x) % u64(LANES)
@@ -60,47 +111,18 @@ def times_vectors(dtype: str) -> Source:
         if first >= rows:
             return
         sums, total = cuda.local.array(held, real), cuda.local.array(ROWS, f64)
-        vector, factors = cuda.local.array(width, real), cuda.local.array(factored, real)
-        values, together = cuda.local.array(loaded, real), cuda.local.array(ROWS, real)
         for i in range(held):
             sums[i] = real(0)
         for i in range(ROWS):
             total[i] = f64(0)
-        start, of_x = matrix + z * step, x + z * x_step
-        column = lane * u64(width)
-        while column < columns:
-            left = columns - column
-            load_factors(of_x + column * u64(VECTORS * real_bytes), factors)
-            for i in range(ROWS):
-                row = min(first + u64(i), rows - u64(1))
-                load(start + row * pitch + column * u64(16 // width), vector)
-                for j in range(width):
-                    values[i * width + j] = vector[j]
-            if left < u64(width):
-                for j in range(1, width):
-                    if u64(j) >= left:
-                        for i in range(ROWS):
-                            values[i * width + j] = real(0)
-                        for v in range(VECTORS):
-                            factors[j * VECTORS + v] = real(0)
-            accurate = True
-            for i in range(ROWS):
-                square = real(0)
-                for j in range(width):
-                    value = values[i * width + j]
-                    square += value * value
-                    for v in range(VECTORS):
-                        sums[i * VECTORS + v] += value * factors[j * VECTORS + v]
-                together[i] = square
-                accurate = accurate and square > real(LEAST) and square < real(MOST)
-            if wide or accurate:
-                for i in range(ROWS):
-                    total[i] += f64(together[i])
-            else:
-                for i in range(ROWS):
-                    for j in range(width):
-                        total[i] += f64(values[i * width + j]) * f64(values[i * width + j])
+        last, column = rows - u64(1), lane * u64(width)
+        at, of_x = matrix + z * step + lane * u64(16), x + z * x_step + lane * u64(factor_bytes)
+        while column + u64(width) <= columns:
+            add(at, pitch, first, last, of_x, u64(width), sums, total)
+            at, of_x = at + u64(LANES * 16), of_x + u64(LANES * factor_bytes)
             column += u64(LANES * width)
+        if column < columns:
+            add(at, pitch, first, last, of_x, columns - column, sums, total)
         for i in range(ROWS):
             norm = total[i]
             for turn in range(5):

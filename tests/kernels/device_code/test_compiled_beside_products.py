@@ -15,7 +15,6 @@ KERNELS = [
     ("copies.prepass", "split_rows", (FP16_PAIR, True, 8)),
     ("copies.prepass", "split_rows", (FP16_PAIR, False, 1)),
     ("copies.prepass", "split_rows", (TF32_PAIR, True, 8)),
-    ("copies.prepass", "split_rows", (TF32_PAIR, False, 8)),
     ("copies.prepass", "find_maxima", (True,)),
     ("copies.prepass", "split_columns", (FP16_PAIR, True)),
     ("copies.prepass", "split_columns", (FP16_PAIR, False)),
