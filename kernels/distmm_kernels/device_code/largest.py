@@ -1,17 +1,20 @@
-"""The kernel that finds the k largest elements of each row of a matrix, in one pass over memory.
+"""The kernels that find the k largest elements of each line of a matrix, in one pass over memory.
 
-A warp handles one row, stretch by stretch. It keeps the largest elements so far, sorted:
+A line is a row or a column. A warp handles one line, stretch by stretch. It keeps the largest elements so far, sorted:
 register r of a lane has element ``32 r + lane``. It compares each stretch with the k-th largest element so far. Few
-elements are larger: about ``k log(n / k)`` in a row of n random elements. Each of these is inserted at its position,
+elements are larger: about ``k log(n / k)`` in a line of n random elements. Each of these is inserted at its position,
 and the smaller elements are shifted by one position.
 
-Elements are inserted in the order of the row. So of equal elements, the earlier one comes first, and the kernel does
+Elements are inserted in the order of the line. So of equal elements, the earlier one comes first, and the kernel does
 not compare their columns. NaN is larger than any number. The result depends only on the elements.
+
+If lines are rows, a warp reads them from global memory. If lines are columns, a block loads a tile into shared memory,
+row by row, and each warp reads one column of the tile.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from distmm_kernels.device_code.emit import cuda, inlined, types
 from distmm_kernels.launch.compiler import Source
@@ -24,7 +27,7 @@ NOWHERE = i32(-1)  # the position of an element that is not set yet
 
 
 def of_rows(dtype: str, weighing: Weighing, registers: int, held: int, lanes: int, warps: int) -> Source:
-    """Make the kernel. The grid has a warp for each row, `warps` in a block.
+    """Make the kernel for lines that are rows. The grid has a warp for each row, `warps` in a block.
 
     Parameters
     ----------
@@ -49,11 +52,11 @@ def of_rows(dtype: str, weighing: Weighing, registers: int, held: int, lanes: in
     weights
         ``(n,)``.
     values, places
-        The results ``(rows, k)``, as vectors: the elements, and their positions in the row.
+        The results ``(rows, k)``, as vectors: the elements, and their positions in the line.
     pitch
         Elements from one row to the next.
     rows, n, k
-        Sizes of the matrix; number of largest elements.
+        Number of lines; elements of a line; number of largest elements.
     """
     number = getattr(types, dtype)
     weighed, beyond, begin, insert, write = _parts(dtype, weighing, registers, lanes)
@@ -87,13 +90,72 @@ def of_rows(dtype: str, weighing: Weighing, registers: int, held: int, lanes: in
             first += u64(stretch)
         write(best, at, values, places, row, lane, k)
 
+    return Source(kernel, _signature(number), warps * lanes, 1024 // (warps * lanes))
+
+
+def of_columns(dtype: str, weighing: Weighing, registers: int, held: int, lanes: int, warps: int) -> Source:
+    """Make the kernel for lines that are columns in memory. The grid has a block for each `warps` lines.
+
+    The parameters, and those of the kernel, are the same as for `of_rows`. `rows` is the number of lines, and `pitch`
+    the distance from one element of a line to the next. Adjacent lines are contiguous in memory. `warps` divides
+    `lanes`.
+    """
+    number = getattr(types, dtype)
+    weighed, beyond, begin, insert, write = _parts(dtype, weighing, registers, lanes)
+    every = u32((1 << lanes) - 1)
+    stretch = held * lanes
+    width = stretch + lanes // warps  # so that a warp's stores use different banks
+    room = warps * width
+
+    def kernel(elements, weights, values, places, pitch, rows, n, k):
+        tile = cuda.shared.array(room, number)
+        own = cuda.local.array(held, number)
+        best, at = cuda.local.array(registers, number), cuda.local.array(registers, i32)
+        thread, block = i32(cuda.threadIdx.x), u64(cuda.blockIdx.x) * u64(warps)
+        lane, line = thread % i32(lanes), thread // i32(lanes)
+        place, step = thread % i32(warps), thread // i32(warps)  # this thread loads from this line, at this step
+        row, loaded = block + u64(line), block + u64(place)
+        mine = line * i32(width) + lane
+        bound, full = begin(best, at)
+        first = u64(0)
+        for i in range(held):
+            j = u64(i * lanes) + u64(step)
+            own[i] = weighed(elements[j * pitch + loaded], weights, j) if j < n and loaded < rows else number(0)
+        while first < n:
+            left = i32(min(n - first, u64(stretch)))
+            for i in range(held):
+                tile[place * i32(width) + i32(i * lanes) + step] = own[i]
+            cuda.syncthreads()
+            for i in range(held):
+                j = first + u64(stretch + i * lanes) + u64(step)
+                own[i] = weighed(elements[j * pitch + loaded], weights, j) if j < n and loaded < rows else number(0)
+            reaches = True
+            if full and left == i32(stretch):
+                reaches = False
+                for i in range(held):
+                    if beyond(tile[mine + i32(i * lanes)], bound):
+                        reaches = True
+            if cuda.ballot_sync(every, reaches) != u32(0):
+                for i in range(i32(0), left, i32(lanes)):
+                    there = i + lane < left
+                    x = tile[mine + i] if there else number(0)
+                    votes = u32(cuda.ballot_sync(every, there and (not full or beyond(x, bound))))
+                    bound, full = insert(best, at, x, i32(first) + i, votes, bound, full, lane, k)
+            cuda.syncthreads()
+            first += u64(stretch)
+        if row < rows:
+            write(best, at, values, places, row, lane, k)
+
+    return Source(kernel, _signature(number), warps * lanes, 1024 // (warps * lanes))
+
+
+def _signature(number: Any) -> Any:
     vector = types.Array(number, 1, "C")
-    signature = types.void(vector, vector, vector, types.Array(i64, 1, "C"), u64, u64, u64, u64)
-    return Source(kernel, signature, warps * lanes, 1024 // (warps * lanes))
+    return types.void(vector, vector, vector, types.Array(i64, 1, "C"), u64, u64, u64, u64)
 
 
 def _parts(dtype: str, weighing: Weighing, registers: int, lanes: int):  # type: ignore[no-untyped-def]
-    """Make the functions of the kernel."""
+    """Make the functions of both kernels."""
     number = getattr(types, dtype)
     real = dtype.startswith("float")
     lowest = number(float("-inf")) if real else number(0)
@@ -111,7 +173,7 @@ def _parts(dtype: str, weighing: Weighing, registers: int, lanes: int):  # type:
 
     @inlined
     def beyond(x, y):
-        """Whether x is before y in the results, if y is to the left of x in the row."""
+        """Whether x is before y in the results, if y is to the left of x in the line."""
         if real and weighing == "":
             return not x <= y and y == y
         return x > y

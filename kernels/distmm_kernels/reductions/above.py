@@ -48,6 +48,12 @@ def above(x: Array, least: float, most: int, device: Device) -> tuple[int, Array
     rows, columns, values : cupy.ndarray ``(count,)``, or None
         Types: int64, int64 and the type of `x`.
     """
+    if x.strides[1] != x.itemsize and x.strides[0] == x.itemsize:
+        count, columns, rows, values = above(x.T, least, most, device)
+        if rows is not None and columns is not None and values is not None:
+            order = rows.argsort(kind="stable")
+            rows, columns, values = rows[order], columns[order], values[order]
+        return count, rows, columns, values
     array, dtype = type(x), compared(x.dtype)
     assert dtype is not None
     if dtype.kind == "i":

@@ -33,10 +33,10 @@ def compared(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
 def pieces(x: Array, dtype: np.dtype[Any], device: Device) -> Iterator[tuple[tuple[Any, ...], Array]]:
     """Yield the index of each piece, and its rows ``(r, n)``, in the type that is compared. A launch gets one piece.
 
-    The rows of a piece are contiguous. If those of `x` are, a whole matrix is one piece.
+    The rows or the columns of a piece are contiguous. If those of `x` are, a whole matrix is one piece.
     """
     *batch, m, n = x.shape
-    in_place = x.dtype == dtype and x.strides[-2] >= 0 and x.strides[-1] == dtype.itemsize
+    in_place = x.dtype == dtype and min(x.strides[-2:]) >= 0 and dtype.itemsize in x.strides[-2:]
     height = m if in_place else max(1, PIECE_BYTES // (n * dtype.itemsize))
     for index in np.ndindex(*batch):
         for top in range(0, m, height):
