@@ -22,6 +22,7 @@ from distmm_kernels.candidate import AMPERE, FAST_FLOAT64, HOPPER
 from distmm_kernels.emulation.formats import FP16_PAIR
 from distmm_kernels.gemm.aligned import ADD
 from distmm_kernels.launch.binary import Recipe, binary, kept
+from distmm_kernels.launch.cache import first_mark
 from distmm_kernels.layout.copies import NUMBERS
 from distmm_kernels.reductions.largest import HELD_BYTES, WARPS
 from distmm_kernels.reductions.lines import LANES, WIDER
@@ -83,7 +84,16 @@ def first(multiprocessors: int) -> list[Recipe]:
 
 
 def build_first() -> None:
-    """Build what `first` returns for the GPUs of this machine."""
+    """Build what `first` returns for the GPUs of this machine.
+
+    Raises
+    ------
+    OSError
+        If another process does so or has done so, or where kernels cannot be kept.
+    """
+    mark = first_mark()
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    mark.touch(exist_ok=False)
     for capability, multiprocessors in {(each.compute_capability, each.multiprocessors) for each in device.gpus()}:
         if capability == HOPPER[0]:
             deque(_built(first(multiprocessors), capability), 0)

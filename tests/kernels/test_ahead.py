@@ -46,12 +46,15 @@ def test_the_kernels_of_a_first_product_are_those_that_it_launches(monkeypatch):
     assert first <= set(ahead.recipes((9, 0), "float32"))
 
 
-def test_the_kernels_of_a_first_product_are_built_for_each_model_on_hopper_alone(monkeypatch):
+def test_the_kernels_of_a_first_product_are_built_once_for_each_model_on_hopper_alone(monkeypatch, tmp_path):
     built = []
+    monkeypatch.setenv("DISTMM_CACHE_DIR", str(tmp_path / "new"))
     gpus = [Device("cuda", "", i, 0, at, 132) for i, at in enumerate([(9, 0), (9, 0), (8, 9)])]
     monkeypatch.setattr(ahead.device, "gpus", lambda: tuple(gpus))
     monkeypatch.setattr(ahead, "_built", lambda wanted, capability: built.append((wanted, capability)) or iter(()))
     ahead.build_first()
+    with pytest.raises(FileExistsError):
+        ahead.build_first()
     assert built == [(ahead.first(132), (9, 0))]
 
 

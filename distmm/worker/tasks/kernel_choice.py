@@ -127,13 +127,13 @@ def _facts(
 
 
 def build_first() -> None:
-    """Have another process compile the kernels of a first product, if this machine has none. Nobody waits for it.
+    """Have another process compile the kernels of a first product, once on a machine. Nobody waits for it.
 
     Workers take kernels that it has compiled, wait for one that it compiles, and compile others themselves.
     """
-    from distmm_kernels.launch.cache import cache_folder
+    from distmm_kernels.launch.cache import first_mark
 
-    if os.environ.get("DISTMM_KERNELS_DIR") or any(cache_folder().glob("*.kernel")):
+    if os.environ.get("DISTMM_KERNELS_DIR") or first_mark().exists():
         return
     command = [sys.executable, "-c", "from distmm_kernels import ahead; ahead.build_first()"]
     path, none = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}, subprocess.DEVNULL
