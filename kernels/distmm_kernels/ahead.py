@@ -24,6 +24,7 @@ from distmm_kernels.gemm.aligned import ADD
 from distmm_kernels.launch.binary import Recipe, binary, kept
 from distmm_kernels.launch.cache import first_mark
 from distmm_kernels.layout.copies import NUMBERS
+from distmm_kernels.layout.real_view import REALS
 from distmm_kernels.reductions.largest import HELD_BYTES, WARPS
 from distmm_kernels.reductions.lines import LANES, WIDER
 from distmm_kernels.tiles import fragment_tiles, mma_tiles
@@ -125,6 +126,8 @@ def _beside(dtype: str) -> Iterator[Recipe]:
         yield Recipe(f"{CODE}copies.transpose:source", (NUMBERS[4], in_word))
     if dtype.startswith("complex"):
         yield Recipe(f"{CODE}copies.mirror:source", (dtype, True))
+        for turned in BOTH:
+            yield Recipe(f"{CODE}copies.real_view:source", (REALS[dtype].name, turned))
     if "float" in dtype:
         yield Recipe(f"{CODE}thin_products:times_vectors", (dtype,))
     compared = WIDER.get(dtype, dtype)
@@ -184,6 +187,7 @@ def _chain(capability: Capability, dtype: str) -> Iterator[Recipe]:
 
 
 def _float32(capability: Capability, dtype: str) -> Iterator[Recipe]:
+    """Yield the kernels of float32, and of complex64 as real numbers."""
     yield from _chain(capability, "float32")
     if capability not in FAST_FLOAT64:
         return
@@ -206,19 +210,10 @@ def _float32(capability: Capability, dtype: str) -> Iterator[Recipe]:
         yield from _hopper("float16", "float32", own, symmetric=symmetric, **halves)
 
 
-def _complex64(capability: Capability, dtype: str) -> Iterator[Recipe]:
-    yield from _float32(capability, dtype)
-    for turned in BOTH:
-        yield Recipe(f"{CODE}copies.real_view:source", ("float32", turned))
-
-
 def _float64(capability: Capability, dtype: str) -> Iterator[Recipe]:
     """Yield the kernels of float64, and of complex128, which has two parts."""
     parts = 2 if dtype == "complex128" else 1
     yield from _chain(capability, "float64")
-    if parts == 2:
-        for turned in BOTH:
-            yield Recipe(f"{CODE}copies.real_view:source", ("float64", turned))
     yield Recipe(f"{CODE}residues:find_factors", (parts,))
     for along_k in BOTH:
         yield Recipe(f"{CODE}residues:sum_squares", (along_k, parts))
@@ -272,7 +267,7 @@ TYPES: dict[str, Callable[[Capability, str], Iterator[Recipe]]] = {
     "float64": _float64,
     "bfloat16": _narrow,
     "float16": _narrow,
-    "complex64": _complex64,
+    "complex64": _float32,
     "complex128": _float64,
     "int8": _narrow,
     "uint8": _narrow,

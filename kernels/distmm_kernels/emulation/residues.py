@@ -175,7 +175,5 @@ class Splitter:
         return Plan(at, launches, numbers, (at.words, at.end - at.words))
 
 
-@functools.cache
-def splitter(device: Device, parts: int = 1) -> Splitter:
-    """Return the splitter of a type on a device. A process has one."""
-    return Splitter(device, parts)
+splitter = functools.cache(Splitter)
+"""splitter(device, parts): a process has one of a type on a device."""

@@ -189,7 +189,5 @@ class Splitter:
         return Plan(at, launches, numbers, (at.scales, zeros))
 
 
-@functools.cache
-def splitter(form: Format, device: Device) -> Splitter:
-    """Return the splitter of a format on a device. A process has one."""
-    return Splitter(form, device)
+splitter = functools.cache(Splitter)
+"""splitter(form, device): a process has one of a format on a device."""

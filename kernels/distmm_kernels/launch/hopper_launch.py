@@ -200,10 +200,8 @@ def pace_counter(device: Device, stream: int | None = None) -> int:
 _pace_counters: dict[int, Any] = {}
 
 
-@functools.cache
-def hopper_gemm(tile: HopperTile, device: Device) -> HopperGemm:
-    """Return the launcher of a variant of the kernel on a device."""
-    return HopperGemm(tile, device)
+hopper_gemm = functools.cache(HopperGemm)
+"""hopper_gemm(tile, device): a process has one launcher of a variant of the kernel on a device."""
 
 
 class HopperGemms:
