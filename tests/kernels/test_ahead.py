@@ -6,10 +6,10 @@ import pytest
 
 from distmm_kernels import ahead
 from distmm_kernels.device import Device
+from distmm_kernels.emulation import splits
 from distmm_kernels.emulation.formats import FP16_PAIR
 from distmm_kernels.launch import hopper_launch
 from distmm_kernels.launch.binary import Recipe, binary, kept
-from distmm_kernels.layout.copies import choose
 from distmm_kernels.layout.stack import Stack
 
 CAPABILITIES = [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
@@ -32,11 +32,13 @@ def test_the_kernels_of_a_first_product_are_those_that_it_launches(monkeypatch):
         pitches = (4, 4 * rows) if turned else (4 * columns, 4)
         return Stack(256, (1, *shape), (4 * rows * columns, *pitches), 4)
 
+    for module in (splits, hopper_launch):
+        monkeypatch.setattr(module, "loaded", lambda recipe, device: launched.add(recipe))
+    gpu = Device("cuda", "NVIDIA H200", 0, 0, (9, 0), 132)
     for operand in (stack(8192, 512), stack(1, 8192), stack(8192, 512, turned=True)):
-        launched |= set(choose(operand, FP16_PAIR).recipes)
-    monkeypatch.setattr(hopper_launch, "loaded", lambda recipe, device: launched.add(recipe))
+        splits.Splitter(FP16_PAIR, gpu)._plan(operand)
     hopper_launch.hopper_gemm.cache_clear()
-    gemms = hopper_launch.HopperGemms(Device("cuda", "NVIDIA H200", 0, 0, (9, 0), 132))
+    gemms = hopper_launch.HopperGemms(gpu)
     layout = {"operand": "float16", "a_major": "k", "b_major": "n"}
     for adds in (False, True):
         gemms(stack(8192, 8192), "float32", **layout, products=3, scaled=True, adds=adds, symmetric=0)
