@@ -8,8 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from dask.highlevelgraph import MaterializedLayer
 from dask.utils import ensure_dict
-from distributed import Client, Future, Scheduler, futures_of
+from distributed import Client, Future, Scheduler
 from distributed.metrics import time
 
 from distmm.clusters import view
@@ -50,11 +51,11 @@ def chunk_homes(client: Client, arrays: Sequence[da.Array | None], workers: int)
         -1 for a chunk that no worker holds anything of. None for arrays that are made from nothing in memory.
     """
     parts = [{} if array is None else persisted_parts(array) for array in arrays]
-    keys = list(dict.fromkeys(key for each in parts for held in each.values() for key in held))
-    if not keys:
+    futures = {future.key: future for each in parts for held in each.values() for future in held}
+    if not futures:
         return [None] * len(arrays)
-    still = all(future.done() for array in arrays if array is not None for future in futures_of(array))
-    found = view.on_scheduler(client, _holders, tuple(keys), old=still)  # finished chunks seldom move
+    keys, still = tuple(futures), all(future.done() for future in futures.values())
+    found = view.on_scheduler(client, _holders, keys, old=still)  # finished chunks seldom move
     sizes, holders = {}, {}
     for key, (nbytes, ranks) in zip(keys, found, strict=True):
         sizes[key], holders[key] = nbytes, [rank for rank in ranks if rank < workers]
@@ -63,7 +64,8 @@ def chunk_homes(client: Client, arrays: Sequence[da.Array | None], workers: int)
     given: Counter[int] = Counter()
     total: Counter[int] = Counter()
     for key in keys:
-        total.update(dict.fromkeys(holders[key], sizes[key]))
+        for rank in holders[key]:
+            total[rank] += sizes[key]
     homes: list[Homes | None] = []
     for array, held in zip(arrays, parts, strict=True):
         if array is None or not held:
@@ -72,8 +74,9 @@ def chunk_homes(client: Client, arrays: Sequence[da.Array | None], workers: int)
         at = np.full(array.numblocks, -1, np.int64)
         for index, made_from in held.items():
             bytes_at: Counter[int] = Counter()
-            for key in made_from:
-                bytes_at.update(dict.fromkeys(holders[key], max(1, sizes[key])))
+            for future in made_from:
+                for rank in holders[future.key]:
+                    bytes_at[rank] += max(1, sizes[future.key])
             if bytes_at:
                 most = max(bytes_at.values())
                 best = min((total[rank], given[rank], rank) for rank in bytes_at if bytes_at[rank] == most)[-1]
@@ -83,15 +86,14 @@ def chunk_homes(client: Client, arrays: Sequence[da.Array | None], workers: int)
     return homes
 
 
-def persisted_parts(array: da.Array) -> dict[tuple[int, ...], list[Any]]:
-    """Return the keys of the persisted chunks that each chunk is made from, those that the fewest tasks are away.
+def persisted_parts(array: da.Array) -> dict[tuple[int, ...], list[Future]]:
+    """Return the persisted chunks that each chunk is made from, those that the fewest tasks are away.
 
     ``X - X.mean(0)`` reads all of X. But chunk i of it is nearest to chunk i of X, and the mean is small.
     """
-    graph: Mapping[Any, Any] = ensure_dict(array.dask)
-    futures = {key: value.key for key, value in graph.items() if isinstance(value, Future)}
-    if not futures:
+    if not (futures := futures_in(array)):
         return {}
+    graph: Mapping[Any, Any] = ensure_dict(array.dask)
     found, left = {}, MOST_TASKS
     for index in np.ndindex(array.numblocks):
         level: Iterable[Any] = [(array.name, *index)]
@@ -104,6 +106,12 @@ def persisted_parts(array: da.Array) -> dict[tuple[int, ...], list[Any]]:
             level = {need for key in level for need in needs(graph, key)} - seen
             seen |= level
     return found
+
+
+def futures_in(array: da.Array) -> dict[Any, Future]:
+    """Return the futures of a graph, by their keys. No layer makes its tasks for it, as for Dask's `futures_of`."""
+    layers = (layer.mapping for layer in array.dask.layers.values() if isinstance(layer, MaterializedLayer))
+    return {key: value for tasks in layers for key, value in tasks.items() if isinstance(value, Future)}
 
 
 def homes_of_blocks(
@@ -155,10 +163,12 @@ def _ranks_of(ts: TaskState, ranks: Mapping[str, int], chunks: int) -> list[int]
     while level and len(seen) * chunks <= max(MOST_TASKS, chunks):
         held: Counter[int] = Counter()
         for each in level:
-            at = each.who_has or ([each.processing_on] if each.processing_on else [])
-            held.update({ranks[ws.address]: each.get_nbytes() for ws in at if ws.address in ranks})
+            for ws in each.who_has or ([each.processing_on] if each.processing_on else ()):
+                if ws.address in ranks:
+                    held[ranks[ws.address]] += each.get_nbytes()
         if held:
-            return sorted(rank for rank, nbytes in held.items() if nbytes == max(held.values()))
+            most = max(held.values())
+            return sorted(rank for rank, nbytes in held.items() if nbytes == most)
         level = {need for each in level for need in each.dependencies} - seen
         seen |= level
     return []

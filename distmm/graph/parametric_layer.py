@@ -31,6 +31,8 @@ class ParametricLayer(Layer):  # type: ignore[misc]
     client and 70 MB on the connection.
     """
 
+    has_legacy_tasks = False  # Dask looks at each task
+
     def __post_init__(self) -> None:
         super().__init__()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -68,15 +68,15 @@ class Operand:
         """Chunks of a Dask array. None for other arrays."""
         return _swapped(self.source.chunks, self.transposed) if is_dask(self.source) else None
 
-    @property
+    @cached_property
     def resident(self) -> bool:
         """Whether its blocks are already in the workers' memory: it is a persisted Dask array."""
         if not is_dask(self.source):
             return False
-        from distributed import futures_of
+        from distmm.clusters.homes import futures_in  # late, as Dask arrays below
 
         blocks: int = self.source.npartitions
-        return len(futures_of(self.source)) == blocks
+        return len(futures_in(self.source)) == blocks
 
     def is_same(self, other: Operand) -> bool:
         """Whether another operand has the same blocks: tasks read them by the same keys."""

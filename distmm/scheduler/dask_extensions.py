@@ -118,7 +118,7 @@ def order(dsk: Mapping[Any, Any], *args: Any, **options: Any) -> dict[Any, Any]:
             read = needs(dsk, key)
             if not readers[key] and len(read) == 1 and read <= sources:
                 (follows[key],) = read
-                readers.subtract(read)
+                readers[follows[key]] -= 1
     ordered = {key: task for key, task in dsk.items() if key not in follows}
     for key in ordered:
         read = needs(ordered, key)

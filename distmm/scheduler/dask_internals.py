@@ -15,7 +15,7 @@ from distributed.comm import CommClosedError
 from distributed.protocol.pickle import dumps
 from distributed.scheduler import Scheduler, TaskState
 
-from distmm.graph.dask_tasks import faster
+from distmm.graph.dask_tasks import PlacedTask, faster
 
 VERSIONS_SEEN = ("2026.7.1", "2026.8.0")
 
@@ -189,11 +189,12 @@ def makers(
             return
 
 
-def let_readers_be_faster(ts: TaskState, new: set[object]) -> None:
-    """Give the new tasks that read the result of a product task faster functions (`dask_tasks.faster`)."""
-    for reader in ts.dependents:
-        if reader.key in new:
-            reader.run_spec = faster(reader.run_spec)
+def let_readers_be_faster(tasks: Iterable[TaskState]) -> None:
+    """Give those of the tasks that read the result of a product task faster functions (`dask_tasks.faster`)."""
+    for ts in tasks:
+        made = faster(ts.run_spec)
+        if made is not ts.run_spec and any(isinstance(each.run_spec, PlacedTask) for each in ts.dependencies):
+            ts.run_spec = made
 
 
 def leave_queue(scheduler: Scheduler, tasks: Iterable[TaskState], addresses: Sequence[str]) -> None:

@@ -36,14 +36,15 @@ class NewGraph:
         self.known, self.products, self.wanted = scheduler.tasks, products, wanted
         self.restrictions = Restrictions(scheduler, products)
         self.new = dask_internals.to_run(scheduler, wanted)
-        self.placed = [ts for key in self.new if isinstance((ts := self.known[key]).run_spec, PlacedTask)]
+        tasks = [self.known[key] for key in self.new]
+        dask_internals.let_readers_be_faster(tasks)
+        self.placed = [ts for ts in tasks if isinstance(ts.run_spec, PlacedTask)]
         self.refused = self.restrictions.read(self.placed)
         self.tasks: list[PlannedTask] = []
         self.others: list[tuple[Key, Placement]] = []
         self.operands: dict[Key, OperandBlock] = {}
         self.limits: dict[str, Limits] = {}
         for ts in self.placed:
-            dask_internals.let_readers_be_faster(ts, self.new)
             task, where = ts.run_spec, ts.run_spec.placement
             if where.product in self.refused:
                 continue
@@ -87,15 +88,15 @@ class NewGraph:
 
     def _operand(self, ts: TaskState) -> OperandBlock:
         """Describe a block of A or B."""
+        alive, restrictions = self.products.ranks.alive, self.restrictions
+        holders = [alive[worker.address] for worker in ts.who_has or () if worker.address in alive]
+        if ts.key not in self.new or isinstance(ts.run_spec, ProductTask):
+            return OperandBlock(holders=holders)
         readers = {
             dependent.run_spec.placement.product if isinstance(dependent.run_spec, PlacedTask) else None
             for dependent in ts.dependents
         }
-        alive, restrictions = self.products.ranks.alive, self.restrictions
         at = {rank for name in readers for rank in restrictions.ranks(name)}
         makers = dask_internals.makers(ts, self.new, lambda maker: restrictions.allow(maker, at))
-        return OperandBlock(
-            () if isinstance(ts.run_spec, ProductTask) else tuple(maker.key for maker in makers),
-            readers.pop() if len(readers) == 1 else None,
-            [alive[worker.address] for worker in ts.who_has or () if worker.address in alive],
-        )
+        reader = readers.pop() if len(readers) == 1 else None
+        return OperandBlock(tuple(maker.key for maker in makers), reader, holders)

@@ -36,8 +36,9 @@ class LoanReaders(SchedulerPlugin):  # type: ignore[misc]  # Dask's classes are 
         scheduler.stream_handlers["subscribe-topic"] = self._subscribed
 
     def update_graph(self, scheduler: Scheduler, *, tasks: Iterable[Any], **kwargs: Any) -> None:
-        """Count the tasks of a new graph."""
-        self._count(tasks)
+        """Count the tasks of a new graph. Those that have run, or are under way, have been counted."""
+        known = self.scheduler.tasks
+        self._count(key for key in tasks if known[key].state == "released")
 
     def transition(self, key: Any, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
         """Stop counting a task that is forgotten."""
