@@ -49,6 +49,13 @@ def test_clone_and_bind_compute_what_the_product_is(client: Client, made: str) -
         np.testing.assert_array_equal(result, expected)
 
 
+def test_an_optimised_product_keeps_its_chunks_in_memory(client: Client) -> None:
+    A = client.persist(blocks(X))
+    (C,) = dask.optimize(distmm.matmul(A, blocks(Y), client=client))
+    del A
+    np.testing.assert_array_equal(client.gather(client.compute(C)), X @ Y)
+
+
 def test_a_copied_product_shares_only_what_is_omitted() -> None:
     A = blocks(X)
     C = distmm.matmul(A, A.T, blocks=(20, 20, 20))
