@@ -30,7 +30,12 @@ def unless_silent(client: Client) -> Iterator[None]:
     """Close a client if its scheduler stops answering during the ``with`` block."""
     ended = threading.Event()
     watch = threading.Thread(target=_watch, args=(client, ended), name="distmm-silence", daemon=True)
-    client.loop.add_callback(client.loop.call_later, ANSWER_SECONDS, lambda: ended.is_set() or watch.start())
+
+    def begin() -> None:
+        if not ended.is_set():
+            watch.start()
+
+    client.loop.add_callback(client.loop.call_later, ANSWER_SECONDS, begin)
     try:
         yield
     finally:

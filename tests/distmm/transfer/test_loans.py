@@ -169,7 +169,7 @@ def test_a_restart_of_the_cluster_ends_loans(current: Client) -> None:
     readers = loan_readers.LoanReaders(scheduler)
     readers._say = lambda *about: said.append(about)
     a, _ = operands()
-    scheduler.tasks["task"] = SimpleNamespace(run_spec=[ClientArray.of(a, "lent")])
+    scheduler.tasks["task"] = SimpleNamespace(run_spec=[ClientArray.of(a, "lent")], state="released")
     readers.update_graph(scheduler, tasks=["task"])
     scheduler.stream_handlers["subscribe-topic"](topic=f"{loans.TOPIC}lent 1", client="client")
     assert not said
