@@ -37,6 +37,9 @@ SCHEDULER_SECONDS = 60.0
 # Seconds after which answers are old, though no change was told of: workers free some memory when no task runs.
 FRESH_SECONDS = 10.0
 
+# A worker whose results take at most so many bytes more than before is not asked again: plans round more off.
+LITTLE = 1 << 20
+
 # A function of a worker, and its arguments; the worker is its last argument.
 Question = tuple[Callable[..., Any], tuple[Hashable, ...]]
 
@@ -227,7 +230,7 @@ async def _answer(
     """Install plugins, and ask all workers; return hosts, who reads the client's memory, answers and their age.
 
     If the client asks `again`, as for the second of two equal products, no worker is asked whose answer is fresh and
-    that holds no more bytes than then. Runs on the scheduler.
+    that holds about as little as then. Runs on the scheduler.
     """
     from distributed.protocol.pickle import dumps
 
@@ -252,7 +255,7 @@ async def _answer(
     now = time.monotonic()
     said: dict[str, _Said] = {} if question is None else placement.said.get(question, {})
     fresh = [each for each in map(said.get, hosts) if each and each.when > now - FRESH_SECONDS]
-    if again and 0 < len(hosts) == len(fresh) and all(held[address] <= said[address].held for address in hosts):
+    if again and 0 < len(hosts) == len(fresh) and all(held[at] <= said[at].held + LITTLE for at in hosts):
         return hosts, {}, {address: said[address].answer for address in hosts}, now - min(each.when for each in fresh)
     message = {"op": "run", "function": dumps(_answer_of_worker), "args": dumps((question, proof)), "wait": True}
     found = await _send(dask_scheduler, message, seconds)

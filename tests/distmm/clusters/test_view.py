@@ -10,11 +10,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, Scheduler, core
+from distributed import Client, Future, LocalCluster, Scheduler, core
 
 import distmm
 from distmm.clusters import view
 from distmm.errors import InputError
+from distmm.product import request
 from distmm.scheduler.plugin import PlacementPlugin
 from tests import forked
 from tests.until import until
@@ -144,3 +145,33 @@ def test_a_scheduler_that_does_not_answer_is_an_error(client: Client, monkeypatc
     view.forget(client)
     with pytest.raises(InputError, match="has not answered for 0 s"):
         lazy(client)
+
+
+def test_a_large_product_asks_workers_again_only_if_they_hold_more(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[str] = []
+    send = view._send
+
+    async def noted(scheduler: Scheduler, message: dict[str, Any], seconds: float) -> dict[str, Any]:
+        sent.append(message["op"])
+        return await send(scheduler, message, seconds)
+
+    def after(task: Future) -> list[str]:
+        task.result()
+        until(lambda: view._views[client].changes > changes)
+        sent.clear()
+        distmm.plan(a, a, client=client)
+        return list(sent)
+
+    monkeypatch.setattr(view, "_send", noted)
+    monkeypatch.setattr(request, "SMALL_SHARE", 0.0)
+    a = np.ones((N, N))
+    view.forget(client)
+    distmm.plan(a, a, client=client)
+    assert sent
+    changes = view._views[client].changes
+    assert after(client.submit(abs, -1, pure=False)) == []
+    changes = view._views[client].changes
+    kept = client.submit(bytes, 10_000_000, pure=False)
+    assert after(kept)
