@@ -48,7 +48,6 @@ def kernels(
     if part == "race" and here.kind == "cpu":
         raise InputError("--part race needs a GPU, for cuBLAS: leave out --device cpu")
     console = session.out()
-    console.width = 10_000  # a terminal folds long lines, which is better than truncated columns
     found: dict[str, Any] = {}
     try:
         if part != "race":

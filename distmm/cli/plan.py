@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any
@@ -146,7 +147,9 @@ def _matrix(text: str) -> Any:
     """Return an array without memory for text such as ``1000x500:float32``; other text is a path and is returned."""
     import numpy as np
 
-    found = re.fullmatch(r"(\d+)x(\d+):(\w+)", text)
-    if found is None:
+    found = re.fullmatch(r"(\d+)x(\d+)(?::(\w+))?", text)
+    if found is None or os.path.exists(text):
         return text
+    if found[3] is None:
+        raise typer.BadParameter(f"{text}: no such file; for a plan without one add the type, as in {text}:float32")
     return np.broadcast_to(np.zeros((), options.element(found[3])), (int(found[1]), int(found[2])))

@@ -27,7 +27,8 @@ def out(stderr: bool = False) -> Console:
     """Return a console on stdout, for tables of rich, or on stderr, for progress. It prints all text as it is."""
     from rich.console import Console  # here: its import takes 25 ms, and most commands print plain text
 
-    return Console(stderr=stderr, highlight=False, soft_wrap=True, markup=False, emoji=False)
+    width = None if stderr else 10_000  # rich cuts the columns of a table that is too wide; a terminal folds its lines
+    return Console(stderr=stderr, width=width, highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 def table(rows: Iterable[tuple[str, str]], title: str) -> str:

@@ -31,6 +31,7 @@ def settings(dashboard: str) -> dict[str, Any]:
     return {}
 
 
-def environment(dashboard: str) -> dict[str, str]:
-    """Return `settings` as the environment variables from which Dask's programs read them."""
-    return {f"DASK_{key.replace('.', '__').upper()}": str(value) for key, value in settings(dashboard).items()}
+def environment(configured: dict[str, Any]) -> dict[str, str]:
+    """Return keys and values of Dask's configuration as the variables from which its programs read them."""
+    names = {key: f"DASK_{key.replace('.', '__').replace('-', '_').upper()}" for key in configured}
+    return {names[key]: str(value) for key, value in configured.items()}

@@ -144,20 +144,18 @@ def _rendered(job: Job, client_command: list[str]) -> list[Manifest]:
     labels, places = _labels(job), {what: f"{TLS_FOLDER}/{what}.pem" for what in ("ca", "cert", "key")}
     text = templates.filled(
         Path(__file__).with_name("manifests.yaml"),
-        run=run,
-        workers=job.workers,
-        kubernetes=options,
+        job=job,
         dask_api=DASK_API,
         user=USER,
         labels=labels,
         queue_labels=labels | ({QUEUE_LABEL: options.queue} if options.queue else {}),
-        variables=dashboard_access.environment(run.dashboard)
-        | tls.environment(places if run.tls != "none" else None)
+        variables=dashboard_access.environment(
+            dashboard_access.settings(run.dashboard) | tls.settings(places if run.tls != "none" else None)
+        )
         | (gpu_worker_setup.ENVIRONMENT if gpu else {}),
         bytes_of=lambda size: int(parse_bytes(size)),
         tls_folder=TLS_FOLDER,
         secret_name=secret_name(job),
-        grace=job.seconds("grace"),
         address=_address(job),
         protocol=_protocol(job),
         client_command=[word.replace("$", "$$") for word in client_command],  # Kubernetes replaces $(VARIABLES)

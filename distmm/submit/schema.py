@@ -111,14 +111,11 @@ Word = Annotated[str, _matching(r"[A-Za-z0-9_.,:+-]{0,200}", "letters, digits an
 Constraint = Annotated[str, _matching(NODES, "an expression of node features, without spaces")]
 Image = Annotated[str, _matching(IMAGE, "an image such as registry/distmm:1.0 or distmm@sha256:...")]
 Namespace = Annotated[str, _matching(DNS_LABEL, "the name of a namespace: at most 63 lower-case letters, digits and -")]
-NamespaceOrNone = Annotated[str, _matching(f"|{DNS_LABEL}", "the name of a namespace")]
+DnsLabelOrNone = Annotated[str, _matching(f"|{DNS_LABEL}", "a name of at most 63 lower-case letters, digits and -")]
 ObjectOrNone = Annotated[str, _matching(f"|{OBJECT}", "a name of lower-case letters, digits, - and .")]
 Label = Annotated[str, _matching(f"|{LABEL_KEY}={LABEL_VALUE}", "a label such as pool=gpu")]
 Labels = Annotated[dict[str, str], _check(_are_labels, LABELS_RULE)]
 Annotations = Annotated[dict[str, str], _check(_are_annotations, ANNOTATIONS_RULE)]
-Queue = Annotated[
-    str, _matching(f"|{DNS_LABEL}", "the name of a LocalQueue: at most 63 lower-case letters, digits and -")
-]
 Resource = Annotated[str, _matching(RESOURCE, "the name of an extended resource, such as nvidia.com/gpu")]
 ResourceOrNone = Annotated[
     str, _matching(f"|{RESOURCE}", "the name of an extended resource, such as rdma/hca_shared_devices_a")
@@ -221,7 +218,7 @@ class Kubernetes(Table):
     service_account: ObjectOrNone = ""
     labels: Labels = {}  # of all resources of the job
     annotations: Annotations = {}
-    queue: Queue = ""  # LocalQueue of Kueue that admits the pods
+    queue: DnsLabelOrNone = ""  # LocalQueue of Kueue that admits the pods
     priority_class: ObjectOrNone = ""
     runtime_class: ObjectOrNone = ""  # of the workers' pods
     gpu_resource: Resource = "nvidia.com/gpu"
@@ -232,7 +229,7 @@ class Kubernetes(Table):
     spot: Label = ""  # label and taint of preemptible nodes, on which workers may run
     node_label: Label = ""  # label of the nodes for the workers
     start_timeout: Duration = "10m"  # limit for pods that fit no node
-    monitoring: NamespaceOrNone = ""  # namespace of a Prometheus that may read the metrics of the pods
+    monitoring: DnsLabelOrNone = ""  # namespace of a Prometheus that may read the metrics of the pods
 
 
 class Job(Table):

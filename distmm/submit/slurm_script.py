@@ -23,9 +23,6 @@ RESUMABLE = 75
 # so the job counts as stopped.
 TERMINATED = 143
 
-# Exit code of a job whose client was killed: 128 + SIGKILL, as in shells.
-KILLED = 137
-
 
 def render(job: Job, *, python: str = sys.executable) -> str:
     """Return the batch script of a job.
@@ -41,35 +38,21 @@ def render(job: Job, *, python: str = sys.executable) -> str:
     str
         Text for ``sbatch``. Every value from the job file is quoted.
     """
-    run, workers, gpu = job.run, job.workers, job.workers.device == "gpu"
+    run, gpu = job.run, job.workers.device == "gpu"
     certificates = tls.certificate_paths(run.tls, run.folder, run.name)
-    # The walltime in minutes, rounded up, which is Slurm's unit.
-    minutes, log = -(-job.seconds("walltime") // 60), f"{run.folder.replace('%', '%%')}/{run.name}-%j"
+    log = f"{run.folder.replace('%', '%%')}/{run.name}-%j"
     return templates.filled(
         Path(__file__).with_name("slurm_script.sh"),
-        run=run,
-        workers=workers,
-        slurm=job.slurm,
-        gpu=gpu,
+        job=job,
         python=python,
-        gres=job.slurm.gres or (f"gpu:{workers.per_node}" if gpu else ""),
-        megabytes=parse_bytes(workers.memory) // 2**20,
-        minutes=minutes,
-        grace=job.seconds("grace"),
+        megabytes=parse_bytes(job.workers.memory) // 2**20,
         output=_quoted(f"{log}.log"),
         error=_quoted(f"{log}.slurm"),
-        variables={
-            **dashboard_access.environment(run.dashboard),
-            **tls.environment(certificates),
-            **(gpu_worker_setup.ENVIRONMENT if gpu else {}),
-        },
-        worker_options=gpu_worker_setup.worker_options() if gpu else ["--nworkers", str(workers.per_node)],
+        variables=dashboard_access.environment(dashboard_access.settings(run.dashboard) | tls.settings(certificates))
+        | (gpu_worker_setup.ENVIRONMENT if gpu else {}),
+        worker_options=gpu_worker_setup.worker_options() if gpu else ["--nworkers", str(job.workers.per_node)],
         patience=PATIENCE_SECONDS,
-        command=job.command(),
-        deadline=60 * minutes - job.seconds("grace"),
-        overwrite=job.overwrite,  # only the first start discards finished blocks; a restart resumes
         resumable=RESUMABLE,
-        killed=KILLED,
         terminated=TERMINATED,
     )
 

@@ -1,3 +1,8 @@
+{% set run, workers, slurm, gpu, command = job.run, job.workers, job.slurm, job.workers.device == "gpu", job.command() %}
+{% set gres = slurm.gres or ("gpu:%d" % workers.per_node if gpu else "") %}
+{# The walltime in minutes, rounded up, which is Slurm's unit. #}
+{% set grace, minutes = job.seconds("grace"), (job.seconds("walltime") + 59) // 60 %}
+{% set deadline = 60 * minutes - grace %}
 #!/bin/bash
 #SBATCH --job-name={{ run.name }}
 #SBATCH --nodes={{ workers.nodes }}
@@ -97,7 +102,7 @@ workers=$!
     "$python" -m distmm.submit.ready "$scheduler_file" {{ workers.count }} {{ patience }} -- \
     "$python" -m distmm {{ command[:5] | map("quote") | join(" ") }} \
     {{ command[5:] | map("quote") | join(" ") }} {{ "--deadline " ~ deadline ~ "s " if command[0] != "verify" }}--cluster "$scheduler_file"
-{%- if overwrite %} $([ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] || echo --overwrite){% endif %} \
+{%- if job.overwrite %} $([ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] || echo --overwrite){% endif %} \
     2>>"$of_slurm" &
 client=$!
 
@@ -125,7 +130,8 @@ fi
 [ -z "$lost" ] || stop_client
 scancel --signal=USR1 "$SLURM_JOB_ID" 2>/dev/null    # ends the workers, the remaining steps
 wait "$client"
-code=$(cat "$run.client.code" 2>/dev/null || echo {{ killed }})
+{# 137 is 128 + SIGKILL: the client was killed. #}
+code=$(cat "$run.client.code" 2>/dev/null || echo 137)
 [ -z "$lost" ] && [ "$code" -ne {{ terminated }} ] || code={{ resumable }}
 [ "$SECONDS" -lt {{ deadline }} ] || warned=yes    # the client's deadline counts if Slurm's limit was changed
 wait "$workers"

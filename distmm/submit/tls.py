@@ -41,16 +41,12 @@ def certificate_paths(switch: str, folder: str, name: str) -> Certificates | Non
     return {what: str(home / f"{what}.pem") for what in ("ca", "cert", "key")}
 
 
-def environment(certificates: Certificates | None) -> dict[str, str]:
-    """Return environment variables that make Dask's programs use certificates and refuse unencrypted connections."""
+def settings(certificates: Certificates | None) -> dict[str, Any]:
+    """Return Dask's configuration with which its programs use certificates and refuse unencrypted connections."""
     if certificates is None:
         return {}
-    found = {"DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "True"}
-    found["DASK_DISTRIBUTED__COMM__TLS__CA_FILE"] = certificates["ca"]
-    for role in ROLES:
-        for what in ("cert", "key"):
-            found[f"DASK_DISTRIBUTED__COMM__TLS__{role.upper()}__{what.upper()}"] = certificates[what]
-    return found
+    files = {f"distributed.comm.tls.{role}.{what}": certificates[what] for role in ROLES for what in ("cert", "key")}
+    return {"distributed.comm.require-encryption": True, "distributed.comm.tls.ca-file": certificates["ca"], **files}
 
 
 def create(certificates: Certificates) -> None:
@@ -107,18 +103,17 @@ def _expiry(path: str) -> datetime | None:
 
 def security(switch: str) -> Security | None:
     """Return the argument ``security`` of Dask's clusters and clients, for a value of ``--tls``."""
+    import dask
     from distributed.security import Security
 
-    if switch == "none":
-        return None
     if switch == "temporary":
         return _temporary()
-    certificates = {what: os.path.join(switch, f"{what}.pem") for what in ("ca", "cert", "key")}
+    certificates = certificate_paths(switch, "", "")
+    if certificates is None:
+        return None
     check(certificates)
-    given: dict[str, Any] = {"tls_ca_file": certificates["ca"]}
-    for role in ROLES:
-        given |= {f"tls_{role}_{what}": certificates[what] for what in ("cert", "key")}
-    return Security(require_encryption=True, **given)
+    with dask.config.set(settings(certificates)):
+        return Security()
 
 
 def _temporary() -> Any:

@@ -18,8 +18,8 @@ from distmm.telemetry.record import Record
 # laptop, and an update takes 40 kB.
 MOST_CELLS = 4096
 
-# Up to these numbers, cells show the name of their owner, and the legend names the workers.
-NAMED_CELLS, NAMED_WORKERS = 64, 32
+# Up to so many workers, the legend names them.
+NAMED_WORKERS = 32
 
 # Opacity of a block of which no step is done.
 EMPTY = 0.1
@@ -56,7 +56,7 @@ class Blocks(Pane):
     """The grid of C. The colour of a cell shows its owner, its opacity the fraction of its steps that is done."""
 
     def __init__(self, **sizing: Any) -> None:
-        columns = ("x", "y", "fill", "alpha", "edge", "width", "hatch", "name", "text", "owner", "done", "state")
+        columns = ("x", "y", "fill", "alpha", "edge", "width", "hatch", "name", "owner", "done", "state")
         self.source = ColumnDataSource({column: [] for column in columns})
         self.hatched = ColumnDataSource({column: [] for column in ("x", "y", "hatch")})
         self.shape: tuple[object, ...] = ()
@@ -68,10 +68,6 @@ class Blocks(Pane):
         cells = self.root.rect(
             x="x", y="y", width=0.92, height=0.92, source=self.source,
             fill_color="fill", fill_alpha="alpha", line_color="edge", line_width="width",
-        )  # fmt: skip
-        self.root.text(
-            x="x", y="y", text="text", source=self.source, text_align="center", text_baseline="middle",
-            text_font_size="11px", text_color=theme.LIGHT["ink"],
         )  # fmt: skip
         # A renderer for hatched cells only: Bokeh makes a pattern for each cell of a renderer at every update.
         self.root.rect(
@@ -101,7 +97,6 @@ class Blocks(Pane):
         done = np.bincount(cell, weights=record.progress) / members
         more = " and its neighbours, in one cell" if grid.side > 1 else ""
         edges = [(refuted, theme.WRONG), (rejected, theme.REJECTED), (again, theme.AGAIN)]
-        named = record.chains <= NAMED_CELLS
         self.source.data = {
             "x": grid.column[first] + 0.5,
             "y": grid.row[first] + 0.5,
@@ -111,7 +106,6 @@ class Blocks(Pane):
             "width": np.where(refuted | rejected | again, 3.0, 0.4),
             "hatch": np.select([resumed, mirrored], [RESUMED, MIRRORED], NONE),
             "name": [record.block(chain) + more for chain in first],
-            "text": owners if named else [""] * len(first),
             "owner": [owner or "an earlier run" for owner in owners],
             "done": done,
             "state": [

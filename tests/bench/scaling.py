@@ -162,7 +162,6 @@ def scaling(
 
     results = run(experiment, seconds(patience), None if deadline is None else seconds(deadline), progress)
     console = session.out()
-    console.width = max(console.width, 240)  # a terminal folds long lines, which is better than truncated columns
     console.print(results.table())
     name = plot.with_suffix("") if plot is not None and plot.suffix in (".png", ".svg") else plot  # formats add one
     if name is not None and any(row.seconds for row in results.rows):

@@ -14,6 +14,7 @@ import pytest
 import zarr
 from typer.testing import CliRunner
 
+from distmm.cli import session
 from distmm.cli.app import app
 from distmm.storage import open_matrix
 from tests.distmm.cli.commands import run
@@ -280,6 +281,17 @@ def test_a_table_in_a_file_has_a_line_for_each_value() -> None:
     _, *lines = plan.output.splitlines()
     assert [line for line in lines if line.startswith(" ")] == []
     assert next(line for line in lines if line.startswith("time ")).endswith("writes C")
+
+
+def test_a_table_on_a_narrow_terminal_has_all_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    path, words = f"/a/{'long/' * 20}C.zarr", "about 0.016 s, limited by the scheduler, without the time of the disk"
+    lines = session.table([("time", words), ("C", path)], "Done").splitlines()
+    assert lines[0] == "Done"
+    assert " ".join(line[6:] for line in lines[1:]) == f"{words} {path}"
+    assert len(lines) > 3
+    assert [line for line in lines[:-1] if len(line) > 40] == []
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["multiply", "--help"]])

@@ -74,12 +74,18 @@ def test_info_says_where_rates_come_from(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "not measured yet" not in told()
 
 
-def test_bench_prints_a_table_and_writes_json(tmp_path: Path) -> None:
+def test_bench_prints_a_table_that_is_never_cut_and_writes_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
     result = run(
         "bench", "kernels", "--size", "16", "--size", "16x24x8", "--dtype", "float32", "--repeat", "1",
         "--device", "cpu", "--json", str(tmp_path / "bench.json"),
     )  # fmt: skip
     assert result.exit_code == 0, result.output
-    assert "NumPy" in result.output
+    assert [
+        word for word in ("NumPy", "plain Python", "loads per element", "x naive") if word not in result.output
+    ] == []
+    assert [cut for cut in ("…", "...") if cut in result.output] == []
     assert len(json.loads((tmp_path / "bench.json").read_text())["ladder"]["rows"]) >= 4
     assert sorted(os.listdir(tmp_path)) == ["bench.json"]

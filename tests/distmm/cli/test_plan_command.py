@@ -93,3 +93,11 @@ def test_plan_is_for_gpus_that_are_not_there(tmp_path: Path, monkeypatch: pytest
 def test_descriptions_that_do_not_fit_together_are_refused(arguments: list[str], message: str) -> None:
     result = run("plan", "60x50:float32", "50x40:float32", *arguments)
     assert (result.exit_code, message in result.output) == (2, True), result.output
+
+
+def test_a_shape_without_a_type_is_not_taken_for_a_file() -> None:
+    result = run("plan", "60x50", "50x40:float32")
+    assert result.exit_code == 2
+    assert "60x50: no such file; for a plan without one add the type, as in 60x50:float32" in " ".join(
+        result.output.split()
+    )

@@ -22,7 +22,7 @@ from distributed.security import Security
 from distmm import clusters
 from distmm.all_workers import workers_of
 from distmm.errors import InputError
-from distmm.submit import tls
+from distmm.submit import dashboard_access, tls
 from tests.until import until
 
 
@@ -77,7 +77,7 @@ def test_a_worker_with_another_certificate_cannot_join(
     command = [sys.executable, "-m", "dask", "worker", secure.scheduler_info()["address"], "--no-nanny"]
     with subprocess.Popen(
         [*command, "--no-dashboard", "--host", "127.0.0.1"],
-        env=os.environ | tls.environment(others),
+        env=os.environ | dashboard_access.environment(tls.settings(others)),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     ) as worker:
