@@ -63,7 +63,8 @@ def multiply(
         Cluster to use. Its workers must have access to the same paths. By default as in `distmm.matmul`, or else that
         of `connect`.
     blocks, plan
-        As in `distmm.matmul`. A job may be continued with another plan, for another cluster, with the same blocks.
+        As in `distmm.matmul`. A job may be continued with another plan, for another cluster, with the same blocks. The
+        chunks of a Zarr C are these blocks. If they are small, the job computes several of them as one block.
     connect : callable, optional
         Returns a context manager of a client, such as that of `distmm.clusters.connect`, for this call. It is called
         without arguments, after the checks that need no cluster. By default a local cluster.

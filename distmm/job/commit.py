@@ -29,7 +29,7 @@ from distmm.job.lock import Lock, locked
 from distmm.job.records import complete_job, read_certificate, read_manifest
 from distmm.job.spec import Spec, differences
 from distmm.job.target import Target, Unit
-from distmm.storage import file_of, fsync, is_there, is_url, output_type, reopen_output, stamp_of
+from distmm.storage import file_of, fsync, is_there, is_url, output_type, stamp_of
 from distmm.telemetry.job_events import JOB_TOPIC
 
 
@@ -107,13 +107,14 @@ def _begun(folder: Folder) -> bool:
 
 def _complete_in_store(folder: Folder, content: Json, lock: Lock, overwrite: bool) -> Json | None:
     """As `_complete`, in an object store. Blocks already have their final names, and are checked by their tags."""
-    target = reopen_output(folder.target, folder.draft, content["output"]["overwrite"])
+    overwrite_c = content["output"]["overwrite"]
+    target = Contents.described(content).reopen(folder.target, folder, content["blocks"], overwrite_c)
     if target.missing({(block["i"], block["j"]): block for block in content["done"]}):
         folder.store.remove(folder.pending_certificate)
         return None
     Lock.check(folder.path, lock.token)
     try:
-        target.output.commit()
+        output_type(folder.target)(folder.target, folder.draft, overwrite_c).commit()
     except InputError:
         if overwrite:
             return None  # another program has created an array in the meantime, which may be replaced
@@ -201,7 +202,8 @@ def trusted_units(client: Client, folder: Folder, units: set[Unit], target: Targ
     for path in strays:
         folder.store.remove(path)
     # Found here, because a missing chunk would be read as zeros.
-    bad = (markers.keys() - units) | (markers.keys() & target.missing(markers))
+    strange = markers.keys() - units
+    bad = strange | target.missing({at: marker for at, marker in markers.items() if at not in strange}).keys()
     there = [marker for at, marker in markers.items() if at not in bad]
     if there:
         bad |= damaged(client, target.written(), there).keys()
@@ -245,8 +247,8 @@ def complete_units(folder: Folder, units: set[Unit], manifest: Json, target: Tar
         raise InputError(f"{folder.marker(*at)}: {what}")
     missing = target.missing(markers)
     if missing:
-        where = os.path.join(folder.draft, "c", *map(str, missing[0]))
+        where = os.path.join(folder.draft, missing[min(missing)])
         raise InputError(
-            f"{where}: is missing or incomplete, although it was written; so are {len(missing) - 1} other chunks"
+            f"{where}: is missing or incomplete, although it was written; so are {len(missing) - 1} other blocks"
         )
     return list(markers.values())

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from itertools import chain, takewhile
+from itertools import takewhile
 from typing import Any
 
 import dask.array as da
@@ -285,6 +285,6 @@ def _results(client: Client, futures: Sequence[Future]) -> Iterator[Json]:
     """
     finished = list(takewhile(lambda future: future.status == "finished", futures))
     if finished:
-        yield from chain.from_iterable(client.gather(finished))
+        yield from client.gather(finished)
     for future in futures[len(finished) :]:
-        yield from future.result()
+        yield future.result()

@@ -113,13 +113,17 @@ class Contents:
         if overwrite and os.path.lexists(path):
             _refuse_other_group(path)
 
-    def create(self, out: str, folder: Folder, blocks: Sequence[int], replaces: bool) -> Target:
-        """Create the files and folders that units are written to, and sync them."""
+    def create(
+        self, out: str, folder: Folder, blocks: Sequence[int], replaces: bool, given: Sequence[int] | None = None
+    ) -> Target:
+        """Create the files and folders that units are written to, and sync them.
+
+        The caller's blocks, if they are `given`, are the chunks of C. Several of them may be one of the job's `blocks`.
+        """
         cuts = self.cuts(blocks)
         if self.reduction is None:
-            array = storage.create_output(
-                out, self.shape, self.dtype, (blocks[0], blocks[2]), replaces, folder.draft, folder.id
-            )
+            chunks = tuple((given or blocks)[::2])
+            array = storage.create_output(out, self.shape, self.dtype, chunks, replaces, folder.draft, folder.id)
             return Target(folder, {"C": array}, cuts)
         if isinstance(self.reduction, Threshold):
             os.mkdir(folder.rows)

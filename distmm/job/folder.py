@@ -232,7 +232,7 @@ def _owner(folder: str, job: str) -> str | None:
 
 def write_json(path: str, content: Json, drafts: str | None = None) -> None:
     """Write a file, which gets its name when it is complete and on the disk. Its draft is in the folder `drafts`."""
-    records(path).write({path: json.dumps(content, indent=1).encode()}, drafts)
+    records(path).write(path, json.dumps(content, indent=1).encode(), drafts)
 
 
 def read_json(path: str, form: type[Form] = Form) -> Json:

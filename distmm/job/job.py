@@ -35,7 +35,7 @@ from distmm.product.context import computing
 from distmm.product.request import plan_for
 from distmm.product.scalars import checked_seed
 from distmm.product.verification import check_possible
-from distmm.storage import check_output
+from distmm.storage import check_output, is_url
 from distmm.storage.output import Output, check_folder
 from distmm.telemetry.figures import Figures
 
@@ -200,7 +200,8 @@ class Job:
         stop = self.keywords.get("stop") or Stop()
         choices, seconds = self.choices, stop.seconds or None
         asked = planning.request(self.spec, choices.device, choices.blocks, manifest, self.plan, seconds)
-        plan = planning.plan(self.spec, asked, client)
+        # A store answers requests of several tasks at the same time.
+        plan = planning.plan(self.spec, asked, client, joins=manifest is None and not is_url(self.out))
         if manifest is None:
             return plan
         before = manifest["runs"][0]["device"]

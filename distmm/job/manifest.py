@@ -89,7 +89,7 @@ def refuse_changes(folder: Folder, spec: Spec, blocks: tuple[int, ...] | None, p
     """
     manifest = read_manifest(folder)
     changed = list(differences(manifest["spec"], {**spec.json(), **spec.files(again=True)}))
-    if blocks is not None and list(blocks) != manifest["blocks"]:
+    if blocks is not None and list(blocks) not in (manifest["blocks"], manifest.get("blocks_given")):
         changed.append(f"blocks were {manifest['blocks']}, are {list(blocks)}")
     # Grid, waves and lookahead may change. The bits of C depend only on block edges, and on how k is split into layers.
     shape = None if plan is None else parse(plan, spec.problem)

@@ -89,12 +89,37 @@ def request(
     return PlanRequest(spec.problem, spec.a, spec.b, choices, written=True, job=job, run_seconds=run_seconds)
 
 
-def plan(spec: Spec, asked: PlanRequest, client: Client | None) -> Plan:
-    """Plan a job. A long job has short waves, so that a run that ends early loses little work."""
+# Small blocks of C that are joined to one: at most so many, of so many bytes together (as many as are written during a
+# sync). Each worker has at least so many joined blocks.
+JOINED, JOINED_BYTES, BLOCKS = 32, 4 << 20, 16
+
+
+def plan(spec: Spec, asked: PlanRequest, client: Client | None, joins: bool = True) -> Plan:
+    """Plan a job. A long job has short waves, so that a run that ends early loses little work.
+
+    If the job `joins` small blocks of C, several of them are one block of the plan. Tasks, messages and syncs of a
+    small block would take longer than its product.
+    """
     made = beside_parts(spec, asked, client)
+    joins = joins and spec.reduction is None and asked.choices.plan is None
+    if joins and (edges := joined(made, spec.dtype.itemsize)) != made.block_shape:
+        wide = replace(asked, choices=replace(asked.choices, blocks=edges))
+        if not (fits := beside_parts(spec, wide, client)).shortfall:
+            made, asked = fits, wide
     if asked.run_seconds is not None or made.shortfall or made.cost.seconds < LONG_SECONDS:
         return made
     return beside_parts(spec, replace(asked, run_seconds=made.cost.seconds), client)
+
+
+def joined(plan: Plan, itemsize: int) -> tuple[int, int, int]:
+    """Return the edges of blocks that several small blocks of C are joined to. Others keep their edges."""
+    m, k, n = plan.block_shape
+    rows, columns = len(plan.blocking.m), len(plan.blocking.n)
+    fit = JOINED_BYTES // max(1, m * n * itemsize)
+    most = max(1, min(JOINED, fit, rows * columns // (BLOCKS * plan.cluster.workers)))
+    across = max(1, min(most, columns))
+    down = max(1, min(most // across, rows))
+    return m * down, k, n * across
 
 
 def smaller(

@@ -172,4 +172,4 @@ def save_report(
         text = report.html(record, title=folder.target, certificate=rows, runs=runs)
         # If another job has taken over, the folder for drafts does not exist.
         if drafts is None or is_url(folder.path) or os.path.isdir(drafts):
-            folder.store.write({folder.report: text.encode(errors="backslashreplace")}, drafts)
+            folder.store.write(folder.report, text.encode(errors="backslashreplace"), drafts)

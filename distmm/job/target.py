@@ -9,13 +9,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import zarr
+from numpy.typing import NDArray
 
 from distmm.checking.checksum import checksum
 from distmm.errors import InputError
@@ -23,7 +24,7 @@ from distmm.job.folder import Folder, Json
 from distmm.planning.blocks import slices
 from distmm.storage import fsync
 from distmm.storage.durability import fsync_tree, published, remove, write_all
-from distmm.storage.output import Block, Region, TargetArray
+from distmm.storage.output import Region, TargetArray
 
 Unit = tuple[int, int]
 Cuts = tuple[tuple[int, ...], ...]
@@ -93,12 +94,9 @@ class Pieces(TargetArray):
         """Return the path of a unit's part."""
         return os.path.join(self.output.draft, f"{rows.start // self.height}.{self.name}")
 
-    def write(self, blocks: Iterable[tuple[slice, slice, np.ndarray]]) -> None:
-        """Write the parts of units."""
-        parts = {self.file(rows): values for rows, _, values in blocks}
-        with published(list(parts), self.output.draft) as files:
-            for file, values in zip(files, parts.values(), strict=True):
-                write_all(file, values.view(np.uint8))
+    def __setitem__(self, region: Region, values: np.ndarray) -> None:
+        with published([self.file(region[0])], self.output.draft) as (file,):
+            write_all(file, values.view(np.uint8))
 
     def written(self) -> Pieces:
         """Return the parts themselves, which are read one at a time."""
@@ -111,7 +109,7 @@ class Pieces(TargetArray):
         except OSError as error:
             raise InputError(f"{path}: cannot be read: {error}") from error
 
-    def sync(self, regions: Collection[Region]) -> None:
+    def sync(self, rows: slice, cols: slice) -> None:
         """Sync the names of the files. Their contents already are on the disk."""
         fsync(self.output.draft)
 
@@ -120,9 +118,9 @@ class Pieces(TargetArray):
         with suppress(FileNotFoundError):
             os.unlink(self.file(rows))
 
-    def keep_only(self, done: Collection[Unit]) -> None:
+    def keep_only(self, done: Collection[Region]) -> None:
         """Remove drafts, and the parts of units that are not in `done`."""
-        kept = {f"{i}.{self.name}" for i, _ in done}
+        kept = {os.path.basename(self.file(rows)) for rows, _ in done}
         for name in set(os.listdir(self.output.draft)) - kept:
             if name.endswith((f".{self.name}", ".draft")):
                 os.unlink(os.path.join(self.output.draft, name))
@@ -131,8 +129,8 @@ class Pieces(TargetArray):
         """Return the type of the elements."""
         return [self.dtype.str]
 
-    def _write(self, blocks: Sequence[Block]) -> None:
-        raise NotImplementedError("a part has any length, so `write` writes it")
+    def _write(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
+        raise NotImplementedError("a part has any length, so `__setitem__` writes it")
 
 
 @dataclass(frozen=True)
@@ -160,36 +158,37 @@ class Target:
         rows, columns = (slices(edges)[n] for edges, n in zip(self.cuts, unit, strict=True))
         return rows, columns
 
-    def write(
-        self, units: Mapping[Unit, Mapping[str, np.ndarray]], check: Callable[[], object]
-    ) -> dict[Unit, dict[str, int]]:
-        """Write and sync units.
+    def files(self, unit: Unit) -> int:
+        """Return the number of files that are open while a unit is written."""
+        return max(array.files(*self.region(unit)) for array in self.arrays.values())
+
+    def write(self, unit: Unit, values: Mapping[str, np.ndarray], check: Callable[[], object]) -> dict[str, int]:
+        """Write and sync a unit.
 
         Parameters
         ----------
-        units : dict
-            The arrays of each unit, by name.
+        unit : tuple of int
+        values : dict
+            Its arrays, by name.
         check : callable
             Raises an error if the run has ended. Called before objects are replaced that were put before.
 
         Returns
         -------
         dict
-            The CRC-32C of each array of each unit, computed after the write. If an array waited in memory for a slow
-            disk, it may have changed there.
+            The CRC-32C of each array, computed after the write. If an array waited in memory for a slow disk, it may
+            have changed there.
         """
-        regions = [self.region(unit) for unit in units]
-        for name, array in self.arrays.items() if units else ():
-            blocks = [(*region, values[name]) for region, values in zip(regions, units.values(), strict=True)]
+        region = self.region(unit)
+        for name, array in self.arrays.items():
             try:
-                array.write(blocks)
+                array[region] = values[name]
             except FileExistsError:  # in an object store: this task runs again, or its run has ended
                 check()
-                for region in regions:
-                    array.discard(*region)
-                array.write(blocks)
-            array.sync(regions)
-        return {unit: {name: checksum(one) for name, one in arrays.items()} for unit, arrays in units.items()}
+                array.discard(*region)
+                array[region] = values[name]
+            array.sync(*region)
+        return {name: checksum(one) for name, one in values.items()}
 
     def evidence(self, unit: Unit) -> Json:
         """Return facts on a written unit for its marker: the tags of the objects of a block of C. A disk has none."""
@@ -205,19 +204,19 @@ class Target:
     def keep_only(self, done: Collection[Unit]) -> None:
         """Remove drafts, and all units except those in `done`. In an object store also the C that is replaced."""
         for array in self.arrays.values():
-            array.keep_only(done)
+            array.keep_only([self.region(unit) for unit in done])
 
-    def missing(self, markers: Mapping[Unit, Json]) -> list[Unit]:
-        """Return the units of which a chunk is missing or too small. Elements are not read."""
-        return sorted({unit for array in self.arrays.values() for unit in array.missing(markers)})
+    def missing(self, markers: Mapping[Unit, Json]) -> dict[Unit, str]:
+        """Return the units of which a chunk is missing or too small, and the chunk. Elements are not read."""
+        written = {unit: (self.region(unit), marker) for unit, marker in markers.items()}
+        return {unit: name for array in self.arrays.values() for unit, name in array.missing(written).items()}
 
     @contextmanager
-    def locked(self, units: Collection[Unit]) -> Iterator[None]:
-        """Lock units against other processes until they have their markers."""
-        regions = [self.region(unit) for unit in units]
+    def locked(self, unit: Unit) -> Iterator[None]:
+        """Lock a unit against other processes until it has its marker."""
         with ExitStack() as stack:
             for array in self.arrays.values():
-                stack.enter_context(array.writing(regions))
+                stack.enter_context(array.writing(*self.region(unit)))
             yield
 
     def detach(self) -> None:

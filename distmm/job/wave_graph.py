@@ -7,7 +7,6 @@ Each runs on the worker that has its block::
     Y[p,j]   sketches of B[p,j]           at the home of B[p,j]; one task for all j with the same home
     S[i,p]   S[i,p-1] + A[i,p] Y[p,:]     at the home of A[i,p]
     W[i,j]   check C[i,j] by S[i,last], write it, sync it, mark it    at the owner of C[i,j] (`Judged`)
-             one task W[i,j,j',...] for several small blocks of a row with the same owner
 
 If C is reduced, W[i,j] checks and reduces C[i,j], and `Rows` merges the reduced blocks of each row.
 
@@ -43,14 +42,9 @@ from distmm.job.target import Unit
 from distmm.job.writer import Writer, gather, reduce, write
 from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
-from distmm.storage import is_url
 from distmm.worker.tasks.epilogue import Epilogue
 from distmm.worker.tasks.kernel_choice import KernelChoice
 from distmm.worker.tasks.metrics import squared_norms
-
-# Small blocks that one task writes: at most so many, of so many bytes together (as many as are written during a sync).
-# Each worker has at least so many of these tasks in a wave.
-SHARED, SHARED_BYTES, TASKS = 32, 4 << 20, 16
 
 
 class PanelOfB(NamedTuple):
@@ -187,7 +181,7 @@ class SketchLayer(ParametricLayer):
 
 @dataclass(frozen=True)
 class Judged:
-    """Takes finished blocks: each is checked, then written, or reduced for `Rows`. Indices are the row and columns."""
+    """Takes finished blocks: each is checked, then written, or reduced for `Rows`."""
 
     sketches: SketchLayer
     writer: Writer
@@ -200,39 +194,20 @@ class Judged:
 
     def __call__(self, key: Key) -> Iterator[Task]:
         """Yield the one task, on the worker that has the blocks."""
-        (_, i, *columns), names, judge = key, self.sketches.names, self.writer.judge
-        blocks = []
-        for j in columns:
-            number, weights = self._weights[j]
-            added = TaskRef((names.c0, i, j)) if names.c0 is not None else None
-            given = weights if judge.tolerance is not None else None
-            blocks.append(List(j, TaskRef((names.c, i, j)), number, added, given))
+        (_, i, j), names, judge = key, self.sketches.names, self.writer.judge
+        number, weights = self._weights[j]
         yield PlacedTask(
             key,
             write if judge.contents.reduction is None else reduce,
             # with the priority of the wave's first step: a written block frees memory
-            self.sketches.place(i, columns[0], 0),
+            self.sketches.place(i, j, 0),
             self.writer,
             TaskRef(self.sketches.row(i)),
-            List(*blocks),
+            TaskRef((names.c, i, j)),
+            number,
+            TaskRef((names.c0, i, j)) if names.c0 is not None else None,
+            weights if judge.tolerance is not None else None,
         )
-
-
-def together(sketches: SketchLayer, writer: Writer) -> tuple[tuple[int, ...], ...]:
-    """Return row and columns of the blocks of each writing task. Small ones share a task, its syncs and its messages.
-
-    The blocks of a wave never wait for each other's memory, so a task may need several of them.
-    """
-    judge, plan = writer.judge, writer.judge.plan
-    m, _, n = plan.block_shape
-    fit = SHARED_BYTES // max(1, m * n * judge.contents.dtype.itemsize)
-    most = max(1, min(SHARED, fit, len(sketches.blocks) // (TASKS * plan.cluster.workers)))
-    if judge.contents.reduction is not None or is_url(writer.folder.target):
-        most = 1  # parts of a row are merged one by one; a store answers requests of several tasks at the same time
-    owned: dict[tuple[int, int], list[int]] = {}
-    for i, j in sorted(sketches.blocks):
-        owned.setdefault((i, sketches.place(i, j, 0).rank), []).append(j)
-    return tuple((i, *js[at : at + most]) for (i, _), js in owned.items() for at in range(0, len(js), most))
 
 
 @dataclass(frozen=True)
@@ -274,8 +249,7 @@ def graph_of(
         chains.append(graph)
         token = uuid.uuid4().hex
         sketched.append(SketchLayer(f"distmm-sketch-{token}", names, writer.judge, wave, blocks))
-        indices = together(sketched[-1], writer)
-        judged.append(ConsumerLayer(f"distmm-write-{token}", indices, Judged(sketched[-1], writer)))
+        judged.append(ConsumerLayer(f"distmm-write-{token}", blocks, Judged(sketched[-1], writer)))
     graph = product_graph.one_graph(product, chains) if len(chains) > 1 else chains[0]
     for sketches, last in zip(sketched, judged, strict=True):
         graph = with_layer(graph, sketches, sketches.names.a, sketches.names.b)

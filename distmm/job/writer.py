@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -37,7 +37,7 @@ from distmm.transfer.counted_writes import CountedRun
 from distmm.worker.tasks.reductions import merge
 from distmm.worker.worker_slots import slot_released
 
-# Blocks that a CPU worker writes concurrently while products run. More concurrent requests do not make a disk faster.
+# Files that a CPU worker writes concurrently while products run. More concurrent requests do not make a disk faster.
 # Without this bound 2,505 threads waited for a disk that hung. With it, products wait.
 WRITERS = 32
 
@@ -64,24 +64,23 @@ class Writer:
     def __reduce__(self) -> tuple[Any, ...]:
         return _shared, (pickle.dumps(tuple(getattr(self, one.name) for one in fields(self))),)
 
-    def write(self, units: Mapping[Unit, Kept]) -> list[Json]:
-        """Write units and their markers, except those with a wrong block.
+    def write(self, unit: Unit, made: Kept) -> Json:
+        """Write a unit and its marker, unless a block is wrong.
 
         Parameters
         ----------
-        units : dict
-            For each unit the records of its blocks, and what the job keeps of them.
+        unit : tuple of int
+        made : tuple
+            The records of its blocks, and what the job keeps of them.
 
         Returns
         -------
-        list of dict
-            The record of each unit for the certificate. ``"written"`` is False if a block was wrong.
+        dict
+            The record of the unit for the certificate. ``"written"`` is False if a block was wrong.
         """
-        units = {unit: (sorted(made, key=lambda one: one["j"]), kept) for unit, (made, kept) in units.items()}
-        found = {unit: self._judged(unit, *each) for unit, each in units.items()}
-        right = {unit: record for unit, record in found.items() if "written" not in record}
-        arrays = {unit: self.judge.arrays(unit[0], units[unit][1]) for unit in right}
-        return list({**found, **self._written(arrays, right)}.values())
+        records, kept = made
+        record = self._judged(unit, sorted(records, key=lambda one: one["j"]), kept)
+        return record if "written" in record else self._written(unit, self.judge.arrays(unit[0], kept), record)
 
     def _judged(self, unit: Unit, records: list[Json], kept: Any) -> Json:
         """Return the record of a unit by those of its blocks. It has ``"written"`` if a block was wrong."""
@@ -107,10 +106,8 @@ class Writer:
             return {**record, "too_many": kept[0], "written": False}  # of a threshold: a count of too many elements
         return record
 
-    def _written(
-        self, units: Mapping[Unit, Mapping[str, np.ndarray]], records: Mapping[Unit, Json]
-    ) -> dict[Unit, Json]:
-        """Write units, and their markers when all of them are on the disk, provided that the run has not ended.
+    def _written(self, unit: Unit, arrays: Mapping[str, np.ndarray], record: Json) -> Json:
+        """Write a unit, and its marker when it is on the disk, provided that the run has not ended.
 
         A block of C that has changed in memory since its check is removed, and gets no marker.
 
@@ -121,32 +118,27 @@ class Writer:
         Returns
         -------
         dict
-            The record of each unit, with ``"written"``. If the scheduler had lost another worker that wrote the unit
+            The record of the unit, with ``"written"``. If the scheduler had lost another worker that wrote the unit
             before, it is the record of that worker.
         """
-        if not units:
-            return {}
-        with self.run.writing(), self.target.locked(units):
+        with self.run.writing(), self.target.locked(unit):
             Lock.check(self.folder.path, self.run.id)
-            marker, store = self.folder.marker, self.folder.store
-            there = {unit: read_json(marker(*unit), Marker) for unit in units if store.exists(marker(*unit))}
-            new = {unit: arrays for unit, arrays in units.items() if unit not in there}
-            spoilt = {}
-            for unit, sums in self.target.write(new, self._check).items():
-                record = records[unit]
-                if "C" not in sums:
-                    crc = checksum(np.array(list(sums.values()), "<u4"))
-                    record |= {"count": len(next(iter(units[unit].values()))), "sums": sums, "crc32c": crc}
-                elif sums["C"] != record["crc32c"]:
-                    self.target.discard(unit)
-                    found = change(f"C[{unit[0]}, {unit[1]}]", "judged")
-                    record |= {"crc32c": sums["C"], "residual": None, "how": "rejected", "row": 0, "changed": found}
-                    spoilt[unit] = {**record, "bad": [record], "written": False}
-                    continue
-                there[unit] = {**record, **self.target.evidence(unit), "time": time.time()}
+            marker, store = self.folder.marker(*unit), self.folder.store
+            if store.exists(marker):
+                return {**read_json(marker, Marker), "written": True}
+            sums = self.target.write(unit, arrays, self._check)
+            if "C" not in sums:
+                crc = checksum(np.array(list(sums.values()), "<u4"))
+                record |= {"count": len(next(iter(arrays.values()))), "sums": sums, "crc32c": crc}
+            elif sums["C"] != record["crc32c"]:
+                self.target.discard(unit)
+                found = change(f"C[{unit[0]}, {unit[1]}]", "judged")
+                record |= {"crc32c": sums["C"], "residual": None, "how": "rejected", "row": 0, "changed": found}
+                return {**record, "bad": [record], "written": False}
+            record |= {**self.target.evidence(unit), "time": time.time()}
             self._check()
-            store.write({marker(*unit): json.dumps(there[unit]).encode() for unit in new.keys() & there.keys()})
-        return {unit: {**record, "written": True} for unit, record in there.items()} | spoilt
+            store.write(marker, json.dumps(record).encode())
+        return {**record, "written": True}
 
     def _check(self) -> None:
         """Raise an error if this run has ended, or another job has taken over."""
@@ -161,38 +153,36 @@ def _shared(content: bytes) -> Writer:
 
 
 @contextmanager
-def _beside_products(writer: Writer, blocks: int) -> Iterator[None]:
-    """Let products continue while blocks are checked and written.
+def _beside_products(writer: Writer, files: int) -> Iterator[None]:
+    """Let products continue while a block is checked and written to so many files.
 
     A GPU worker writes at most as many blocks concurrently as it has slots. If the disk is slower than the GPU,
     products wait, and host memory has no more blocks than planned. On CPU workers the plan counts all finished blocks
-    of a wave, but each write takes a thread, and an open file for each of the task's `blocks`.
+    of a wave, but each write takes a thread, and open files.
     """
     cluster = writer.judge.plan.cluster
-    with slot_released("write", max(1, WRITERS // blocks) if cluster.device == "cpu" else cluster.threads):
+    with slot_released("write", max(1, WRITERS // max(1, files)) if cluster.device == "cpu" else cluster.threads):
         yield
 
 
-def write(where: Placement, writer: Writer, row: RowOfA, blocks: Sequence[Sequence[Any]]) -> list[Json]:
-    """Check and write blocks of one row: the task of some blocks of C. Runs on workers.
+def write(where: Placement, writer: Writer, row: RowOfA, block: Any, *about: Any) -> Json:
+    """Check and write a block: the task of a block of C. Runs on workers.
 
-    `blocks` has the column of each block, the block, and what `Judge.judged` also takes.
+    The arguments after `block` are those of `Judge.judged`.
     """
-    with _beside_products(writer, len(blocks)):
+    unit = where.i, where.j
+    with _beside_products(writer, writer.target.files(unit)):
         report(writer.run.id)
-        return writer.write(
-            {(where.i, j): writer.judge.judged(replace(where, j=j), block, row, *about) for j, block, *about in blocks}
-        )
+        return writer.write(unit, writer.judge.judged(where, block, row, *about))
 
 
-def reduce(where: Placement, writer: Writer, row: RowOfA, blocks: Sequence[Sequence[Any]]) -> Kept:
+def reduce(where: Placement, writer: Writer, row: RowOfA, block: Any, *about: Any) -> Kept:
     """Check and reduce a block: the task of a block of a C that is reduced. Runs on workers."""
-    ((_, block, *about),) = blocks
     with _beside_products(writer, 1):
         return writer.judge.judged(where, block, row, *about)
 
 
-def gather(writer: Writer, i: int, made: Sequence[Kept], last: bool) -> Kept | list[Json]:
+def gather(writer: Writer, i: int, made: Sequence[Kept], last: bool) -> Kept | Json:
     """Merge the parts of blocks of one row. The `last` task of a row writes the row, and returns its record.
 
     Parts are merged in the order of blocks, so that the bits of a row do not depend on which task ends first.
@@ -206,7 +196,7 @@ def gather(writer: Writer, i: int, made: Sequence[Kept], last: bool) -> Kept | l
         return records, part
     # The task keeps its slot, so that no more rows are merged at a time than planned. The write is short.
     report(writer.run.id)
-    return writer.write({(i, 0): (records, part)})
+    return writer.write((i, 0), (records, part))
 
 
 # All jobs of a scheduler share one topic of Dask's events, by which workers report that a block of C is computed. Dask

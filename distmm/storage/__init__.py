@@ -128,8 +128,8 @@ def create_output(
     dtype : dtype
         Type of the elements.
     chunks : tuple of int
-        C's blocks ``(rows, columns)``. They become the chunks of a Zarr array, so that each chunk has one writer. In an
-        object store a large block becomes several chunks.
+        Chunks ``(rows, columns)`` of a Zarr array. A block of C consists of whole chunks, so that each chunk has one
+        writer. In an object store a large chunk becomes several.
     overwrite : bool, default False
         Whether an existing matrix may be replaced.
     draft : str, optional

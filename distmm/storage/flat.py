@@ -17,7 +17,7 @@ import os
 import shutil
 import struct
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from io import FileIO
@@ -30,7 +30,7 @@ from distmm import units
 from distmm.errors import InputError
 from distmm.storage.durability import fsync, write_all
 from distmm.storage.matrix import FileMatrix, check_dtype, stripes
-from distmm.storage.output import Block, Region, TargetArray
+from distmm.storage.output import TargetArray
 from distmm.storage.regular_files import check_regular
 
 # Seconds to wait for a block that another process is writing.
@@ -205,17 +205,16 @@ class FlatTarget(TargetArray):
     offset: int
 
     @contextmanager
-    def writing(self, regions: Collection[Region]) -> Iterator[None]:
-        """Lock blocks against other processes until they are written and have their markers."""
+    def writing(self, rows: slice, cols: slice) -> Iterator[None]:
+        """Lock a block against other processes until it is written and has its marker."""
         with open(self.output.draft, "r+b", buffering=0) as file:
-            for rows, cols in regions:
-                first = self.offset + (rows.start * self.shape[1] + cols.start) * self.dtype.itemsize
-                if not _locks(file, first, 1):
-                    raise InputError(
-                        f"{self.output.draft}: the block at row {rows.start} and column {cols.start} is still locked, "
-                        f"after {ENDING_SECONDS:.0f} s, by a worker that the scheduler has lost; end that process, and "
-                        f"resume the job"
-                    )
+            first = self.offset + (rows.start * self.shape[1] + cols.start) * self.dtype.itemsize
+            if not _locks(file, first, 1):
+                raise InputError(
+                    f"{self.output.draft}: the block at row {rows.start} and column {cols.start} is still locked, "
+                    f"after {ENDING_SECONDS:.0f} s, by a worker that the scheduler has lost; end that process, and "
+                    f"resume the job"
+                )
             if not os.path.samestat(os.fstat(file.fileno()), os.stat(self.output.draft)):
                 raise FileNotFoundError(errno.ENOENT, "the draft was replaced", self.output.draft)
             yield
@@ -241,10 +240,9 @@ class FlatTarget(TargetArray):
             ) from error
         fsync(os.path.dirname(self.output.draft))
 
-    def _write(self, blocks: Sequence[Block]) -> None:
+    def _write(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
         with open(self.output.draft, "r+b", buffering=0) as file:
-            for rows, cols, block in blocks:
-                write_rows(file, self.offset, self.shape[1], rows.start, cols.start, block)
+            write_rows(file, self.offset, self.shape[1], rows.start, cols.start, block)
 
     def description(self) -> dict[str, Any]:
         """Describe the file by its size, and by the hash of its header."""
@@ -253,7 +251,7 @@ class FlatTarget(TargetArray):
         facts = {"shape": list(self.shape), "dtype": self.dtype.name, "offset": self.offset}
         return {**facts, "bytes": os.path.getsize(self.output.draft), "head": head}
 
-    def sync(self, regions: Collection[Region]) -> None:
+    def sync(self, rows: slice, cols: slice) -> None:
         """Return when all written data are on the disk."""
         fsync(self.output.draft)
 

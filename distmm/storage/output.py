@@ -7,7 +7,7 @@ import shlex
 import shutil
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Self
@@ -21,7 +21,7 @@ from distmm.storage.durability import exchange, fsync, remove
 from distmm.storage.matrix import normalise
 
 Region = tuple[slice, slice]  # rows and columns
-Block = tuple[slice, slice, NDArray[Any]]
+Written = Mapping[tuple[int, int], tuple[Region, Mapping[str, Any]]]  # by block: its region, and its marker
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def check_folder(path: str, folder: str) -> None:
 
 @dataclass(frozen=True)
 class TargetArray(ABC):
-    """A matrix that is written block by block: ``target[i0:i1, j0:j1] = block``.
+    """A matrix that is written block by block: ``target[i0:i1, j0:j1] = block``. Then `sync` is called.
 
     Many processes may write at the same time, but no two to the same storage chunk.
 
@@ -146,30 +146,27 @@ class TargetArray(ABC):
         (rows, cols), rest = normalise(key, self.shape)
         if rest != (slice(None, None, 1),) * 2 or (rows.step, cols.step) != (1, 1):
             raise IndexError(f"give a range of rows and a range of columns for a block, not {key!r}")
-        self.write([(rows, cols, block)])
-
-    def write(self, blocks: Iterable[tuple[slice, slice, Any]]) -> None:
-        """Write several blocks, each given with its rows and columns. They survive a loss of power after `sync`."""
-        cast = [(rows, cols, np.asarray(block).astype(self.dtype, copy=False)) for rows, cols, block in blocks]
-        for rows, cols, block in cast:
-            expected = (rows.stop - rows.start, cols.stop - cols.start)
-            if block.shape != expected:
-                raise ValueError(
-                    f"{self.output.path}: a block of shape {block.shape} does not fill the region {expected}"
-                )
-        if cast := [each for each in cast if each[2].size]:
-            self._write(cast)
+        cast = np.asarray(block).astype(self.dtype, copy=False)
+        expected = (rows.stop - rows.start, cols.stop - cols.start)
+        if cast.shape != expected:
+            raise ValueError(f"{self.output.path}: a block of shape {cast.shape} does not fill the region {expected}")
+        if cast.size:
+            self._write(rows, cols, cast)
 
     @abstractmethod
     def description(self) -> dict[str, Any]:
         """Describe the draft, as JSON, by facts that do not change while blocks are written."""
 
-    def missing(self, markers: Mapping[tuple[int, int], Any] | None = None) -> list[tuple[int, int]]:
-        """Return the blocks (row, column) that are missing or too small. Formats without chunks return none.
+    def files(self, rows: slice, cols: slice) -> int:
+        """Return the number of files that are open while a block is written."""
+        return 1
 
-        `markers` has the marker of each written block. The marker contains the block's `evidence`.
+    def missing(self, written: Written) -> dict[tuple[int, int], str]:
+        """Return the blocks of which a file is missing or too small, and its name. Formats without chunks return none.
+
+        The marker of each written block contains the block's `evidence`.
         """
-        return []
+        return {}
 
     def evidence(self, rows: slice, cols: slice) -> dict[str, Any]:
         """Return the facts of a written block for its marker: the tags of its objects. A disk has none."""
@@ -187,17 +184,17 @@ class TargetArray(ABC):
     def detach(self) -> None:  # noqa: B027 - formats whose unfinished chunks have no name do nothing
         """Keep processes of earlier runs from completing a write that they have begun."""
 
-    def keep_only(self, done: Collection[tuple[int, int]]) -> None:  # noqa: B027 - formats written in place do nothing
-        """Remove all blocks except those in `done`, a collection of (row, column)."""
+    def keep_only(self, done: Collection[Region]) -> None:  # noqa: B027 - formats written in place do nothing
+        """Remove all blocks except those in `done`."""
 
-    def writing(self, regions: Collection[Region]) -> AbstractContextManager[None]:
-        """Lock blocks against other processes until they are written and have their markers."""
+    def writing(self, rows: slice, cols: slice) -> AbstractContextManager[None]:
+        """Lock a block against other processes until it is written and has its marker."""
         return nullcontext()
 
     @abstractmethod
-    def sync(self, regions: Collection[Region]) -> None:
-        """Return when written blocks are on the disk, and survive a loss of power."""
+    def sync(self, rows: slice, cols: slice) -> None:
+        """Return when a written block is on the disk, and survives a loss of power."""
 
     @abstractmethod
-    def _write(self, blocks: Sequence[Block]) -> None:
-        """Write blocks that exactly fill their regions. None is empty."""
+    def _write(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
+        """Write a block that exactly fills its region, which is not empty."""

@@ -17,7 +17,7 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
 
 from distmm.errors import InputError
@@ -52,17 +52,11 @@ class Disk:
             except OSError as error:
                 yield name, error
 
-    def write(self, contents: Mapping[str, bytes], drafts: str | None = None) -> None:
-        """Write and sync records of one folder, by their paths. On a disk, incomplete ones are in the folder `drafts`.
-
-        By default that is the folder of the records.
-        """
-        if not contents:
-            return
-        folder = os.path.dirname(next(iter(contents)))
-        with published(list(contents), drafts or folder, replace=True) as files:
-            for file, content in zip(files, contents.values(), strict=True):
-                write_all(file, content)
+    def write(self, path: str, content: bytes, drafts: str | None = None) -> None:
+        """Write and sync a record. On a disk, an incomplete one is in the folder `drafts`, or else in the record's."""
+        folder = os.path.dirname(path)
+        with published([path], drafts or folder, replace=True) as (file,):
+            write_all(file, content)
         fsync(folder)
 
     def create(self, path: str, content: bytes) -> None:
@@ -169,9 +163,8 @@ class _Objects:
         here = ObjectFolder(folder)
         yield from here.read_all(here.names()).items()
 
-    def write(self, contents: Mapping[str, bytes], drafts: str | None = None) -> None:
-        for path, content in contents.items():
-            ObjectFolder(path).put("", content)
+    def write(self, path: str, content: bytes, drafts: str | None = None) -> None:
+        ObjectFolder(path).put("", content)
 
     def create(self, path: str, content: bytes) -> None:
         """Write a new record.

@@ -10,9 +10,8 @@ the tags of its chunks. Before the metadata is put, all chunks are listed and co
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import cache
@@ -25,10 +24,9 @@ from zarr.storage import MemoryStore
 from distmm.errors import InputError
 from distmm.storage.matrix import explained
 from distmm.storage.object_store import ObjectFolder, tag_of
-from distmm.storage.output import Block, Output, Region, TargetArray
+from distmm.storage.output import Output, Region, Written
 from distmm.storage.overwriting import ZARR_NAME
-from distmm.storage.zarr_folder import ZarrMatrix
-from distmm.storage.zarr_target import create_raw
+from distmm.storage.zarr_target import ChunkedTarget, create_raw
 
 # Largest size of a chunk in bytes, if a block can be cut into equal stripes. A put copies its chunk. With `UPLOADS`
 # puts at a time, the copies take half a gigabyte in each process. Above 100 MB s3fs makes a multipart upload, which has
@@ -78,17 +76,8 @@ class ObjectOutput(Output):
 
 
 @dataclass(frozen=True)
-class ObjectTarget(TargetArray):
-    """A Zarr array (version 3) in an object store. A block of C is one chunk, or several stripes of rows.
-
-    Attributes
-    ----------
-    chunks, blocks : tuple of int
-        Shapes ``(rows, columns)`` of a chunk and of a block.
-    """
-
-    chunks: tuple[int, ...]
-    blocks: tuple[int, int]
+class ObjectTarget(ChunkedTarget):
+    """A Zarr array in an object store. A block of C is one chunk, or several stripes of rows."""
 
     @classmethod
     def create(
@@ -101,31 +90,21 @@ class ObjectTarget(TargetArray):
         made: dict[str, Any] = {}
         create_raw(MemoryStore(made), shape, dtype, chunks, attributes)
         ObjectFolder(output.draft).put("zarr.json", made["zarr.json"].to_bytes())
-        return cls(output, shape, dtype, chunks, (height, width))
+        return cls(output, shape, dtype, chunks)
 
-    @classmethod
-    def reopen(cls, output: Output) -> Self:
-        """Open an array whose metadata `create` has put, to continue writing."""
-        stored = ZarrMatrix.open(output.draft)
-        assert stored.chunks is not None
-        height, width = json.loads(ObjectFolder(output.draft).read("zarr.json"))["attributes"]["distmm_blocks"]
-        return cls(output, stored.shape, stored.dtype, stored.chunks, (height, width))
+    def _write(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
+        """Put the chunks of a block. Raise FileExistsError if one of them exists."""
+        folder, little = ObjectFolder(self.output.path), self.dtype.newbyteorder("<")
 
-    def _write(self, blocks: Sequence[Block]) -> None:
-        """Put the chunks of blocks. Raise FileExistsError if one of them exists."""
-        folder = ObjectFolder(self.output.path)
-        little, height = self.dtype.newbyteorder("<"), self.chunks[0]
-
-        def put(name: str, at: int, block: NDArray[Any]) -> None:
-            part = block[at : at + height]
+        def put(name: str, at: Region) -> None:
+            part = block[at]
             if part.shape != self.chunks:  # a chunk at the edge of the array also has the full shape
                 whole = np.zeros(self.chunks, little)
                 whole[: part.shape[0], : part.shape[1]] = part
                 part = whole
             folder.put(name, part.astype(little, copy=False).tobytes(), is_new=True)
 
-        inside = (((*chunk, block) for chunk in self._inside(rows, cols)) for rows, cols, block in blocks)
-        _together(put, itertools.chain.from_iterable(inside))
+        _together(put, self.chunks_of(rows, cols).items())
 
     def written(self) -> Self:
         """Return the array itself, which reads one block at a time."""
@@ -133,26 +112,26 @@ class ObjectTarget(TargetArray):
 
     def __getitem__(self, region: Region) -> NDArray[Any]:
         rows, cols = region
-        height, width = rows.stop - rows.start, cols.stop - cols.start
-        if not height * width:
-            return np.empty((height, width), self.dtype)
+        block = np.empty((rows.stop - rows.start, cols.stop - cols.start), self.dtype)
         folder, little = ObjectFolder(self.output.path), self.dtype.newbyteorder("<")
         with explained(self.output.path, rows, cols):
-            stripes = [np.frombuffer(folder.read(name), little) for name, _ in self._inside(rows, cols)]
-            whole = np.concatenate(stripes).reshape(-1, self.chunks[1])
-        return np.ascontiguousarray(whole[:height, :width], self.dtype)
+            for name, at in self.chunks_of(rows, cols).items():
+                part = block[at]
+                chunk = np.frombuffer(folder.read(name), little).reshape(self.chunks)
+                part[...] = chunk[: part.shape[0], : part.shape[1]]
+        return block
 
     def discard(self, rows: slice, cols: slice) -> None:
         """Remove the chunks of a block."""
-        ObjectFolder(self.output.path).remove([name for name, _ in self._inside(rows, cols)])
+        ObjectFolder(self.output.path).remove(self.chunks_of(rows, cols))
 
-    def sync(self, regions: Collection[Region]) -> None:
+    def sync(self, rows: slice, cols: slice) -> None:
         """Do nothing: an object is durable when its put has returned."""
 
     def evidence(self, rows: slice, cols: slice) -> dict[str, Any]:
         """Return the tags of a block's chunks."""
         folder = ObjectFolder(self.output.path)
-        return {"objects": _together(lambda name, _: folder.tag(name), self._inside(rows, cols))}
+        return {"objects": _together(lambda name, _: folder.tag(name), self.chunks_of(rows, cols).items())}
 
     def description(self) -> dict[str, Any]:
         """Describe the array by its metadata."""
@@ -160,19 +139,17 @@ class ObjectTarget(TargetArray):
         facts = {"shape": list(self.shape), "dtype": self.dtype.name, "chunks": list(self.chunks)}
         return {**facts, "metadata": metadata}
 
-    def missing(self, markers: Mapping[tuple[int, int], Any] | None = None) -> list[tuple[int, int]]:
+    def missing(self, written: Written) -> dict[tuple[int, int], str]:
         """Return the blocks with a chunk that is missing, has a wrong size, or a tag that differs from its marker."""
         objects = ObjectFolder(self.output.path).everything()
-        need, missing = self.chunks[0] * self.chunks[1] * self.dtype.itemsize, []
-        for i, j in np.ndindex(*(-(-side // edge) for side, edge in zip(self.shape, self.blocks, strict=True))):
-            found = [objects.get(name) for name, _ in self._inside(*self._region(i, j))]
-            tags = [tag_of(facts) for facts in found if facts is not None and facts["size"] == need]
-            marker = (markers or {}).get((i, j))
-            if len(tags) < len(found) or (marker is not None and marker.get("objects") != tags):
-                missing.append((i, j))
-        return missing
+        lost = self.lost(written, {name: facts["size"] for name, facts in objects.items()})
+        for unit, (region, marker) in written.items():
+            names = self.chunks_of(*region)
+            if unit not in lost and marker.get("objects", []) != [tag_of(objects[name]) for name in names]:
+                lost[unit] = next(iter(names), "")
+        return lost
 
-    def keep_only(self, done: Collection[tuple[int, int]]) -> None:
+    def keep_only(self, done: Collection[Region]) -> None:
         """Remove an array that is replaced, and the chunks of earlier runs, except the blocks in `done`.
 
         Raises
@@ -181,28 +158,13 @@ class ObjectTarget(TargetArray):
             If an array that may not be replaced was created after the job had begun.
         """
         folder = ObjectFolder(self.output.path)
-        kept = {name for block in done for name, _ in self._inside(*self._region(*block))}
+        kept = {name for region in done for name in self.chunks_of(*region)}
         others = [name for name in folder.everything() if name not in kept and ZARR_NAME.fullmatch(name)]
         metadata = [name for name in others if name in ("zarr.json", ".zarray")]
         if metadata and not self.output.overwrite:
             raise InputError(APPEARED.format(self.output.path))
         folder.remove(metadata)  # from now on readers find no array
         folder.remove([name for name in others if name not in metadata])
-
-    def _region(self, i: int, j: int) -> tuple[slice, slice]:
-        """Return the rows and columns of a block."""
-        at = zip((i, j), self.blocks, self.shape, strict=True)
-        rows, cols = (slice(n * edge, min((n + 1) * edge, side)) for n, edge, side in at)
-        return rows, cols
-
-    def _inside(self, rows: slice, cols: slice) -> list[tuple[str, int]]:
-        """Return the name of each chunk of a block, and the chunk's first row in the block."""
-        i, j = rows.start // self.blocks[0], cols.start // self.blocks[1]
-        expected = self._region(i, j)
-        if (rows.start, rows.stop, cols.start, cols.stop) != tuple(n for s in expected for n in (s.start, s.stop)):
-            raise IndexError(f"{self.output.path}: [{rows}, {cols}] is not one of its blocks")
-        height = self.chunks[0]
-        return [(f"c/{at // height}/{j}", at - rows.start) for at in range(rows.start, rows.stop, height)]
 
 
 def _stripe(height: int, row: int) -> int:

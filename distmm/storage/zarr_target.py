@@ -1,20 +1,24 @@
-"""Zarr arrays that are written to a folder: chunks are C's blocks, and appear when they are complete."""
+"""Zarr arrays that are written by whole chunks, and those in a folder, whose chunks appear when they are complete."""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
+import math
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 import zarr
+from numpy.typing import NDArray
 
+from distmm.storage import stamps
 from distmm.storage.durability import fsync, published
 from distmm.storage.flat import write_rows
-from distmm.storage.output import Block, Output, Region, TargetArray
+from distmm.storage.output import Output, Region, TargetArray, Written
 from distmm.storage.zarr_folder import ZarrMatrix
 
 
@@ -30,17 +34,61 @@ def create_raw(
 
 
 @dataclass(frozen=True)
-class ZarrTarget(TargetArray):
-    """A Zarr array (version 3) whose chunks are C's blocks, so that each chunk has one writer.
+class ChunkedTarget(TargetArray):
+    """A Zarr array (version 3). A block is one chunk of it, or several, so that each chunk has one writer.
 
     Attributes
     ----------
     chunks : tuple of int
+        Shape of a chunk.
+    """
+
+    chunks: tuple[int, ...]
+
+    @classmethod
+    def reopen(cls, output: Output) -> Self:
+        """Open a draft that `create` has made, to continue writing."""
+        stored = ZarrMatrix.open(output.draft)
+        assert stored.chunks is not None
+        return cls(output, stored.shape, stored.dtype, stored.chunks)
+
+    def chunks_of(self, rows: slice, cols: slice) -> dict[str, Region]:
+        """Return the name of each chunk of a block, and the part of the block that the chunk has."""
+        parts = []
+        for at, edge, side in zip((rows, cols), self.chunks, self.shape, strict=True):
+            if at.start % edge or (at.stop % edge and at.stop != side):
+                raise IndexError(f"{self.output.path}: [{rows}, {cols}] is not made of whole chunks, {self.chunks}")
+            starts = range(at.start, at.stop, edge)
+            parts.append([(n // edge, slice(n - at.start, min(n + edge, at.stop) - at.start)) for n in starts])
+        return {f"c/{i}/{j}": (down, across) for (i, down), (j, across) in itertools.product(*parts)}
+
+    def files(self, rows: slice, cols: slice) -> int:
+        """Return the number of the block's chunks."""
+        return len(self.chunks_of(rows, cols))
+
+    def lost(self, written: Written, sizes: Mapping[str, int]) -> dict[tuple[int, int], str]:
+        """Return the blocks with a chunk that is missing or has a wrong size, and the name of the chunk.
+
+        `sizes` has the bytes of each chunk that exists.
+        """
+        need, found = math.prod(self.chunks) * self.dtype.itemsize, {}
+        for unit, (region, _) in written.items():
+            names = (name for name in self.chunks_of(*region) if sizes.get(name) != need)
+            if (first := next(names, None)) is not None:
+                found[unit] = first
+        return found
+
+
+@dataclass(frozen=True)
+class ZarrTarget(ChunkedTarget):
+    """A Zarr array in a folder.
+
+    Attributes
+    ----------
     drafts : str or None
         Folder for incomplete chunks, on the same file system. None: the parent folder of the array.
     """
 
-    chunks: tuple[int, ...]
     drafts: str | None = None
 
     @classmethod
@@ -57,45 +105,21 @@ class ZarrTarget(TargetArray):
         target._make_folders()
         return target
 
-    @classmethod
-    def reopen(cls, output: Output) -> Self:
-        """Open a draft that `create` has made, to continue writing."""
-        stored = ZarrMatrix.open(output.draft)
-        assert stored.chunks is not None
-        return cls(output, stored.shape, stored.dtype, stored.chunks)
-
-    def _write(self, blocks: Sequence[Block]) -> None:
+    def _write(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
         # An uncompressed chunk has its elements in C order. A chunk at the edge also has the full shape. Zarr itself
         # would copy the block, and would not write a chunk of zeros, which would then look like a lost chunk.
         height, width = self.chunks
-        paths = [self._file(rows, cols) for rows, cols, _ in blocks]
-        with published(paths, self.drafts or os.path.dirname(self.output.draft)) as files:
-            for file, (_, _, block) in zip(files, blocks, strict=True):
-                if block.shape != (height, width):
+        parts = {os.path.join(self.output.draft, name): block[at] for name, at in self.chunks_of(rows, cols).items()}
+        with published(list(parts), self.drafts or os.path.dirname(self.output.draft)) as files:
+            for file, part in zip(files, parts.values(), strict=True):
+                if part.shape != (height, width):
                     os.ftruncate(file.fileno(), height * width * self.dtype.itemsize)
-                write_rows(file, 0, width, 0, 0, block.astype(self.dtype.newbyteorder("<"), copy=False))
+                write_rows(file, 0, width, 0, 0, part.astype(self.dtype.newbyteorder("<"), copy=False))
 
-    def _file(self, rows: slice, cols: slice) -> str:
-        """Return the path of the chunk of a block."""
-        whole = range(rows.start, rows.stop), range(cols.start, cols.stop)
-        if any(
-            at.start % edge or (len(at) < edge and at.stop != n) or len(at) > edge
-            for at, edge, n in zip(whole, self.chunks, self.shape, strict=True)
-        ):
-            height, width = self.chunks
-            raise IndexError(f"{self.output.path}: [{rows}, {cols}] is not one of its chunks, {height} x {width}")
-        row, column = rows.start // self.chunks[0], cols.start // self.chunks[1]
-        return os.path.join(self.output.draft, "c", str(row), str(column))
-
-    def sync(self, regions: Collection[Region]) -> None:
-        """Return when the names of written chunks are on the disk. Their elements and their folders already are."""
-        folders = {
-            os.path.dirname(self._file(rows, cols))
-            for rows, cols in regions
-            if rows.start < rows.stop and cols.start < cols.stop
-        }
-        for folder in sorted(folders):
-            fsync(folder)
+    def sync(self, rows: slice, cols: slice) -> None:
+        """Return when the names of a block's chunks are on the disk. Their elements and their folders already are."""
+        for folder in sorted({os.path.dirname(name) for name in self.chunks_of(rows, cols)}):
+            fsync(os.path.join(self.output.draft, folder))
 
     def _make_folders(self) -> None:
         """Create the folders of the chunks, and sync their names.
@@ -111,16 +135,16 @@ class ZarrTarget(TargetArray):
         fsync(self.output.draft)
 
     def discard(self, rows: slice, cols: slice) -> None:
-        """Remove the chunk of a block."""
-        with suppress(FileNotFoundError):
-            os.unlink(self._file(rows, cols))
+        """Remove the chunks of a block."""
+        for name in self.chunks_of(rows, cols):
+            with suppress(FileNotFoundError):
+                os.unlink(os.path.join(self.output.draft, name))
 
-    def keep_only(self, done: Collection[tuple[int, int]]) -> None:
+    def keep_only(self, done: Collection[Region]) -> None:
         """Remove chunks that are not `done`, and create the folders that are missing."""
-        chunks = os.path.join(self.output.draft, "c")
         self._make_folders()
-        kept = {os.path.join(chunks, str(i), str(j)) for i, j in done}
-        for folder, _, names in os.walk(chunks):
+        kept = {os.path.join(self.output.draft, name) for region in done for name in self.chunks_of(*region)}
+        for folder, _, names in os.walk(os.path.join(self.output.draft, "c")):
             for path in {os.path.join(folder, name) for name in names} - kept:
                 os.unlink(path)
 
@@ -131,13 +155,10 @@ class ZarrTarget(TargetArray):
         facts = {"shape": list(self.shape), "dtype": self.dtype.name, "chunks": list(self.chunks)}
         return {**facts, "metadata": metadata}
 
-    def missing(self, markers: Mapping[tuple[int, int], Any] | None = None) -> list[tuple[int, int]]:
-        """Return the chunks whose file is missing or has a wrong size."""
-        need, missing = self.chunks[0] * self.chunks[1] * self.dtype.itemsize, []
-        rows, columns = (range(-(-side // edge)) for side, edge in zip(self.shape, self.chunks, strict=True))
-        for i in rows:
-            found = {}
-            with suppress(FileNotFoundError), os.scandir(os.path.join(self.output.draft, "c", str(i))) as entries:
-                found = {entry.name: entry.stat(follow_symlinks=False).st_size for entry in entries}
-            missing += [(i, j) for j in columns if found.get(str(j)) != need]
-        return missing
+    def missing(self, written: Written) -> dict[tuple[int, int], str]:
+        """Return the blocks with a chunk whose file is missing or has a wrong size."""
+        sizes = {}
+        with suppress(FileNotFoundError):  # the folder of all chunks was removed
+            for name, entry in stamps.entries(os.path.join(self.output.draft, "c"), "c/"):
+                sizes[name] = entry.stat(follow_symlinks=False).st_size
+        return self.lost(written, sizes)

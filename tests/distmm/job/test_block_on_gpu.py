@@ -120,7 +120,7 @@ class OneBlock:
             judge = Judge(folder.id, contents, on_gpu, tolerance, 5, 1, self.beta, {"C0": (False, False)})
             writer = Writer(folder, CountedRun(lock.token), target, judge)
             judged = judge.judged(Placement("C", (), 0, 0, 0, 0), block, row, 0, added, weights)
-            (record,) = writer.write({(0, 0): judged})
+            record = writer.write((0, 0), judged)
             assert list(folder.markers()) == [(0, 0)] * record["written"]
             if record["written"]:
                 assert checksum(open_matrix(folder.draft)[...]) == record["crc32c"]

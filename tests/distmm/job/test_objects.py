@@ -238,21 +238,24 @@ def test_large_blocks_are_cut_into_stripes(
     assert target.chunks == ((2, min(4, shape[1])) if height == 10 else (1, 4))
     target = reopen_output(url(stored), draft)
     expected = np.arange(float(np.prod(shape))).reshape(shape)
-    markers = {}
+    written = {}
     for i, j in np.ndindex(-(-shape[0] // 10), -(-shape[1] // 4)):
         rows, cols = slice(10 * i, min(10 * i + 10, shape[0])), slice(4 * j, min(4 * j + 4, shape[1]))
-        assert (i, j) in target.missing()
+        assert target.missing({(i, j): ((rows, cols), {})}).keys() == {(i, j)}
         target[rows, cols] = expected[rows, cols]
         with pytest.raises(FileExistsError):
             target[rows, cols] = -expected[rows, cols]
-        markers[i, j] = target.evidence(rows, cols)
+        written[i, j] = (rows, cols), target.evidence(rows, cols)
         np.testing.assert_array_equal(target.written()[rows, cols], expected[rows, cols])
-    assert target.missing(markers) == []
+    assert target.missing(written) == {}
     target.output.commit()
     target.output.commit()  # after a kill
     np.testing.assert_array_equal(values(url(stored)), expected)
     target.discard(slice(0, height), slice(0, min(4, shape[1])))
-    assert target.missing(markers) == [(0, 0)]
+    assert target.missing(written) == {(0, 0): "c/0/0"}
+
+
+FIRST = slice(0, 2), slice(0, 4)
 
 
 def test_an_array_that_comes_while_a_job_is_stopped_is_replaced_only_if_asked_for(stored: str) -> None:
@@ -260,14 +263,14 @@ def test_an_array_that_comes_while_a_job_is_stopped_is_replaced_only_if_asked_fo
     target: Any = create_output(url(stored), (4, 4), "f8", (2, 4), draft=draft)
     target[0:2, :] = np.ones((2, 4))
     target[2:4, :] = np.ones((2, 4))
-    target.keep_only({(0, 0)})
+    target.keep_only([FIRST])
     assert objects(f"{stored}/").keys() == {f"{stored}/c/0/0"}
     store().pipe_file(f"{BUCKET}/{stored}/zarr.json", b"{}")
     with pytest.raises(InputError, match="was created by another program"):
-        target.keep_only({(0, 0)})
+        target.keep_only([FIRST])
     with pytest.raises(InputError, match="was created by another program"):
         target.output.commit()
-    reopen_output(url(stored), draft, overwrite=True).keep_only({(0, 0)})  # type: ignore[attr-defined]
+    reopen_output(url(stored), draft, overwrite=True).keep_only([FIRST])  # type: ignore[attr-defined]
     assert objects(f"{stored}/").keys() == {f"{stored}/c/0/0"}
 
 
@@ -287,7 +290,7 @@ class TestLock:
 
     def foreign(self, folder: str, number: int = 3, token: str = "x") -> None:
         content = {"host": "far", "pid": 7, "machine": "far away", "born": "1", "token": token}
-        records(folder).write({f"{folder}/lock.{number}": json.dumps(content).encode()})
+        records(folder).write(f"{folder}/lock.{number}", json.dumps(content).encode())
 
     def test_it_is_taken_once_and_given_up(self, folder: str, stored: str) -> None:
         first = Lock.take(folder)

@@ -238,7 +238,7 @@ def test_a_write_task_of_a_run_that_has_ended_writes_nothing_although_its_lock_i
     Lock.check(old.folder.path, old.run.id)
     before = marked()
     i, j = next((i, j) for i in range(4) for j in range(4) if f"{i}.{j}.json" not in before)
-    late = client.submit(old._written, {(i, j): {"C": np.full((30, 30), -1.0)}}, {(i, j): {}}, pure=False)
+    late = client.submit(old._written, (i, j), {"C": np.full((30, 30), -1.0)}, {}, pure=False)
     assert "the call has ended" in str(late.exception())
     assert marked() == before
     assert not os.path.exists(os.path.join(old.folder.draft, "c", str(i), str(j)))
@@ -256,7 +256,7 @@ def test_each_job_on_an_output_writes_into_a_folder_of_its_own(client: Client, p
 
 def store(writer: Writer, block: np.ndarray, **about: str) -> dict[str, Any]:
     record = {"i": 0, "j": 0, "crc32c": checksum(block), "inputs": {"A": "", "B": ""}, **about}
-    return writer._written({(0, 0): {"C": block}}, {(0, 0): record})[0, 0]
+    return writer._written((0, 0), {"C": block}, record)
 
 
 def only_block(folder: Folder, token: str, array: Any) -> Writer:
@@ -277,8 +277,8 @@ def test_a_block_is_not_marked_by_one_who_has_lost_the_lock_while_it_reached_the
     target: Any = create_output(folder.target, (2, 2), "f8", (2, 2), draft=folder.draft)
     sync = type(target).sync
 
-    def slow(self: Any, regions: Any) -> None:
-        sync(self, regions)
+    def slow(self: Any, rows: slice, cols: slice) -> None:
+        sync(self, rows, cols)
         os.unlink(os.path.join(folder.path, f"lock.{mine.number}"))
         others.append(Lock.take(folder.path))
 

@@ -14,7 +14,7 @@ import distmm
 from distmm.graph import product_graph
 from distmm.graph.consumers import ConsumerLayer
 from distmm.graph.placement import Placement
-from distmm.job.wave_graph import Judged, Names, SketchLayer, together
+from distmm.job.wave_graph import Judged, Names, SketchLayer
 from distmm.planning.plan import Plan
 from distmm.scheduler.lookahead import Lookahead
 from distmm.scheduler.product_state import Limits, OperandBlock, PlannedTask
@@ -52,16 +52,16 @@ def plan(panels: int, columns: int = 2) -> Plan:
 
 def writing(size: Plan) -> Callable[[], object]:
     blocks = tuple((i, j) for _, i, j in size.blocking.c_indices())
-    contents = SimpleNamespace(reduction=None, dtype=np.dtype("f4"))
+    contents = SimpleNamespace(reduction=None)
     judge = SimpleNamespace(
         plan=size, tolerance=None, orders={"A": None, "B": None}, seed=1, needs_norms=False, contents=contents
     )
-    writer: Any = SimpleNamespace(judge=judge, folder=SimpleNamespace(target="/C.zarr"))
+    writer: Any = SimpleNamespace(judge=judge)
 
     def make() -> None:
         sketches = SketchLayer("s", Names("a", "b", "c", None), writer.judge, size.blocking.whole, blocks)
         list(sketches._tasks())
-        list(ConsumerLayer("w", together(sketches, writer), Judged(sketches, writer))._tasks())
+        list(ConsumerLayer("w", blocks, Judged(sketches, writer))._tasks())
 
     return make
 

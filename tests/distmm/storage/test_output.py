@@ -84,7 +84,7 @@ def test_another_process_can_continue_a_draft(name: str, tmp_path: Path) -> None
     draft = str(tmp_path / "job" / os.path.basename(path))
     first = create_output(tmp_path / name, values.shape, values.dtype, (5, 4), draft=draft)
     first[0:5, 0:4] = values[0:5, 0:4]
-    first.sync([(slice(0, 5), slice(0, 4))])
+    first.sync(slice(0, 5), slice(0, 4))
     again = pickle.loads(pickle.dumps(reopen_output(tmp_path / name, draft)))
     assert again == first
     fill(again, values)

@@ -28,7 +28,7 @@ def folder(tmp_path: Path) -> str:
     os.mkdir(names.path)
     DISK.own(names.path, FORMER)
     names.make()
-    DISK.write({names.marker(0, 0): b"one"})
+    DISK.write(names.marker(0, 0), b"one")
     Path(names.manifest).write_text("{}")
     return names.path
 
@@ -54,9 +54,9 @@ def test_an_owner_who_was_killed_while_it_took_over_loses_no_work(folder: str) -
 
 
 CHANGES: dict[str, Callable[[Folder], object]] = {
-    "a marker": lambda names: DISK.write({names.marker(0, 1): b"two"}),
+    "a marker": lambda names: DISK.write(names.marker(0, 1), b"two"),
     "removal of a marker": lambda names: DISK.remove(names.marker(0, 0)),
-    "the manifest": lambda names: DISK.write({names.manifest: b"{}"}, f"{names.path}/{FORMER}"),
+    "the manifest": lambda names: DISK.write(names.manifest, b"{}", f"{names.path}/{FORMER}"),
     "removal of the manifest": lambda names: DISK.discard(names.manifest, f"{names.path}/{FORMER}"),
     "another job": lambda names: names.of_job("f" * 16).make(),
     "all that is there": lambda names: names.clear(),
@@ -120,18 +120,18 @@ TOP, BELOW, LEFT = slice(0, 2), slice(2, 4), slice(0, 3)
 
 
 def test_two_write_different_blocks_of_a_file_at_a_time_and_no_block_twice(target: Any) -> None:
-    with target.writing([(TOP, LEFT)]):
-        with target.writing([(BELOW, LEFT)]):
+    with target.writing(TOP, LEFT):
+        with target.writing(BELOW, LEFT):
             pass
-        with pytest.raises(InputError, match="is still locked, after"), target.writing([(TOP, LEFT)]):
+        with pytest.raises(InputError, match="is still locked, after"), target.writing(TOP, LEFT):
             pytest.fail("it is being written")
-    with target.writing([(TOP, LEFT)]):
+    with target.writing(TOP, LEFT):
         target[TOP, LEFT] = np.ones((2, 3))
 
 
 def test_who_sleeps_in_the_middle_of_a_block_writes_into_no_file_that_another_goes_on_with(target: Any) -> None:
     target[BELOW, LEFT] = np.full((2, 3), 3.0)
-    with target.writing([(TOP, LEFT)]), open(target.output.draft, "r+b") as asleep:
+    with target.writing(TOP, LEFT), open(target.output.draft, "r+b") as asleep:
         again = reopen_output(target.output.path, target.output.draft)
         again.detach()
         flat.write_rows(asleep, target.offset, 6, 0, 0, np.full((2, 3), 7.0))
@@ -144,7 +144,7 @@ def test_who_wakes_up_after_a_file_was_copied_or_got_its_name_does_not_write(tar
     draft, other = target.output.draft, f"{target.output.draft}.other"
 
     def late() -> None:
-        with target.writing([(TOP, LEFT)]):
+        with target.writing(TOP, LEFT):
             pytest.fail("the file is another one")
 
     open_file = open
@@ -175,7 +175,7 @@ def test_a_copy_that_does_not_fit_says_what_to_do(target: Any, monkeypatch: pyte
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(flat.shutil, "copyfile", full)
-    with target.writing([(TOP, LEFT)]), pytest.raises(InputError, match="end that process, or free"):
+    with target.writing(TOP, LEFT), pytest.raises(InputError, match="end that process, or free"):
         target.detach()
 
 
@@ -186,5 +186,5 @@ def test_where_there_are_no_locks_of_bytes_blocks_are_written_all_the_same(
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(flat.fcntl, "fcntl", none)
-    with target.writing([(TOP, LEFT)]), target.writing([(TOP, LEFT)]):
+    with target.writing(TOP, LEFT), target.writing(TOP, LEFT):
         target.detach()
