@@ -5,11 +5,10 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
-from itertools import takewhile
 from typing import Any
 
 import dask.array as da
@@ -174,27 +173,24 @@ class Computation:
         return futures, 0 if self._reads_users_tasks else min(plan.cluster.workers, len(futures) // 2)
 
     def _take(self, future: Future) -> None:
-        """Process the records of ended tasks: that of `future`, and those of all others that have ended."""
-        accepted: list[Unit] = []
+        """Process the record of an ended task."""
         try:
-            for record in _results(self.client, [future, *self.waves.others()]):
-                if "changed" not in record:
-                    self.seen.add(record)
-                if not record["written"]:
-                    self._compute_again(record)
-                    continue
-                self.written += 1
-                if record.get("residual") is not None:
-                    self.residual = max(record["residual"], self.residual or 0.0)
+            record = future.result()
+            if "changed" not in record:
+                self.seen.add(record)
+            if not record["written"]:
+                self._compute_again(record)
+                return
+            self.written += 1
+            if record.get("residual") is not None:
+                self.residual = max(record["residual"], self.residual or 0.0)
+            if self.writer.judge.tolerance is not None:
                 columns = self.spec.contents.columns(record["j"], len(self.plan.blocking.n))
-                accepted.extend((record["i"], column) for column in columns)
-                self.entries.take(record)
+                self._event("accepted", blocks=[(record["i"], column) for column in columns])
+            self.entries.take(record)
         except (DistmmError, OSError) as error:
             tell_failure(self.client, self.job, error)  # at once, because running tasks get some time to end
             raise
-        finally:
-            if accepted and self.writer.judge.tolerance is not None:
-                self._event("accepted", blocks=accepted)
 
     def _compute_again(self, record: Json) -> None:
         """Send a rejected block again, to another worker if there is one."""
@@ -276,15 +272,3 @@ def _log(client: Client, message: Json) -> None:
     """Send an event. Dask sends only Unicode, and the name of a file may have bytes that are not: they are escaped."""
     escaped = {k: v.encode(errors="backslashreplace").decode() for k, v in message.items() if isinstance(v, str)}
     client.log_event(JOB_TOPIC, {**message, **escaped})
-
-
-def _results(client: Client, futures: Sequence[Future]) -> Iterator[Json]:
-    """Yield the records of ended tasks. The error of the first failed task is raised.
-
-    Results are fetched in one message. A message for each result would take as long as a small task.
-    """
-    finished = list(takewhile(lambda future: future.status == "finished", futures))
-    if finished:
-        yield from client.gather(finished)
-    for future in futures[len(finished) :]:
-        yield future.result()

@@ -46,7 +46,6 @@ from typing import Any, ClassVar, Self
 
 from distmm.errors import InputError
 from distmm.pid import machine, start_time
-from distmm.storage.durability import together
 from distmm.storage.records import records
 
 BEAT_SECONDS = 10.0
@@ -155,17 +154,10 @@ class Lock:
 
     @staticmethod
     def check(folder: str, token: str) -> None:
-        """Raise InputError if another job has taken over the lock with this token. Called before each write.
-
-        Threads that wait for the same check share one, which begins after all of them have asked.
-        """
-
-        def look() -> None:
-            numbers = _numbers(folder)
-            if not numbers or not _is(_path(folder, max(numbers)), token):
-                raise _lost(folder)
-
-        together((folder, token), look)
+        """Raise InputError if another job has taken over the lock with this token. Called before each write."""
+        numbers = _numbers(folder)
+        if not numbers or not _is(_path(folder, max(numbers)), token):
+            raise _lost(folder)
 
     def refuse_if_lost(self) -> None:
         """Raise `InputError` if another job has taken over, even if it has ended since. A lost disk raises nothing."""

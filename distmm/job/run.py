@@ -118,7 +118,8 @@ class Run:
             self.folder = folder = folder.of_job(secrets.token_hex(8))
             try:
                 folder.make()
-                target = self.contents.create(job.out, folder, plan.block_shape, job.replaces, job.choices.blocks)
+                given = None if job.choices.blocks is None else list(map(int, job.choices.blocks))
+                target = self.contents.create(job.out, folder, plan.block_shape, job.replaces, given)
             except BaseException:
                 with suppress(OSError):  # the next job removes it, too
                     folder.store.discard(folder.work, os.path.dirname(folder.work))
@@ -127,8 +128,8 @@ class Run:
             manifest = new_manifest(
                 folder.id, self.spec, job.out, job.replaces, plan, job.keywords.get("seed"), description
             )
-            if job.choices.blocks is not None:
-                manifest["blocks_given"] = list(job.choices.blocks)
+            if given is not None:
+                manifest["blocks_given"] = given
         manifest["most"] = manifest.get("most") if job.most is None else job.most
         add_run(manifest, run_of(plan, self.client), folder.markers().values())
         write_manifest(folder, manifest)

@@ -64,7 +64,7 @@ class Waves:
     client : distributed.Client
     take : callable
         Called with each ended future, in the order in which they end. An exception ends the loop. The callable may use
-        `send`, to compute a block again, and `others`, to take several futures at once.
+        `send`, to compute a block again.
     beat : callable, optional
         Called before each wave is sent, after each task, and every `BEAT_SECONDS`. An exception ends the loop.
     run : CountedRun, optional
@@ -88,7 +88,6 @@ class Waves:
         self._sent_of: dict[Any, Sent] = {}  # wave of each task that has not ended, by key
         self._made_early: set[Any] = set()  # keys that a worker reported before this process had their futures
         self._events: SimpleQueue[Future | None] = SimpleQueue()  # ended tasks; None: a block was computed
-        self._taken: list[Future] = []  # futures that the callback is handling
 
     def run(self, waves: Iterable[SendWave]) -> None:
         """Send the waves one after another, and return when the callback has taken all their tasks.
@@ -160,26 +159,13 @@ class Waves:
             try:
                 self.take(future)
             except BaseException:
-                for one in self._taken:
-                    one.release()
+                future.release()
                 raise
-            finally:
-                self._taken.clear()
-
-    def others(self) -> list[Future]:
-        """Return the other tasks that have ended. A `take` that calls this has to handle them, too."""
-        ended = []
-        while not self._events.empty():
-            if (future := self._events.get()) is not None:
-                self._forget(future)
-                ended.append(future)
-        return ended
 
     def _forget(self, future: Future) -> None:
         """Remove an ended task from the tasks to wait for."""
         del self._sent_of.pop(future.key).pending[future.key]
         self.sent = [one for one in self.sent if one.pending]
-        self._taken.append(future)
 
     def _wind_up(self) -> bool:
         """End the tasks in flight. Return False if the scheduler could not be reached.

@@ -7,12 +7,10 @@ import errno
 import filecmp
 import os
 import shutil
-import threading
 import uuid
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from functools import cache
 from io import FileIO
 from pathlib import Path
 from typing import Any
@@ -29,62 +27,13 @@ NO_LINKS = {errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EM
 SYNCS = 8
 
 
-_calls: dict[Hashable, list[Future[None]]] = {}  # by key: the call that runs, and the one that waits for its end
-_guard = threading.Lock()  # of `_calls`
-
-
-def together(key: Hashable, call: Callable[[], object]) -> None:
-    """Make one call for all threads of this process that ask with the same key before it begins.
-
-    Parameters
-    ----------
-    key : hashable
-    call : callable
-        The same for all threads. It must not matter which thread makes it. Its error is raised in all of them.
-    """
-    mine: Future[None] = Future()
-    with _guard:
-        calls = _calls.setdefault(key, [])
-        if len(calls) < 2:
-            calls.append(mine)
-        before, found = calls[0], calls[-1]
-    if found is not mine:
-        found.result()
-        return
-    try:
-        if before is not mine:
-            before.exception()  # returns when that call has ended
-        call()
-    except BaseException as error:
-        _leave(key, mine)
-        mine.set_exception(error)
-        raise
-    _leave(key, mine)
-    mine.set_result(None)
-
-
-def _leave(key: Hashable, call: Future[None]) -> None:
-    """Forget a call that has ended. The one that waits for its end begins: no more threads join it."""
-    with _guard:
-        _calls[key].remove(call)
-        if not _calls[key]:
-            del _calls[key]
-
-
 def fsync(path: str) -> None:
-    """Return when a file, or the names in a folder, are on the disk. Threads that wait for the same path share a call.
-
-    Each of them relies only on what it has done before it asked, and the call begins after that.
-    """
-
-    def sync() -> None:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-    together(path, sync)
+    """Return when a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def fsync_tree(path: str) -> None:
@@ -154,17 +103,9 @@ def _fsync_all(descriptors: list[int]) -> None:
     """Return when several open files are on the disk."""
     if len(descriptors) == 1:
         os.fsync(descriptors[0])
-    else:
-        list(_syncing().map(os.fsync, descriptors))
-
-
-@cache
-def _syncing() -> ThreadPoolExecutor:
-    """Return the threads of this process that sync files. To start threads for each call takes longer than a sync."""
-    return ThreadPoolExecutor(SYNCS, thread_name_prefix="distmm-sync")
-
-
-os.register_at_fork(after_in_child=_syncing.cache_clear)  # a forked process has none of the threads
+        return
+    with ThreadPoolExecutor(SYNCS) as pool:
+        list(pool.map(os.fsync, descriptors))
 
 
 def _name(draft: str, path: str) -> None:

@@ -213,7 +213,7 @@ def test_a_rejected_block_is_compared_with_its_own_earlier_attempt(monkeypatch: 
         record = {"i": i, "j": 0, "crc32c": crc, "host": "h", "worker": f"w{attempt}", "attempt": attempt}
         record["inputs"] = {"A": "0", "B": "0"}
         record |= {"residual": 9.0, "row": 0}
-        future: Any = Mock(result=lambda: [{**record, "bad": [record], "written": False}])
+        future: Any = Mock(result=lambda: {**record, "bad": [record], "written": False})
         computation._take(future)
 
     reject(0, 1, 0)

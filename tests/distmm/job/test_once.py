@@ -218,7 +218,7 @@ def test_a_worker_of_an_old_job_that_wakes_does_not_write_into_a_new_one(
     )  # as on a worker that the client could not reach when the run ended
 
     def wake() -> None:
-        task = client.submit(old._written, {(0, 0): {"C": np.full((30, 30), -1.0)}}, {(0, 0): {}}, pure=False)
+        task = client.submit(old._written, (0, 0), {"C": np.full((30, 30), -1.0)}, {}, pure=False)
         late.append(str(task.exception()))
 
     multiply(client, out, stop=Meanwhile(wake, out), overwrite=True)

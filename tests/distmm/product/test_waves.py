@@ -72,32 +72,6 @@ def test_a_block_that_is_made_before_its_future_is_known_counts() -> None:
     assert waves.may_send()
 
 
-@pytest.mark.parametrize("fails", [False, True])
-def test_tasks_that_have_ended_meanwhile_may_be_taken_together(fails: bool) -> None:
-    unused: Any = None
-    taken: list[Any] = []
-
-    def take(future: Any) -> None:
-        taken.extend(one.key for one in [future, *waves.others()])
-        if fails:
-            raise OSError("the disk is gone")
-
-    waves = Waves(unused, take)
-    futures = tasks("wave")
-    waves.send(futures, 0)
-    for task in futures[:3]:
-        task.end()
-        waves.note_made(task.key)  # news of a block that is made stands between those of ends
-    if fails:
-        with pytest.raises(OSError, match="the disk is gone"):
-            waves._take_next()
-    else:
-        waves._take_next()
-    assert taken == [("wave", 0), ("wave", 1), ("wave", 2)]
-    assert [task.released for task in futures] == [fails] * 3 + [False]
-    assert [list(sent.pending) for sent in waves.sent] == [[("wave", 3)]]
-
-
 @pytest.mark.parametrize(("tail", "most"), [(0, 1), (np.inf, 2)])
 def test_no_more_waves_are_in_flight_than_their_tails_say(tail: float, most: int) -> None:
     sent: list[list[Task]] = []
