@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,7 +24,7 @@ from distmm.job.stop import Stop
 from distmm.job.target import Unit
 from distmm.job.unfinished import rejected_text, wrong_text
 from distmm.job.wave_graph import graph_of
-from distmm.job.writer import Writer, reported_to
+from distmm.job.writer import Writer
 from distmm.planning.blocks import Wave
 from distmm.planning.grid import Grid
 from distmm.planning.plan import Plan
@@ -124,10 +125,8 @@ class Computation:
         how = self.spec.reduction
         verb = "" if how is None else "nearest" if how.kind == "topk" and how.metric else how.kind
         self._event("begin", path=self.writer.folder.target, kept=kept, note=self.note, verb=verb)
-        reported = reported_to(self.waves.note_made, self.job, self.client)
         try:
-            with nullcontext() if self._reads_users_tasks else reported:
-                self.waves.run(self._graphs(missing))
+            self.waves.run(self._graphs(missing))
             self._look()
         except (DistmmError, OSError) as error:
             tell_failure(self.client, self.job, error)
@@ -153,7 +152,7 @@ class Computation:
         """Whether blocks of an operand come from tasks of the user's graph, whose keys are the same in every wave.
 
         Dask keeps their results as long as any wave on the scheduler needs them. So a wave has to be complete before
-        the next one is sent, and workers' reports of computed blocks are not used.
+        the next one is sent.
         """
         return any(isinstance(x.source, da.Array) and not x.resident for x in self.spec.operands.values())
 
@@ -162,15 +161,17 @@ class Computation:
     ) -> tuple[list[Future], float]:
         """Send the graph of some blocks of a wave, or of some block rows of a group of waves, to the scheduler.
 
-        The next wave is sent when at most half of the writing tasks of this one, and at most one for each worker, wait
-        for blocks. If it were sent earlier, two waves would use the memory that is planned for one. If it were sent
-        later, workers would be idle. The plan counts the memory of blocks that are only being written.
+        The next wave is sent at once. On the scheduler both waves share the steps of the lookahead, and the slots for
+        blocks of C. So they use the memory that is planned for one, and the next one's first blocks are read while the
+        last products of this one run. The parts of reduced blocks have no slots: then few rows of this wave may remain.
         """
         product = f"distmm-matmul-{uuid.uuid4().hex}"
         graph, keys = graph_of(product, self.spec, plan, waves, units, writer, self.client)
         self._event("wave", product=product)
         futures = self.client.get(graph, keys, sync=False)
-        return futures, 0 if self._reads_users_tasks else min(plan.cluster.workers, len(futures) // 2)
+        if self._reads_users_tasks:
+            return futures, 0
+        return futures, math.inf if self.spec.reduction is None else min(plan.cluster.workers, len(futures) // 2)
 
     def _take(self, future: Future) -> None:
         """Process the record of an ended task."""

@@ -12,17 +12,14 @@ from __future__ import annotations
 import itertools
 import json
 import pickle
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
-from distributed import Client, get_worker
 
 from distmm.checking.checksum import checksum
 from distmm.errors import InputError
@@ -172,7 +169,6 @@ def write(where: Placement, writer: Writer, row: RowOfA, block: Any, *about: Any
     """
     unit = where.i, where.j
     with _beside_products(writer, writer.target.files(unit)):
-        report(writer.run.id)
         return writer.write(unit, writer.judge.judged(where, block, row, *about))
 
 
@@ -195,44 +191,4 @@ def gather(writer: Writer, i: int, made: Sequence[Kept], last: bool) -> Kept | J
     if not last:
         return records, part
     # The task keeps its slot, so that no more rows are merged at a time than planned. The write is short.
-    report(writer.run.id)
     return writer.write((i, 0), (records, part))
-
-
-# All jobs of a scheduler share one topic of Dask's events, by which workers report that a block of C is computed. Dask
-# keeps a topic, its last events and the client's handler for ever, so a topic for each job would fill the memory of a
-# scheduler that lives long.
-TOPIC = "distmm-made"
-
-Note = Callable[[Any], None]
-
-_notes: WeakKeyDictionary[Client, dict[str, Note]] = WeakKeyDictionary()  # those of the jobs that run
-_lock = threading.Lock()
-
-
-def report(job: str) -> None:
-    """Report that the block is computed which this task of a job processes. Runs on workers."""
-    worker = get_worker()
-    worker.log_event(TOPIC, (job, worker.get_current_task()))
-
-
-@contextmanager
-def reported_to(note: Note, job: str, client: Client) -> Iterator[None]:
-    """Call `note` with the key of each task of a job that reports."""
-
-    def take(event: tuple[float, Any]) -> None:
-        of, key = event[1]
-        if (to := notes.get(of)) is not None:  # the topic also has the reports of other clients' jobs
-            to(tuple(key))
-
-    with _lock:
-        notes = _notes.setdefault(client, {})
-        notes[job] = note
-        client.subscribe_topic(TOPIC, take)
-    try:
-        yield
-    finally:
-        with _lock:
-            del notes[job]
-            if not notes and client.status == "running":
-                client.unsubscribe_topic(TOPIC)

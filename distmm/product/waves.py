@@ -1,11 +1,11 @@
 """The client's loop over the waves of a product, for `out=` and for jobs.
 
 The client sends the graph of a wave, and passes each ended task to a callback. It sends the next wave when only one
-wave is still running, and few enough blocks of that wave remain to be computed. The scheduler therefore has at most two
-waves at a time, and the time of the loop grows linearly with the number of blocks.
+wave is still running, and few enough tasks of that wave remain. The scheduler therefore has at most two waves at a
+time, and the time of the loop grows linearly with the number of blocks.
 
-The loop sleeps until a task ends, or until a worker reports a computed block (`Waves.note_made`). It also wakes every
-`BEAT_SECONDS`, so that the caller can check things that send no message, such as a deadline.
+The loop sleeps until a task ends. It also wakes every `BEAT_SECONDS`, so that the caller can check things that send no
+message, such as a deadline.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -33,27 +33,20 @@ class Sent:
 
     Attributes
     ----------
-    tasks : int
-        Number of tasks that write its blocks.
     tail : float
-        The next wave is sent when at most this many blocks of this wave remain to be computed. With 0 it is sent when
-        all blocks are computed, or, if workers do not report that, when all are written. With infinity it is sent at
+        The next wave is sent when at most this many tasks of this wave have not ended. With infinity it is sent at
         once.
     pending : dict
         Futures of the tasks that have not ended, by key.
-    made : set
-        Keys of the tasks whose blocks are computed, but perhaps not yet written. Empty if workers do not report it.
     """
 
-    tasks: int
     tail: float
     pending: dict[Any, Future]
-    made: set[Any] = field(default_factory=set)
 
     @property
     def may_be_followed(self) -> bool:
-        """Whether few enough blocks of this wave remain for the next wave to be sent."""
-        return not self.pending or min(self.tasks - len(self.made), len(self.pending)) <= self.tail
+        """Whether few enough tasks of this wave remain for the next wave to be sent."""
+        return len(self.pending) <= self.tail
 
 
 class Waves:
@@ -86,8 +79,7 @@ class Waves:
         self.client, self.take, self.beat, self.writes, self.grace = client, take, beat, run, grace
         self.sent: list[Sent] = []  # waves in flight, the earliest first
         self._sent_of: dict[Any, Sent] = {}  # wave of each task that has not ended, by key
-        self._made_early: set[Any] = set()  # keys that a worker reported before this process had their futures
-        self._events: SimpleQueue[Future | None] = SimpleQueue()  # ended tasks; None: a block was computed
+        self._ended: SimpleQueue[Future] = SimpleQueue()
 
     def run(self, waves: Iterable[SendWave]) -> None:
         """Send the waves one after another, and return when the callback has taken all their tasks.
@@ -120,47 +112,36 @@ class Waves:
                     future.release()
             self.sent.clear()
             self._sent_of.clear()
-            self._events = SimpleQueue()
+            self._ended = SimpleQueue()
 
     def send(self, futures: Sequence[Future], tail: float) -> None:
         """Add tasks to wait for: a wave, or a block that is computed again."""
         if not futures:
             return
-        sent = Sent(len(futures), tail, {future.key: future for future in futures})
+        sent = Sent(tail, {future.key: future for future in futures})
         self.sent.append(sent)
         for future in futures:
             self._sent_of[future.key] = sent
-            future.add_done_callback(self._events.put)
-        sent.made |= self._made_early & sent.pending.keys()
-        self._made_early -= sent.made
+            future.add_done_callback(self._ended.put)
 
     def may_send(self) -> bool:
         """Whether the next wave may be sent."""
         return not self.sent or (len(self.sent) == 1 and self.sent[0].may_be_followed)
 
-    def note_made(self, key: Any) -> None:
-        """Record that a task's block is computed, and only has to be written. Any thread may call this."""
-        if (sent := self._sent_of.get(key)) is not None:
-            sent.made.add(key)
-            self._events.put(None)
-        else:
-            self._made_early.add(key)
-
     def _take_next(self) -> None:
-        """Wait for an event, and pass an ended task to the callback."""
+        """Wait for a task to end, and pass it to the callback."""
         try:
-            future = self._events.get(timeout=BEAT_SECONDS)
+            future = self._ended.get(timeout=BEAT_SECONDS)
         except Empty:
             if self.client.status in ("closing", "closed"):  # the futures of a closed client never end
                 raise CancelledError("the client was closed while its tasks ran") from None
             return
-        if future is not None:
-            self._forget(future)
-            try:
-                self.take(future)
-            except BaseException:
-                future.release()
-                raise
+        self._forget(future)
+        try:
+            self.take(future)
+        except BaseException:
+            future.release()
+            raise
 
     def _forget(self, future: Future) -> None:
         """Remove an ended task from the tasks to wait for."""
@@ -205,11 +186,9 @@ class Waves:
         left = {key for key in keys if not self._sent_of[key].pending[key].done()}
         while left and (seconds := deadline - time.monotonic()) > 0:
             try:
-                future = self._events.get(timeout=seconds)
+                left.discard(self._ended.get(timeout=seconds).key)
             except Empty:
                 return
-            if future is not None:
-                left.discard(future.key)
 
     def _release(self, keys: Iterable[Any]) -> None:
         """Let the scheduler forget tasks that nobody else wants. `Client.cancel` would also end those of others."""

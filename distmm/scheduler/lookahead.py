@@ -78,11 +78,19 @@ class Lookahead:
         del self.unfinished[order]
         return True
 
-    def open(self) -> list[HeldStep]:
-        """Open the steps that need not wait any longer; return what waited for them, in the order of steps."""
+    @property
+    def first(self) -> float:
+        """Order of the first step that is not finished. Infinity if there is none."""
         while self._unfinished and self._unfinished[0] not in self.unfinished:
             heappop(self._unfinished)
-        end = self._unfinished[0] + self.steps if self._unfinished else math.inf
+        return self._unfinished[0] if self._unfinished else math.inf
+
+    def open(self, before: float = math.inf) -> list[HeldStep]:
+        """Open the steps that need not wait any longer; return what waited for them, in the order of steps.
+
+        `before` is the first unfinished order of the wave before this one, if that is a product of its own.
+        """
+        end = min(self.first, before) + self.steps
         opened = []
         while self._held and self._held[0] < end:
             if (step := self.held.pop(heappop(self._held), None)) is not None:

@@ -107,10 +107,21 @@ class ProductState:
         later get other ranks, and change nothing for it but on adaptive clusters (`Products.share`).
     slots : OutputSlots, optional
         Shared with other products of the same run.
+    begins : int
+        Order of its first step.
+
+    Attributes
+    ----------
+    before : ProductState or None
+        The wave of the same run before this one, until it is finished. Both share the steps of the lookahead.
+    after : str
+        Name of the wave after this one.
     """
 
-    def __init__(self, limits: Limits, ranks: Sequence[int], slots: OutputSlots | None = None) -> None:
-        self.limits, self.ranks, self.slots = limits, ranks, slots
+    def __init__(self, limits: Limits, ranks: Sequence[int], slots: OutputSlots | None = None, begins: int = 0) -> None:
+        self.limits, self.ranks, self.slots, self.begins = limits, ranks, slots, begins
+        self.before: ProductState | None = None
+        self.after = ""
         self.lookahead = Lookahead(limits.lookahead)
         self.tasks: dict[Key, PlannedTask] = {}  # product tasks that the scheduler knows
         self.done: set[Key] = set()
@@ -121,6 +132,12 @@ class ProductState:
         """Rank of the cluster for a rank of the plan. A plan may be for more workers than there are."""
         shared = None if task is None else self.shared.get(task)
         return self.ranks[planned % len(self.ranks)] if shared is None else shared
+
+    def open(self) -> list[HeldStep]:
+        """Open the steps that need not wait any longer."""
+        if self.before is not None and self.before.lookahead.first == math.inf:
+            self.before = None
+        return self.lookahead.open(math.inf if self.before is None else self.before.lookahead.first)
 
     @property
     def parallel(self) -> int:

@@ -35,6 +35,7 @@ class Products:
         self.held_loads = HeldLoads(self.products)
         self.replicas = Replicas()
         self.runs: WeakValueDictionary[str, OutputSlots] = WeakValueDictionary()
+        self.latest: WeakValueDictionary[str, ProductState] = WeakValueDictionary()  # by run: the last wave that came
         self.opening: dict[str, None] = {}  # products that may open steps
         self.loaded: list[Key] = []  # blocks that have come into memory, and are to be copied
         self.orphans: dict[Key, int] = {}  # tasks held for a product that is gone, and that others may need now
@@ -256,7 +257,7 @@ class Products:
         for name in opening:
             if (product := self.products.get(name)) is None:
                 continue
-            for held in product.lookahead.open():
+            for held in product.open():
                 self.held_loads.opened(held.loads)
                 self.replicas.want(held.replicas)
                 blocks.update((block, None) for block, _ in held.replicas)
@@ -272,7 +273,13 @@ class Products:
         slots = None
         if limits.output_slots is not None:
             slots = self.runs.setdefault(where.run, OutputSlots(limits.output_slots))
-        product = self.products[where.product] = ProductState(limits, ranks, slots)
+        product = self.products[where.product] = ProductState(limits, ranks, slots, where.order)
+        latest = self.latest.get(where.run)
+        # A wave waits only for waves that came before it. A block that is computed again waits for none.
+        if latest is None or where.order > latest.begins:
+            self.latest[where.run] = product
+            if latest is not None:
+                product.before, latest.after = latest, where.product
         return product
 
     def _known(self, key: Key, where: Placement) -> tuple[ProductState, PlannedTask] | None:
@@ -290,7 +297,7 @@ class Products:
     def _close(self, product: ProductState, task: PlannedTask) -> None:
         """Open another step of the product if this task was the last one of its step."""
         if product.lookahead.finish(task.where.order, task.key):
-            self.opening[task.where.product] = None
+            self.opening |= dict.fromkeys((task.where.product, product.after))
 
 
 def _priority(task: PlannedTask) -> tuple[object, ...]:

@@ -11,7 +11,6 @@ from distributed import Client, Scheduler
 
 import distmm
 from distmm import job
-from distmm.job import writer
 from distmm.job.computation import Computation
 from distmm.job.judge import Judge
 from distmm.job.spec import Spec
@@ -55,4 +54,3 @@ def test_a_scheduler_and_a_client_keep_nothing_of_a_job_that_has_ended(client: C
         job.multiply(tmp_path / "A.npy", tmp_path / "A.npy", tmp_path / f"C{run}.npy", client=client, transb=True)
         kept.append((client.run_on_scheduler(topics), set(client._event_handlers)))
     assert kept[0] == kept[1]
-    assert not writer._notes[client]

@@ -44,31 +44,20 @@ def tasks(wave: str, count: int = 4) -> list[Any]:
     return [Task((wave, i)) for i in range(count)]
 
 
-def test_a_wave_follows_once_the_last_one_is_made_and_those_before_it_are_written() -> None:
+def test_a_wave_follows_once_few_tasks_of_the_last_one_remain_and_those_before_it_have_ended() -> None:
     unused: Any = None
     waves = Waves(unused, lambda future: None)
     assert waves.may_send()
-    first = tasks("first")
-    for wave, futures in (("first", first), ("second", tasks("second"))):
+    first, second = tasks("first"), tasks("second")
+    for futures in (first, second):
         waves.send(futures, 1)
-        for i in (0, 0, 1):  # the first one twice: its worker was lost
-            waves.note_made((wave, i))
-        assert not waves.may_send()
-        waves.note_made((wave, 2))  # one is to come
-        assert waves.may_send() == (wave == "first")
-    for task in first:
-        task.end()
-    while len(waves.sent) > 1:
-        waves._take_next()
-    assert waves.may_send()
-
-
-def test_a_block_that_is_made_before_its_future_is_known_counts() -> None:
-    unused: Any = None
-    waves = Waves(unused, lambda future: None)
-    for i in range(3):
-        waves.note_made(("quick", i))
-    waves.send(tasks("quick"), 1)
+        for task in futures[:3]:
+            assert not waves.may_send()
+            task.end()
+            waves._take_next()
+        assert waves.may_send() == (futures is first)  # one is to come
+    first[3].end()
+    waves._take_next()
     assert waves.may_send()
 
 

@@ -149,3 +149,31 @@ def test_a_worker_that_joins_takes_a_share_of_the_chains_from_their_next_held_st
     assert len(late) == 2
     assert wanted == {block for task in tasks if task.where.step and task.where.j in late for block in task.operands}
     assert not products.replicas.uses
+
+
+def wave(name: str, number: int) -> list[PlannedTask]:
+    """A wave of a run: a product of its own, with the orders after those of the waves before it."""
+
+    def placed(task: PlannedTask) -> PlannedTask:
+        where = replace(task.where, order=number * DEPTH + task.where.order, run="run")
+        return task._replace(where=where)
+
+    return [placed(task) for task in chain(name, Grid(1, 1))]
+
+
+def test_a_wave_opens_its_first_steps_in_the_last_steps_of_the_wave_before_it() -> None:
+    products = machine(1)
+    first, second, again = wave("first", 0), wave("second", 1), wave("again", 0)
+    for tasks in (first, second):
+        name = tasks[0].where.product
+        products.arrived(tasks, (), operands(tasks, name), (), {name: Limits(lookahead=2)})
+    started = [{key for key, _ in decide(products).start}]
+    # A block of the first wave that is computed again waits for no wave, and no wave waits for it.
+    products.arrived(again, (), operands(again, "again"), (), {"again": Limits(lookahead=2)})
+    started.append({key for key, _ in decide(products).start})
+    for task in first:
+        products.finished(task.key, task.where)
+        started.append({key for key, _ in decide(products).start})
+    expected = [first[:2], again[:2], first[2:], second[:1], second[1:2]]
+    assert [{key for key in found if len(key) == 4} for found in started] == [{t.key for t in one} for one in expected]
+    assert all(set(one.operands) <= found for one, found in zip(second[:2], started[3:], strict=True))
