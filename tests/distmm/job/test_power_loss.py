@@ -14,13 +14,13 @@ from distributed import Client, LocalCluster
 
 from distmm import job
 from distmm.errors import InputError
-from distmm.job import wave_graph
+from distmm.job import planning
 from distmm.storage import open_matrix, output
 from tests.distmm.job.powerless import Disk
 from tests.distmm.storage.samples import save_matrix
 
 # C is two blocks.
-PLAN = "g1x1x1 b6x8x5 p1 w1 l1"
+BLOCKS, PLAN = (6, 8, 5), "g1x1x1 b6x8x5 p1 w1 l1"
 A = np.arange(48.0).reshape(6, 8)
 B = np.arange(80.0).reshape(8, 10) % 7 - 3
 BEFORE = np.arange(60.0).reshape(6, 10)
@@ -72,7 +72,7 @@ def test_after_a_loss_of_power_c_is_right_once_it_is_there(
     if before:
         save_matrix(path, BEFORE, (4, 4))
     if shared:
-        monkeypatch.setattr(wave_graph, "TASKS", 1)  # one task writes both blocks
+        monkeypatch.setattr(planning, "BLOCKS", 1)  # blocks are joined: one task writes several chunks
     if not atomic:
         monkeypatch.setattr(output, "exchange", lambda one, other: False)
     expected = A @ B + (BEFORE if "beta" in options else 0)
@@ -87,7 +87,7 @@ def test_after_a_loss_of_power_c_is_right_once_it_is_there(
         return bool((open_matrix(path)[...] == BEFORE).all())
 
     with disk.noted():
-        multiply(plan=PLAN)
+        multiply(**({"blocks": BLOCKS} if shared else {"plan": PLAN}))
     assert len(disk.states) > 20
     for name, state in disk.states:
         disk.become(state)
