@@ -33,8 +33,6 @@ def kernels(
     distmm bench kernels --part race
     ```
     """
-    import numpy as np
-
     from distmm.cli import session
     from distmm.errors import InputError
     from distmm_kernels import bench as experiment
@@ -54,7 +52,7 @@ def kernels(
             # types that only tensor cores multiply have a race, and no ladder
             types = [text for text in dtype or () if part == "ladder" or text not in ("bfloat16", "float16", "int8")]
             if types or not dtype:
-                chosen: dict[str, Any] = {"dtypes": [np.dtype(text) for text in types]} if types else {}
+                chosen: dict[str, Any] = {"dtypes": [options.element(text) for text in types]} if types else {}
                 found["ladder"] = experiment.run(options.sizes(size), repeat=repeat, seed=seed, device=here, **chosen)
                 console.print(found["ladder"].table())
         if part != "ladder" and here.kind == "cuda":

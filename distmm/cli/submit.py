@@ -119,7 +119,11 @@ def _follow(name: str, *start_timeout: str) -> int:
     """Follow a job by Slurm's number, or by its namespace and name on Kubernetes."""
     from distmm.submit import kubernetes, slurm
 
-    return slurm.follow(name, _say) if name.isdigit() else kubernetes.follow(name, _say, *start_timeout)
+    if name.isdigit():
+        slurm.check_program()
+        return slurm.follow(name, _say)
+    kubernetes.check_program()
+    return kubernetes.follow(name, _say, *start_timeout)
 
 
 def _followed(

@@ -24,6 +24,12 @@ POLL_SECONDS = 3.0
 Say = Callable[[str], None]
 
 
+def check_program() -> None:
+    """Raise `InputError` on a machine without kubectl."""
+    if shutil.which("kubectl") is None:
+        raise InputError("there is no kubectl here: install it, or apply the manifests of --dry-run elsewhere")
+
+
 def submit(job: Job) -> None:
     """Apply a job's manifests to the cluster for which ``kubectl`` is configured.
 
@@ -37,8 +43,7 @@ def submit(job: Job) -> None:
         Without kubectl, without the Dask operator or the right to create its resources, and if the cluster refuses a
         manifest.
     """
-    if shutil.which("kubectl") is None:
-        raise InputError("there is no kubectl here: install it, or apply the manifests of --dry-run elsewhere")
+    check_program()
     policy, daskjob = manifests.job(job)
     certificates = _certificates(job)
     _remove_ended(job)

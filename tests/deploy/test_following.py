@@ -32,6 +32,7 @@ def controller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program.parent.mkdir()
     program.write_text(SCONTROL.format(folder=tmp_path))
     program.chmod(0o755)
+    (program.parent / "sbatch").symlink_to(program)  # a machine with Slurm has it
     monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(slurm, "POLL_SECONDS", 0.01)
     (tmp_path / "distmm-7.log").write_text("Plan\nDone\n")

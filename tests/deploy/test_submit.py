@@ -70,6 +70,7 @@ def test_a_missing_program_is_named_with_what_to_do(
     job_file: Path, monkeypatch: pytest.MonkeyPatch, cluster: str, program: str
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    done = CliRunner().invoke(app, ["submit", str(job_file), "--cluster", cluster])
-    assert done.exit_code == 2
-    assert f"there is no {program} here" in done.output
+    for words in ([str(job_file), "--cluster", cluster], ["--follow", "77" if cluster == "slurm" else "team/product"]):
+        done = CliRunner().invoke(app, ["submit", *words])
+        assert done.exit_code == 2
+        assert f"there is no {program} here" in done.output

@@ -74,6 +74,11 @@ def test_info_says_where_rates_come_from(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert "not measured yet" not in told()
 
 
+def test_bench_names_types_that_there_are() -> None:
+    result = run("bench", "kernels", "--dtype", "words", "--device", "cpu")
+    assert (result.exit_code, "'words' is not a type: use float32" in " ".join(result.output.split())) == (2, True)
+
+
 def test_bench_prints_a_table_that_is_never_cut_and_writes_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
