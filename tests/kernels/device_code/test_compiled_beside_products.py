@@ -15,9 +15,11 @@ KERNELS = [
     ("copies.prepass", "split_rows", (FP16_PAIR, True, 8)),
     ("copies.prepass", "split_rows", (FP16_PAIR, False, 1)),
     ("copies.prepass", "split_rows", (TF32_PAIR, True, 8)),
+    ("thin_products", "times_vectors", ("float32",)),
     ("copies.prepass", "find_maxima", (True,)),
     ("copies.prepass", "split_columns", (FP16_PAIR, True)),
     ("copies.prepass", "split_columns", (FP16_PAIR, False)),
+    ("thin_products", "times_vectors", ("float64",)),
     ("residues", "sum_squares", (True,)),
     ("residues", "sum_squares", (False,)),
     ("residues", "find_factors", ()),
@@ -46,7 +48,7 @@ KERNELS = [
     *(("largest", "of_rows", ("float32", weighing, r, 8, 32, 4)) for weighing in ("", "times") for r in (1, 4)),
     *(("largest", "of_rows", (dtype, "", 4, 4, 32, 4)) for dtype in ("float64", "int64")),
     *(("above", "above", (dtype, picks, 8, 32, 4)) for dtype in ("float32", "int64") for picks in (False, True)),
-    *(("thin_products", "times_vectors", (dtype,)) for dtype in ("bfloat16", "float16", "float32", "float64")),
+    *(("thin_products", "times_vectors", (dtype,)) for dtype in ("bfloat16", "float16")),
     *(("largest", "of_columns", (dtype, "times", 4, 4, 32, 16)) for dtype in ("float32", "float64")),
 ]
 
