@@ -48,7 +48,7 @@ KERNELS = [
     *(("largest", "of_rows", ("float32", weighing, r, 8, 32, 4)) for weighing in ("", "times") for r in (1, 4)),
     *(("largest", "of_rows", (dtype, "", 4, 4, 32, 4)) for dtype in ("float64", "int64")),
     *(("above", "above", (dtype, picks, 8, 32, 4)) for dtype in ("float32", "int64") for picks in (False, True)),
-    *(("thin_products", "times_vectors", (dtype,)) for dtype in ("bfloat16", "float16")),
+    *(("thin_products", "times_vectors", (dtype,)) for dtype in ("bfloat16", "float16", "float32", "float64")),
     *(("largest", "of_columns", (dtype, "times", 4, 4, 32, 16)) for dtype in ("float32", "float64")),
 ]
 
