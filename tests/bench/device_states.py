@@ -55,7 +55,7 @@ def cluster() -> Iterator[Client]:
         pytest.MonkeyPatch.context() as patch,
         clusters.local(device="cpu", workers=2, memory_limit="2GiB", dashboard=None, quiet=True) as client,
     ):
-        for name in ("timeline", "lines", "bars"):
+        for name in ("timeline", "lines"):
             patch.setattr(f"distmm.telemetry.charts.{name}", lambda *_: "<svg/>")
         yield client
 
