@@ -64,8 +64,9 @@ _turns = Turns()
 def working(work: Work) -> Iterator[Any]:
     """Run the CuPy calls and kernels of the ``with`` block on the stream for this work, and wait for their end.
 
-    The work starts after all work that is on the default stream now. Blocks that other libraries made there may not be
-    complete when their task returns, and a non-blocking stream does not wait for them by itself.
+    The work starts after all work that is now on the default stream and on the thread's current stream. Blocks that
+    other libraries made there, or an enclosing ``with`` block, may not be complete, and a non-blocking stream does not
+    wait for them by itself.
 
     Yields
     ------
@@ -75,9 +76,11 @@ def working(work: Work) -> Iterator[Any]:
 
     stream = _stream(work, cupy.cuda.runtime.getDevice())
     done = cupy.cuda.Event(block=True, disable_timing=True)  # block: waiting threads use no core
+    before = cupy.cuda.Stream.null, cupy.cuda.get_current_stream()
     with _turns.turn(), stream:
-        done.record(cupy.cuda.Stream.null)
-        stream.wait_event(done)
+        for earlier in before:
+            done.record(earlier)
+            stream.wait_event(done)
         try:
             yield stream
         finally:  # also after an error: memory that is then freed must not be in use

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import time
 import types
@@ -213,6 +214,55 @@ def test_work_follows_what_was_put_on_the_default_stream() -> None:
     with gpu.working("product"):
         y = x.max()
     assert float(y) == 20
+
+
+@pytest.mark.gpu
+def test_work_follows_that_of_an_enclosing_block_on_another_stream() -> None:
+    import cupy
+
+    x = cupy.zeros((8192, 8192), "f4")
+    with gpu.working("product"):
+        for _ in range(20):
+            x += 1
+        with gpu.working("download"):
+            y = x.max()
+    assert float(y) == 20
+
+
+def test_work_waits_for_the_default_stream_and_for_that_of_the_enclosing_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Stream:
+        def __init__(self) -> None:
+            self.awaited: list[Stream] = []
+
+        def __enter__(self) -> None:
+            current.append(self)
+
+        def __exit__(self, *error: object) -> None:
+            current.pop()
+
+        def wait_event(self, event: Event) -> None:
+            self.awaited.append(event.of)
+
+    class Event:
+        of: Stream
+
+        def __init__(self, **how: bool) -> None:
+            """Take the options of CuPy's event."""
+
+        def record(self, stream: Stream) -> None:
+            self.of = stream
+
+        def synchronize(self) -> None:
+            """Do nothing: no work takes time."""
+
+    Stream.null = Stream()  # type: ignore[attr-defined]
+    current, streams = [Stream.null], {"product": Stream(), "download": Stream()}  # type: ignore[attr-defined]
+    runtime = types.SimpleNamespace(getDevice=lambda: 0)
+    cuda = types.SimpleNamespace(Stream=Stream, Event=Event, runtime=runtime, get_current_stream=lambda: current[-1])
+    monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(cuda=cuda))
+    monkeypatch.setattr(gpu, "_stream", lambda work, device: streams[work])
+    with gpu.working("product") as outer, gpu.working("download") as inner:
+        assert {id(each) for each in inner.awaited} == {id(current[0]), id(outer)}
 
 
 @pytest.mark.gpu
