@@ -46,6 +46,7 @@ def submit(job: Job) -> None:
     check_program()
     policy, daskjob = manifests.job(job)
     certificates = _certificates(job)
+    _refuse_missing(job)
     _remove_ended(job)
     where = job.kubernetes.namespace
     _kubectl(where, "apply", "-f", "-", text=manifests.dump([policy, daskjob]))
@@ -87,6 +88,24 @@ def _certificates(job: Job) -> tls.Certificates | None:
                 ) from error
         tls.check(certificates)
     return certificates
+
+
+def _refuse_missing(job: Job) -> None:
+    """Refuse a claim or a Secret that does not exist. Without the right to read them, this is not checked."""
+    options = job.kubernetes
+    for key, kind, name in (("claim", "persistentvolumeclaim", options.claim), ("secret", "secret", options.secret)):
+        if not name:
+            continue
+        try:
+            _get(options.namespace, kind, name)
+        except InputError as error:
+            if "(NotFound)" in str(error):
+                raise InputError(
+                    f"kubernetes.{key} = {name!r}: namespace {options.namespace} has no such {kind}; create it first, "
+                    f"or give another"
+                ) from error
+            if "(Forbidden)" not in str(error):
+                raise
 
 
 def _remove_ended(job: Job) -> None:

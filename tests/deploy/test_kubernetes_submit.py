@@ -28,6 +28,8 @@ silent = folder / "silent"
 if silent.exists() and (left := int(silent.read_text())):
     silent.write_text(str(left - 1))
     sys.exit("Unable to connect to the server: dial tcp: connection refused")
+if (folder / "missing").exists() and words[:3] == ["get", *(folder / "missing").read_text().split()]:
+    sys.exit(f'Error from server (NotFound): {{words[1]}}s "{{words[2]}}" not found')
 if words[0] in ("apply", "create"):
     with (folder / ("applied" if words[0] == "apply" else "created")).open("a") as file:
         file.write(sys.stdin.read() + "---\\n")
@@ -85,6 +87,17 @@ def test_a_submitted_job_takes_its_policy_and_certificates_along_and_removes_the
     certificates = manifests.certificates(job)
     assert certificates is not None
     assert stat.S_IMODE(os.stat(os.path.dirname(certificates["key"])).st_mode) == 0o700
+
+
+@pytest.mark.parametrize(("key", "kind"), [("claim", "persistentvolumeclaim"), ("secret", "secret")])
+def test_what_pods_would_wait_for_in_vain_is_refused_before_they_are_made(
+    job: jobfile.Job, answers: Path, key: str, kind: str
+) -> None:
+    asked = job.model_copy(update={"kubernetes": job.kubernetes.model_copy(update={key: "keys"})})
+    (answers / "missing").write_text(f"{kind} keys")
+    with pytest.raises(InputError, match=rf"kubernetes.{key} = 'keys': namespace default has no such {kind}"):
+        kubernetes.submit(asked)
+    assert not (answers / "applied").exists()
 
 
 @pytest.mark.parametrize(
