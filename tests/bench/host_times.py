@@ -16,7 +16,7 @@ import numpy as np
 
 import distmm_kernels
 from distmm_kernels import device as devices
-from distmm_kernels.config import NARROW, SUPPORTED, Problem
+from distmm_kernels.config import FLOAT8, NARROW, SUPPORTED, Problem
 from distmm_kernels.device import Device
 from distmm_kernels.select import CANDIDATES, select, why_not
 
@@ -75,9 +75,11 @@ def first_milliseconds(name: str, dtype: np.dtype[Any], device: Device) -> float
 
 
 if __name__ == "__main__":
-    here, types = devices.current(), {dtype.name: dtype for dtype in SUPPORTED + NARROW}
+    here, types = devices.current(), {dtype.name: dtype for dtype in SUPPORTED + NARROW if dtype not in FLOAT8}
     for each in CANDIDATES:
-        kind = types[min(each.dtypes)]
+        kind = types.get(min(each.dtypes))  # CuPy has no 8-bit floats
+        if kind is None:
+            continue
         if why_not(each, Problem(EDGE, EDGE, EDGE, kind), here) is None and each.device_kind == "cuda":
             call, first = call_microseconds(each.name, kind, here), first_milliseconds(each.name, kind, here)
             print(f"{each.name} {kind}: {call:.1f} us a call, first product {first:.0f} ms")  # noqa: T201

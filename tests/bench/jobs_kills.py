@@ -130,6 +130,8 @@ class Site:
 
     def _launch(self, name: str, target: Any, *arguments: str) -> None:
         file = str(self.folder / f"scheduler-{self.files}.json")
+        if name == "scheduler":  # the file of a round before has an address where nobody listens
+            Path(file).unlink(missing_ok=True)
         process = SPAWN.Process(target=target, args=(file, *arguments), name=name)
         process.start()
         self.running[name] = process

@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> None:
         default=120.0,
         help="seconds until a situation is ended, with the start of its cluster",
     )
-    parser.add_argument("--json", type=Path, help="write the table here, too")
+    parser.add_argument("--json", type=Path, help="write the table here, too, after each row")
     asked = parser.parse_args(arguments)
     unknown = set(asked.names) - set(SITUATIONS)
     if unknown:
@@ -51,9 +51,9 @@ def main(arguments: list[str] | None = None) -> None:
         for row in in_a_process(name, setting, asked.patience):
             print(text_of(row), flush=True)  # noqa: T201
             found.append(row)
+            if asked.json:
+                asked.json.write_text(json.dumps(found, indent=1))
         print(f"{name}: ended after {time.monotonic() - begun:.0f} s", flush=True)  # noqa: T201
-    if asked.json:
-        asked.json.write_text(json.dumps(found, indent=1))
 
 
 def text_of(row: dict[str, Any]) -> str:
