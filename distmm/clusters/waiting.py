@@ -3,8 +3,7 @@
 A process may be stopped, or its host may hang. TCP detects a network that is cut off: Dask sets its timeouts
 (``distributed.comm.timeouts.tcp``, 30 s). But an operating system still acknowledges data for a stopped process, so a
 client would wait for its answer without end. So a thread sends requests to the scheduler, and closes the client after
-no answer for `REQUESTS` times `ANSWER_SECONDS`. Calls that wait for the scheduler then raise an error. The thread
-starts when a call has waited for `ANSWER_SECONDS`: its start takes 0.1 ms, and short calls need none.
+no answer for `REQUESTS` times `ANSWER_SECONDS`. Calls that wait for the scheduler then raise an error.
 """
 
 from __future__ import annotations
@@ -30,12 +29,7 @@ def unless_silent(client: Client) -> Iterator[None]:
     """Close a client if its scheduler stops answering during the ``with`` block."""
     ended = threading.Event()
     watch = threading.Thread(target=_watch, args=(client, ended), name="distmm-silence", daemon=True)
-
-    def begin() -> None:
-        if not ended.is_set():
-            watch.start()
-
-    client.loop.add_callback(client.loop.call_later, ANSWER_SECONDS, begin)
+    watch.start()
     try:
         yield
     finally:
@@ -44,7 +38,7 @@ def unless_silent(client: Client) -> Iterator[None]:
 
 def _watch(client: Client, ended: threading.Event) -> None:
     scheduler, unanswered = client.scheduler, 0
-    while not ended.is_set() and client.status == "running":
+    while not ended.wait(0 if unanswered else ANSWER_SECONDS) and client.status == "running":
         try:
             client.sync(scheduler.echo, data=0, callback_timeout=ANSWER_SECONDS)
         except TimeoutError:
@@ -53,7 +47,6 @@ def _watch(client: Client, ended: threading.Event) -> None:
             return
         else:
             unanswered = 0
-            ended.wait(ANSWER_SECONDS)
         if unanswered == REQUESTS and not ended.is_set():
             seconds = REQUESTS * ANSWER_SECONDS
             logger.error("the scheduler at %s has not answered for %.0f s: it is lost", scheduler.address, seconds)
