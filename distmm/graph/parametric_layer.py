@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from dask.base import clone_key
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
-from distmm.graph.dask_tasks import Task, TaskRef, copied, renamed
+from distmm.graph.dask_tasks import Task, copied, renamed
 from distmm.graph.placement import Key
 
 if TYPE_CHECKING:
@@ -97,16 +97,6 @@ class _Copy(ParametricLayer):
 
 
 class _CopyableTasks(MaterializedLayer):  # type: ignore[misc]
-    def cull(self, keys: set[Key], all_hlg_keys: Collection[Key]) -> tuple[Layer, Mapping[Key, set[Key]]]:
-        """Leave out chunks in memory on the scheduler, where no client holds the futures: it knows them by their keys.
-
-        Dask drops them, too, but goes through all of them six times first.
-        """
-        if all(isinstance(task, TaskRef) and getattr(task, "client", task) is None for task in self.mapping.values()):
-            return self, {}
-        culled: tuple[Layer, Mapping[Key, set[Key]]] = super().cull(keys, all_hlg_keys)
-        return culled
-
     def clone(self, keys: Collection[Key], seed: Hashable, bind_to: Key | None = None) -> tuple[Layer, bool]:
         if self.has_legacy_tasks:  # Dask copies these as it should
             return super().clone(keys, seed, bind_to)  # type: ignore[no-any-return]

@@ -49,12 +49,6 @@ def test_clone_and_bind_compute_what_the_product_is(client: Client, made: str) -
         np.testing.assert_array_equal(result, expected)
 
 
-def test_an_optimised_product_of_persisted_chunks_is_right(client: Client) -> None:
-    A = client.persist(blocks(X))  # Dask's `optimize` keeps no futures: without A its chunks would be forgotten
-    (C,) = dask.optimize(distmm.matmul(A, blocks(Y), client=client))
-    np.testing.assert_array_equal(client.gather(client.compute(C)), X @ Y)
-
-
 def test_a_copied_product_shares_only_what_is_omitted() -> None:
     A = blocks(X)
     C = distmm.matmul(A, A.T, blocks=(20, 20, 20))

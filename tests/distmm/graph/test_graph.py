@@ -9,9 +9,6 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from dask.core import flatten
-from dask.highlevelgraph import HighLevelGraph
-from distributed import Future
 
 from distmm import gemm, matmul, plan
 from distmm.graph.dask_tasks import ProductTask
@@ -33,17 +30,6 @@ def products(collection: da.Array) -> list[ProductTask]:
 def c() -> da.Array:
     a = da.ones((64, 96), chunks=16)
     return matmul(a, da.ones((96, 48), chunks=16), blocks=(16, 16, 16))
-
-
-def test_the_scheduler_leaves_out_chunks_that_it_knows() -> None:
-    name, chunks = "known-chunks", ((16,) * 3,) * 2
-    futures = {(name, *index): Future((name, *index)) for index in np.ndindex(3, 3)}
-    a = da.Array(HighLevelGraph.from_collections(name, futures), name, chunks, dtype="f4")
-    c = matmul(a, a, blocks=(16, 16, 16))
-    received = pickle.loads(cloudpickle.dumps(c.dask))  # as Dask's scheduler receives it
-    kept = received.cull(set(flatten(c.__dask_keys__()))).to_dict()
-    assert kept.keys() == {task.key for task in products(c)}
-    assert set().union(*(task.dependencies for task in kept.values())) >= futures.keys()
 
 
 def test_one_chain_a_block_of_c_one_task_a_step(c: da.Array) -> None:
