@@ -17,6 +17,7 @@ from distmm.product.context import tasks_run_here
 from distmm.product.operand import Operand
 from distmm.transfer.gpu_allocations import is_on_gpu
 from distmm.worker import gpu
+from distmm.worker.prepared_operands import alias
 from distmm.worker.tasks import products
 from distmm.worker.tasks.arrivals import arrived
 from distmm.worker.tasks.kernel_choice import KernelChoice
@@ -62,8 +63,13 @@ def on_one_gpu(product: Gemm) -> bool:
 
 
 def _elements(operand: Operand) -> Any:
+    """Return the elements of an array of this process, as they are now.
+
+    On a GPU this is another array with the same memory. What a kernel prepares is kept as long as its array exists, and
+    the caller may write to his own one before the next product.
+    """
     source = operand.source.swapaxes(-1, -2) if operand.transposed else operand.source
-    return arrived(source, operand.name)
+    return arrived(alias(source) if is_on_gpu(source) else source, operand.name)
 
 
 def writes_itself(product: Gemm, plan: Plan) -> bool:

@@ -9,6 +9,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from distmm.worker.dask_internals import in_task
+
 # Seconds without a product after which prepared operands are freed. They are as large as the operands (17 GB a GPU at
 # n = 65536 on two), and making them again takes milliseconds.
 IDLE_SECONDS = 2.0
@@ -19,7 +21,7 @@ class Prepared:
 
     A block of A takes part in every product of its row. Splitting it into float16 halves, for example, takes a few per
     cent of one product. Blocks are compared by identity: Dask keeps one object for each block on a worker. Views that
-    tasks make of a whole block, such as its transpose, are compared by their memory and layout.
+    a worker's tasks make of a whole block, such as its transpose, are compared by their memory and layout.
     """
 
     def __init__(self) -> None:
@@ -47,7 +49,7 @@ class Prepared:
             known, operand = self._kept.pop(key, (None, None))
             if known is None or known() is not owner:
                 self._make_room(most - block.size)
-                operand = prepare(_alias(block))
+                operand = prepare(alias(block))
                 known = weakref.ref(owner, lambda gone: self._drop(key, gone))
             self._kept[key] = known, operand
         return operand
@@ -82,15 +84,18 @@ class Prepared:
 
 
 def _owner(block: Any) -> Any:
-    """Return the array that exists as long as a block. A task that transposes a block makes a new view of it."""
-    base = getattr(block, "base", None)
+    """Return the array that exists as long as a block. A task that transposes a block makes a new view of it.
+
+    Blocks of a worker do not change. Elsewhere the base is an array of the caller, who may write to it.
+    """
+    base = getattr(block, "base", None) if in_task() else None
     if base is None or not hasattr(block.data, "ptr"):  # a block in host memory
         return block
     return base if (base.size, base.dtype) == (block.size, block.dtype) else block
 
 
-def _alias(block: Any) -> Any:
-    """Return another array with the same memory: an operand that refers to it does not keep the block itself alive."""
+def alias(block: Any) -> Any:
+    """Return another array with the same memory: what is made of it does not keep the block itself alive."""
     import cupy
 
     if not isinstance(block, cupy.ndarray):

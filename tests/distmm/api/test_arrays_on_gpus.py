@@ -253,6 +253,21 @@ def test_tensors_without_a_cluster_give_tensors() -> None:
     assert torch.equal(value.cpu(), torch.from_numpy(whole(300, 300) @ whole(300, 300)))
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("dtype", ["f4", "f8", "c8"])
+def test_a_product_without_a_cluster_reads_its_operands_as_they_are_now(dtype: str, transposed: bool) -> None:
+    import cupy
+
+    a, out = cupy.asarray(whole(1200, 1200).astype(dtype)), cupy.empty((1200, 1200), dtype)
+    for _ in range(3):
+        distmm.matmul(a.T if transposed else a, a, out=out)
+        lazy = distmm.gemm(1, a, a, transa=transposed).compute(scheduler="threads")
+        expected = (a.T if transposed else a) @ a
+        cupy.testing.assert_allclose(out, expected, rtol=1e-3, atol=1e-3)
+        cupy.testing.assert_allclose(lazy, expected, rtol=1e-3, atol=1e-3)
+        a *= 2
+
+
 def test_arrays_of_jax_give_arrays_of_jax(gpus: Client) -> None:
     jax = pytest.importorskip("jax")
     for dtype in ("float32", "bfloat16"):

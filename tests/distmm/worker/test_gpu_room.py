@@ -204,7 +204,7 @@ def test_a_product_is_made_again_from_the_same_sum(cupy: list[str], monkeypatch:
     monkeypatch.setattr(products, "kernel_for", lambda *_: kernel)
     monkeypatch.setattr(gpu, "working", lambda work: nullcontext())
     monkeypatch.setattr(prepared_operands, "prepared", prepared_operands.Prepared())
-    monkeypatch.setattr(prepared_operands, "_alias", lambda block: block)
+    monkeypatch.setattr(prepared_operands, "alias", lambda block: block)
     rng = np.random.default_rng(0)
     a, b, c = (rng.standard_normal((8, 8), dtype="f4") for _ in range(3))
     before = c.copy()

@@ -22,7 +22,7 @@ from distmm.worker.prepared_operands import Prepared
 
 @pytest.fixture
 def prepared(monkeypatch: pytest.MonkeyPatch) -> Prepared:
-    monkeypatch.setattr(prepared_operands, "_alias", np.array)
+    monkeypatch.setattr(prepared_operands, "alias", np.array)
     return Prepared()
 
 
@@ -112,7 +112,8 @@ class OnGpu:
 def test_views_that_tasks_make_of_a_block_share_what_is_prepared(
     prepared: Prepared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prepared_operands, "_alias", lambda block: (block.shape, block.strides))
+    monkeypatch.setattr(prepared_operands, "alias", lambda block: (block.shape, block.strides))
+    monkeypatch.setattr(prepared_operands, "in_task", lambda: True)
     block, other = (OnGpu(None, (3, 4), (16, 4)) for _ in range(2))
     made: list[Any] = []
 
@@ -138,6 +139,14 @@ def test_views_that_tasks_make_of_a_block_share_what_is_prepared(
     assert len(prepared) == 1
 
 
+def test_views_of_the_callers_array_share_nothing(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside of a worker's tasks: the caller may have written to his array since the last product."""
+    monkeypatch.setattr(prepared_operands, "alias", lambda block: block.shape)
+    array = OnGpu(None, (3, 4), (16, 4))
+    first = prepared.get(array.turned(), "A", lambda shape: [shape])
+    assert prepared.get(array.turned(), "A", lambda shape: [shape]) is not first
+
+
 def test_operands_are_dropped_when_products_have_stopped(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
     block = np.ones((4, 4))
     prepared.get(block, "A", np.array)
@@ -161,7 +170,7 @@ def test_a_full_gpu_is_tried_again_after_freeing(monkeypatch: pytest.MonkeyPatch
 
     block = np.ones(3)
     with monkeypatch.context() as patch:
-        patch.setattr(prepared_operands, "_alias", np.array)
+        patch.setattr(prepared_operands, "alias", np.array)
         prepared_operands.prepared.get(block, "A", lambda x: x + 1)
     assert gpu.retrying(full_at_first, "a block") == "done"
     assert attempts == [1, 0, 0]

@@ -213,7 +213,7 @@ def test_a_product_and_its_reduction_are_enqueued_while_no_other_product_is(monk
 
     monkeypatch.setattr(gpu, "working", lambda work: nullcontext())
     monkeypatch.setattr(gpu, "namespace", lambda block: object())
-    monkeypatch.setattr(prepared_operands, "_alias", lambda block: block)
+    monkeypatch.setattr(prepared_operands, "alias", lambda block: block)
     dtype = np.dtype("f8")
     monkeypatch.setattr(products, "kernel_for", lambda *_: Noting(Problem(m=2, k=3, n=2, dtype=dtype), device.cpu()))
     reduction = BlockReduction(Custom((sums, sum, lambda part: part), dtype), 0, 0)
