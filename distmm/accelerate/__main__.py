@@ -14,16 +14,19 @@ USAGE = "usage: python -m distmm.accelerate script.py [arguments of the script]"
 
 def main() -> None:
     """Run a script as ``python script.py`` does: the same arguments, and its folder first in the path."""
-    del sys.argv[0]
-    script = Path(*sys.argv[:1])
-    if not script.is_file():
+    script, *arguments = sys.argv[1:] or ["--help"]
+    if script in ("-h", "--help"):
+        print(USAGE)  # noqa: T201  what was asked for
+        return
+    if not Path(script).is_file():
         sys.exit(f"{script} is no file; {USAGE}")
     try:
         accelerate()
     except InputError as error:
         sys.exit(str(error))
-    sys.path[0] = str(script.resolve().parent)
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    sys.argv = [script, *arguments]
+    sys.path[0] = str(Path(script).resolve().parent)
+    runpy.run_path(script, run_name="__main__")
 
 
 if __name__ == "__main__":

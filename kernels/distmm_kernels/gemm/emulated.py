@@ -36,7 +36,7 @@ from distmm_kernels.tiles.hopper_tiles import COORDINATES, WIDEST_OF_TWO
 # U(0, 1)).
 SHORTEST = 256
 
-TF32_BYTES = 12  # of an element: two TF32 halves, and a copy if neither axis of the operand is contiguous
+TF32_BYTES = 12  # of an element: two TF32 halves, and a copy if k is not contiguous
 
 ADDENDS = None, "float32", "float16", "bfloat16"  # types of C0 that the kernel adds
 
