@@ -41,6 +41,8 @@ class Kernel(ABC):
         A chain of calls that cuts k at multiples of it gives the same bits as one call; None: no such guarantee.
     capturable
         Whether a CUDA graph can capture a product of operands that are prepared during the capture.
+    guarded
+        Whether it has the methods of `distmm_kernels.gemm.guarded.GuardedKernel` that leave products to the library.
     takes_narrow
         Whether operands keep a type narrower than the accumulator's; otherwise they are converted to it.
     takes_float8
@@ -55,6 +57,7 @@ class Kernel(ABC):
     device_kind: ClassVar[Literal["cpu", "cuda"]]
     granule: ClassVar[int | None] = 1
     capturable: ClassVar[bool] = True
+    guarded: ClassVar[bool] = False
     takes_narrow: ClassVar[bool] = False
     takes_float8: ClassVar[bool] = False
 

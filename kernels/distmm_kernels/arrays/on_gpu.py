@@ -12,7 +12,6 @@ import numpy as np
 from distmm_kernels.arrays.products import Options, by_columns, chosen, leaves_to_library, named, product, result_of
 from distmm_kernels.config import operand_dtype
 from distmm_kernels.device import Device, gpus, why_no_gpu
-from distmm_kernels.gemm.guarded import GuardedKernel
 from distmm_kernels.kernel import Array, Enqueue
 from distmm_kernels.launch.bounded import Bounded
 
@@ -114,8 +113,9 @@ def _learn(key: Any, a: Array, b: Array, out: Array, device: Device, options: Op
     sizes = a.shape[-2], a.shape[-1], b.shape[-1], out.shape[:-2], operand_dtype(a.dtype)
     symmetric = options.symmetry is not None
     how = options.precision, options.reproducible, False, symmetric, by_columns(b)
-    kernel, left = chosen(*sizes, device, *how), ALWAYS
-    if isinstance(kernel, GuardedKernel):
+    kernel: Any = chosen(*sizes, device, *how)
+    left = ALWAYS
+    if kernel.guarded:
         if not leaves_to_library(kernel, out.size * a.shape[-1], options) or kernel.patience == 0:
             return
         left = iter(range(kernel.patience - 1))

@@ -15,7 +15,6 @@ import numpy as np
 from distmm_kernels.candidate import Candidate
 from distmm_kernels.config import FLOAT8, PRECISIONS, Problem, operand_dtype, result_type
 from distmm_kernels.device import Device
-from distmm_kernels.gemm.guarded import GuardedKernel
 from distmm_kernels.kernel import Array, Kernel, product_shape
 from distmm_kernels.symmetric import Symmetry
 
@@ -95,10 +94,10 @@ def of_matrices(
     *batch, m, n = product_shape(a.shape, b.shape)
     in_graph = device.kind == "cuda" and captured()
     asked = device, options.precision, options.reproducible, in_graph, options.symmetry is not None, by_columns(b)
-    kernel = chosen(m, a.shape[-1], n, tuple(batch), working, *asked)
+    kernel: Any = chosen(m, a.shape[-1], n, tuple(batch), working, *asked)
     guarded = None
     steps = math.prod(batch) * m * a.shape[-1] * n
-    if isinstance(kernel, GuardedKernel) and leaves_to_library(kernel, steps, options):
+    if kernel.guarded and leaves_to_library(kernel, steps, options):
         guarded, kernel = kernel, named("cublas", working, device)
     if options.symmetry is None:
         left, right = kernel.prepare_a(a, wait=False), kernel.prepare_b(b, wait=False)
@@ -122,9 +121,9 @@ def of_matrices(
     return made
 
 
-def leaves_to_library(kernel: GuardedKernel, steps: int, options: Options) -> bool:
-    """Whether the library computes a product of so many multiply-adds, since guards were raised."""
-    return not options.reproducible and options.symmetry is None and kernel.declines(steps)
+def leaves_to_library(kernel: Any, steps: int, options: Options) -> bool:
+    """Whether the library computes a product of so many multiply-adds, since guards of this kernel were raised."""
+    return not options.reproducible and options.symmetry is None and bool(kernel.declines(steps))
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from distmm_kernels.candidate import AMPERE, FAST_TENSOR_CORES, HOPPER, Candidat
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import FP16_PAIR, GRANULE, TF32_PAIR, Format
-from distmm_kernels.emulation.launches import as_stack
+from distmm_kernels.emulation.launches import Found, as_stack
 from distmm_kernels.emulation.splits import Parts, Piece, splitter
 from distmm_kernels.gemm.guarded import WORKSPACE, GuardedKernel, GuardedOperand, Way, by_parts
 from distmm_kernels.kernel import Array, product_shape
@@ -74,13 +74,14 @@ class Fp16x3Kernel(GuardedKernel):
     finishes: ClassVar[bool] = True  # whether its launches multiply by alpha and add beta C0
     mirrors = True
     # TF32 halves of a larger product are faster than the library, their splits and guards included
-    library_below = 2**34
+    library_below: float = 2**34
 
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
         self.reads = (self.form.name,)
         self._split = splitter(self.form, device)
         self._gemms = HopperGemms(device)
+        self._unread: list[Found] = []  # guards of TF32 halves, to whose memory the device may still write
 
     def _way(self, a: GuardedOperand, b: GuardedOperand, index: int) -> Way:
         way = super()._way(a, b, index)
@@ -145,13 +146,16 @@ class Fp16x3Kernel(GuardedKernel):
 
     def _by_tf32_halves(self, index: int, a: GuardedOperand, b: GuardedOperand, c: Array | None, d: Array) -> None:
         """Add the product of one granule that float16 halves do not hold."""
+        unread: list[Found] = []
         for left, right, added, to in by_parts(a.granule(index), b.granule(index), c, d, TF32_BYTES):
-            self._tf32_product(left, right, added, to)  # frees its halves before the next ones are made
+            unread += self._tf32_product(left, right, added, to)  # frees its halves before the next ones are made
+        self._unread = unread  # nobody waits for these parts, but for those of the granule before
 
-    def _tf32_product(self, left: Array, right: Array, c: Array | None, d: Array) -> None:
-        halves = [splitter(TF32_PAIR, self.device)(as_stack(x))[0] for x in (left, right)]
-        a, b = (Side(y, y.piece(0), x.shape[:-2]) for x, y in zip((left, right), halves, strict=True))
+    def _tf32_product(self, left: Array, right: Array, c: Array | None, d: Array) -> list[Found]:
+        halves = [splitter(TF32_PAIR, self.device)(as_stack(x)) for x in (left, right)]
+        a, b = (Side(y, y.piece(0), x.shape[:-2]) for x, (y, _) in zip((left, right), halves, strict=True))
         self._tensor_cores(a, b, c, d)
+        return [found for _, found in halves]
 
     def _at_once(self, ways: tuple[Way, ...], k: int, d: Array, symmetric: int = 0) -> int:
         """Return how many granules to multiply at once: more than one if one leaves multiprocessors idle.

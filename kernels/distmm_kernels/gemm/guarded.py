@@ -93,11 +93,12 @@ class GuardedKernel(AlignedKernel):
 
     granule = GRANULE
     capturable = False  # the host reads guards
+    guarded = True
     shortest: ClassVar[int]
     first: ClassVar[Way]
     _split: Callable[[Array], tuple[Any, Found]]
     mirrors: ClassVar[bool] = False
-    library_below: ClassVar[float] = math.inf
+    library_below: float = math.inf
 
     def __init__(self, problem: Problem, device: Device) -> None:
         from distmm_kernels.select import select  # which imports all kernels
@@ -195,12 +196,16 @@ class GuardedKernel(AlignedKernel):
             self.patience = min(2 * self.patience + 1, MOST_LOOKED_AWAY) if self._unequal else 0
         return self._unequal and steps < self.library_below
 
-    def look(self, a: Array, b: Array) -> None:
-        """Look for the guards of a sample of rows and columns. Nobody waits for them."""
+    def look(self, a: Array, b: Array, prepare: Callable[[Array, str], GuardedOperand] | None = None) -> None:
+        """Look for the guards of a sample of rows and columns. Nobody waits for them.
+
+        ``prepare`` makes operands of this kernel from other matrices, which are its own by default.
+        """
         if self._sample is None:
+            prepare = prepare or self._format
             with self._on_device():
                 rows, columns = (max(1, size // SAMPLE) for size in (a.shape[-2], b.shape[-1]))
-                left, right = self._format(a[..., ::rows, :], "A"), self._format(b[..., ::columns], "B")
+                left, right = prepare(a[..., ::rows, :], "A"), prepare(b[..., ::columns], "B")
             self._sample = replace(left, matrices=None), replace(right, matrices=None)  # the blocks may be freed
 
     def _matrices(self, block: Array, operand: str) -> Array:
@@ -228,6 +233,8 @@ def by_parts(
 ) -> Iterator[tuple[Array, Array, Array | None, Array]]:
     """Cut a product into products for parts of D, if copies of both operands would take more than `WORKSPACE`.
 
+    The parts are of about the same size: a narrow one at the end would leave multiprocessors idle.
+
     Parameters
     ----------
     left, right
@@ -244,9 +251,14 @@ def by_parts(
     # NumPy's function calls CuPy's for CuPy arrays
     left, right = (np.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (left, right))
     for place in np.ndindex(batch):
-        for down, across in parts(m, n, min(m, edge), min(n, edge)):
+        for down, across in parts(m, n, _even(m, edge), _even(n, edge)):
             added = None if c is None else c[place][down, across]
             yield left[place][down], right[place][across], added, d[place][down, across]
+
+
+def _even(size: int, most: int) -> int:
+    """Return the size of equal parts, in whole tiles, of which there are as few as of parts of ``most``."""
+    return -(-size // (-(-size // most) * ROWS)) * ROWS
 
 
 def parts(m: int, n: int, rows: int, columns: int) -> Iterator[tuple[slice, slice]]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import GRANULE, Guard
-from distmm_kernels.gemm import emulated, guarded
+from distmm_kernels.gemm import emulated, guarded, real_view
 from distmm_kernels.gemm.emulated import TF32_BYTES, Fp16x3Kernel
 from distmm_kernels.gemm.guarded import WORKSPACE, GuardedOperand, Way, by_parts
 from distmm_kernels.gemm.hopper import HopperKernel
@@ -22,6 +22,8 @@ from distmm_kernels.gemm.hopper_rounded import HopperBf16Kernel, HopperTf32Kerne
 from distmm_kernels.gemm.residues import ResidueKernel
 from distmm_kernels.layout import vectors
 from distmm_kernels.layout.stack import distinct
+from distmm_kernels.tiles.hopper_tiles import ROWS
+from tests.kernels.reference.exact import doubled_twin
 
 NOWHERE = Device("cuda", "none", 0, 0, (9, 0), 132)
 SIZES = st.integers(1, 6)
@@ -50,6 +52,9 @@ def test_copies_of_parts_take_no_more_than_plans_count(m, n, k, each):
     assert sum(to.size for *_, to in parts) == m * n
     most = max(x.size + y.size for x, y, *_ in parts) * each
     assert most <= 1.02 * WORKSPACE, "rows of copies are completed to whole lines of the cache"
+    for axis in (0, 1):
+        edges = sorted({to.shape[axis] for *_, to in parts})
+        assert edges[-1] - edges[0] < ROWS * len(parts), "equal but for whole tiles"
 
 
 def drawn(shape):
@@ -148,10 +153,36 @@ def test_what_is_made_of_distinct_matrices_broadcasts_to_all_of_them(axes):
     np.testing.assert_array_equal(np.broadcast_to(kept, array.shape), array)
 
 
+def test_nobody_waits_for_the_guards_of_halves_that_a_guard_asks_for(monkeypatch):
+    events = []
+
+    class Unread:
+        """Guards, of which the last reference waits until the device has written them."""
+
+        raised = False
+
+        def __del__(self):
+            events.append("waits")
+
+    parts = SimpleNamespace(piece=lambda index: index)
+    monkeypatch.setattr(emulated, "splitter", lambda form, device: lambda stack: (parts, Unread()))
+    monkeypatch.setattr(guarded, "WORKSPACE", 1)
+    kernel = Fp16x3Kernel(Problem(1, 1, 1, np.dtype("float32")), NOWHERE)
+    monkeypatch.setattr(kernel, "_tensor_cores", lambda *_: events.append("multiplies"))
+    a, b = (
+        GuardedOperand(shape=shape, format="", matrices=drawn((300, 64)), found=None, made=None, by_tf32={0: True})
+        for shape in ((300, 64), (64, 300))
+    )
+    kernel._chain((Way.TF32X3,), a, b, None, np.zeros((300, 300), np.float32))
+    assert events == 9 * ["multiplies"]
+    kernel._chain((Way.TF32X3,), a, b, None, np.zeros((300, 300), np.float32))
+    assert events == 18 * ["multiplies"] + 18 * ["waits"]
+
+
 class Chosen(guarded.GuardedKernel):
     """Records the algorithms that it takes: chains of multiply-adds if a guard is raised."""
 
-    name, shortest = "chosen", 1
+    name, shortest, reads = "chosen", 1, ("",)
     _module = SimpleNamespace(cuda=SimpleNamespace(Stream=lambda non_blocking: contextlib.nullcontext()))
 
     def __init__(self):
@@ -200,18 +231,32 @@ def test_a_product_of_milliseconds_waits_for_its_guards():
     assert kernel.computed == ["IEEE"]
 
 
-def test_the_library_multiplies_after_a_product_with_raised_guards_until_a_sample_has_none():
-    kernel, full, sparse, steps = Chosen(), np.ones((300, 8)), np.tile([1.0, 0.0], (300, 4)), 2**20
-    kernel._accumulate(guards((8, 8), raised=False), guards((8, 8), raised=False), None, None)
+@pytest.mark.parametrize("dtype", ["float32", "complex64"])
+@pytest.mark.parametrize("steps", [2**20, 2**39])
+def test_the_library_multiplies_after_a_product_with_raised_guards_until_a_sample_has_none(monkeypatch, dtype, steps):
+    kernel = real = Chosen()
+    if dtype == "complex64":
+        real.library_below = 2**34  # where real numbers have a faster algorithm
+        monkeypatch.setattr(real_view, "Fp16x3Kernel", lambda problem, device: real)
+        monkeypatch.setattr(real_view, "doubled", lambda block, *_: doubled_twin(block))
+        kernel = real_view.ComplexFp16x3Kernel(Problem(1, 1, 1, np.dtype(dtype)), NOWHERE)
+    one = np.ones((), dtype) * (1 if dtype == "float32" else 1 + 1j)
+    full, sparse = one * np.ones((300, 8)), one * np.tile([1.0, 0.0], (300, 4))
+    real._accumulate(guards((8, 8), raised=False), guards((8, 8), raised=False), None, None)
+    assert kernel.guarded
     assert not kernel.declines(steps)
-    kernel._accumulate(guards((8, 8), raised=True), guards((8, 8), raised=False), None, None)
+    real._accumulate(guards((8, 8), raised=True), guards((8, 8), raised=False), None, None)
     for a, b, declined in ((sparse, full, True), (full, sparse, True), (full, full, False)):
         assert kernel.declines(steps)
-        kernel.look(a, b.T)
+        kernel.look(a.astype(dtype), b.astype(dtype).T)
         assert kernel.declines(steps), "the device has not looked yet"
-        for operand in kernel._sample:
+        assert [operand.shape[-2:] for operand in real._sample] == (
+            [(75, 8), (8, 75)] if dtype == "float32" else [(75, 16), (16, 150)]
+        )
+        for operand in real._sample:
             operand.found.here = True
         assert kernel.declines(steps) is declined
+        assert (kernel.patience > 0) is declined
 
 
 def test_the_library_does_not_multiply_where_the_second_algorithm_is_faster():
