@@ -103,7 +103,7 @@ def make_plan(
     if cluster.workers < 1:
         raise InputError("the cluster has no workers: start some, or give the address of a cluster that has")
     if edges is not None:
-        blocking = cut(problem, checked_edges(edges))
+        blocking = cut(problem, checked_edges(edges, problem))
     uncut = Schedule(blocking or cut(problem, [max(1, x) for x in (problem.m, problem.k, problem.n)]), Grid(1, 1))
     asked = Plan(problem, uncut, cluster, precision, kernel, operands, result, streamed, run_seconds)
     if text is not None:
@@ -118,21 +118,22 @@ def make_plan(
     return plain if best is None or _score(plain) < _score(best) else best
 
 
-def checked_edges(edges: object) -> Sequence[int]:
-    """Return the caller's block edges (m, k, n).
+def checked_edges(edges: object, problem: Problem) -> Sequence[int]:
+    """Return the caller's block edges (m, k, n). Of a plan's edges, one is 0 if the problem has no elements there.
 
     Raises
     ------
     InputError
         If they are not three positive whole numbers.
     """
-    if not isinstance(edges, Sequence) or len(edges) != 3 or not all(map(_is_edge, edges)):
+    least = [min(1, size) for size in (problem.m, problem.k, problem.n)]
+    if not isinstance(edges, Sequence) or len(edges) != 3 or not all(map(_is_edge, edges, least)):
         raise InputError(f"blocks {edges!r}: give three positive edges, those of m, k and n")
     return [index(edge) for edge in edges]
 
 
-def _is_edge(edge: object) -> bool:
-    return isinstance(edge, SupportsIndex) and index(edge) >= 1
+def _is_edge(edge: object, least: int) -> bool:
+    return isinstance(edge, SupportsIndex) and index(edge) >= least
 
 
 def _waves(asked: Plan) -> Iterator[tuple[int, int]]:

@@ -235,7 +235,7 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
     def made(blocking: Blocking | None, unit: tuple[int, ...] | None, streamed: bool) -> Plan:
         blocks = blocking if text is None else parse(text, problem).blocking
         cuts = ((blocks.m, blocks.k), (blocks.k, blocks.n)) if blocks else (None, None)
-        at = blocks if edges is None else cut(problem, checked_edges(edges))
+        at = blocks if edges is None else cut(problem, checked_edges(edges, problem))
         homes = NOWHERE if at is None else places(request, at, spec.device)
         c_is_freed = streamed or result == "reduced"
         plan = make_plan(

@@ -267,3 +267,17 @@ def test_the_plan_is_made_anew_for_the_cluster_that_is_there(client: Client, her
     job.resume("C.zarr", client=client, announce=lambda plan, flops: plans.append(plan))
     assert plans[0].block_shape == BLOCKS
     assert str(plans[0]) != PLAN
+
+
+@pytest.mark.parametrize("shape", [(30, 0, 40), (0, 20, 0), (0, 0, 0)])
+def test_a_job_without_elements_is_resumed(client: Client, tmp_path: Path, shape: tuple[int, int, int]) -> None:
+    m, k, n = shape
+    files = [str(tmp_path / name) for name in ("A.npy", "B.npy", "C.npy")]
+    np.save(files[0], np.ones((m, k)))
+    np.save(files[1], np.ones((k, n)))
+    stop = job.Stop()
+    stop.ask("enough")
+    with pytest.raises(Stopped, match="enough"):
+        job.multiply(*files, client=client, blocks=(16, 16, 7), stop=stop)
+    job.resume(files[2], client=client)
+    np.testing.assert_array_equal(np.load(files[2]), np.zeros((m, n)))
