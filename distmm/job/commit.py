@@ -29,7 +29,7 @@ from distmm.job.lock import Lock, locked
 from distmm.job.records import complete_job, read_certificate, read_manifest
 from distmm.job.spec import Spec, differences
 from distmm.job.target import Target, Unit
-from distmm.storage import file_of, fsync, is_there, is_url, output_type, stamp_of
+from distmm.storage import file_of, is_there, is_url, output_type, stamp_of
 from distmm.telemetry.job_events import JOB_TOPIC
 
 
@@ -84,18 +84,28 @@ def _complete(folder: Folder, lock: Lock, overwrite: bool) -> Json | None:
     """Give C its final name, unless it has it, and clean up. None if its blocks are not as they were written."""
     content = read_certificate(folder, folder.pending_certificate)
     assert content is not None
-    if is_url(folder.target):
-        return _complete_in_store(folder, content, lock, overwrite)
-    if not holds(folder.target, content):
-        if overwrite and os.path.lexists(folder.target):
+    contents, replaces, in_store = Contents.described(content), content["output"]["overwrite"], is_url(folder.target)
+    if in_store or not holds(folder.target, content):
+        if overwrite and not in_store and os.path.lexists(folder.target):
             return None  # the file or folder from before the job still has C's name
-        if not holds(folder.draft, content):
+        if in_store:  # blocks already have their final names, and are checked by their tags
+            target = contents.reopen(folder.target, folder, content["blocks"], replaces)
+            whole = not target.missing({(block["i"], block["j"]): block for block in content["done"]})
+        else:
+            whole = holds(folder.draft, content)
+        if not whole:
             folder.store.remove(folder.pending_certificate)  # the next run checks each block
             return None
         Lock.check(folder.path, lock.token)
-        Contents.described(content).refuse(content["output"]["name"], content["output"]["overwrite"])
-        output_type(folder.target)(folder.target, folder.draft, content["output"]["overwrite"]).commit()
-    fsync(os.path.dirname(folder.target))
+        try:
+            if not in_store:
+                contents.refuse(content["output"]["name"], replaces)
+            output_type(folder.target)(folder.target, folder.draft, replaces).commit()
+        except InputError:
+            if in_store and overwrite:
+                return None  # another program has created an array in the meantime, which may be replaced
+            raise
+    folder.store.sync(os.path.dirname(folder.target))
     _clean(folder, content, lock)
     return content
 
@@ -103,24 +113,6 @@ def _complete(folder: Folder, lock: Lock, overwrite: bool) -> Json | None:
 def _begun(folder: Folder) -> bool:
     """Whether a job has left any files, for example a lock."""
     return bool(folder.store.names(folder.path)) if is_url(folder.path) else os.path.isdir(folder.path)
-
-
-def _complete_in_store(folder: Folder, content: Json, lock: Lock, overwrite: bool) -> Json | None:
-    """As `_complete`, in an object store. Blocks already have their final names, and are checked by their tags."""
-    overwrite_c = content["output"]["overwrite"]
-    target = Contents.described(content).reopen(folder.target, folder, content["blocks"], overwrite_c)
-    if target.missing({(block["i"], block["j"]): block for block in content["done"]}):
-        folder.store.remove(folder.pending_certificate)
-        return None
-    Lock.check(folder.path, lock.token)
-    try:
-        output_type(folder.target)(folder.target, folder.draft, overwrite_c).commit()
-    except InputError:
-        if overwrite:
-            return None  # another program has created an array in the meantime, which may be replaced
-        raise
-    _clean(folder, content, lock)
-    return content
 
 
 def complete_result(folder: Folder, spec: Spec, client: Client | None = None) -> Json | None:

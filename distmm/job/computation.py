@@ -197,7 +197,7 @@ class Computation:
         """Send a rejected block again, to another worker if there is one."""
         i, j, contents = record["i"], record["j"], self.spec.contents
         if "too_many" in record:
-            self.entries.refuse(record)
+            self.entries.take(record)
         self._event("rejected", blocks=[(i, j)])
         for bad in record["bad"]:
             logger.warning("%s. It is computed again", rejected_text(bad))

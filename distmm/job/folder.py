@@ -30,8 +30,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from pydantic import ValidationError
+
 from distmm.errors import InputError
-from distmm.job.forms import Form, Marker, wrong
+from distmm.job.forms import Form, Marker
 from distmm.storage import is_url, locate
 from distmm.storage.records import OWNER, Records, records
 
@@ -265,15 +267,20 @@ def _parsed(path: str, content: bytes, form: type[Form]) -> Json:
         parsed = json.loads(content)
     except ValueError as error:
         raise _unreadable(path, error) from error
-    bad = wrong(parsed, form)
-    if bad == "":
+    if not isinstance(parsed, dict):
         raise InputError(
             f"{path}: does not contain a JSON object, so distmm did not write it; remove it, or start over with "
             f"--overwrite"
         )
-    if bad is not None:
-        raise InputError(f"{path}: is damaged, or of another version: {bad}; compute C again with --overwrite")
-    return dict(parsed)
+    try:
+        form.model_validate(parsed)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        what = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
+        raise InputError(
+            f"{path}: is damaged, or of another version: {what}; compute C again with --overwrite"
+        ) from None
+    return parsed
 
 
 def _unreadable(path: str, error: Exception) -> InputError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, InstanceOf, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, InstanceOf, model_validator
 
 Number = int | float | list[float]  # a complex number is a list
 
@@ -97,17 +97,3 @@ class Certificate(Manifest):
 
     largest_residual: float | None
     done: list[Marker]
-
-
-def wrong(content: Any, form: type[Form]) -> str | None:
-    """Return the first part of `content` that does not have its form, and what is wrong with it. None if it is right.
-
-    The text is empty if `content` is not a JSON object.
-    """
-    try:
-        form.model_validate(content)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        return "" if not isinstance(content, dict) else f"{place}: {first['msg']}".removeprefix(": ")
-    return None

@@ -19,7 +19,7 @@ from distmm.job.folder import Folder, Json
 from distmm.planning.plan import Plan
 from distmm.planning.problem import accumulator_dtype
 from distmm.product.operand import Operand
-from distmm.product.reduction_limits import bytes_of_entry, check_metric, check_threshold, checked_k, most_of_block
+from distmm.product.reduction_limits import bytes_of_entry, check_metric, checked_k, most_of_block
 from distmm.worker.tasks import reductions, threshold
 from distmm.worker.tasks.metrics import Metric
 from distmm.worker.tasks.reductions import Largest
@@ -64,6 +64,17 @@ class _OfRows:
         values = np.dtype(np.float32) if self.dtype(c) == ml_dtypes.bfloat16 else self.dtype(c)
         return {name: values if name == "values" else INDEX for name in self.names}
 
+    def check(self, a: Operand, b: Operand) -> None:
+        """Refuse a metric, or a k, that the product does not allow.
+
+        Raises
+        ------
+        InputError
+            With the value, and the values that are allowed.
+        """
+        if self.metric is not None:
+            check_metric(self.metric, a, b)
+
     def on_disk(self, results: tuple[np.ndarray, ...], first: int, c: np.dtype[Any]) -> dict[str, np.ndarray]:
         """Return the arrays of a row of blocks, whose first row is `first`, as they are written."""
         found = dict(zip(self.names, results, strict=True))
@@ -100,15 +111,8 @@ class TopK(_OfRows):
         return self.k
 
     def check(self, a: Operand, b: Operand) -> None:
-        """Refuse a k or a metric that the product does not allow.
-
-        Raises
-        ------
-        InputError
-            With the value, and the values that are allowed.
-        """
-        if self.metric is not None:
-            check_metric(self.metric, a, b)
+        """Refuse a metric, or a k, that the product does not allow."""
+        super().check(a, b)
         checked_k(self.k, b.shape[1], "the product has rows of {n} elements")
 
     def on_worker(self, c: np.dtype[Any], plan: Plan) -> reductions.Reduction:
@@ -143,18 +147,6 @@ class Threshold(_OfRows):
     kind = "threshold"
     names = ("rows", "columns", "values")
     width = 1
-
-    def check(self, a: Operand, b: Operand) -> None:
-        """Refuse a threshold that is not a real number, and a metric that the product does not allow.
-
-        Raises
-        ------
-        InputError
-            With the value.
-        """
-        check_threshold(self.t, None, self.metric)
-        if self.metric is not None:
-            check_metric(self.metric, a, b)
 
     def on_worker(self, c: np.dtype[Any], plan: Plan) -> reductions.Reduction:
         """Return the reduction of blocks, for the tasks on workers."""
@@ -224,42 +216,31 @@ class Entries:
         return cls(plan, most)
 
     def take(self, record: Json) -> None:
-        """Count a finished block row.
+        """Count a block row: a finished one, or one with too many elements for the planned memory of a worker.
 
         Raises
         ------
         DoesNotFitError
-            If more than `most` elements are kept.
+            If the block row has too many elements, or more than `most` elements are kept.
         """
         if self.most == math.inf:
             return
-        self._count(record, record["count"])
-        if self.count > self.most:
-            raise self._error(
+        too_many = record.get("too_many")
+        self.count += too_many or record["count"]
+        self.seen += self.plan.blocking.m[record["i"]] * self.plan.problem.n
+        if too_many is not None:
+            why = (
+                f"and block row {record['i']} alone {too_many:,}, more than fit into a worker's memory: choose a "
+                f"stricter threshold, or compute all of C with distmm.multiply"
+            )
+        elif self.count > self.most:
+            why = (
                 f"and at most {int(self.most):,} may be kept: choose a stricter threshold, or continue with a higher "
                 f"limit"
             )
-
-    def refuse(self, record: Json) -> None:
-        """End the job because a block row has more elements than fit into the planned memory of a worker.
-
-        Raises
-        ------
-        DoesNotFitError
-            Always.
-        """
-        self._count(record, record["too_many"])
-        raise self._error(
-            f"and block row {record['i']} alone {record['too_many']:,}, more than fit into a worker's memory: choose "
-            f"a stricter threshold, or compute all of C with distmm.multiply"
-        )
-
-    def _count(self, record: Json, count: int) -> None:
-        self.count += count
-        self.seen += self.plan.blocking.m[record["i"]] * self.plan.problem.n
-
-    def _error(self, why: str) -> DoesNotFitError:
+        else:
+            return
         whole = math.prod(self.plan.problem.shape)
-        return DoesNotFitError(
+        raise DoesNotFitError(
             f"the threshold keeps {self.count:,} of the {self.seen:,} elements seen so far, of {whole:,}, {why}"
         )

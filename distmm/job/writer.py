@@ -13,8 +13,8 @@ import itertools
 import json
 import pickle
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, fields
 from functools import lru_cache
 from typing import Any
@@ -149,8 +149,7 @@ def _shared(content: bytes) -> Writer:
     return Writer(*pickle.loads(content))
 
 
-@contextmanager
-def _beside_products(writer: Writer, files: int) -> Iterator[None]:
+def _beside_products(writer: Writer, files: int) -> AbstractContextManager[None]:
     """Let products continue while a block is checked and written to so many files.
 
     A GPU worker writes at most as many blocks concurrently as it has slots. If the disk is slower than the GPU,
@@ -158,8 +157,7 @@ def _beside_products(writer: Writer, files: int) -> Iterator[None]:
     of a wave, but each write takes a thread, and open files.
     """
     cluster = writer.judge.plan.cluster
-    with slot_released("write", max(1, WRITERS // max(1, files)) if cluster.device == "cpu" else cluster.threads):
-        yield
+    return slot_released("write", max(1, WRITERS // max(1, files)) if cluster.device == "cpu" else cluster.threads)
 
 
 def write(where: Placement, writer: Writer, row: RowOfA, block: Any, *about: Any) -> Json:

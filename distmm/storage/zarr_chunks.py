@@ -31,8 +31,6 @@ class Present:
     ----------
     names : str
         Pattern of the files' names, such as ``c/{}/{}``.
-    edges : tuple of int
-        Shape of a file in elements.
     counts : tuple of int
         Number of files along each dimension.
     absent : bytes
@@ -42,7 +40,6 @@ class Present:
     """
 
     names: str
-    edges: tuple[int, ...]
     counts: tuple[int, ...]
     absent: bytes
     listed: bool
@@ -57,13 +54,12 @@ class Present:
         """Look for an array's files among names. With None, for a store that cannot list them, none is expected."""
         from distmm.storage.zarr_internals import chunk_names
 
-        edges = tuple(stored.shards or stored.chunks)
         names = chunk_names(stored)
-        counts = tuple(-(-n // edge) for n, edge in zip(stored.shape, edges, strict=True))
+        counts = tuple(-(-n // edge) for n, edge in zip(stored.shape, stored.shards or stored.chunks, strict=True))
         each = (names.format(*at) for at in itertools.product(*map(range, counts)))
         absent = np.array([found is not None and name not in found for name in each], bool)
         packed = zlib.compress(np.packbits(absent).tobytes()) if absent.any() else b""
-        return cls(names, edges, counts, packed, found is not None)
+        return cls(names, counts, packed, found is not None)
 
     def at(self, *index: int) -> bool:
         """Whether the file of these indices existed."""
