@@ -194,13 +194,15 @@ def read_rate(client: Client | None, matrix: Matrix, device: Literal["cpu", "cud
     if client is None:
         return measured_once(None, name, (threads, device), partial(_of_threads, matrix, device, threads, 1, 0))
     workers = sorted(workers_of(client))
-    ranks = {address: rank for rank, address in enumerate(workers[:MOST_WORKERS])}
-
-    def slowest() -> float:
-        rates: dict[str, float] = client.run(_read, ranks, matrix, device, workers=list(ranks))
-        return min(rates.values())
-
+    slowest = partial(_slowest, client, workers[:MOST_WORKERS], matrix, device)
     return measured_once(client, name, (frozenset(workers), device), slowest)
+
+
+def _slowest(client: Client, workers: list[str], matrix: Matrix, device: Literal["cpu", "cuda"]) -> float:
+    """Have workers read concurrently, and return the lowest of their rates."""
+    ranks = {address: rank for rank, address in enumerate(workers)}
+    rates: dict[str, float] = client.run(_read, ranks, matrix, device, workers=workers)
+    return min(rates.values())
 
 
 def _read(ranks: dict[str, int], matrix: Matrix, device: Literal["cpu", "cuda"], dask_worker: Worker) -> float:
