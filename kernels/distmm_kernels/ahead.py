@@ -17,16 +17,17 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from distmm_kernels import device
 from distmm_kernels.candidate import AMPERE, FAST_FLOAT64, HOPPER
 from distmm_kernels.emulation.formats import FP16_PAIR
-from distmm_kernels.gemm.aligned import ADD
 from distmm_kernels.launch.binary import Recipe, binary, kept
 from distmm_kernels.launch.cache import first_mark
 from distmm_kernels.layout.copies import NUMBERS
 from distmm_kernels.layout.real_view import REALS
 from distmm_kernels.reductions.largest import HELD_BYTES, WARPS
-from distmm_kernels.reductions.lines import LANES, WIDER
+from distmm_kernels.reductions.lines import COMPARED, LANES, WIDER
 from distmm_kernels.tiles import fragment_tiles, mma_tiles
 from distmm_kernels.tiles.hopper_tiles import HopperTile
 from distmm_kernels.tiles.hopper_widths import RATES, best_columns
@@ -76,11 +77,11 @@ def first(multiprocessors: int) -> list[Recipe]:
     """
     tile = HopperTile("float16", "float32", best_columns(LARGE, LARGE, 1, 3, multiprocessors), products=3, scaled=True)
     return [
-        *(Recipe(f"{CODE}hopper.hopper_gemm:hopper_gemm", (dataclasses.replace(tile, adds=adds),)) for adds in BOTH),
-        Recipe(f"{CODE}copies.prepass:split_columns", (FP16_PAIR, True)),
-        *(Recipe(f"{CODE}copies.prepass:split_rows", (FP16_PAIR, True, warps)) for warps in (8, 1)),
-        Recipe(f"{CODE}copies.prepass:find_maxima", (True,)),
-        Recipe(f"{CODE}thin_products:times_vectors", ("float32",)),
+        *_all("hopper.hopper_gemm:hopper_gemm", [dataclasses.replace(tile, adds=adds) for adds in BOTH]),
+        *_all("copies.prepass:split_columns", [FP16_PAIR], [True]),
+        *_all("copies.prepass:split_rows", [FP16_PAIR], [True], (8, 1)),
+        *_all("copies.prepass:find_maxima", [True]),
+        *_all("thin_products:times_vectors", ["float32"]),
     ]
 
 
@@ -115,25 +116,26 @@ def _size(recipe: Recipe, capability: Capability) -> int:
     return len(binary(recipe, capability).cubin)
 
 
+def _all(maker: str, *choices: Iterable[Any]) -> Iterator[Recipe]:
+    """Yield the kernels of a maker for all combinations of these parameters."""
+    return (Recipe(f"{CODE}{maker}", parameters) for parameters in itertools.product(*choices))
+
+
 def _beside(dtype: str) -> Iterator[Recipe]:
     """Yield copies of operands of any layout, mirror images, checks, and the largest elements of rows."""
-    yield Recipe(f"{CODE}copies.realign:source")
-    for number in NUMBERS.values():
-        yield Recipe(f"{CODE}copies.transpose:source", (number, 1))
-        if number != "uint8":
-            yield Recipe(f"{CODE}copies.mirror:source", (number, False))
-    for in_word in (2, 4):
-        yield Recipe(f"{CODE}copies.transpose:source", (NUMBERS[4], in_word))
+    yield from _all("copies.realign:source")
+    yield from _all("copies.transpose:source", NUMBERS.values(), [1])
+    yield from _all("copies.transpose:source", [NUMBERS[4]], (2, 4))
+    yield from _all("copies.mirror:source", [NUMBERS[size] for size in (2, 4, 8, 16)], [False])
     if dtype.startswith("complex"):
-        yield Recipe(f"{CODE}copies.mirror:source", (dtype, True))
-        for turned in BOTH:
-            yield Recipe(f"{CODE}copies.real_view:source", (REALS[dtype].name, turned))
+        yield from _all("copies.mirror:source", [dtype], [True])
+        yield from _all("copies.real_view:source", [REALS[dtype].name], BOTH)
     if "float" in dtype:
-        yield Recipe(f"{CODE}thin_products:times_vectors", (dtype,))
+        yield from _all("thin_products:times_vectors", [dtype])
     compared = WIDER.get(dtype, dtype)
-    if compared in ("float32", "float64", "int32", "int64"):
-        held = HELD_BYTES // (8 if compared.endswith("64") else 4)
-        yield Recipe(f"{CODE}largest:of_rows", (compared, "", 1, held, LANES, WARPS))
+    if compared in COMPARED:
+        held = HELD_BYTES // np.dtype(compared).itemsize
+        yield from _all("largest:of_rows", [compared], [""], [1], [held], [LANES], [WARPS])
 
 
 def _hopper(operand: Any, output: Any, layouts: Iterable[tuple[Any, Any]], **more: Any) -> Iterator[Recipe]:
@@ -145,7 +147,7 @@ def _hopper(operand: Any, output: Any, layouts: Iterable[tuple[Any, Any]], **mor
             if columns % 128 and output in ("int8", "uint8", "bool"):
                 continue
             tile = HopperTile(operand, output, columns, a_major, b_major, **more)
-            yield Recipe(f"{CODE}hopper.hopper_gemm:hopper_gemm", (tile,))
+            yield from _all("hopper.hopper_gemm:hopper_gemm", [tile])
 
 
 def _in_chains(operand: Any, output: Any, layouts: Any, sums: str) -> Iterator[Recipe]:
@@ -157,16 +159,10 @@ def _in_chains(operand: Any, output: Any, layouts: Any, sums: str) -> Iterator[R
             yield from _hopper(operand, output, layouts, adds=adds, panels=panels)
 
 
-def _add_slices(sums: str, *outputs: str) -> Iterator[Recipe]:
-    for output, adds in itertools.product(outputs, BOTH):
-        yield Recipe(ADD, (sums, output, adds))
-
-
 def _tiled(maker: str, name: str, tilings: Iterable[Tiling], *more: Any) -> Iterator[Recipe]:
     """Yield the kernels of these tilings, with wide and with narrow stores of C."""
     for tiling in tilings:
-        for width in {tiling.widest, 1}:
-            yield Recipe(f"{CODE}{maker}:source", (name, tiling, width, *more))
+        yield from _all(f"{maker}:source", [name], [tiling], {tiling.widest, 1}, *([each] for each in more))
 
 
 def _fragments(capability: Capability, operand: Any, residues: bool = False) -> Iterator[Recipe]:
@@ -191,18 +187,16 @@ def _float32(capability: Capability, dtype: str) -> Iterator[Recipe]:
     yield from _chain(capability, "float32")
     if capability not in FAST_FLOAT64:
         return
-    for aligned in BOTH:
-        for warps in (1, 2, 4, 8):
-            yield Recipe(f"{CODE}copies.prepass:split_rows", (FP16_PAIR, aligned, warps))
-        yield Recipe(f"{CODE}copies.prepass:find_maxima", (aligned,))
-        yield Recipe(f"{CODE}copies.prepass:split_columns", (FP16_PAIR, aligned))
+    yield from _all("copies.prepass:split_rows", [FP16_PAIR], BOTH, (1, 2, 4, 8))
+    yield from _all("copies.prepass:find_maxima", BOTH)
+    yield from _all("copies.prepass:split_columns", [FP16_PAIR], BOTH)
     if capability != HOPPER[0]:
         for along_k in itertools.product(BOTH, BOTH):
             yield from _tiled(
                 "fragments", "float16", fragment_tiles.tilings_of_halves("float16", capability, along_k), False
             )
         return
-    yield from _add_slices("float32", "float32")
+    yield from _all("slices:add_slices", ["float32"], ["float32"], BOTH)
     for adds in BOTH:
         halves = {"products": 3, "scaled": True, "adds": adds}
         yield from _hopper("float16", "float32", LAYOUTS, **halves)
@@ -214,13 +208,11 @@ def _float64(capability: Capability, dtype: str) -> Iterator[Recipe]:
     """Yield the kernels of float64, and of complex128, which has two parts."""
     parts = 2 if dtype == "complex128" else 1
     yield from _chain(capability, "float64")
-    yield Recipe(f"{CODE}residues:find_factors", (parts,))
-    for along_k in BOTH:
-        yield Recipe(f"{CODE}residues:sum_squares", (along_k, parts))
-        yield Recipe(f"{CODE}residues:split", (along_k, parts))
+    yield from _all("residues:find_factors", [parts])
+    yield from _all("residues:sum_squares", BOTH, [parts])
+    yield from _all("residues:split", BOTH, [parts])
     file = "reconstruct_complex" if parts == 2 else "reconstruct"
-    for adds in BOTH:
-        yield Recipe(f"{CODE}{file}:reconstruct", (capability not in FAST_FLOAT64, adds))
+    yield from _all(f"{file}:reconstruct", [capability not in FAST_FLOAT64], BOTH)
     yield from _residues(capability)
 
 
@@ -236,9 +228,8 @@ def _integers(capability: Capability, dtype: str) -> Iterator[Recipe]:
     """Yield the kernels of int32 and int64."""
     bits = int(dtype[3:])
     yield from _chain(capability, dtype)
-    for yes in BOTH:
-        yield Recipe(f"{CODE}integer_residues:split", (bits, yes))
-        yield Recipe(f"{CODE}integer_residues:reconstruct", (bits, yes))
+    yield from _all("integer_residues:split", [bits], BOTH)
+    yield from _all("integer_residues:reconstruct", [bits], BOTH)
     yield from _residues(capability)
 
 
@@ -256,7 +247,7 @@ def _narrow(capability: Capability, dtype: str) -> Iterator[Recipe]:
     for output in (sums, "uint8" if integer else dtype):
         yield from _in_chains(dtype, output, layouts, sums)
     yield from _hopper(dtype, sums, layouts, sliced=True)
-    yield from _add_slices(sums, sums, *([] if integer else [dtype]))
+    yield from _all("slices:add_slices", [sums], [sums] if integer else [sums, dtype], BOTH)
     for promotes in (False,) if integer else BOTH:
         output = sums if integer else dtype
         yield from _hopper(dtype, output, layouts if integer else OWN_TRANSPOSE, symmetric=True, promotes=promotes)

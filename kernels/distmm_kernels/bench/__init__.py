@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from distmm_kernels.bench.experiment import run
 from distmm_kernels.bench.race import HEATS, SIZES, Heat, race
-from distmm_kernels.bench.report import Report, Row
-from distmm_kernels.bench.results import Results, Run
+from distmm_kernels.bench.report import Report, Results, Row, Run
 
 __all__ = ["HEATS", "SIZES", "Heat", "Report", "Results", "Row", "Run", "race", "run"]

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
-from typing import Any
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from distmm_kernels import device as devices
 from distmm_kernels.bench.report import Report, Row
-from distmm_kernels.bench.timing import cuda_seconds, rotation, wall_seconds
 from distmm_kernels.config import Problem, compute_dtype
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Kernel
+from distmm_kernels.measured import event_seconds
 from distmm_kernels.select import CANDIDATES, select, why_not
 
 Size = int | tuple[int, int, int]
@@ -26,6 +29,11 @@ CPU_SIZES: tuple[Size, ...] = (100, 512, (500, 503, 497), 1024)
 PYTHON_LIMIT = 5_000_000
 NUMPY_INTEGER_LIMIT = 1_100_000_000
 GUVECTORIZED_LIMIT = 1_100_000_000
+
+# A call slower than this many seconds (plain Python, NumPy's integers) has no repetition and no warm-up.
+BUDGET = 2.0
+
+Returned = TypeVar("Returned")
 
 
 def run(
@@ -163,3 +171,38 @@ def _gpu_times(kernel: Kernel, a: NDArray[Any], b: NDArray[Any], repeat: int) ->
 def _copies(kernel: Kernel, a: NDArray[Any], b: NDArray[Any], number: int) -> list[tuple[Any, Any]]:
     """Prepare the operands several times: each copy from the host is a separate buffer, in the same order."""
     return [(kernel.prepare_a(a), kernel.prepare_b(b)) for _ in range(number)]
+
+
+def wall_seconds(call: Callable[[], Returned], repeat: int) -> tuple[Returned, float]:
+    """Return the result of the call, and the median wall-clock seconds of up to ``repeat`` calls after a warm-up."""
+
+    def once() -> tuple[Returned, float]:
+        start = time.perf_counter()
+        result = call()
+        return result, time.perf_counter() - start
+
+    result, first = once()
+    return result, _median(first, lambda: once()[1], repeat)
+
+
+def cuda_seconds(call: Callable[[int], Any], repeat: int) -> float:
+    """Return the median seconds between two CUDA events around ``call(i)`` on the current stream, after a warm-up."""
+    numbers = itertools.count()
+
+    def once() -> float:
+        return event_seconds(call, [next(numbers)])
+
+    return _median(once(), once, repeat)
+
+
+def _median(first: float, once: Callable[[], float], repeat: int) -> float:
+    """Return the median of up to ``repeat`` more runs; the first run counts only if it has used up the budget."""
+    taken: list[float] = []
+    while first < BUDGET and len(taken) < repeat and sum(taken) < BUDGET:
+        taken.append(once())
+    return statistics.median(taken or [first])
+
+
+def rotation(operand_bytes: int, l2_bytes: int) -> int:
+    """Return how many copies of the operands to use in rotation, so that none is still in the L2 cache."""
+    return max(1, min(32, -(-2 * l2_bytes // max(1, operand_bytes))))

@@ -29,10 +29,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from distmm_kernels.bench.experiment import rotation
 from distmm_kernels.bench.peers import peer
-from distmm_kernels.bench.report import versions
-from distmm_kernels.bench.results import Results, Run
-from distmm_kernels.bench.timing import rotation
+from distmm_kernels.bench.report import Results, Run, versions
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.measured import event_seconds

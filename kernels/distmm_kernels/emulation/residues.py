@@ -112,9 +112,10 @@ class Residues:
         return Stack(address, (at.matrices, at.rows, length), (step, ld, 1), 1)
 
     def factors(self, index: int, matrix: int) -> int:
-        """Return the address of the float64 factors of one granule's rows. They are powers of two."""
+        """Return the address of the float64 factors of one granule's rows, which are powers of two; 0 if not scaled."""
         at = self.layout
-        return int(self.memory.ptr) + at.factors + 8 * at.rows * (matrix * granules(at.k) + index)
+        number = matrix * granules(at.k) + index
+        return int(self.memory.ptr) + at.factors + 8 * at.rows * number if at.factors < at.end else 0
 
     @functools.cached_property
     def counts(self) -> tuple[Counts, ...]:

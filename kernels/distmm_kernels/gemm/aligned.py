@@ -20,7 +20,7 @@ ADD = "distmm_kernels.device_code.slices:add_slices"
 class AlignedKernel(CudaKernel):
     """A kernel whose D has rows that begin at multiples of 16 bytes."""
 
-    def _rows(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Return a new array whose rows begin at multiples of 16 bytes."""
         multiple = VECTOR_BYTES // dtype.itemsize
         columns = -(-shape[-1] // multiple) * multiple
@@ -31,9 +31,6 @@ class AlignedKernel(CudaKernel):
         """Return C, or a copy of it if the tensor memory accelerator cannot load it."""
         return c if c is None or Stack.of(c).loadable() else in_vectors(c, self.device)
 
-    def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        return self._rows(shape, dtype)
-
     def _writes(self, d: Array) -> bool:
         return Stack.of(d).loadable()
 
@@ -43,7 +40,7 @@ class AlignedKernel(CudaKernel):
         Parameters
         ----------
         sums
-            ``(*batch, slices, m, n)``. The sums and D come from `_rows`.
+            ``(*batch, slices, m, n)``. The sums and D come from `_empty`.
         c
             From `_loadable`. It may be D.
         """

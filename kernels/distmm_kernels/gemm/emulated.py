@@ -105,14 +105,14 @@ class Fp16x3Kernel(GuardedKernel):
         while index < len(ways):
             count, way = self._at_once(ways[index:], a.shape[-1] - index * GRANULE, d, triangle), ways[index]
             if count > 1:
-                products = self._rows((count, *d.shape), self.accumulator)
+                products = self._empty((count, *d.shape), self.accumulator)
                 left, right = (Side(x.made, x.made.side_by_side(index, count), (count,)) for x in (a, b))
                 self._tensor_cores(left, right, None, products, triangle)
                 self._add_slices(products, self._loadable(c), d)
             elif way is Way.IEEE:
                 self._by_multiply_adds(index, a, b, c, d)
             elif way is self.first:
-                left, right = (Side(x.made, x.made.piece(index), x.matrices.shape[:-2]) for x in (a, b))
+                left, right = (Side(x.made, x.made.piece(index), x.batch) for x in (a, b))
                 self._tensor_cores(left, right, c, d, triangle)
             else:
                 self._by_tf32_halves(index, a, b, c, d)

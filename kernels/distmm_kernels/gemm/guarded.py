@@ -114,7 +114,8 @@ class GuardedKernel(AlignedKernel):
     def _format(self, block: Array, operand: str) -> GuardedOperand:
         matrices = self._matrices(block, operand)
         made, found = self._split(as_stack(self._splittable(matrices)))
-        return GuardedOperand(shape=block.shape, format=self.reads[0], made=made, matrices=matrices, found=found)
+        kept = {"batch": matrices.shape[:-2], "matrices": matrices, "found": found}
+        return GuardedOperand(shape=block.shape, format=self.reads[0], made=made, **kept)
 
     def _splittable(self, matrices: Array) -> Array:
         """Return what is split of an operand."""

@@ -157,7 +157,7 @@ class HopperKernel(AlignedKernel):
         rows = max(1, rows // ROWS * ROWS or rows)
         for first in range(0, m, rows):
             down = slice(first, min(m, first + rows))
-            counts = self._rows((*batch, down.stop - first, n), np.dtype(np.int32))
+            counts = self._empty((*batch, down.stop - first, n), np.dtype(np.int32))
             self._add(a.rows(down), b, None, counts)
             to, added = d[..., down, :], 0 if c is None else c[..., down, :]
             if d.dtype == self.accumulator:
@@ -220,19 +220,19 @@ class HopperKernel(AlignedKernel):
     ) -> None:
         """Multiply ``together`` slices of k at the same time, and add their sums in ascending k."""
         if d.itemsize == 1:  # C is small
-            total = self._rows(d.shape, self.accumulator)
+            total = self._empty(d.shape, self.accumulator)
             self._in_slices(a, b, stacks, together, c, total, symmetric)
             d[...] = total
             return
         k = a.shape[-1]
         last = slices.count(k)
-        total = d if d.dtype == self.accumulator or together == last else self._rows(d.shape, self.accumulator)
+        total = d if d.dtype == self.accumulator or together == last else self._empty(d.shape, self.accumulator)
         for first, after in slices.runs(last, together):
             left, right = (
                 stack.part(-1 if x.major == "k" else -2, first * STRETCH, min(after * STRETCH, k))
                 for (stack,), x in zip(stacks, (a, b), strict=True)
             )
-            sums = self._rows((*d.shape[:-2], after - first, *d.shape[-2:]), self.accumulator)
+            sums = self._empty((*d.shape[:-2], after - first, *d.shape[-2:]), self.accumulator)
             to = Stack.for_tensor_map(sums.reshape(-1, *sums.shape[-2:]))
             gemm = self._gemm(a, b, to, self.accumulator, sliced=True, symmetric=symmetric)
             gemm((left,), (right,), None, to)

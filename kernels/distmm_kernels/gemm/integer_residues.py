@@ -7,7 +7,6 @@ passes over C most of the time. The k from which residues are faster has not bee
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -22,17 +21,10 @@ from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.gemm.guarded import WORKSPACE
 from distmm_kernels.gemm.prepared import Prepared
 from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
-from distmm_kernels.gemm.residue_products import Instruction, ResidueProducts, matrices_of, rows
+from distmm_kernels.gemm.residue_products import Instruction, ResidueProducts, rows
 from distmm_kernels.kernel import Array
 from distmm_kernels.layout.stack import distinct
 from distmm_kernels.tiles.hopper_tiles import COORDINATES
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class IntegerOperand(Prepared):
-    """The residues of rows of A, or of columns of B, and the batch dimensions that they have."""
-
-    batch: tuple[int, ...]
 
 
 class IntegerResidueKernel(AlignedKernel):
@@ -55,7 +47,7 @@ class IntegerResidueKernel(AlignedKernel):
             return self._short._format(block, operand)
         own = distinct(block).astype(self.dtype, copy=False)
         residues = split_integers(as_stack(own if operand == "A" else own.swapaxes(-1, -2)), self.bits, self.device)
-        return IntegerOperand(shape=block.shape, format=self.reads[0], made=residues, batch=own.shape[:-2])
+        return Prepared(shape=block.shape, format=self.reads[0], made=residues, batch=own.shape[:-2])
 
     def _check(self, operand: Any, name: str) -> None:
         if operand.shape[-1 if name == "a" else -2] < SHORTEST:
@@ -64,17 +56,15 @@ class IntegerResidueKernel(AlignedKernel):
             super()._check(operand, name)
 
     def _accumulate(self, a: Any, b: Any, c: Array | None, d: Array, symmetric: bool = False) -> None:
-        if not isinstance(a, IntegerOperand):
+        if not isinstance(a, Prepared):
             self._short._accumulate(a, b, c, d)
             return
         for index in range(granules(a.shape[-1])):
-            for place, mine, yours in matrices_of(a.batch, b.batch, d.shape[:-2]):
-                left, right = a.made.granule(index, mine), b.made.granule(index, yours)
-                self._products.add(left, right, None if c is None else c[place], d[place], symmetric=symmetric)
+            self._products.add_granule(index, a, b, c, d, symmetric)
             c = d
 
     def _transposed(self, a: Any) -> Any | None:
-        return a.transposed if isinstance(a, IntegerOperand) else None
+        return a.transposed if isinstance(a, Prepared) else None
 
     def _triangle(self, a: Any, b: Any, c: Array | None, d: Array) -> bool:
         self._accumulate(a, b, c, d, symmetric=True)

@@ -7,7 +7,6 @@ transposes pairs of bytes only. The kernel is in `distmm_kernels.device_code.fra
 from __future__ import annotations
 
 import functools
-from abc import abstractmethod
 from typing import Any, ClassVar
 
 import ml_dtypes
@@ -78,12 +77,9 @@ class _RoundedKernel(MmaSyncKernel):
         super().__init__(problem, device)
         self.reads = (f"float32 rounded to {self.kind}",)
 
-    @abstractmethod
-    def _rounded(self, block: Array) -> Array:
-        """Return a rounded copy of float32 numbers."""
-
     def _format(self, block: Array, operand: str) -> Prepared:
-        narrow = self._rounded(distinct(block).astype(self.dtype, copy=False))
+        own = distinct(block).astype(self.dtype, copy=False)
+        narrow = own.astype(ml_dtypes.bfloat16) if self.kind == "bfloat16" else _to_tf32()(own)
         made = self._left(narrow) if operand == "A" else self._right(narrow)
         return Prepared(shape=block.shape, format=self.reads[0], made=made)
 
@@ -97,18 +93,12 @@ class MmaSyncTf32Kernel(_RoundedKernel):
     name = "mma_sync_tf32"
     kinds: ClassVar[dict[str, Multiplicand]] = {"float32": "tfloat32"}
 
-    def _rounded(self, block: Array) -> Array:
-        return _to_tf32()(block)
-
 
 class MmaSyncBf16Kernel(_RoundedKernel):
     """float32 operands rounded to bfloat16."""
 
     name = "mma_sync_bf16"
     kinds: ClassVar[dict[str, Multiplicand]] = {"float32": "bfloat16"}
-
-    def _rounded(self, block: Array) -> Array:
-        return block.astype(ml_dtypes.bfloat16)
 
 
 @functools.cache

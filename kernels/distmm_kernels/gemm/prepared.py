@@ -19,11 +19,14 @@ class Prepared:
     made
         What has the numbers: an array, parts, residues, or an operand of another kernel. Broadcast matrices are kept
         once.
+    batch
+        Of parts and residues, the batch dimensions of the matrices that they have.
     """
 
     shape: tuple[int, ...]
     format: str
     made: Any
+    batch: tuple[int, ...] = ()
 
     @property
     def nbytes(self) -> int:

@@ -22,6 +22,7 @@ from distmm_kernels.device import Device
 from distmm_kernels.emulation.moduli import MODULI, epilogue_multiplier
 from distmm_kernels.emulation.residues import COLUMNS, THREADS
 from distmm_kernels.gemm.guarded import WORKSPACE, parts
+from distmm_kernels.gemm.prepared import Prepared
 from distmm_kernels.kernel import Array, Kernel
 from distmm_kernels.launch.binary import Recipe
 from distmm_kernels.launch.driver import loaded
@@ -63,13 +64,22 @@ class ResidueProducts:
         self._instruction = instruction
         self._gemms = HopperGemms(device)
 
+    def add_granule(
+        self, index: int, a: Prepared, b: Prepared, c: Array | None, d: Array, symmetric: bool = False
+    ) -> None:
+        """Enqueue ``D = C + A B`` for one granule of all matrices of a batch; see `add`."""
+        for place, mine, yours in matrices_of(a.batch, b.batch, d.shape[:-2]):
+            left, right = a.made.granule(index, mine), b.made.granule(index, yours)
+            factors = a.made.factors(index, mine), b.made.factors(index, yours)
+            self.add(left, right, None if c is None else c[place], d[place], factors, symmetric)
+
     def add(
         self,
         left: Stack,
         right: Stack,
         c: Array | None,
         d: Array,
-        factors: tuple[int, int] | None = None,
+        factors: tuple[int, int] = (0, 0),
         symmetric: bool = False,
     ) -> None:
         """Enqueue ``D = C + A B`` for one granule of one matrix; the device must be current.
@@ -81,7 +91,7 @@ class ResidueProducts:
         c, d
             ``(m, n)``; C with any strides, D with rows on 16 bytes.
         factors
-            Addresses of float64 factors of rows and of columns, if the operands are scaled.
+            Addresses of float64 factors of rows and of columns; zeros if the operands are not scaled.
         symmetric
             Whether elements of D above the diagonal need not be computed. They may have any value then.
         """
@@ -108,7 +118,7 @@ class ResidueProducts:
                 sizes = last - row, last if below else wide
                 values = (
                     *(to.address + (row - down.start) * pitch, to.step, pitch),
-                    *((0, 0) if factors is None else (factors[0] + 8 * row, factors[1] + 8 * column)),
+                    *((factors[0] + 8 * row, factors[1] + 8 * column) if factors[0] else factors),
                     *(address(d) + row * d.strides[0] + column * d.strides[1], d.strides[0]),
                     *(to_c[0] + row * to_c[1] + column * to_c[2], to_c[1], to_c[2]),
                     *sizes,

@@ -18,7 +18,7 @@ from distmm_kernels.emulation.formats import GRANULE
 from distmm_kernels.emulation.moduli import MODULI
 from distmm_kernels.emulation.residues import FORMS, SHORTEST, splitter
 from distmm_kernels.gemm.guarded import WORKSPACE, GuardedKernel, Way
-from distmm_kernels.gemm.residue_products import Instruction, ResidueProducts, matrices_of, rows
+from distmm_kernels.gemm.residue_products import Instruction, ResidueProducts, rows
 from distmm_kernels.kernel import Array
 from distmm_kernels.tiles.hopper_tiles import COORDINATES
 
@@ -58,15 +58,7 @@ class ResidueKernel(GuardedKernel):
             if way is Way.IEEE:
                 self._by_multiply_adds(index, a, b, c, d)
             else:
-                for place, mine, yours in matrices_of(a.matrices.shape[:-2], b.matrices.shape[:-2], d.shape[:-2]):
-                    self._products.add(
-                        a.made.granule(index, mine),
-                        b.made.granule(index, yours),
-                        None if c is None else c[place],
-                        d[place],
-                        (a.made.factors(index, mine), b.made.factors(index, yours)),
-                        symmetric,
-                    )
+                self._products.add_granule(index, a, b, c, d, symmetric)
             c = d
 
 

@@ -13,21 +13,7 @@ from typing import Any
 
 from distmm_kernels.launch.driver import check
 from distmm_kernels.layout.stack import Stack
-from distmm_kernels.tiles.hopper_tiles import MAP_BYTES, MOST_PANELS
-
-_TYPES = {
-    "bfloat16": "BFLOAT16",
-    "float16": "FLOAT16",
-    "tfloat32": "TFLOAT32",
-    "float32": "FLOAT32",
-    "int8": "UINT8",
-    "uint8": "UINT8",
-    "bool": "UINT8",
-    "float8_e4m3fn": "UINT8",
-    "float8_e5m2": "UINT8",
-    "int32": "INT32",
-}
-# TFLOAT32: the TMA rounds float32 to TF32, to nearest even, when it loads. Without it, tensor cores truncate.
+from distmm_kernels.tiles.hopper_tiles import BITS, MAP_BYTES, MOST_PANELS
 
 
 class TensorMap:
@@ -55,7 +41,8 @@ def tensor_map(stack: Stack, kind: str, rows: int, columns: int) -> TensorMap:
     """
     from cuda.bindings import driver
 
-    name = _TYPES[kind]
+    # TFLOAT32: the TMA rounds float32 to TF32, to nearest even, when it loads. Without it, tensor cores truncate.
+    name = "UINT8" if BITS[kind] == 8 else kind.upper()
     sizes = [driver.cuuint64_t(size) for size in (stack.columns, stack.rows, stack.matrices)]
     pitches = [driver.cuuint64_t(stack.pitch), driver.cuuint64_t(stack.step)]
     box = [driver.cuuint32_t(size) for size in (columns, rows, 1)]

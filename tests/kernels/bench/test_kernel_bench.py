@@ -9,9 +9,8 @@ from rich.console import Console
 
 from distmm_kernels import device
 from distmm_kernels.bench import HEATS, Heat, Report, Results, Row, Run, race, run
-from distmm_kernels.bench.experiment import _copies
+from distmm_kernels.bench.experiment import _copies, rotation
 from distmm_kernels.bench.report import _time
-from distmm_kernels.bench.timing import rotation
 from distmm_kernels.candidates import CANDIDATES
 from distmm_kernels.config import Problem
 from distmm_kernels.select import select

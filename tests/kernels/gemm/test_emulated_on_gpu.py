@@ -250,7 +250,7 @@ def test_granules_side_by_side_have_the_bits_of_one_after_the_other(kernel_for, 
     for order in ("C", "F"):
         x, y = (kernel.prepare_a(on_gpu(a, order)), kernel.prepare_b(on_gpu(b, order)))
         for start in (None, on_gpu(c)):
-            assert kernel._at_once([kernel.first] * 5, a.shape[1], kernel._rows((300, 260), kernel.accumulator)) == 4
+            assert kernel._at_once([kernel.first] * 5, a.shape[1], kernel._empty((300, 260), kernel.accumulator)) == 4
             whole = kernel.multiply(x, y, start)
             d = start
             for first in range(0, a.shape[1], GRANULE):

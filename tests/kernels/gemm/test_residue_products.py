@@ -114,7 +114,7 @@ def test_each_part_of_c_comes_of_its_rows_columns_and_factors(launched, monkeypa
     (left, _held), (right, _kept) = residues_of(a), residues_of(b)  # arrays live as long as their addresses are used
     d = np.full((m, 304), 7, dtype)
     products = ResidueProducts(NOWHERE, MODULI, "maker:name", (32,))
-    products.add(left, right, c, d[:, :n], tuple(each.ctypes.data for each in factors) or None)
+    products.add(left, right, c, d[:, :n], tuple(each.ctypes.data for each in factors) or (0, 0))
     want = (a @ b.T).astype(dtype)
     want = want * factors[0][:, None] * factors[1] if scaled else want
     np.testing.assert_array_equal(d[:, :n], want if c is None else want + c)

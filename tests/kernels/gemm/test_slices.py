@@ -88,7 +88,7 @@ def test_slices_of_every_matrix_are_added_to_c(launched, monkeypatch, dtype, add
     wide_a, wide_b = a.astype(kernel.accumulator), b.astype(kernel.accumulator)
     expected = wide_a @ wide_b
     c = integers(expected.shape, kernel.accumulator, 3) if adds else None
-    d = kernel._rows(expected.shape, kernel.accumulator)
+    d = kernel._empty(expected.shape, kernel.accumulator)
     d[...] = -77
     kernel._accumulate(kernel._format(a, "A"), kernel._format(b, "B"), c, d)
     np.testing.assert_array_equal(d, expected + (0 if c is None else c))
@@ -103,7 +103,7 @@ def test_only_the_last_run_rounds_to_a_narrower_type(launched, monkeypatch):
     a[:, :2] = 1024, 1  # 1025 and three quarters: float16 has no halves there, and rounds to even
     a[:, STRETCH], a[:, 2 * STRETCH] = 0.5, 0.25
     kernel = HopperKernel(Problem(1, 1, 1, np.dtype("float16")), NOWHERE)
-    d = kernel._rows((8, 8), np.dtype("float16"))
+    d = kernel._empty((8, 8), np.dtype("float16"))
     kernel._accumulate(kernel._format(a, "A"), kernel._format(b, "B"), None, d)
     np.testing.assert_array_equal(d, np.float16(1025.75))
     outputs = [recipe.parameters[1:] for recipe, _ in launched[1::2]]
@@ -114,7 +114,7 @@ def test_only_k_of_more_than_a_stretch_is_sliced(launched):
     kernel = HopperKernel(Problem(1, 1, 1, np.dtype("float16")), NOWHERE)
     for k, deep in ((STRETCH, False), (STRETCH + 8, True)):
         a, b = integers((8, k), "f2", 1), integers((k, 8), "f2", 2)
-        kernel._accumulate(kernel._format(a, "A"), kernel._format(b, "B"), None, kernel._rows((8, 8), np.dtype("f4")))
+        kernel._accumulate(kernel._format(a, "A"), kernel._format(b, "B"), None, kernel._empty((8, 8), np.dtype("f4")))
         tile, matrices = launched[0]
         assert (tile.sliced, matrices) == (deep, 2 if deep else 1)
         launched.clear()
