@@ -12,10 +12,8 @@ product is less than 0.37 P, so the sum still rounds to the right integer.
 
 from __future__ import annotations
 
-import functools
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.launches import Plan
@@ -30,8 +28,7 @@ Array = Any  # cupy.ndarray: CuPy ships no types
 SHIFT = 20  # shares are stored as multiples of 2^-20; their sums stay below 2^31
 
 
-@dataclass(frozen=True)
-class System:
+class System(NamedTuple):
     """Moduli for integers of one width, and the constants with which an integer is computed from its residues.
 
     The sums use unsigned bytes: each residue plus `OFFSET`.
@@ -40,47 +37,39 @@ class System:
     ----------
     bits
         Bits of an integer of the operands and of the result.
+    product
+        The moduli's product, P.
+    weights
+        The weight of each modulus, modulo 2^bits. The byte of the modulus is multiplied by it.
+    start
+        The initial value of the weighted sum, modulo 2^bits. It cancels the `OFFSET` of the bytes.
+    shares
+        Each weight divided by P, in units of 2^-20.
+    shares_start
+        The initial value of the sum of bytes times shares. It cancels `OFFSET` and adds 1/2. The integer part of the
+        sum is then the multiple of P.
     """
 
     bits: int
     moduli: tuple[int, ...]
+    product: int
+    weights: tuple[int, ...]
+    start: int
+    shares: tuple[int, ...]
+    shares_start: int
 
-    @functools.cached_property
-    def product(self) -> int:
-        """The moduli's product, P."""
-        return math.prod(self.moduli)
-
-    @functools.cached_property
-    def weights(self) -> tuple[int, ...]:
-        """The weight of each modulus, modulo 2^bits. The byte of the modulus is multiplied by it."""
-        return tuple(self._wrapped(weight(modulus, self.product)) for modulus in self.moduli)
-
-    @functools.cached_property
-    def start(self) -> int:
-        """The initial value of the weighted sum, modulo 2^bits. It cancels the `OFFSET` of the bytes."""
-        return self._wrapped(-OFFSET * sum(self.weights))
-
-    @functools.cached_property
-    def shares(self) -> tuple[int, ...]:
-        """Each weight divided by P, in units of 2^-20."""
-        return tuple(
-            ((weight(modulus, self.product) << SHIFT + 1) + self.product) // (2 * self.product)
-            for modulus in self.moduli
-        )
-
-    @functools.cached_property
-    def shares_start(self) -> int:
-        """The initial value of the sum of bytes times shares. It cancels `OFFSET` and adds 1/2.
-
-        The integer part of the sum is then the multiple of P.
-        """
-        return (1 << SHIFT - 1) - OFFSET * sum(self.shares)
-
-    def _wrapped(self, number: int) -> int:
-        return number % (1 << self.bits)
+    @classmethod
+    def of(cls, bits: int, moduli: tuple[int, ...]) -> System:
+        """Compute the constants."""
+        product = math.prod(moduli)
+        whole = [weight(modulus, product) for modulus in moduli]
+        weights = tuple(each % (1 << bits) for each in whole)
+        shares = tuple(((each << SHIFT + 1) + product) // (2 * product) for each in whole)
+        start, shares_start = -OFFSET * sum(weights) % (1 << bits), (1 << SHIFT - 1) - OFFSET * sum(shares)
+        return cls(bits, moduli, product, weights, start, shares, shares_start)
 
 
-SYSTEMS = {32: System(32, MODULI[:10]), 64: System(64, (*MODULI, 191, 181))}
+SYSTEMS = {32: System.of(32, MODULI[:10]), 64: System.of(64, (*MODULI, 191, 181))}
 
 
 def split_integers(stack: Array, bits: int, device: Device) -> Residues:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -227,8 +228,11 @@ def _layout(x: Array) -> tuple[int, int] | None:
     return None
 
 
+_LIBRARY = partial(Candidate, workspace=WORKSPACE, sizes_below=COUNTS_BELOW)
+_TENSOR_CORES = partial(_LIBRARY, tile=(64, 64), capabilities=AMPERE, unit="tensor")
+
 TABLE = (
-    Candidate(
+    _LIBRARY(
         CublasKernel,
         "NVIDIA's library",
         FLOATS,
@@ -238,38 +242,26 @@ TABLE = (
             **dict.fromkeys(("float16", "bfloat16", *(dtype.name for dtype in FLOAT8)), "tensor"),
             **dict.fromkeys(("float64", "complex128"), "fp64_tensor"),
         },
-        workspace=WORKSPACE,
         direct=lambda *_: True,
         slow_if_odd={"float16": 0.18, "bfloat16": 0.18},
         slice=256,
-        sizes_below=COUNTS_BELOW,
     ),
-    Candidate(
+    _TENSOR_CORES(
         CublasTf32Kernel,
         "NVIDIA's library, operands rounded to TF32",
         frozenset({"float32"}),
         "high",
-        tile=(64, 64),
-        capabilities=AMPERE,
-        unit="tensor",
-        workspace=WORKSPACE,
         direct=lambda *_: True,
-        sizes_below=COUNTS_BELOW,
     ),
-    Candidate(
+    _TENSOR_CORES(
         CublasInt8Kernel,
         "NVIDIA's library",
         frozenset({"int8"}),
         "ieee",
-        tile=(64, 64),
-        capabilities=AMPERE,
         worth_it=frozenset({(9, 0)}),  # it was measured there
-        unit="tensor",
         prepared=1.0,  # B in C order
-        workspace=WORKSPACE,
         direct=lambda problem, by_columns: (
             problem.k % VECTOR_BYTES == 0 and (by_columns or _small(problem.k, problem.n))
         ),
-        sizes_below=COUNTS_BELOW,
     ),
 )

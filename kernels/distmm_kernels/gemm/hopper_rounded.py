@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import ClassVar
 
 import ml_dtypes
@@ -29,23 +30,9 @@ class HopperBf16Kernel(HopperKernel):
         return block.astype(self.dtype, copy=False).astype(ml_dtypes.bfloat16)
 
 
+_FLOAT32 = frozenset({"float32"})
+_ROUNDED = partial(ON_HOPPER, dtypes=_FLOAT32, workspace=slices.WORKSPACE, triangles=_FLOAT32)
 TABLE = (
-    ON_HOPPER(
-        HopperBf16Kernel,
-        "operands rounded to bfloat16, on tensor cores",
-        frozenset({"float32"}),
-        "medium",
-        prepared=0.5,
-        workspace=slices.WORKSPACE,
-        triangles=frozenset({"float32"}),
-    ),
-    ON_HOPPER(
-        HopperTf32Kernel,
-        "operands rounded to TF32, on tensor cores",
-        frozenset({"float32"}),
-        "high",
-        prepared=1.0,
-        workspace=slices.WORKSPACE,
-        triangles=frozenset({"float32"}),
-    ),
+    _ROUNDED(HopperBf16Kernel, "operands rounded to bfloat16, on tensor cores", precision="medium", prepared=0.5),
+    _ROUNDED(HopperTf32Kernel, "operands rounded to TF32, on tensor cores", precision="high", prepared=1.0),
 )

@@ -71,13 +71,6 @@ class IntegerResidueKernel(AlignedKernel):
         return False
 
 
-class MmaSyncIntegerResidueKernel(IntegerResidueKernel):
-    """int32 by ten products of residues, int64 by eighteen, on any GPU since Ampere."""
-
-    name = "mma_sync_integer_residues"
-    instruction = "mma.sync"
-
-
 _INTEGERS = partial(
     Candidate,
     dtypes=frozenset({"int32", "int64"}),
@@ -91,4 +84,4 @@ _INTEGERS = partial(
     sizes_below=COORDINATES,
 )
 
-TABLE = rows(_INTEGERS, "ten or eighteen products of int8 residues", IntegerResidueKernel, MmaSyncIntegerResidueKernel)
+TABLE = rows(_INTEGERS, "ten or eighteen products of int8 residues", IntegerResidueKernel)

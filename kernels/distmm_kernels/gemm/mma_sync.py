@@ -40,7 +40,7 @@ class MmaSyncKernel(AlignedKernel, RegisterTiledKernel):
 
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
-        self.kind = self.kinds[self.dtype.name]
+        self.kind: Multiplicand = self.kinds[self.dtype.name]
 
     def _left(self, a: Array) -> Array:
         if has_vectors(a, -1):
@@ -62,9 +62,6 @@ class MmaSyncKernel(AlignedKernel, RegisterTiledKernel):
             parts = (a, b) if k <= GRANULE else (a[..., first:last], b[..., first:last, :])
             super()._accumulate(*parts, c, d)
             c = d
-
-    def _elements(self) -> str:
-        return self.kind
 
     def _tilings(self, a: Array, b: Array) -> tuple[Tiling, Tiling]:
         return tilings(self.kind, self.device.compute_capability, (has_vectors(a, -1), has_vectors(b, -2)))

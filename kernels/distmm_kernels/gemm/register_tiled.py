@@ -26,6 +26,7 @@ class RegisterTiledKernel(launch.CudaKernel):
 
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
+        self.kind: str = self.dtype.name  # what the kernel's maker calls the operands' type
         self._launches: Bounded[launch.Launch] = Bounded()
 
     def _format(self, block: Array, operand: str) -> Array:
@@ -63,15 +64,11 @@ class RegisterTiledKernel(launch.CudaKernel):
         *batch, m, n = d.shape
         tiling = tiling_for(self._tilings(a, b), m, n, math.prod(batch), self.device.multiprocessors)
         width = tiling.widest if n % tiling.widest == 0 and has_vectors(d, -1) else 1
-        recipe = Recipe(self.maker, (self._elements(), tiling, width))
+        recipe = Recipe(self.maker, (self.kind, tiling, width))
         blocks = -(-m // tiling.rows) * -(-n // tiling.columns), math.prod(batch)
         arrays = a.swapaxes(-1, -2), b, c, d
         stacks = [None if x is None else stack.Stack.of(x) for x in arrays]
         return launch.Launch(recipe, self.device, blocks, stacks)
-
-    def _elements(self) -> str:
-        """Return the name of the operands' type for the kernel's maker."""
-        return self.dtype.name
 
     def _tilings(self, a: Array, b: Array) -> tuple[Tiling, Tiling]:
         """Return the tiling for large products and the one for small products, for operands with these strides."""

@@ -163,10 +163,20 @@ def matrices_of(
         yield place, int(mine[place]), int(yours[place])
 
 
-def rows(row: partial[Candidate], idea: str, on_hopper: type[Kernel], on_ampere: type[Kernel]) -> tuple[Candidate, ...]:
-    """Return the rows of a kernel by `wgmma`, and of the same one by `mma.sync`, from what both have in common."""
+def rows(row: partial[Candidate], idea: str, kernel: type[Kernel]) -> tuple[Candidate, ...]:
+    """Return the rows of a kernel by `wgmma`, and of the same one by `mma.sync`, from what both have in common.
+
+    The second one is a subclass with another ``instruction``. All sums of residues are exact, so the results have the
+    same bits.
+    """
     fed, dtypes = f"{idea}, on tensor cores", row.keywords["dtypes"]
+    own = {"name": f"mma_sync_{kernel.name}", "instruction": "mma.sync", "__module__": kernel.__module__}
     return (
-        row(on_hopper, fed, capabilities=HOPPER, unit="tensor", triangles=dtypes),
-        row(on_ampere, f"{fed} fed by ldmatrix", capabilities=AMPERE, unit="mma_sync"),
+        row(kernel, fed, capabilities=HOPPER, unit="tensor", triangles=dtypes),
+        row(
+            type(f"MmaSync{kernel.__name__}", (kernel,), own),
+            f"{fed} fed by ldmatrix",
+            capabilities=AMPERE,
+            unit="mma_sync",
+        ),
     )

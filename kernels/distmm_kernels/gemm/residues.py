@@ -70,20 +70,6 @@ class ComplexResidueKernel(ResidueKernel):
     reconstruction = "distmm_kernels.device_code.reconstruct_complex:reconstruct"
 
 
-class MmaSyncResidueKernel(ResidueKernel):
-    """float64 by residues on any GPU since Ampere. All sums of residues are exact, so results have the same bits."""
-
-    name = "mma_sync_residues"
-    instruction = "mma.sync"
-
-
-class MmaSyncComplexResidueKernel(ComplexResidueKernel):
-    """complex128 by residues on any GPU since Ampere, with the same bits."""
-
-    name = "mma_sync_complex_residues"
-    instruction = "mma.sync"
-
-
 def split_steps(k: int) -> int:
     """Return how many steps of k have residues: all but those of a short granule at the end."""
     last = k % GRANULE
@@ -112,8 +98,6 @@ _COMPLEX128 = partial(
 )
 
 TABLE = (
-    *rows(_FLOAT64, "sixteen products of int8 residues", ResidueKernel, MmaSyncResidueKernel),
-    *rows(
-        _COMPLEX128, "three times sixteen products of int8 residues", ComplexResidueKernel, MmaSyncComplexResidueKernel
-    ),
+    *rows(_FLOAT64, "sixteen products of int8 residues", ResidueKernel),
+    *rows(_COMPLEX128, "three times sixteen products of int8 residues", ComplexResidueKernel),
 )

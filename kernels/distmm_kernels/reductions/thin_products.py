@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -56,7 +55,7 @@ def times_vectors(matrices: Array, vectors: Array, device: Device) -> tuple[Arra
     products, squares = _results(tuple(batch), m, vectors)
     places = address(vectors), Stack.of(vectors).step, address(products), Stack.of(products).step, address(squares)
     if products.size:
-        kernel = _kernel(matrices.dtype, device)
+        kernel = driver.loaded(Recipe(MAKER, (matrices.dtype.name,)), device)
         grid = -(-m // (ROWS * WARPS)), 1, at.matrices
         kernel.launch(grid, (), (at.address, at.step, at.pitch, m, n, *places))
     return products, squares
@@ -75,8 +74,3 @@ def _results(batch: tuple[int, ...], m: int, vectors: Array) -> tuple[Array, Arr
     strides = (*(step for _ in batch), 2 * itemsize, itemsize)
     products = cupy.ndarray((*batch, m, 2), vectors.dtype, memory, strides)
     return products, cupy.ndarray((*batch, m), np.float64, memory + matrices * step)
-
-
-@functools.cache
-def _kernel(dtype: np.dtype[Any], device: Device) -> driver.LoadedKernel:
-    return driver.loaded(Recipe(MAKER, (dtype.name,)), device)
