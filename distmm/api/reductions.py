@@ -20,7 +20,7 @@ from distmm.product.choices import BlockKeywords, takes
 from distmm.product.product_array import ProductArray
 from distmm.product.reduced_product import Kinds, product_of, results
 from distmm.product.reduction_limits import check_metric, check_ordered, checked_k
-from distmm.worker.tasks.reductions import Custom, Histogram, Largest, Norm, Sum
+from distmm.worker.tasks.reductions import Custom, Largest, histogram, norms, sums
 
 Functions = tuple[Callable[[Any, int], Any], Callable[[list[Any]], Any], Callable[[Any], Any]]
 
@@ -250,15 +250,15 @@ def reduce(
         return with_copies(best[0 if how == "max" else 1][..., 0])
     if how == "sum":
         of_sum = np.dtype(np.uint64 if c.kind == "u" else np.int64) if c.kind in "biu" else c
-        return results(product, chosen, Sum(of_sum), [(of_sum, ())], down)[0]
+        return results(product, chosen, sums(of_sum), [(of_sum, ())], down)[0]
     if how == "norm":
         of_norm = np.dtype(np.float64) if c.kind in "biu" else np.empty(0, c).real.dtype
-        return results(product, chosen, Norm(of_norm), [(of_norm, ())], down)[0]
+        return results(product, chosen, norms(of_norm), [(of_norm, ())], down)[0]
     if how == "histogram":
         check_ordered(product.dtype, "bins")
         edges = _checked_bins(bins)
         kinds = [(np.dtype(np.int64), (len(edges) - 1,))]
-        return results(product, chosen, Histogram(tuple(edges.tolist())), kinds, down)[0]
+        return results(product, chosen, histogram(tuple(edges.tolist())), kinds, down)[0]
     own = c if dtype is None else np.dtype(dtype)
     return results(product, chosen, Custom(cast("Functions", how), own), [(own, tuple(shape))], down)[0]
 

@@ -169,12 +169,7 @@ class Store:
         """Yield the tasks of one result."""
         place = tuple(along[at] for along, at in zip(self._places, key[1:], strict=True))
         block = TaskRef((self.source, *map(operator.add, key[1:], self.first)))
-        yield Task(key, _store, self.target, place, block)
-
-
-def _store(target: Any, place: tuple[slice, ...], block: Any) -> None:
-    """Write a block. Runs on workers."""
-    target[place] = block
+        yield Task(key, operator.setitem, self.target, place, block)
 
 
 def stored(

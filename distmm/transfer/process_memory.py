@@ -51,12 +51,12 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(THREADS, thread_name_prefix="distmm-copy")
 
 
-def _in_threads(function: Callable[[Piece], object], pieces: Iterable[Piece]) -> None:
+def in_threads(threads: ThreadPoolExecutor, function: Callable[[Piece], object], pieces: Iterable[Piece]) -> None:
     """Call a function of each piece in several threads, and return or raise when none of the calls runs any more.
 
     The caller may free the memory, or use it otherwise, as soon as this has raised.
     """
-    calls = [_threads().submit(function, piece) for piece in pieces]
+    calls = [threads.submit(function, piece) for piece in pieces]
     try:
         wait(calls, return_when=FIRST_EXCEPTION)
     finally:
@@ -90,11 +90,11 @@ def copy(target: np.ndarray, source: np.ndarray) -> None:
         target, source = target[0], source[0]
     height = max(1, PIECE // max(1, target[:1].nbytes))
     bands = [slice(first, first + height) for first in range(0, len(target), height)]
-    _in_threads(lambda band: np.copyto(target[band], source[band]), bands)
+    in_threads(_threads(), lambda band: np.copyto(target[band], source[band]), bands)
 
 
 def _copy_pieces(call: Callable[..., int], pid: int, theirs: Rows, ours: int) -> None:
-    _in_threads(lambda piece: _copy_piece(call, pid, *piece), _pieces(theirs, ours))
+    in_threads(_threads(), lambda piece: _copy_piece(call, pid, *piece), _pieces(theirs, ours))
 
 
 def _pieces(theirs: Rows, ours: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
@@ -126,7 +126,8 @@ def populate(address: int, nbytes: int) -> None:
     size = -(-nbytes // THREADS)
     size += -size % mmap.PAGESIZE
     # Linux before 5.14 refuses this advice and allocates the pages at their first use.
-    _in_threads(
+    in_threads(
+        _threads(),
         lambda first: _libc().madvise(address + first, min(size, nbytes - first), MADV_POPULATE_WRITE),
         range(0, nbytes, size),
     )

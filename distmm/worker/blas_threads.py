@@ -60,6 +60,8 @@ def _task_threads() -> int:
 
 def _set(threads: Iterable[int]) -> None:
     for library, number in zip(_libraries(), threads, strict=True):
+        if library.num_threads == number:
+            continue
         if library.internal_api == "openblas":
             # threadpoolctl lets one thread at a time set the number; here the threads of tasks take turns.
             library.clear_controlling_thread(force=True)

@@ -8,7 +8,7 @@ thread reads into memory that exists already, at 4 GB/s or more, and fills one b
 from __future__ import annotations
 
 import threading
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any
 
@@ -80,13 +80,6 @@ def upload(source: Any, index: tuple[slice, ...]) -> Any:
                 gpu_copies.copy_rows(target, staged.ctypes.data, staged.strides[0], stream)
                 copied.record(stream)
 
-        futures = [_readers().submit(read, piece) for piece in pieces]
-        try:
-            for future in futures:
-                future.result()
-        finally:  # also after an error: the other threads copy to this block's memory
-            for future in futures:
-                future.cancel()
-            wait(futures)
+        process_memory.in_threads(_readers(), read, pieces)
     source.check(rows, cols)
     return block

@@ -70,13 +70,18 @@ def arrived(block: Any, what: str, shape: Shape | None = None, dtype: Any = None
                 "for these: fill them, for example with x.filled(0) or x.map_blocks(np.ma.filled, 0)"
             )
         block = np.asarray(block)
-        block = block.astype(block.dtype.newbyteorder("="), copy=False)
+        if not block.dtype.isnative:
+            block = block.astype(block.dtype.newbyteorder("="))
     if shape is not None and block.shape != shape:
         raise InputError(
             f"{what} is a {given} of shape {block.shape}, and its array says {shape}: state the true chunks, for "
             "example with chunks= of map_blocks or shape= of from_delayed"
         )
-    if dtype is None or block.dtype in (dtype := np.dtype(dtype).newbyteorder("="), gpu.carrier(dtype)):
+    if (
+        dtype is None
+        or block.dtype == (dtype := np.dtype(dtype).newbyteorder("="))
+        or block.dtype == gpu.carrier(dtype)
+    ):
         return block
     if not np.can_cast(block.dtype, dtype, "safe"):
         raise InputError(

@@ -194,80 +194,9 @@ class Largest:
             return values.astype(self.dtype, copy=False), indices
 
 
-class _Added:
-    """A reduction whose parts are added."""
-
-    def combine(self, parts: list[Part]) -> Part:
-        """Reduce parts of the same lines to one part."""
-        return reduce(np.add, parts)
-
-
-@dataclass(frozen=True)
-class Sum(_Added):
-    """The sum of each line, in float64 or complex128 for numbers that are not integers."""
-
-    dtype: np.dtype[Any]
-
-    def chunk(self, block: Block, first: int, norms: Norms | None) -> Part:
-        """Reduce a block's part of some lines."""
-        wide = np.result_type(self.dtype, np.float64) if self.dtype.kind in "fcV" else self.dtype
-        return by_rows(block, lambda x, _: (sortable(x).sum(axis=1, dtype=wide),))[0]
-
-    def finish(self, part: Part) -> tuple[np.ndarray, ...]:
-        """Return the sums in their type."""
-        return (part.astype(self.dtype, copy=False),)
-
-
-@dataclass(frozen=True)
-class Norm(_Added):
-    """The Euclidean norm of each line: squares are summed in float64."""
-
-    dtype: np.dtype[Any]
-
-    def chunk(self, block: Block, first: int, norms: Norms | None) -> Part:
-        """Reduce a block's part of some lines."""
-
-        def squares(x: Block, at: tuple[Any, ...]) -> tuple[Block]:
-            x = x.astype(np.complex128).view(np.float64) if x.dtype.kind == "c" else sortable(x).astype(np.float64)
-            return ((x * x).sum(axis=1),)
-
-        return by_rows(block, squares)[0]
-
-    def finish(self, part: Part) -> tuple[np.ndarray, ...]:
-        """Return the norms in their type."""
-        return (np.sqrt(part).astype(self.dtype, copy=False),)
-
-
-@dataclass(frozen=True)
-class Histogram(_Added):
-    """How many elements of each line are in each bin; the bins are those of `numpy.histogram`."""
-
-    edges: tuple[float, ...]
-
-    def chunk(self, block: Block, first: int, norms: Norms | None) -> Part:
-        """Reduce a block's part of some lines."""
-        library, bins = gpu.namespace(block), len(self.edges) - 1
-        edges = library.asarray(self.edges)
-
-        def counts(x: Block, at: tuple[Any, ...]) -> tuple[Block]:
-            x = sortable(x)
-            at_bin = library.searchsorted(edges, x.ravel(), side="right").reshape(x.shape) - 1
-            at_bin[x == edges[-1]] = bins - 1  # the last bin has both of its edges
-            inside = (at_bin >= 0) & (at_bin < bins)  # a NaN is beyond the last one
-            at_bin += bins * library.arange(len(x))[:, None]
-            counted = library.bincount(at_bin[inside], minlength=len(x) * bins)
-            return (counted.reshape(len(x), bins).astype(np.int64, copy=False),)
-
-        return by_rows(block, counts)[0]
-
-    def finish(self, part: Part) -> tuple[np.ndarray, ...]:
-        """Return the counts."""
-        return (part,)
-
-
 @dataclass(frozen=True)
 class Custom:
-    """The user's own three functions; see `distmm.reduce`."""
+    """Three functions of lines: those of `sums`, `norms` and `histogram`, or the user's own (`distmm.reduce`)."""
 
     functions: tuple[Callable[[Block, int], Part], Callable[[list[Part]], Part], Callable[[Part], np.ndarray]]
     dtype: np.dtype[Any]
@@ -283,3 +212,51 @@ class Custom:
     def finish(self, part: Part) -> tuple[np.ndarray, ...]:
         """Return the results in their type."""
         return (np.asarray(self.functions[2](part)).astype(self.dtype, copy=False),)
+
+
+def sums(dtype: np.dtype[Any]) -> Custom:
+    """Return the reduction to the sum of each line, in float64 or complex128 for numbers that are not integers."""
+    wide = np.result_type(dtype, np.float64) if dtype.kind in "fcV" else dtype
+    return Custom((partial(_summed, wide), _added, np.asarray), dtype)
+
+
+def norms(dtype: np.dtype[Any]) -> Custom:
+    """Return the reduction to the Euclidean norm of each line: squares are summed in float64."""
+    return Custom((_squared, _added, np.sqrt), dtype)
+
+
+def histogram(edges: tuple[float, ...]) -> Custom:
+    """Return the reduction to the count of each line's elements in each bin, with the bins of `numpy.histogram`."""
+    return Custom((partial(_counted, edges), _added, np.asarray), np.dtype(np.int64))
+
+
+def _added(parts: list[Part]) -> Part:
+    return reduce(np.add, parts)
+
+
+def _summed(wide: np.dtype[Any], block: Block, first: int) -> Part:
+    return by_rows(block, lambda x, _: (sortable(x).sum(axis=1, dtype=wide),))[0]
+
+
+def _squared(block: Block, first: int) -> Part:
+    def squares(x: Block, at: tuple[Any, ...]) -> tuple[Block]:
+        x = x.astype(np.complex128).view(np.float64) if x.dtype.kind == "c" else sortable(x).astype(np.float64)
+        return ((x * x).sum(axis=1),)
+
+    return by_rows(block, squares)[0]
+
+
+def _counted(given: tuple[float, ...], block: Block, first: int) -> Part:
+    library, bins = gpu.namespace(block), len(given) - 1
+    edges = library.asarray(given)
+
+    def counts(x: Block, at: tuple[Any, ...]) -> tuple[Block]:
+        x = sortable(x)
+        at_bin = library.searchsorted(edges, x.ravel(), side="right").reshape(x.shape) - 1
+        at_bin[x == edges[-1]] = bins - 1  # the last bin has both of its edges
+        inside = (at_bin >= 0) & (at_bin < bins)  # a NaN is beyond the last one
+        at_bin += bins * library.arange(len(x))[:, None]
+        counted = library.bincount(at_bin[inside], minlength=len(x) * bins)
+        return (counted.reshape(len(x), bins).astype(np.int64, copy=False),)
+
+    return by_rows(block, counts)[0]

@@ -19,7 +19,7 @@ from distmm.graph.product_graph import ProductLayer, Reduced
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
-from distmm.worker.tasks.reductions import Sum
+from distmm.worker.tasks.reductions import sums
 
 F4 = np.dtype("f4")
 SPEC = ClusterSpec(1, 10**12, "cpu", 1e11, 1e9)
@@ -30,7 +30,7 @@ def layer(rows: int, columns: int, down: bool, symmetric: bool, batch: int = 1) 
     problem = Problem(rows, 4, columns, F4, shape, shape, "symmetric" if symmetric else None)
     edges = "x".join(["1"] * (len(shape) + 1) + ["4", "1"])
     plan = make_plan(problem, SPEC, text=f"g1x1x1 b{edges} p1 w1 l2", result="reduced")
-    take = Merge("distmm-matmul-token", plan, Reduced(Sum(F4), down))
+    take = Merge("distmm-matmul-token", plan, Reduced(sums(F4), down))
     return ConsumerLayer("distmm-merged-token", Grid((*shape, columns if down else rows)), take)
 
 

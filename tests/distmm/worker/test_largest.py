@@ -23,13 +23,13 @@ from distmm.worker.tasks.largest import largest, sortable, topk_of_chunk
 from distmm.worker.tasks.reductions import (
     BlockReduction,
     Custom,
-    Histogram,
     Largest,
-    Norm,
     Reduction,
-    Sum,
+    histogram,
     merge,
+    norms,
     on_host,
+    sums,
 )
 from distmm.worker.tasks.rows import by_rows, pieces
 from distmm.worker.tasks.threshold import Threshold
@@ -90,10 +90,10 @@ def test_pieces_of_rows_make_up_the_block(batch: int, m: int, n: int, piece: int
     np.testing.assert_array_equal(first, block[..., 0])
 
 
-def parts_of(reduction: Reduction, x: np.ndarray, cuts: list[int], norms: Any = None) -> list[Any]:
+def parts_of(reduction: Reduction, x: np.ndarray, cuts: list[int], squares: Any = None) -> list[Any]:
     """Parts of the lines of a matrix that is cut at some columns."""
     return [
-        reduction.chunk(x[:, a:b], a, None if norms is None else (norms[0], norms[1][a:b]))
+        reduction.chunk(x[:, a:b], a, None if squares is None else (squares[0], squares[1][a:b]))
         for a, b in pairwise([0, *sorted(cuts), x.shape[1]])
         if a < b
     ]
@@ -124,8 +124,8 @@ def test_sums_norms_and_histograms_are_numpys(dtype: str) -> None:
     x = rng.integers(-4, 5, (6, 90)).astype(dtype)
     cuts = [17, 40, 41]
     for reduction, expected in (
-        (Sum(x.sum(axis=1).dtype), x.sum(axis=1)),
-        (Norm(np.dtype("f8")), np.linalg.norm(x.astype(np.result_type(x.dtype, "f8")), axis=1)),
+        (sums(x.sum(axis=1).dtype), x.sum(axis=1)),
+        (norms(np.dtype("f8")), np.linalg.norm(x.astype(np.result_type(x.dtype, "f8")), axis=1)),
     ):
         (found,) = reduced(reduction, parts_of(reduction, x, cuts), 2)
         np.testing.assert_allclose(found, expected, rtol=1e-15)
@@ -135,7 +135,7 @@ def test_sums_norms_and_histograms_are_numpys(dtype: str) -> None:
 @pytest.mark.parametrize("edges", [np.arange(-3, 4), np.array([-2.5, -2.5, 0, 0.5, 3.0])])
 def test_bins_are_those_of_numpy_histogram(edges: np.ndarray) -> None:
     x = few_values((5, 70), "f4", 3, 9)
-    reduction = Histogram(tuple(edges.tolist()))
+    reduction = histogram(tuple(edges.tolist()))
     (found,) = reduced(reduction, parts_of(reduction, x, [8, 50]), 8)
     np.testing.assert_array_equal(found, [np.histogram(row, edges)[0] for row in x])
 
@@ -185,13 +185,13 @@ def is_held(lock: Any) -> bool:
 def test_a_block_on_a_gpu_is_reduced_while_no_other_is(on_gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     alone: list[bool] = []
 
-    def sums(block: Any, first: int) -> Any:
+    def of_rows(block: Any, first: int) -> Any:
         alone.append(is_held(gpu.product_lock))
         return block.sum(axis=1)
 
     if on_gpu:
         monkeypatch.setattr(gpu, "namespace", lambda block: object())
-    reduction = Custom((sums, sum, lambda part: part), np.dtype("f8"))
+    reduction = Custom((of_rows, sum, lambda part: part), np.dtype("f8"))
     (part,) = BlockReduction(reduction, 0, 0)(np.ones((2, 3)))
     assert part.tolist() == [3.0, 3.0]
     assert alone == [on_gpu]
@@ -207,7 +207,7 @@ def test_a_product_and_its_reduction_are_enqueued_while_no_other_product_is(monk
             held.extend(["product"] * is_held(gpu.product_lock))
             super()._accumulate(a, b, c, d)
 
-    def sums(block: Any, first: int) -> Any:
+    def of_rows(block: Any, first: int) -> Any:
         held.extend(["reduction"] * is_held(gpu.product_lock))
         return block.sum(axis=1)
 
@@ -216,7 +216,7 @@ def test_a_product_and_its_reduction_are_enqueued_while_no_other_product_is(monk
     monkeypatch.setattr(prepared_operands, "alias", lambda block: block)
     dtype = np.dtype("f8")
     monkeypatch.setattr(products, "kernel_for", lambda *_: Noting(Problem(m=2, k=3, n=2, dtype=dtype), device.cpu()))
-    reduction = BlockReduction(Custom((sums, sum, lambda part: part), dtype), 0, 0)
+    reduction = BlockReduction(Custom((of_rows, sum, lambda part: part), dtype), 0, 0)
     a, b, last = [np.ones((2, 3))], [np.ones((3, 2))], Epilogue(dtype, "numpy")
     (part,) = products.multiply(None, KernelChoice("cuda", dtype), None, a, b, last, reduction=reduction)
     assert part.tolist() == [6.0, 6.0]
@@ -232,7 +232,7 @@ def test_gpus_reduce_blocks_to_what_cpus_do(dtype: str) -> None:
     x = few_values((40, 3000), dtype, 5, 1000)
     edges = tuple(np.arange(-9.0, 10.0).tolist())
     reductions = [Largest(k, x.dtype) for k in (1, 15, 200, 2000)]
-    for reduction in (*reductions, Histogram(edges), Threshold(3, 10**6)):
+    for reduction in (*reductions, histogram(edges), Threshold(3, 10**6)):
         for turned in (False, True):
             host, device = (each.T if turned else each for each in (x, cupy.asarray(x)))
             found = in_host_memory(reduction.chunk(device, 7, None))
@@ -240,8 +240,8 @@ def test_gpus_reduce_blocks_to_what_cpus_do(dtype: str) -> None:
             for mine, own in zip(found, expected, strict=True):
                 np.testing.assert_array_equal(mine, own)
     numbers = x if x.dtype.kind != "f" else np.where(np.isfinite(x), x, 0)
-    (sums,) = in_host_memory(Sum(numbers.sum(axis=1).dtype).chunk(cupy.asarray(numbers), 0, None))
-    np.testing.assert_array_equal(sums, numbers.sum(axis=1))
+    (found,) = in_host_memory(sums(numbers.sum(axis=1).dtype).chunk(cupy.asarray(numbers), 0, None))
+    np.testing.assert_array_equal(found, numbers.sum(axis=1))
 
 
 @pytest.mark.parametrize("lines", [0, 1, 50])
