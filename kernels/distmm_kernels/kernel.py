@@ -48,7 +48,7 @@ class Kernel(ABC):
     takes_float8
         Whether 8-bit floats, of two types, are kept as well. Otherwise they become float16, which is exact.
     reads
-        Formats of the prepared operands that it multiplies: arrays of a type, or `distmm_kernels.gemm.prepared`.
+        Formats of the prepared operands that it multiplies: arrays of a type, or `distmm_kernels.gemm.operands`.
     dtype, accumulator
         Type of prepared operands, and of c and d.
     """

@@ -78,7 +78,7 @@ def adjoint(x: Any) -> Any:
     kind = kind_of(x)
     if kind == "torch":
         return x.mH  # conjugated when it is read, as by gradients
-    return _as_numba(gpu_view(x).swapaxes(-1, -2)) if kind == "numba" else x.swapaxes(-1, -2)
+    return _as_numba(view(x).swapaxes(-1, -2)) if kind == "numba" else x.swapaxes(-1, -2)
 
 
 def _device_named(device: Any) -> Device:
@@ -150,23 +150,15 @@ def view(x: Any) -> Any:
     kind = kind_of(x)
     if kind in ("numpy", "cupy"):
         return x
-    if kind == "numba":
-        return gpu_view(x)
-    on_gpu = x.__dlpack_device__()[0] in GPU
-    if not on_gpu:
+    if kind == "dlpack" and x.__dlpack_device__()[0] not in GPU:
         return np.asarray(x) if hasattr(x, "__array__") else np.from_dlpack(x)
     import cupy
 
+    if kind == "numba":
+        return cupy.asarray(x)
     if x.dtype == ml_dtypes.bfloat16:  # DLPack of CuPy has no bfloat16
         return cupy.from_dlpack(x.view("int16")).view(ml_dtypes.bfloat16)
     return cupy.from_dlpack(x)
-
-
-def gpu_view(x: Any) -> Any:
-    """Return an array with a CUDA array interface as a CuPy array."""
-    import cupy
-
-    return cupy.asarray(x)
 
 
 def _as_numba(x: Any) -> Any:
@@ -176,7 +168,7 @@ def _as_numba(x: Any) -> Any:
 
 
 def _numba(a: Any, b: Any, out: Any, c: Any, options: Options) -> Any:
-    left, right, to, added = (None if x is None else gpu_view(x) for x in (a, b, out, c))
+    left, right, to, added = (None if x is None else view(x) for x in (a, b, out, c))
     made = _cupy(left, right, to, added, options)
     return _as_numba(made) if out is None else out
 

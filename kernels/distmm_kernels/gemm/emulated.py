@@ -26,7 +26,7 @@ from distmm_kernels.emulation.splits import Parts, Piece, splitter
 from distmm_kernels.gemm.guarded import WORKSPACE, GuardedKernel, GuardedOperand, Way, by_parts
 from distmm_kernels.kernel import Array, product_shape
 from distmm_kernels.last_step import Last
-from distmm_kernels.launch.fragment_launch import FragmentGemm, halves_gemm
+from distmm_kernels.launch.fragment_launch import FragmentGemm, fragment_gemm
 from distmm_kernels.launch.hopper_launch import Finish, HopperGemms, Scales
 from distmm_kernels.layout.stack import Stack
 from distmm_kernels.tiles import slices
@@ -200,7 +200,7 @@ class MmaSyncFp16x3Kernel(Fp16x3Kernel):
     finishes = mirrors = False
 
     def _gemm(self, a: Parts, b: Parts, to: Stack, **variant: Any) -> FragmentGemm:
-        return halves_gemm("float16" if a.format.scaled else "tfloat32", (a.k_major, b.k_major), self.device)
+        return fragment_gemm("float16" if a.format.scaled else "tfloat32", (a.k_major, b.k_major), self.device)
 
 
 # float16 halves take as much memory as the block, TF32 halves twice as much. The scales of float16 halves took 5 MB of

@@ -25,7 +25,7 @@ from distmm_kernels.emulation.formats import GRANULE, Guard
 from distmm_kernels.emulation.launches import Found, as_stack
 from distmm_kernels.emulation.sparsity import holds
 from distmm_kernels.gemm.aligned import AlignedKernel
-from distmm_kernels.gemm.prepared import Prepared
+from distmm_kernels.gemm.operands import Prepared
 from distmm_kernels.kernel import Array
 from distmm_kernels.layout.stack import distinct
 from distmm_kernels.layout.vectors import row_pitch
@@ -112,7 +112,8 @@ class GuardedKernel(AlignedKernel):
         self.patience = 0  # products that the library may compute before the next sample
 
     def _format(self, block: Array, operand: str) -> GuardedOperand:
-        matrices = self._matrices(block, operand)
+        own = distinct(block).astype(self.dtype, copy=False)
+        matrices = own if operand == "A" else own.swapaxes(-1, -2)
         made, found = self._split(as_stack(self._splittable(matrices)))
         kept = {"batch": matrices.shape[:-2], "matrices": matrices, "found": found}
         return GuardedOperand(shape=block.shape, format=self.reads[0], made=made, **kept)
@@ -208,11 +209,6 @@ class GuardedKernel(AlignedKernel):
                 rows, columns = (max(1, size // SAMPLE) for size in (a.shape[-2], b.shape[-1]))
                 left, right = prepare(a[..., ::rows, :], "A"), prepare(b[..., ::columns], "B")
             self._sample = replace(left, matrices=None), replace(right, matrices=None)  # the blocks may be freed
-
-    def _matrices(self, block: Array, operand: str) -> Array:
-        """Return `GuardedOperand.matrices` of a block."""
-        own = distinct(block).astype(self.dtype, copy=False)
-        return own if operand == "A" else own.swapaxes(-1, -2)
 
     def _by_multiply_adds(self, index: int, a: GuardedOperand, b: GuardedOperand, c: Array | None, d: Array) -> None:
         """Add one granule by a chain of multiply-adds in the operands' own type, which may need copies of them."""

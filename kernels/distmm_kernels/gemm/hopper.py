@@ -21,7 +21,7 @@ from distmm_kernels.config import FLOAT8, NARROW, Problem
 from distmm_kernels.device import Device
 from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.gemm.guarded import WORKSPACE
-from distmm_kernels.gemm.hopper_operands import Operand, joined
+from distmm_kernels.gemm.operands import Operand, joined
 from distmm_kernels.kernel import Array, Enqueue, product_shape
 from distmm_kernels.last_step import Last
 from distmm_kernels.launch.bounded import MOST

@@ -9,7 +9,7 @@ import numpy as np
 
 from distmm_kernels.config import FLOAT8
 from distmm_kernels.gemm.hopper import ON_HOPPER, HopperKernel
-from distmm_kernels.gemm.hopper_operands import Operand
+from distmm_kernels.gemm.operands import Operand
 from distmm_kernels.kernel import Array, product_shape
 from distmm_kernels.launch.hopper_launch import Scales
 from distmm_kernels.layout.float8 import native

@@ -19,7 +19,7 @@ from distmm_kernels.emulation.launches import as_stack
 from distmm_kernels.emulation.residues import SHORTEST
 from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.gemm.guarded import WORKSPACE
-from distmm_kernels.gemm.prepared import Prepared
+from distmm_kernels.gemm.operands import Prepared
 from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
 from distmm_kernels.gemm.residue_products import Instruction, ResidueProducts, rows
 from distmm_kernels.kernel import Array

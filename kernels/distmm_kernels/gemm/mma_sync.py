@@ -16,7 +16,7 @@ from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import GRANULE
 from distmm_kernels.gemm.aligned import AlignedKernel
-from distmm_kernels.gemm.prepared import Prepared
+from distmm_kernels.gemm.operands import Prepared
 from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
 from distmm_kernels.kernel import Array
 from distmm_kernels.layout.stack import Stack, distinct

@@ -17,7 +17,7 @@ from distmm_kernels.emulation.formats import GRANULE
 from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.gemm.emulated import Fp16x3Kernel
 from distmm_kernels.gemm.guarded import WORKSPACE
-from distmm_kernels.gemm.prepared import Prepared
+from distmm_kernels.gemm.operands import Prepared
 from distmm_kernels.kernel import Array
 from distmm_kernels.launch.launches import CudaKernel
 from distmm_kernels.layout.real_view import REALS, as_real, doubled, in_rows

@@ -22,11 +22,11 @@ from distmm_kernels.device import Device
 from distmm_kernels.emulation.moduli import MODULI, epilogue_multiplier
 from distmm_kernels.emulation.residues import COLUMNS, THREADS
 from distmm_kernels.gemm.guarded import WORKSPACE, parts
-from distmm_kernels.gemm.prepared import Prepared
+from distmm_kernels.gemm.operands import Prepared
 from distmm_kernels.kernel import Array, Kernel
 from distmm_kernels.launch.binary import Recipe
 from distmm_kernels.launch.driver import loaded
-from distmm_kernels.launch.fragment_launch import residues_gemm
+from distmm_kernels.launch.fragment_launch import fragment_gemm
 from distmm_kernels.launch.hopper_launch import HopperGemms, Scales
 from distmm_kernels.layout.stack import Stack, address
 from distmm_kernels.layout.vectors import row_pitch
@@ -128,7 +128,7 @@ class ResidueProducts:
     def _gemm(self, to: Stack, above: int | None) -> Callable[..., None]:
         """Return the launcher for a part of C; ``above`` are the rows above a part of a symmetric C."""
         if self._instruction == "mma.sync":
-            return residues_gemm(self.device)
+            return fragment_gemm("int8", (True, True), self.device)
         gemm = self._gemms(to, "int8", operand="int8", b_major="k", symmetric=above is not None)
         return partial(gemm, above=above or 0)
 

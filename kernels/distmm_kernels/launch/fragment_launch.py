@@ -9,7 +9,7 @@ from distmm_kernels.launch.binary import Recipe
 from distmm_kernels.launch.hopper_launch import NO_SCALES, Scales, Stacks
 from distmm_kernels.launch.launches import MAX_GRID_Y, Launch
 from distmm_kernels.layout.stack import Stack
-from distmm_kernels.tiles.fragment_tiles import FragmentTiling, Multiplicand, tilings, tilings_of_halves
+from distmm_kernels.tiles.fragment_tiles import Multiplicand, tilings, tilings_of_halves
 from distmm_kernels.tiles.tiling import tiling_for
 
 
@@ -19,14 +19,15 @@ class FragmentGemm:
     Parameters
     ----------
     operand
-        Type that the tensor cores read. If it is int8, D has the residues of the products in int8.
-    choices
-        The tiling for large products and the one for small products.
+        Type that the tensor cores read. If it is int8, D has the residues of the products in int8. Others are halves.
+    along_k
+        Whether A and B are k-major. Residues are.
     """
 
-    def __init__(self, operand: Multiplicand, choices: tuple[FragmentTiling, FragmentTiling], device: Device) -> None:
-        self.operand, self.device = operand, device
-        self._choices, self._along_k = choices, choices[0].along_k
+    def __init__(self, operand: Multiplicand, along_k: tuple[bool, bool], device: Device) -> None:
+        self.operand, self.device, self._along_k = operand, device, along_k
+        of_kind = tilings if operand == "int8" else tilings_of_halves
+        self._choices = of_kind(operand, device.compute_capability, along_k)
         self._kept = functools.lru_cache(maxsize=1024)(self._launch)
 
     def __call__(self, a: Stacks, b: Stacks, c: Stack | None, d: Stack, scales: Scales = NO_SCALES) -> None:
@@ -82,13 +83,5 @@ def _part(x: Stack, first: int, count: int) -> Stack:
     return x._replace(address=x.address + first * x.step, shape=(count, *x.shape[1:]))
 
 
-@functools.cache
-def halves_gemm(operand: Multiplicand, along_k: tuple[bool, bool], device: Device) -> FragmentGemm:
-    """Return the GEMM for halves of this type on a device. ``along_k``: whether those of A, and of B, are k-major."""
-    return FragmentGemm(operand, tilings_of_halves(operand, device.compute_capability, along_k), device)
-
-
-@functools.cache
-def residues_gemm(device: Device) -> FragmentGemm:
-    """Return the GEMM for int8 residues, which are k-major, on a device."""
-    return FragmentGemm("int8", tilings("int8", device.compute_capability, (True, True)), device)
+fragment_gemm = functools.cache(FragmentGemm)
+"""fragment_gemm(operand, along_k, device): a process has one launcher of each kind on a device."""

@@ -87,7 +87,7 @@ def launched(monkeypatch):
     cuda = SimpleNamespace(alloc=alloc, get_current_stream=lambda: stream)
     monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda, asarray=asarray))
     monkeypatch.setattr(hopper_launch, "hopper_gemm", hopper_gemm)
-    monkeypatch.setattr(residue_products, "residues_gemm", lambda device: gemm(("mma.sync",)))
+    monkeypatch.setattr(residue_products, "fragment_gemm", lambda *_: gemm(("mma.sync",)))
     monkeypatch.setattr(residue_products, "loaded", loaded)
     monkeypatch.setattr(residue_products, "address", lambda array: array.ctypes.data)
     return launches

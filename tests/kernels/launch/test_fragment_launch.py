@@ -52,7 +52,7 @@ def test_each_modulus_has_its_own_matrices_and_its_own_number(launched, monkeypa
     left, right = (Stack(x.ctypes.data, x.shape, x.strides, 1) for x in (a, b))
     to = Stack(d.ctypes.data, (len(MODULI), m, n), d.strides, 1)
     choices = tilings("int8", A100.compute_capability, (True, True))
-    FragmentGemm("int8", choices, A100)((left,), (right,), None, to, Scales(table.ctypes.data, 8, 0, 0))
+    FragmentGemm("int8", (True, True), A100)((left,), (right,), None, to, Scales(table.ctypes.data, 8, 0, 0))
     sums = a.astype(np.int64) @ b.swapaxes(1, 2).astype(np.int64)
     np.testing.assert_array_equal(d[..., :n], (sums + OFFSET) % np.reshape(MODULI, (-1, 1, 1)) - OFFSET)
     assert not d[..., n:].any()

@@ -1,16 +1,51 @@
-"""Operands of the Hopper kernel: matrices that the tensor memory accelerator reads, and panels of k in one launch."""
+"""Operands in a kernel's own format, which `prepare_a` and `prepare_b` return in place of arrays.
+
+Those of the Hopper kernel are matrices that the tensor memory accelerator reads, and panels of k in one launch.
+"""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
-from distmm_kernels.gemm.prepared import Prepared
 from distmm_kernels.layout.stack import Stack
 from distmm_kernels.tiles import hopper_tiles
 from distmm_kernels.tiles.hopper_tiles import MOST_PANELS
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Prepared:
+    """A prepared operand.
+
+    Attributes
+    ----------
+    shape
+        ``(*batch, m, k)`` or ``(*batch, k, n)``.
+    format
+        What tensor cores read, in a few words. A kernel takes operands of the formats that it ``reads``.
+    made
+        What has the numbers: an array, parts, residues, or an operand of another kernel. Broadcast matrices are kept
+        once.
+    batch
+        Of parts and residues, the batch dimensions of the matrices that they have.
+    """
+
+    shape: tuple[int, ...]
+    format: str
+    made: Any
+    batch: tuple[int, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of device memory."""
+        return int(self.made.nbytes)
+
+    @property
+    def transposed(self) -> Self:
+        """A left operand's transpose as a right operand, in the same memory."""
+        return replace(self, shape=(*self.shape[:-2], self.shape[-1], self.shape[-2]))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
