@@ -145,7 +145,7 @@ def ranked(
     legal = [
         (candidate, seconds(candidate, sized, device))
         for candidate in CANDIDATES
-        if (everywhere or _worth_it(candidate, device))
+        if (everywhere or candidate.worth_it is None or device.compute_capability in candidate.worth_it)
         and why_not(candidate, problem, device, precision, reproducible=reproducible) is None
     ]
     return sorted(legal, key=lambda each: _cost(each[0], each[1], problem))
@@ -228,8 +228,3 @@ def promises_bits(candidate: Candidate, problem: Problem) -> bool:
 def _check(precision: str) -> None:
     if precision not in PRECISIONS:
         raise ValueError(f"unknown precision {precision!r}: use one of {', '.join(PRECISIONS)}")
-
-
-def _worth_it(candidate: Candidate, device: Device) -> bool:
-    """Whether `select` may choose a candidate on the device without its name."""
-    return candidate.worth_it is None or device.compute_capability in candidate.worth_it

@@ -70,7 +70,8 @@ def _kernel(rows: Array, k: int, weighing: str, device: Device) -> tuple[driver.
     """Return the kernel for the rows' strides, the blocks of its grid, and the leading dimension in bytes."""
     registers, name, size = -(-k // LANES), rows.dtype.name, rows.itemsize
     if rows.strides[1] == size:
-        recipe = Recipe(f"{MAKER}of_rows", (name, weighing, registers, HELD_BYTES // size, LANES, WARPS))
-        return driver.loaded(recipe, device), -(-len(rows) // WARPS), rows.strides[0]
-    recipe = Recipe(f"{MAKER}of_columns", (name, weighing, registers, HELD_OF_COLUMN, LANES, WARPS_OF_COLUMNS))
-    return driver.loaded(recipe, device), -(-len(rows) // WARPS_OF_COLUMNS), rows.strides[1]
+        maker, pitch, held, warps = "of_rows", rows.strides[0], HELD_BYTES // size, WARPS
+    else:
+        maker, pitch, held, warps = "of_columns", rows.strides[1], HELD_OF_COLUMN, WARPS_OF_COLUMNS
+    recipe = Recipe(MAKER + maker, (name, weighing, registers, held, LANES, warps))
+    return driver.loaded(recipe, device), -(-len(rows) // warps), pitch
