@@ -103,9 +103,9 @@ def plan(spec: Spec, asked: PlanRequest, client: Client | None, joins: bool = Tr
     made = beside_parts(spec, asked, client)
     joins = joins and spec.reduction is None and asked.choices.plan is None
     if joins and (edges := joined(made, spec.dtype.itemsize)) != made.block_shape:
-        wide = replace(asked, choices=replace(asked.choices, blocks=edges))
+        wide = replace(asked, choices=replace(asked.choices, blocks=edges), is_trial=True)
         if not (fits := beside_parts(spec, wide, client)).shortfall:
-            made, asked = fits, wide
+            made, asked = replace(fits, fewest=made.fewest), replace(wide, is_trial=False)
     if asked.run_seconds is not None or made.shortfall or made.cost.seconds < LONG_SECONDS:
         return made
     return beside_parts(spec, replace(asked, run_seconds=made.cost.seconds), client)
@@ -114,8 +114,10 @@ def plan(spec: Spec, asked: PlanRequest, client: Client | None, joins: bool = Tr
 def joined(plan: Plan, itemsize: int) -> tuple[int, int, int]:
     """Return the edges of blocks that several small blocks of C are joined to. Others keep their edges."""
     m, k, n = plan.block_shape
+    if 0 in (m, k, n):
+        return m, k, n
     rows, columns = len(plan.blocking.m), len(plan.blocking.n)
-    fit = JOINED_BYTES // max(1, m * n * itemsize)
+    fit = JOINED_BYTES // (m * n * itemsize)
     most = max(1, min(JOINED, fit, rows * columns // (BLOCKS * plan.cluster.workers)))
     across = max(1, min(most, columns))
     down = max(1, min(most // across, rows))

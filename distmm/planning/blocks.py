@@ -11,7 +11,7 @@ included: ``i >= j``. The other blocks are transposes of those.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import accumulate, islice, product
@@ -21,8 +21,6 @@ from distmm.errors import InputError
 
 if TYPE_CHECKING:
     from distmm.planning.problem import Problem
-
-Cuts = tuple[tuple[range, ...], list[tuple[range, range]]]
 
 
 def even_edges(size: int, edge: int) -> tuple[int, ...]:
@@ -173,25 +171,47 @@ class Blocking:
         Row-major: consecutive waves read the same rows of A. Batches are cut along their first dimension. A triangle is
         cut in the same way along both sides: into triangles on the diagonal, and rectangles below it.
         """
-        batches, areas = self._cuts(parts, multiple)
+        batches, rows, columns = self._cuts(parts, multiple)
+        areas = self._below(rows) if self.triangle else product(rows, columns)
         return tuple(
-            Wave(index, at, rows, columns, self.triangle and rows == columns)
-            for index, (at, (rows, columns)) in enumerate(product(batches, areas))
+            Wave(index, at, down, across, self.triangle and down == across)
+            for index, (at, (down, across)) in enumerate(product(batches, areas))
         )
 
     def count_waves(self, parts: tuple[int, int, int], multiple: tuple[int, int]) -> int:
         """Count the waves of `waves`, without making them."""
-        batches, areas = self._cuts(parts, multiple)
-        return len(batches) * len(areas)
+        batches, rows, columns = self._cuts(parts, multiple)
+        areas = len(rows) * (len(rows) + 1) // 2 if self.triangle else len(rows) * len(columns)
+        return len(batches) * areas
 
-    def _cuts(self, parts: tuple[int, int, int], multiple: tuple[int, int]) -> Cuts:
-        """Ranges of batch blocks, and pairs of ranges of block rows and block columns."""
+    def kinds_of_waves(self, parts: tuple[int, int, int], multiple: tuple[int, int]) -> tuple[tuple[Wave, int], ...]:
+        """Return the first wave of each kind, and how many waves are of that kind: their blocks have the same edges."""
+        batches, rows, columns = self._cuts(parts, multiple)
+        areas = [(down, across, 1) for down, across in self._below(rows)] if self.triangle else []
+        if not self.triangle:
+            both = product(_kinds(rows, self.m), _kinds(columns, self.n))
+            areas = [(down, across, high * wide) for (down, high), (across, wide) in both]
+        found: dict[Hashable, tuple[Wave, int]] = {}
+        along, inner = (*self.batch, ())[0], math.prod(map(len, self.batch[1:]))
+        for (at, matrices), (down, across, count) in product(_kinds(batches, along, inner), areas):
+            wave = Wave(0, at, down, across, self.triangle and down == across)
+            kind = at, wave.triangle, self.m[down.start : down.stop], self.n[across.start : across.stop]
+            first, before = found.get(kind, (wave, 0))
+            found[kind] = first, before + matrices * count
+        return tuple(found.values())
+
+    @staticmethod
+    def _below(rows: tuple[range, ...]) -> Iterator[tuple[range, range]]:
+        """Pairs of ranges of block rows and block columns on the diagonal and below it."""
+        return ((down, across) for at, down in enumerate(rows) for across in rows[: at + 1])
+
+    def _cuts(self, parts: tuple[int, int, int], multiple: tuple[int, int]) -> tuple[tuple[range, ...], ...]:
+        """Ranges of batch blocks, of block rows, and of block columns."""
         batches = ranges(math.prod(map(len, self.batch)), parts[0], math.prod(map(len, self.batch[1:])))
         if self.triangle:
             cuts = ranges(len(self.m), max(parts[1:]), math.lcm(*multiple))
-            return batches, [(rows, columns) for at, rows in enumerate(cuts) for columns in cuts[: at + 1]]
-        rows, columns = ranges(len(self.m), parts[1], multiple[0]), ranges(len(self.n), parts[2], multiple[1])
-        return batches, list(product(rows, columns))
+            return batches, cuts, cuts
+        return batches, ranges(len(self.m), parts[1], multiple[0]), ranges(len(self.n), parts[2], multiple[1])
 
     def wave_batches(self, wave: Wave) -> tuple[range, ...]:
         """Batch blocks of a wave along each batch dimension."""
@@ -216,6 +236,14 @@ class Blocking:
         wave = self.whole if wave is None else wave
         batches = islice(self.batches(), wave.batches.start, wave.batches.stop)
         return ((b, i, j) for b in batches for i in wave.rows for j in wave.columns if i >= j or not wave.triangle)
+
+
+def _kinds(cuts: tuple[range, ...], edges: tuple[int, ...], length: int = 1) -> list[tuple[range, int]]:
+    """Return the first range of each kind, and how many there are: their blocks, `length` of an edge, are equal."""
+    found: dict[tuple[int, ...], list[range]] = {}
+    for at in cuts:
+        found.setdefault(edges[at.start // length : at.stop // length], []).append(at)
+    return [(same[0], len(same)) for same in found.values()]
 
 
 def cut(problem: Problem, edges: Sequence[int], panels: int = 1) -> Blocking:

@@ -7,9 +7,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from distmm.planning.blocks import Blocking, cut, united
-from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec
+from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec, Residence
 from distmm.planning.families import MOST_PRODUCTS, candidates
 from distmm.planning.grid import Grid
+from distmm.planning.memory import BY_STEP
 from distmm.planning.owners import Chunks, Owners, Places
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import LOOKAHEAD, Schedule
@@ -49,17 +50,20 @@ TRIANGLE_CHAINS = ((1, 1), (2, 2), (4, 4), (8, 8), (16, 16))
 # Most blocks of C down a wave of a symmetric product: a scheduler cannot serve the tasks of more.
 TRIANGLE_ROWS = 256
 
-# Numbers of waves down and across. Each is tried if the plans with the one before need more memory than there is.
+# Numbers of waves down and across. Each is tried if the plans with the one before need more memory than there is. If C
+# has no room in any of them, the longer edge of a wave is halved again, until there are `MOST_WAVES`.
 WAVES = ((1, 1), (1, 2), (2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16), (32, 32))
+MOST_WAVES = 1 << 16
 
 # Share of C a worker below which k is split: smaller blocks run at a fraction of a kernel's rate.
 SMALLEST_SHARE = 512 * 512
 
 
-def waves(problem: Problem, cluster: ClusterSpec, stays: bool) -> Iterator[tuple[int, int]]:
-    """Numbers of waves down and across, ascending. If C cannot fit at all: one wave, whose error says what is missing.
+def waves(problem: Problem, cluster: ClusterSpec, stays: bool) -> Iterator[list[tuple[int, int]]]:
+    """Yield numbers of waves down and across, ascending; then many waves, for a C that does not fit in fewer.
 
-    `stays` says whether finished blocks of C stay in the memory of the workers.
+    If C cannot fit at all: those whose error says what is missing. `stays` says whether finished blocks of C stay in
+    the memory of the workers.
     """
     triangle = problem.symmetry is not None
     elements = math.prod(problem.shape) / (2 if triangle else 1) / cluster.workers
@@ -70,10 +74,14 @@ def waves(problem: Problem, cluster: ClusterSpec, stays: bool) -> Iterator[tuple
         share = (2 if triangle else 1) / math.prod(cuts)  # of C, in the largest wave: a square below the diagonal
         return accumulators * share + kept * (1 - share) < cluster.memory
 
-    tried = [w for w in WAVES if w[0] == w[1] or not triangle]
-    fitting = [w for w in tried if w == (1, 1) or fits(w)]
-    skipped = accumulators >= cluster.memory and len(fitting) > 1
-    return iter(fitting[skipped:])
+    smaller = [WAVES[-1]]
+    while math.prod(smaller[-1]) < MOST_WAVES:
+        down, across = smaller[-1]
+        higher = problem.m * across > problem.n * down
+        smaller.append((2 * down, across) if higher else (down, 2 * across))
+    few, many = ([w for w in tried if w[0] == w[1] or not triangle] for tried in (WAVES, smaller))
+    fitting = [[w for w in tried if fits(w)] for tried in (few, many)]
+    yield from filter(None, fitting if any(fitting) else [few[:1] if stays else many[-1:]])
 
 
 def given(problem: Problem, blocking: Blocking, cluster: ClusterSpec, waves: tuple[int, int]) -> Iterator[Schedule]:
@@ -185,12 +193,14 @@ def free(
     waves: tuple[int, int],
     lengths: tuple[int, ...] = STEPS,
     lookahead: int = LOOKAHEAD,
+    operands: tuple[Residence, Residence] = ("loaded", "loaded"),
 ) -> Iterator[Schedule]:
     """Schedules of blocks of one size, at multiples of the kernel's tile or of a file's chunks.
 
-    `lengths` are the steps of a chain that are tried.
+    `lengths` are the steps of a chain that are tried. Schedules that certainly need more memory than there is are left
+    out, unless all do: then those stay that need about the least.
     """
-    seen = set()
+    found: dict[tuple[tuple[int, int, int], int, Grid], int] = {}
     whole = (problem.m, problem.k, problem.n)
     triangle = problem.symmetry is not None
     for grid in _grids(problem, cluster.workers):
@@ -204,15 +214,56 @@ def free(
                         min(steps * panels * grid.layers, max(MOST_PANELS, grid.layers)),
                         across * (wide if triangle else grid.columns) * waves[1] or 1,
                     )
-                    edges = [
+                    m, k, n = (
                         max(1, min(size, math.ceil(math.ceil(size / count) / multiple) * multiple))
                         for size, count, multiple in zip(whole, counts, multiples, strict=True)
-                    ]
-                    if (*edges, panels, grid) not in seen:
-                        seen.add((*edges, panels, grid))
-                        yield Schedule(cut(problem, edges, panels), grid, (1, *waves), lookahead)
+                    )
+                    if ((m, k, n), panels, grid) not in found:
+                        least = _least_bytes(problem, (m, k, n), panels * lookahead, grid, waves, operands)
+                        found[(m, k, n), panels, grid] = least
+    most = max(cluster.memory, 1.1 * min(found.values()))
+    for (edges, panels, grid), least in found.items():
+        if least <= most:
+            yield Schedule(cut(problem, edges, panels), grid, (1, *waves), lookahead)
     if problem.batch:
         yield from _by_batch(problem, cluster)
+
+
+def _least_bytes(
+    problem: Problem,
+    edges: tuple[int, int, int],
+    open_panels: int,
+    grid: Grid,
+    waves: tuple[int, int],
+    operands: tuple[Residence, Residence],
+) -> int:
+    """Return a lower bound of the bytes on the fullest worker: of its blocks of C, and of the operands that these need.
+
+    It is about that of the worker in the corner of the grid, in the first wave, with `open_panels` panels in memory.
+    """
+    m, k, n = edges
+    whole = problem.m, problem.k, problem.n
+    rows, deep, columns = (math.ceil(size / edge) for size, edge in zip(whole, edges, strict=True))
+    depth = min(problem.k, k * min(open_panels, math.ceil(deep / grid.layers)))
+    item, sums = problem.dtype.itemsize, min(problem.dtype.itemsize, problem.accumulator_bytes)
+    a, b = (
+        depth * item * math.prod(batch) * (where in BY_STEP)
+        for batch, where in zip((problem.a_batch, problem.b_batch), operands, strict=True)
+    )
+    of_c = sums * math.prod(problem.batch)
+    if problem.symmetry is not None:  # what a worker has on average, or for one block of C
+        high = min(problem.m, m * math.ceil(rows / max(waves)))
+        return max(high * high // 2 // grid.rows // grid.columns * of_c, m * (m * of_c + a))
+    high = _of_first_worker(problem.m, m, rows, waves[0], grid.rows)
+    wide = _of_first_worker(problem.n, n, columns, waves[1], grid.columns)
+    return high * wide * of_c + high * a + wide * b
+
+
+def _of_first_worker(size: int, edge: int, blocks: int, waves: int, lines: int) -> int:
+    """Elements along one dimension of the blocks that the first line of a grid has in the first wave."""
+    mine = math.ceil(math.ceil(blocks / waves) / lines)
+    ragged = blocks * edge - size if (mine - 1) * lines == blocks - 1 else 0
+    return mine * edge - ragged
 
 
 def _grids(problem: Problem, workers: int) -> Iterator[Grid]:

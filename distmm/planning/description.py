@@ -38,7 +38,7 @@ def rows(plan: Plan) -> list[tuple[str, str]]:
     chained = count(steps, "step")
     if panels > 1:
         chained += f" of {'up to ' * (len(b.k) % panels > 0)}{panels} panels{' each' * (steps > 1)}"
-    waves = f", in {len(plan.waves)} waves of" if len(plan.waves) > 1 else ","
+    waves = f", in {plan.schedule.wave_count} waves of" if plan.schedule.wave_count > 1 else ","
     what_by_what = f"{p.m} x {p.k} times {p.k} x {p.n}"
     blocks = count(b.c_blocks, "block of C")
     if p.symmetry is not None:

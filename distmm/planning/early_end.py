@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator
 
 from distmm.errors import DoesNotFitError
 from distmm.planning.cluster_spec import ClusterSpec
@@ -30,10 +29,13 @@ LONG_SECONDS = 1800.0
 
 def largest_share(schedule: Schedule, by_rows: bool) -> float:
     """Largest share of C's blocks that are finished together: one wave, or all waves of the same rows if `by_rows`."""
-    blocks: Counter[Hashable] = Counter()
+    all_blocks = max(1, schedule.blocking.whole.c_blocks)
+    if not by_rows:
+        return max(wave.c_blocks for wave, _ in schedule.kinds_of_waves) / all_blocks
+    blocks: Counter[range] = Counter()
     for wave in schedule.waves:
-        blocks[wave.rows if by_rows else wave.index] += wave.c_blocks
-    return max(blocks.values()) / max(1, blocks.total())
+        blocks[wave.rows] += wave.c_blocks
+    return max(blocks.values()) / all_blocks
 
 
 def doublings_too_long(wave_seconds: float, run_seconds: float | None) -> int:
@@ -44,20 +46,19 @@ def doublings_too_long(wave_seconds: float, run_seconds: float | None) -> int:
 
 
 def short_enough(
-    waves: Iterable[tuple[int, int]], problem: Problem, cluster: ClusterSpec, run_seconds: float | None
-) -> Iterator[tuple[int, int]]:
+    waves: list[tuple[int, int]], problem: Problem, cluster: ClusterSpec, run_seconds: float | None
+) -> list[tuple[int, int]]:
     """Leave out numbers of waves, down and across, for which the arithmetic of one wave alone takes too long.
 
     The last number always stays, so that there is a plan whose error can say what is missing.
     """
-    tried = list(waves)
     seconds = problem.flops / cluster.rate / cluster.workers
     areas = 1 if problem.symmetry is None else 2  # a square below the diagonal is twice its share of a triangle
-    return (
+    return [
         cuts
-        for cuts in tried
-        if cuts == tried[-1] or not doublings_too_long(seconds * min(1, areas / math.prod(cuts)), run_seconds)
-    )
+        for cuts in waves
+        if cuts == waves[-1] or not doublings_too_long(seconds * min(1, areas / math.prod(cuts)), run_seconds)
+    ]
 
 
 def refuse(wave_seconds: float, seconds: float, run_seconds: float, workers: int, edges: tuple[int, int, int]) -> None:

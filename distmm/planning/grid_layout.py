@@ -93,7 +93,7 @@ class GridLayout(Layout[Grid]):
         A GPU waits for its first block row of A and block column of B, and receives the others while it multiplies. On
         a grid of one column, no blocks of A are sent; on a grid of one row, none of B.
         """
-        wave, grid = self.schedule.waves[0], self.grid
+        wave, grid = self.schedule.kinds_of_waves[0][0], self.grid
         rows, columns = len(wave.rows) // grid.rows, len(wave.columns) // grid.columns
         sent = [lines for lines, receivers in ((rows, grid.columns), (columns, grid.rows)) if receivers > 1]
         return 1 / max(1, min(sent, default=1))
@@ -114,17 +114,19 @@ class GridLayout(Layout[Grid]):
             return slice(0, 1)
         return max(self.windows(1), key=lambda steps: int(self._depths(steps).whole.max()))
 
-    def windows(self, length: int) -> list[slice]:
+    def windows(self, length: int, resident: bool = True) -> list[slice]:
         """Ranges of `length` steps: the deepest one for each arrangement of the homes of their panels.
 
-        A rank that is the home of the first panels receives no copies of them, but copies of later panels.
+        A rank that is the home of the first panels receives no copies of them, but copies of later panels. If no
+        operand is `resident`, a rank holds the blocks that it needs wherever their homes are.
         """
         k, panels, count = self.blocking.k, self.blocking.panels, self.schedule.steps
         lines = math.lcm(self.grid.rows, self.grid.columns)
         period = lines // math.gcd(lines, panels)
         starts = range(max(1, count - length + 1))
         if are_even(k):  # later ranges repeat the first ones, or are less deep
-            return [slice(s, s + length) for s in starts[:period]]
+            alike = not resident and self.problem.symmetry is None and not self.blocking.batch
+            return [slice(s, s + length) for s in starts[: 1 if alike else period]]
         if self.layers > 1:  # one of two equally deep ranges may be deeper on another layer
             return [slice(s, s + length) for s in starts]
         ends = np.cumsum((0, *k))

@@ -88,11 +88,11 @@ class MemoryModel:
     def peak(self) -> Peak:
         """Return the peak of one worker and of one host, and the limits that keep to it."""
         blocking, schedule = self.layout.blocking, self.layout.schedule
+        kinds = [wave for wave, _ in schedule.kinds_of_waves]
         if self.layout.problem.symmetry is None and all(map(are_even, (blocking.m, blocking.n, *blocking.batch))):
-            fullest = [max(schedule.waves, key=lambda wave: wave.c_blocks)]
-        else:  # with uneven chunks the wave with the most blocks may not be the largest; rectangles need more of A
-            fullest = [wave for wave, _ in schedule.kinds_of_waves]
-        peaks = [self._peak_of(wave) for wave in fullest]
+            # With uneven chunks the wave with the most blocks may not be the largest; rectangles need more of A.
+            kinds = [max(kinds, key=lambda wave: wave.c_blocks)]
+        peaks = [self._peak_of(wave) for wave in kinds]
         slots = max((each.output_slots for each in peaks if each.output_slots is not None), default=None)
         worker, prepared = max(each.worker for each in peaks), max(each.most_prepared for each in peaks)
         slot = peaks[0].slot
@@ -105,7 +105,7 @@ class MemoryModel:
         """Predict the peak while one wave is computed; without host memory."""
         layout, cluster, result, streamed = self.layout, self.cluster, self.result, self.streamed
         problem, schedule = layout.problem, layout.schedule
-        several, item = len(schedule.waves) > 1, problem.dtype.itemsize
+        several, item = schedule.wave_count > 1, problem.dtype.itemsize
         of_operands = self._of_needed_operands(largest, schedule.lookahead)
         if layout.layers > 1:  # while layers are added, operands of one step fewer are open
             while_adding = self._of_needed_operands(largest, schedule.lookahead - 1)
@@ -146,7 +146,7 @@ class MemoryModel:
         schedule, item = self.layout.schedule, self.layout.problem.dtype.itemsize
         of_step = int((step.received + step.both + sum(step.homes)).max())
         a, b, _ = self._block_bytes(item)
-        of_task = schedule.blocking.panels * (a + b) if len(schedule.waves) > 1 or schedule.steps > 1 else 0
+        of_task = schedule.blocking.panels * (a + b) if schedule.wave_count > 1 or schedule.steps > 1 else 0
         return (of_step + of_task) // item
 
     def _blocks_leaving_late(self, chains: int) -> int:
@@ -168,7 +168,7 @@ class MemoryModel:
     def _of_needed_operands(self, largest: Wave, lookahead: int) -> Ints:
         """Bytes of A and B by rank, while `lookahead` steps of a wave are open."""
         of_operands = self._of_operands(largest, self.operands, lookahead)
-        if len(self.layout.schedule.waves) > 1 and self.result != "out":
+        if self.layout.schedule.wave_count > 1 and self.result != "out":
             of_operands = np.maximum(of_operands, self._of_kept_operands(largest, lookahead))
         return of_operands
 
@@ -179,7 +179,7 @@ class MemoryModel:
         opens both.
         """
         layout, schedule = self.layout, self.layout.schedule
-        waves = min(len(schedule.waves), 1 + (schedule.lookahead - 1) // (schedule.steps + 1))
+        waves = min(schedule.wave_count, 1 + (schedule.lookahead - 1) // (schedule.steps + 1))
         return waves * layout.sums_at_once(largest)
 
     def _of_kept_operands(self, largest: Wave, lookahead: int) -> Ints:
@@ -203,7 +203,7 @@ class MemoryModel:
     ) -> Ints:
         """Bytes of A and B by rank: of `lookahead` steps of a wave, and of all that `read` needs of whole operands."""
         held, kept = [], np.zeros(self.layout.grid.size, np.int64)
-        for steps in self.layout.windows(lookahead):
+        for steps in self.layout.windows(lookahead, not set(operands) <= set(BY_STEP)):
             window = self.layout.operand_bytes(largest, steps)
             held.append(window.received + sum(x for x, at in zip(window.homes, operands, strict=True) if at in BY_STEP))
         if "whole" in operands:

@@ -53,14 +53,8 @@ class Schedule:
 
     @cached_property
     def kinds_of_waves(self) -> tuple[tuple[Wave, int], ...]:
-        """One wave of each kind, and how many waves are of that kind: their blocks have the same edges."""
-        kinds: dict[object, list[Wave]] = {}
-        for wave in self.waves:
-            blocks = *self.blocking.wave_batches(wave)[:1], wave.rows, wave.columns
-            cuts = *self.blocking.batch[:1], self.blocking.m, self.blocking.n
-            edges = tuple(cut[at.start : at.stop] for cut, at in zip(cuts, blocks, strict=True))
-            kinds.setdefault((wave.triangle, edges), []).append(wave)
-        return tuple((same[0], len(same)) for same in kinds.values())
+        """The first wave of each kind, and how many waves are of that kind: their blocks have the same edges."""
+        return self.blocking.kinds_of_waves(self.wave_cuts, (self.grid.rows, self.grid.columns))
 
     @property
     def wave_count(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from operator import index
@@ -136,12 +136,6 @@ def _is_edge(edge: object, least: int) -> bool:
     return isinstance(edge, SupportsIndex) and index(edge) >= least
 
 
-def _waves(asked: Plan) -> Iterator[tuple[int, int]]:
-    """Numbers of waves down and across that are tried."""
-    found = candidates.waves(asked.problem, asked.cluster, asked.c_stays)
-    return early_end.short_enough(found, asked.problem, asked.cluster, asked.run_seconds)
-
-
 @lru_cache(maxsize=256)
 def _placed(asked: Plan, homes: Places, reproducible: bool, unions: bool) -> Plan | None:
     """Return the fastest plan for operands some of whose blocks are in memory. None if C does not fit as one wave."""
@@ -159,10 +153,28 @@ def _best(asked: Plan, multiples: tuple[int, int, int] | None) -> Plan:
 
     The answer is kept: a caller who repeats a product would wait each time for a search of 10 to 300 ms.
     """
-    problem, cluster, best = asked.problem, asked.cluster, None
+    best = None
+    for waves in candidates.waves(asked.problem, asked.cluster, asked.c_stays):
+        tried = early_end.short_enough(waves, asked.problem, asked.cluster, asked.run_seconds)
+        best = _in_waves(asked, multiples, tried, best)
+        if multiples is not None and best.shortfall:
+            best = _deeper(asked, multiples, tried, best)
+        if not best.shortfall:
+            break
+    assert best is not None
+    if multiples is None or best.shortfall or best.lookahead == LOOKAHEAD:
+        return best
+    return _fastest([replace(best, schedule=replace(best.schedule, lookahead=LOOKAHEAD))], best)
+
+
+def _in_waves(
+    asked: Plan, multiples: tuple[int, int, int] | None, tried: list[tuple[int, int]], best: Plan | None
+) -> Plan:
+    """Return the fastest plan with the first number of waves that fits, or with the next one."""
+    problem, cluster = asked.problem, asked.cluster
     # GPUs load the blocks of a step while they multiply. With a step more in memory, they do not wait for them.
     lookaheads = (LOOKAHEAD + 1, LOOKAHEAD) if multiples and cluster.device == "cuda" else (LOOKAHEAD,)
-    for waves in _waves(asked):
+    for waves in tried:
         fitted = best is not None and _is_settled(best)
         if best is not None and fitted and not _may_gain_by_waves(best):
             break
@@ -170,7 +182,7 @@ def _best(asked: Plan, multiples: tuple[int, int, int] | None) -> Plan:
             schedules = (
                 candidates.given(problem, asked.blocking, cluster, waves)
                 if multiples is None
-                else candidates.free(problem, cluster, multiples, waves, lookahead=lookahead)
+                else candidates.free(problem, cluster, multiples, waves, lookahead=lookahead, operands=asked.operands)
             )
             best = _fastest((replace(asked, schedule=schedule) for schedule in schedules), best)
             if not best.shortfall:
@@ -178,23 +190,17 @@ def _best(asked: Plan, multiples: tuple[int, int, int] | None) -> Plan:
         if fitted:
             break
     assert best is not None
-    if multiples is None:
-        return best
-    if best.shortfall:
-        return _deeper(asked, multiples, best)
-    if best.lookahead == LOOKAHEAD:
-        return best
-    return _fastest([replace(best, schedule=replace(best.schedule, lookahead=LOOKAHEAD))], best)
+    return best
 
 
-def _deeper(asked: Plan, multiples: tuple[int, int, int], best: Plan) -> Plan:
+def _deeper(asked: Plan, multiples: tuple[int, int, int], waves: list[tuple[int, int]], best: Plan) -> Plan:
     """Return a plan with more steps, as few as fit, for a product that no other plan fits."""
     problem, cluster = asked.problem, asked.cluster
     for tried, steps in itertools.pairwise((candidates.STEPS[-1], *candidates.DEEPER_STEPS)):
         if tried * multiples[1] >= problem.k:
             break  # blocks cannot be shorter along k than those that were tried
-        for waves in _waves(asked):
-            schedules = candidates.free(problem, cluster, multiples, waves, (steps,))
+        for cuts in waves:
+            schedules = candidates.free(problem, cluster, multiples, cuts, (steps,), operands=asked.operands)
             best = _fastest((replace(asked, schedule=schedule) for schedule in schedules), best)
             if not best.shortfall:
                 return best
@@ -264,21 +270,21 @@ def _weighed(plan: Plan, seconds: float) -> float:
     return paced * (1 + 0.01 * plan.lookahead) * (1 + 0.01 * doublings)
 
 
-def few_workers(fits: Callable[[int], bool], least: int = 1) -> int | None:
+def few_workers(fits: Callable[[int], bool], least: int = 1, most: int = MOST_WORKERS) -> int | None:
     """Return a number of workers that is enough, at most an eighth above the fewest.
 
-    It is None if `MOST_WORKERS` are too few. More workers usually hold what fewer hold. There are exceptions (a prime
+    It is None if `most` are too few. More workers usually hold what fewer hold. There are exceptions (a prime
     number of workers has no square grid), so a smaller number may also be enough.
 
     Parameters
     ----------
     fits : callable
         Whether so many workers can hold the product.
-    least : int
-        Fewer workers are never enough.
+    least, most : int
+        Fewer workers are never enough, and more are not tried.
     """
     tried = [least]
-    while tried[-1] < MOST_WORKERS:
-        tried.append(min(max(tried[-1] + 1, int(tried[-1] * (1 + TOLERANCE))), MOST_WORKERS))
-    found = bisect_left(tried, True, key=fits) if least <= MOST_WORKERS else len(tried)
+    while tried[-1] < most:
+        tried.append(min(max(tried[-1] + 1, int(tried[-1] * (1 + TOLERANCE))), most))
+    found = bisect_left(tried, True, key=fits) if least <= most else len(tried)
     return tried[found] if found < len(tried) else None

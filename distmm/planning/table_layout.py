@@ -136,7 +136,7 @@ class TableLayout(Layout[Owners]):
 
         return max(self.windows(1), key=needed)
 
-    def windows(self, length: int) -> list[slice]:
+    def windows(self, length: int, resident: bool = True) -> list[slice]:
         """Ranges of `length` steps."""
         return [slice(s, s + length) for s in range(max(1, self.schedule.steps - length + 1))]
 

@@ -95,8 +95,9 @@ class TimeModel:
     def predict(self) -> tuple[int, float, Resource]:
         """Return bytes moved between workers, seconds, and the resource that is busy longest."""
         layout, cluster, problem, schedule = self.layout, self.cluster, self.layout.problem, self.layout.schedule
-        waves, steps, on_gpu = schedule.waves, schedule.steps, cluster.device == "cuda"
+        waves, steps, on_gpu = schedule.wave_count, schedule.steps, cluster.device == "cuda"
         arithmetic = loading = storing = 0.0
+        reads = 0
         moved, transfers = layout.summed_bytes(), layout.received_sums() / cluster.link
         per_product = problem.element_flops / max(1, problem.k) / cluster.rate
         # On CPU clusters nothing overlaps with products: what counts is all that a worker receives, in whatever step.
@@ -107,6 +108,7 @@ class TimeModel:
                 chains = max(1, layout.chains_abreast(wave))
                 products *= math.ceil(chains / cluster.threads) * cluster.threads / chains
             arithmetic += count * products * per_product
+            reads += count * (len(wave.rows) + len(wave.columns)) * len(wave.batches) * len(layout.blocking.k)
             traffic = layout.operand_bytes(wave)
             moved += count * int(traffic.received.sum())
             received, sent, *_ = traffic if ahead >= steps else layout.operand_bytes(wave, slice(0, ahead))
@@ -117,7 +119,7 @@ class TimeModel:
                 stored = float(layout.c_bytes(wave, problem.dtype.itemsize, 1).max())
                 storing += count * self.copied * stored / cluster.load
         if on_gpu:  # a chain's next step begins a round trip after its last one; other chains may fill that time
-            one_chain = arithmetic * len(waves) / max(1, layout.busiest) + len(waves) * (steps - 1) * ROUND_TRIP_SECONDS
+            one_chain = arithmetic * waves / max(1, layout.busiest) + waves * (steps - 1) * ROUND_TRIP_SECONDS
             tasks = layout.busiest * steps
             alone = arithmetic + tasks * ALONE_GAP_SECONDS if cluster.threads == 1 else 0.0
             arithmetic = max(arithmetic, tasks * TASK_SECONDS, alone, one_chain)
@@ -129,8 +131,7 @@ class TimeModel:
             "storing": storing,
             "scheduler": self.graph_tasks * SCHEDULER_SECONDS,
         }
-        reads = sum((len(w.rows) + len(w.columns)) * len(w.batches) for w in waves) * len(layout.blocking.k)
-        return moved, self._overlapped(busy, len(waves), reads), max(busy, key=lambda name: busy[name])
+        return moved, self._overlapped(busy, waves, reads), max(busy, key=lambda name: busy[name])
 
     def least_seconds(self) -> float:
         """Return a lower bound of the seconds that `predict` returns, from numbers of blocks alone.

@@ -96,6 +96,8 @@ class PlanRequest:
         Bytes that blocks may take on each worker, if that is less than the worker's free memory.
     homes : Places
         Ranks that hold the chunks of A and of B, if these are Dask arrays that are made from persisted chunks.
+    is_trial : bool
+        Whether the plan replaces another one only if it fits. How few workers would do is then not searched.
     """
 
     problem: Problem
@@ -111,6 +113,7 @@ class PlanRequest:
     run_seconds: float | None = None
     most: int | None = None
     homes: Places = NOWHERE
+    is_trial: bool = False
 
 
 def plan_for(request: PlanRequest, client: Client | None) -> Plan:
@@ -148,7 +151,7 @@ def plan_for(request: PlanRequest, client: Client | None) -> Plan:
         _check_blocks(choices, plan)
     hardware = choices.hardware
     if hardware is not None and not hardware.here:
-        return plan if choices.plan is not None else replace(plan, fewest=_fewest(request, plan))
+        return plan if choices.plan is not None or request.is_trial else replace(plan, fewest=_fewest(request, plan))
     if (client is None and (hardware is None or hardware.workers > 1)) or plan.cost.seconds < WORTH_MEASURING_SECONDS:
         return plan
     with_rates = measured(request, plan, spec, client)
@@ -198,12 +201,18 @@ def _fewest(request: PlanRequest, plan: Plan) -> float:
     spec, problem = plan.cluster, plan.problem
     kept = math.prod(problem.shape) * problem.dtype.itemsize if plan.result == "workers" else 0
 
+    # How long a run takes does not change what fits.
+    asked = replace(request, run_seconds=None)
+
     def fits(workers: int) -> bool:
         if workers == spec.workers:
             return plan.fits
-        return _planned_for(request, replace(spec, workers=workers), may_stream=False).fits
+        return _planned_for(asked, replace(spec, workers=workers), may_stream=False).fits
 
-    return few_workers(fits, math.ceil(kept / max(1, spec.memory)) or 1) or math.inf
+    least = math.ceil(kept / max(1, spec.memory)) or 1
+    if plan.fits:
+        return few_workers(fits, min(least, spec.workers), spec.workers) or math.inf
+    return few_workers(fits, max(least, spec.workers + 1)) or math.inf
 
 
 def _within_host_memory(request: PlanRequest, spec: ClusterSpec) -> Plan:

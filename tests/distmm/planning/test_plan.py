@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from distmm.errors import DoesNotFitError, InputError
 from distmm.planning import candidates
-from distmm.planning.blocks import Blocking, even_edges
+from distmm.planning.blocks import Blocking, Wave, even_edges
 from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec
 from distmm.planning.grid import Grid
 from distmm.planning.grid_layout import GridLayout
@@ -166,7 +166,7 @@ def test_the_plan_chosen_is_the_best_of_all_though_few_are_costed(problem: Probl
 
     spec = replace(CPU, workers=workers, memory=memory)
     best, fitted, done = (math.inf, math.inf), False, False
-    several = [(waves, candidates.STEPS) for waves in candidates.waves(problem, spec, stays=False)]
+    several = [(waves, candidates.STEPS) for waves in next(candidates.waves(problem, spec, stays=False))]
     deeper = [(waves, (steps,)) for steps in candidates.DEEPER_STEPS for waves, _ in several]
     for tried, (waves, steps) in enumerate(several + deeper):
         # Twice as many waves as fit are tried, for fewer and deeper tasks may be faster; more steps where nothing fits.
@@ -227,6 +227,43 @@ def test_a_deep_k_is_cut_until_it_fits(workers: int) -> None:
     problem, spec = Problem(10, 10**9, 10, np.dtype("f8")), replace(CPU, workers=workers, memory=3 * 10**8)
     assert make_plan(problem, spec, edges=(10, 10**5, 10)).shortfall == 0
     make_plan(problem, spec).validate()
+
+
+@pytest.mark.parametrize(
+    ("problem", "memory"),
+    [
+        (Problem(10**6, 10**6, 10**6, F4), 476 * 10**6),
+        (Problem(1, 10**7, 10**7, F4), 476 * 10**6),
+        (Problem(10**7, 1, 10**5, F4), 10**8),
+        (Problem(10**6, 0, 10**6, F4), 476 * 10**6),
+        (Problem(10**5, 10**5, 10**5, F4, symmetry="symmetric"), 476 * 10**5),
+    ],
+)
+def test_a_plan_for_a_file_keeps_to_little_memory_whatever_the_shape(problem: Problem, memory: int) -> None:
+    plan = make_plan(problem, replace(CPU, workers=1, memory=memory), result="out")
+    plan.validate()
+    assert plan.peak.worker <= memory
+
+
+def test_kinds_of_waves_stand_for_all_waves() -> None:
+    for triangle in (False, True):
+        m, n = ((3, 3, 2, 3, 3, 2, 1), (4,) * 9) if not triangle else ((3, 3, 2, 3, 3, 2, 1),) * 2
+        blocking = Blocking(m, (5,), n, ((2, 2, 1), (1, 1)), triangle=triangle)
+        for cuts in ((1, 1, 1), (2, 3, 3), (3, 7, 7)):
+            counted = Counter[object]()
+            for wave in blocking.waves(cuts, (1, 1)):
+                counted[_edges(blocking, wave)] += 1
+            kinds = blocking.kinds_of_waves(cuts, (1, 1))
+            assert {_edges(blocking, wave): count for wave, count in kinds} == counted
+            assert counted.total() == blocking.count_waves(cuts, (1, 1))
+
+
+def _edges(blocking: Blocking, wave: Wave) -> tuple[object, ...]:
+    cuts = zip((blocking.batch[0], blocking.m, blocking.n), (wave.batches, wave.rows, wave.columns), strict=True)
+    (batch, batches), *others = cuts
+    inner = len(blocking.batch[1])
+    first = batch[batches.start // inner : batches.stop // inner]
+    return (wave.triangle, first, *(edges[at.start : at.stop] for edges, at in others))
 
 
 sizes = st.integers(0, 12).map(lambda doublings: 10 << doublings)
