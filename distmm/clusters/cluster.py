@@ -175,6 +175,7 @@ def spec(device: Literal["cpu", "cuda"], facts: list[dict[str, Any]], dtype: np.
         host_memory=_rounded_down(min(host)) if host else None,
         threads=threads,
         prepared=max(each["prepared"] for each in kernels),
+        copied=max(each["copied"] for each in kernels),
         workspace=max(each["workspace"] for each in kernels),
         one_launch=all(each["one_launch"] for each in kernels),
         triangles=all(each["triangles"] for each in kernels),

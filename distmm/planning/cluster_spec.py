@@ -45,6 +45,8 @@ class ClusterSpec:
         Tasks that a worker runs at a time.
     prepared : float
         Bytes of a block in the kernel's own format, kept beside the block, for each byte of the block.
+    copied : float
+        Bytes of a copy of a block, for each byte of the block, that exists while the kernel's own format is made.
     workspace : int
         Most bytes that the kernel takes for each running task, in addition to operands and results.
     one_launch : bool
@@ -69,6 +71,7 @@ class ClusterSpec:
     host_memory: int | None = None
     threads: int = 1
     prepared: float = 0.0
+    copied: float = 0.0
     workspace: int = 0
     one_launch: bool = False
     triangles: bool = False

@@ -125,7 +125,9 @@ class MemoryModel:
             prepared = self._prepared_elements(step)
             edges = layout.blocking.m, layout.blocking.k, layout.blocking.n
             held += math.ceil(prepared * item * cluster.prepared * max(map(_padding, edges)))
-            held += min(cluster.threads, max(1, layout.busiest)) * cluster.workspace
+            # A running task copies one block at a time.
+            copied = math.ceil(cluster.copied * max(self._block_bytes(item)[:2]))
+            held += min(cluster.threads, max(1, layout.busiest)) * (cluster.workspace + copied)
             if schedule.steps > 1:
                 held += self._loaded_early(step)
         slot = self._block_bytes(item)[2] * (1 + (problem.symmetry == "hermitian"))

@@ -55,6 +55,8 @@ class Candidate:
     prepared
         Bytes of the prepared operand for each byte of the block, in addition to the block; 0 if the kernel reads the
         block itself.
+    copied
+        Bytes of a copy, for each byte of the block, that exists while an operand is prepared whose k is not contiguous.
     workspace
         Most bytes of GPU memory that a running product takes in addition to operands and results; a mapping if that
         depends on the operands' type.
@@ -94,6 +96,7 @@ class Candidate:
     worth_it: frozenset[tuple[int, int]] | None = None
     unit: Unit | Mapping[str, Unit] = "plain"
     prepared: float = 0.0
+    copied: float = 0.0
     workspace: int | Mapping[str, int] = 0
     one_launch: frozenset[str] = frozenset()
     triangles: frozenset[str] = frozenset()

@@ -173,8 +173,8 @@ def facts(
     dict
         For each kernel ``"rate"``, the operations per second of this product; ``"cost"``, the seconds by which it is
         ranked; ``"relative"``, the factor that these have from `distmm_kernels.rates.relative`; ``"granule"``, None if
-        its bits are not reproducible; ``"prepared"``, ``"workspace"``, ``"one_launch"``, ``"triangles"`` and
-        ``"unit"`` as in `Candidate`, for the operands' type.
+        its bits are not reproducible; ``"prepared"``, ``"copied"``, ``"workspace"``, ``"one_launch"``,
+        ``"triangles"`` and ``"unit"`` as in `Candidate`, for the operands' type.
 
     Raises
     ------
@@ -201,6 +201,7 @@ def facts(
             "relative": relative(candidate, problem, device) if measured is None else 1.0,
             "granule": 1 if problem.accumulator.kind == "i" else candidate.granule,
             "prepared": candidate.prepared,
+            "copied": candidate.copied,
             "workspace": candidate.workspace_of(problem.dtype.name),
             "one_launch": problem.dtype.name in candidate.one_launch,
             "triangles": problem.dtype.name in candidate.triangles,

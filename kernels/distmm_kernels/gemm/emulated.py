@@ -218,7 +218,7 @@ _ON_HOPPER = partial(
 
 TABLE = (
     _ON_HOPPER(Fp16x3Kernel, "three products of scaled float16 halves, on tensor cores", prepared=FLOAT16_HALVES),
-    _ON_HOPPER(Tf32x3Kernel, "three products of TF32 halves, on tensor cores", prepared=TF32_HALVES),
+    _ON_HOPPER(Tf32x3Kernel, "three products of TF32 halves, on tensor cores", prepared=TF32_HALVES, copied=1.0),
     _Halves(
         MmaSyncFp16x3Kernel,
         "three products of scaled float16 halves, on tensor cores fed by ldmatrix",

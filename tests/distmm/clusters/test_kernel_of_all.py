@@ -22,6 +22,7 @@ F4 = np.dtype("f4")
 FACT: dict[str, Any] = {
     "granule": 8192,
     "prepared": 1.0,
+    "copied": 0.0,
     "workspace": 1 << 20,
     "one_launch": True,
     "triangles": True,
@@ -55,12 +56,14 @@ def test_figures_that_differ_are_taken_at_their_worst() -> None:
     large["kernels"]["one"] |= {
         "granule": 4096,
         "prepared": 2.0,
+        "copied": 1.0,
         "workspace": 1 << 29,
         "one_launch": False,
         "triangles": False,
     }
     made = spec("cuda", [small, large], F4)
     assert (made.rate, made.granule, made.prepared, made.workspace) == (1e14 * SUSTAINED, 8192, 2.0, 1 << 29)
+    assert made.copied == 1.0
     assert made.promises_bits
     assert not made.one_launch
     assert not made.triangles

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+import distmm
 from distmm.errors import DoesNotFitError, InputError
 from distmm.planning import candidates
 from distmm.planning.blocks import Blocking, Wave, even_edges
@@ -243,6 +244,17 @@ def test_a_plan_for_a_file_keeps_to_little_memory_whatever_the_shape(problem: Pr
     plan = make_plan(problem, replace(CPU, workers=1, memory=memory), result="out")
     plan.validate()
     assert plan.peak.worker <= memory
+
+
+def test_the_copies_of_blocks_that_a_kernel_splits_are_counted() -> None:
+    spec = distmm.gpus(1, "H100").spec(F4, "tf32x3", "highest")
+    assert spec.copied == 1.0
+    text = "g1x1x1 b4096x2048x8192 p1 w1 l2"
+    with_copies, without = (
+        make_plan(Problem(8192, 8192, 8192, F4), replace(spec, copied=copied), text=text).peak.worker
+        for copied in (1.0, 0.0)
+    )
+    assert with_copies - without == min(spec.threads, 2) * 2048 * 8192 * 4
 
 
 def test_kinds_of_waves_stand_for_all_waves() -> None:
