@@ -98,7 +98,7 @@ class ProductCheck:
 
     def _samples(self, seed: int) -> tuple[da.Array, ...]:
         """Return sampled rows of A and columns of B, and the elements of C in these rows and columns."""
-        if not self.tolerance.narrow:
+        if not self.tolerance.narrow or 0 in self.c.shape:
             return ()
         rows, columns = (sampled_sums.positions(size, seed, axis) for axis, size in enumerate(self.c.shape))
         return self.a[rows], self.b[:, columns], self.c[rows][:, columns]

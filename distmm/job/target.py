@@ -92,7 +92,7 @@ class Pieces(TargetArray):
 
     def file(self, rows: slice) -> str:
         """Return the path of a unit's part."""
-        return os.path.join(self.output.draft, f"{rows.start // self.height}.{self.name}")
+        return os.path.join(self.output.draft, f"{rows.start // max(1, self.height)}.{self.name}")
 
     def __setitem__(self, region: Region, values: np.ndarray) -> None:
         with published([self.file(region[0])], self.output.draft) as (file,):

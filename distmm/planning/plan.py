@@ -165,9 +165,12 @@ class Plan:
 
     @property
     def slots_that_fit(self) -> float:
-        """Blocks of C that fit into a worker's memory with all else that the plan needs; infinite if C is one wave."""
+        """Blocks of C that fit into a worker's memory with all else that the plan needs.
+
+        Infinite if C is one wave, or has no elements.
+        """
         peak, cluster = self.peak, self.cluster
-        if peak.output_slots is None:
+        if peak.output_slots is None or not peak.slot:
             return math.inf
         if self.result == "host":
             free = math.inf if cluster.host_memory is None else cluster.host_memory - peak.host

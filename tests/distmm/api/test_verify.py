@@ -240,6 +240,7 @@ def test_transposed_operands_and_empty_products() -> None:
     assert verify(np.ones((0, 3)), np.ones((3, 4)), np.ones((0, 4))).ok
     assert verify(np.ones((2, 0)), np.ones((0, 4)), np.zeros((2, 4))).ok
     assert not verify(np.ones((2, 0)), np.ones((0, 4)), np.ones((2, 4))).ok
+    assert verify(np.ones((20, 3), "f4"), np.ones((3, 0), "f4"), np.ones((20, 0), "f4")).ok
 
 
 def test_a_check_on_the_cluster_agrees(client: object) -> None:

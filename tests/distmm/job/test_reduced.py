@@ -145,6 +145,8 @@ def test_what_is_above_a_threshold_is_numpys_in_its_order(client: Client, c: np.
     assert zarr.open_group("out.zarr", mode="r").attrs["distmm"]["shape"] == [70, 90]
     assert job.recheck("out.zarr").outcome == "right"
     assert threshold(client, t=1000, overwrite=True).entries == 0
+    np.save("nothing.npy", np.ones((0, 20), c.dtype))
+    assert job.threshold("nothing.npy", "B.zarr", 6, "nothing.zarr", client=client).entries == 0
     assert {len(values) for values in arrays("out.zarr").values()} == {0}
     assert job.recheck("out.zarr").outcome == "right"
 

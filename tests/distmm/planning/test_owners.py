@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -274,6 +275,13 @@ def test_products_of_empty_matrices_have_plans_whose_text_gives_them_back(shape:
     assert parse(str(plan), problem, homes).blocking == plan.blocking
     with pytest.raises(InputError, match="at least 1"):
         parse("g2x2x1 b0x8x8 p1 w1 l2", Problem(8, 8, 8, F8))
+
+
+def test_blocks_without_elements_always_find_room() -> None:
+    cluster = ClusterSpec(1, 10**9, "cpu", rate=1e10, link=1e9, load=1e9)
+    plan = make_plan(Problem(0, 40, 30, F8), cluster, text="g1x1x1 b0x40x7 p1 w2 l2", result="out")
+    assert len(plan.waves) > 1
+    assert plan.slots_that_fit == math.inf
 
 
 def test_thin_products_leave_matrices_where_they_are() -> None:
