@@ -115,7 +115,7 @@ class Plan:
         moved, seconds, bound_by = self._time_model.predict()
         if isinstance(self.grid, Owners) and self.grid.fewest is not None:
             bound = self.grid.fewest
-        elif len(self.waves) == 1:
+        elif self.schedule.wave_count == 1:
             bound = moved
         else:
             layout = self.layout
