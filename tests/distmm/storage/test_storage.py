@@ -17,7 +17,7 @@ import zarr
 
 from distmm.errors import InputError
 from distmm.storage import locate, open_matrix
-from distmm.storage.matrix import Matrix
+from distmm.storage.matrix import HUGE_PAGE, Matrix
 from tests.distmm.storage.samples import DTYPES, FORMS, sample, save_matrix, stored
 
 
@@ -213,3 +213,23 @@ def test_a_changed_matrix_has_another_fingerprint(form: str, tmp_path: Path) -> 
 def test_matrices_are_abstract() -> None:
     with pytest.raises(TypeError):
         Matrix("x", (1, 1), np.dtype("f4"), None)  # type: ignore[abstract]
+
+
+@pytest.mark.parametrize(("rows", "fills"), [(1024, True), (1023, False)])
+@pytest.mark.parametrize("name", ["A.npy", "A.zarr"])
+def test_blocks_that_fill_huge_pages_begin_at_one_and_others_take_no_more_memory(
+    name: str, rows: int, fills: bool, tmp_path: Path
+) -> None:
+    values = np.arange(rows * 1024, dtype="f4").reshape(rows, 1024)
+    if name == "A.npy":
+        np.save(tmp_path / name, values)
+    else:
+        zarr.create_array(tmp_path / name, data=values, chunks=(512, 512), compressors=None)
+    block = open_matrix(tmp_path / name)[...]
+    np.testing.assert_array_equal(block, values)
+    owner = block
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    assert owner.nbytes == block.nbytes + fills * HUGE_PAGE
+    assert not fills or block.ctypes.data % HUGE_PAGE == 0
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(block)), values)
