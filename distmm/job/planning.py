@@ -114,10 +114,8 @@ def plan(spec: Spec, asked: PlanRequest, client: Client | None, joins: bool = Tr
 def joined(plan: Plan, itemsize: int) -> tuple[int, int, int]:
     """Return the edges of blocks that several small blocks of C are joined to. Others keep their edges."""
     m, k, n = plan.block_shape
-    if 0 in (m, k, n):
-        return m, k, n
     rows, columns = len(plan.blocking.m), len(plan.blocking.n)
-    fit = JOINED_BYTES // (m * n * itemsize)
+    fit = JOINED_BYTES // max(1, m * n * itemsize)
     most = max(1, min(JOINED, fit, rows * columns // (BLOCKS * plan.cluster.workers)))
     across = max(1, min(most, columns))
     down = max(1, min(most // across, rows))

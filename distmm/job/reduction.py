@@ -19,7 +19,7 @@ from distmm.job.folder import Folder, Json
 from distmm.planning.plan import Plan
 from distmm.planning.problem import accumulator_dtype
 from distmm.product.operand import Operand
-from distmm.product.reduction_limits import bytes_of_entry, check_metric, checked_k, most_of_block
+from distmm.product.reduction_limits import bytes_of_entry, check_metric, check_threshold, checked_k, most_of_block
 from distmm.worker.tasks import reductions, threshold
 from distmm.worker.tasks.metrics import Metric
 from distmm.worker.tasks.reductions import Largest
@@ -65,7 +65,7 @@ class _OfRows:
         return {name: values if name == "values" else INDEX for name in self.names}
 
     def check(self, a: Operand, b: Operand) -> None:
-        """Refuse a metric, or a k, that the product does not allow.
+        """Refuse a metric that the product does not allow.
 
         Raises
         ------
@@ -147,6 +147,11 @@ class Threshold(_OfRows):
     kind = "threshold"
     names = ("rows", "columns", "values")
     width = 1
+
+    def check(self, a: Operand, b: Operand) -> None:
+        """Refuse a threshold that is not a real number, and a metric that the product does not allow."""
+        check_threshold(self.t, None, self.metric)
+        super().check(a, b)
 
     def on_worker(self, c: np.dtype[Any], plan: Plan) -> reductions.Reduction:
         """Return the reduction of blocks, for the tasks on workers."""

@@ -185,14 +185,17 @@ class Blocking:
         return len(batches) * areas
 
     def kinds_of_waves(self, parts: tuple[int, int, int], multiple: tuple[int, int]) -> tuple[tuple[Wave, int], ...]:
-        """Return the first wave of each kind, and how many waves are of that kind: their blocks have the same edges."""
+        """Return one wave of each kind, and how many waves are of that kind: their blocks have the same edges.
+
+        The waves are not numbered: each has the index 0.
+        """
         batches, rows, columns = self._cuts(parts, multiple)
         areas = [(down, across, 1) for down, across in self._below(rows)] if self.triangle else []
         if not self.triangle:
             both = product(_kinds(rows, self.m), _kinds(columns, self.n))
             areas = [(down, across, high * wide) for (down, high), (across, wide) in both]
         found: dict[Hashable, tuple[Wave, int]] = {}
-        along, inner = (*self.batch, ())[0], math.prod(map(len, self.batch[1:]))
+        along, inner = self.batch[0] if self.batch else (), math.prod(map(len, self.batch[1:]))
         for (at, matrices), (down, across, count) in product(_kinds(batches, along, inner), areas):
             wave = Wave(0, at, down, across, self.triangle and down == across)
             kind = at, wave.triangle, self.m[down.start : down.stop], self.n[across.start : across.stop]
@@ -239,7 +242,10 @@ class Blocking:
 
 
 def _kinds(cuts: tuple[range, ...], edges: tuple[int, ...], length: int = 1) -> list[tuple[range, int]]:
-    """Return the first range of each kind, and how many there are: their blocks, `length` of an edge, are equal."""
+    """Return the first range of each kind, and how many are of that kind: their blocks have the same edges.
+
+    Each edge belongs to `length` consecutive blocks.
+    """
     found: dict[tuple[int, ...], list[range]] = {}
     for at in cuts:
         found.setdefault(edges[at.start // length : at.stop // length], []).append(at)

@@ -60,10 +60,11 @@ SMALLEST_SHARE = 512 * 512
 
 
 def waves(problem: Problem, cluster: ClusterSpec, stays: bool) -> Iterator[list[tuple[int, int]]]:
-    """Yield numbers of waves down and across, ascending; then many waves, for a C that does not fit in fewer.
+    """Yield a list of numbers of waves down and across, ascending, and then one of many waves.
 
-    If C cannot fit at all: those whose error says what is missing. `stays` says whether finished blocks of C stay in
-    the memory of the workers.
+    The second list is for a C that does not fit in fewer waves. If C cannot fit at all, there is one list with one
+    entry: the error of its plan says what is missing. `stays` says whether finished blocks of C stay in the memory of
+    the workers.
     """
     triangle = problem.symmetry is not None
     elements = math.prod(problem.shape) / (2 if triangle else 1) / cluster.workers

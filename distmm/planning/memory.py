@@ -89,8 +89,9 @@ class MemoryModel:
         """Return the peak of one worker and of one host, and the limits that keep to it."""
         blocking, schedule = self.layout.blocking, self.layout.schedule
         kinds = [wave for wave, _ in schedule.kinds_of_waves]
+        # With uneven chunks the wave with the most blocks may not be the largest. In a symmetric product a rectangle
+        # needs more of A than a triangle. So each kind of wave counts there.
         if self.layout.problem.symmetry is None and all(map(are_even, (blocking.m, blocking.n, *blocking.batch))):
-            # With uneven chunks the wave with the most blocks may not be the largest; rectangles need more of A.
             kinds = [max(kinds, key=lambda wave: wave.c_blocks)]
         peaks = [self._peak_of(wave) for wave in kinds]
         slots = max((each.output_slots for each in peaks if each.output_slots is not None), default=None)

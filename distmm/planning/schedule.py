@@ -53,7 +53,7 @@ class Schedule:
 
     @cached_property
     def kinds_of_waves(self) -> tuple[tuple[Wave, int], ...]:
-        """The first wave of each kind, and how many waves are of that kind: their blocks have the same edges."""
+        """One wave of each kind, and how many waves are of that kind (`Blocking.kinds_of_waves`)."""
         return self.blocking.kinds_of_waves(self.wave_cuts, (self.grid.rows, self.grid.columns))
 
     @property

@@ -149,7 +149,7 @@ class Fp16x3Kernel(GuardedKernel):
         unread: list[Found] = []
         for left, right, added, to in by_parts(a.granule(index), b.granule(index), c, d, TF32_BYTES):
             unread += self._tf32_product(left, right, added, to)  # frees its halves before the next ones are made
-        self._unread = unread  # nobody waits for these parts, but for those of the granule before
+        self._unread = unread  # to drop guards waits for the device: those of the granule before are dropped here
 
     def _tf32_product(self, left: Array, right: Array, c: Array | None, d: Array) -> list[Found]:
         halves = [splitter(TF32_PAIR, self.device)(as_stack(x)) for x in (left, right)]

@@ -115,8 +115,10 @@ class GuardedKernel(AlignedKernel):
         own = distinct(block).astype(self.dtype, copy=False)
         matrices = own if operand == "A" else own.swapaxes(-1, -2)
         made, found = self._split(as_stack(self._splittable(matrices)))
-        kept = {"batch": matrices.shape[:-2], "matrices": matrices, "found": found}
-        return GuardedOperand(shape=block.shape, format=self.reads[0], made=made, **kept)
+        batch = matrices.shape[:-2]
+        return GuardedOperand(
+            shape=block.shape, format=self.reads[0], made=made, batch=batch, matrices=matrices, found=found
+        )
 
     def _splittable(self, matrices: Array) -> Array:
         """Return what is split of an operand."""

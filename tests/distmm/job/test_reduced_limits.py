@@ -59,6 +59,11 @@ def test_a_threshold_beyond_the_numbers_of_c_keeps_all_or_nothing(client: Client
     assert threshold(client, t=t).entries == (c.size if t < 0 else 0)
 
 
+def test_a_threshold_that_a_job_reads_from_its_files_is_checked_too() -> None:
+    with pytest.raises(InputError, match="nan"):
+        reduction.Threshold(float("nan")).check(Mock(), Mock())
+
+
 def _rows_hold(nbytes: int) -> None:
     """Let a row of small blocks keep so many bytes in any case."""
     reduction.ALWAYS_OF_ROW = nbytes

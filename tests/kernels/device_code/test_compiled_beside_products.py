@@ -58,6 +58,10 @@ CASES = [
     *((*kernel, OTHERS[zlib.crc32(repr(kernel).encode()) % len(OTHERS)]) for kernel in KERNELS),
 ]
 
+# For these modules and generations of GPUs the compiler stores up to 52 bytes of registers in memory. The kernels wait
+# for memory, so it costs little.
+SPILLING = {("copies.prepass", 10), ("copies.prepass", 12), ("slices", 10), ("slices", 12), ("largest", 8)}
+
 
 @pytest.mark.parametrize(("module", "reals"), [("reconstruct", 1), ("reconstruct_complex", 2)])
 def test_numbers_are_reconstructed_by_integers_where_float64_units_are_few(module, reals):
@@ -74,8 +78,7 @@ def test_numbers_are_reconstructed_by_integers_where_float64_units_are_few(modul
 def test_they_stay_in_registers_with_several_blocks_a_multiprocessor(module, name, parameters, architecture):
     built, blocks = builds.beside(module, name, parameters, architecture)
     spilled = [int(each) for each in re.findall(r"(\d+) bytes spill (?:stores|loads)", built.log)]
-    # For some architectures a few registers are stored in memory. It costs little: these kernels wait for memory.
-    assert max(spilled) <= (0 if architecture == (9, 0) else 64)
+    assert max(spilled) <= (64 if (module, architecture[0]) in SPILLING else 0)
     registers = int(re.search(r"[Uu]sed (\d+) registers", built.log).group(1))
     assert blocks * built.threads >= 512
     assert registers * built.threads * blocks <= 65536
