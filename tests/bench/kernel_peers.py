@@ -104,7 +104,7 @@ def float8(sizes: Sequence[int]) -> Rows:
     e4m3fn, bfloat16 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.bfloat16)
     for n in sizes or (8192, 16384):
         A, B = (normal(n, "float32").to(torch.float8_e4m3fn) for _ in range(2))
-        kernel: Any = select.select(Problem(n, n, n, e4m3fn), device.current(), "high")
+        kernel: Any = select.select(Problem(n, n, n, e4m3fn), device.current(), name="hopper_float8")
         left, right = (cupy.from_dlpack(x.view(torch.uint8)).view(carrier(e4m3fn)) for x in (A, B))
         a, b = kernel.prepare_a(left), kernel.prepare_b(right.T)
         of_rows, of_blocks = (cupy.ones((count, n), np.float32) for count in (1, -(-n // 128)))
@@ -136,15 +136,19 @@ def joules_of(call: Call, once: float, seconds: float) -> float:
 
     pynvml.nvmlInit()
     gpu = pynvml.nvmlDeviceGetHandleByPciBusId(cupy.cuda.Device().pci_bus_id)
-    taken = 0.0
-    for part in (0.3, seconds):  # the first part heats the GPU
-        count = max(1, math.ceil(part / once))
+
+    def taken(count: int) -> float:
         before = pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu)
         for _ in range(count):
             call()
         cupy.cuda.Device().synchronize()
-        taken = (pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) - before) / 1e3 / count
-    return taken
+        return (pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) - before) / 1e3
+
+    taken(math.ceil(0.3 / once))  # heats the GPU
+    count = math.ceil(seconds / once)
+    while not (joules := taken(count)):  # the counter is read some times a second only
+        count *= 2
+    return joules / count
 
 
 def _of_number(call: Call) -> Callable[[int], Any]:

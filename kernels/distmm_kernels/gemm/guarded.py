@@ -33,7 +33,9 @@ from distmm_kernels.tiles.hopper_tiles import ROWS
 
 WORKSPACE = 1 << 29  # bytes that a product takes at a time in addition to operands and C
 
-LONG = 2**37  # multiply-adds of a product that waits for its guards: for microseconds, and it takes milliseconds
+# Multiply-adds of a product that waits for its guards, and of which the library computes none without a look at them:
+# both take microseconds, and the product takes milliseconds.
+LONG = 2**37
 SAMPLE = 64  # rows of A and columns of B whose guards tell those of the whole
 MOST_LOOKED_AWAY = 15  # products of the library from one sample to the next
 
@@ -198,6 +200,8 @@ class GuardedKernel(AlignedKernel):
             with self._on_device(), self._module.cuda.Stream(non_blocking=True):  # the caller's has the product
                 self._remember([self._holds(*sample, index) for index in range(len(sample[0].found.guards))])
             self.patience = min(2 * self.patience + 1, MOST_LOOKED_AWAY) if self._unequal else 0
+        if steps >= LONG:
+            self.patience = 0
         return self._unequal and steps < self.library_below
 
     def look(self, a: Array, b: Array, prepare: Callable[[Array, str], GuardedOperand] | None = None) -> None:

@@ -232,11 +232,10 @@ def test_a_product_of_milliseconds_waits_for_its_guards():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
-@pytest.mark.parametrize("steps", [2**20, 2**39])
-def test_the_library_multiplies_after_a_product_with_raised_guards_until_a_sample_has_none(monkeypatch, dtype, steps):
+def test_the_library_multiplies_after_a_product_with_raised_guards_until_a_sample_has_none(monkeypatch, dtype):
     kernel = real = Chosen()
+    steps = 2**20
     if dtype == "complex64":
-        real.library_below = 2**34  # where real numbers have a faster algorithm
         monkeypatch.setattr(real_view, "Fp16x3Kernel", lambda problem, device: real)
         monkeypatch.setattr(real_view, "doubled", lambda block, *_: doubled_twin(block))
         kernel = real_view.ComplexFp16x3Kernel(Problem(1, 1, 1, np.dtype(dtype)), NOWHERE)
@@ -259,12 +258,27 @@ def test_the_library_multiplies_after_a_product_with_raised_guards_until_a_sampl
         assert (kernel.patience > 0) is declined
 
 
-def test_the_library_does_not_multiply_where_the_second_algorithm_is_faster():
+def test_the_library_does_not_multiply_where_the_second_algorithm_is_faster(monkeypatch):
     kernel = Chosen()
+    monkeypatch.setattr(real_view, "Fp16x3Kernel", lambda problem, device: kernel)
+    of_complex = real_view.ComplexFp16x3Kernel(Problem(1, 1, 1, np.dtype("complex64")), NOWHERE)
     kernel.library_below = 2**34
     kernel._accumulate(guards((8, 8), raised=True), guards((8, 8), raised=False), None, None)
     assert kernel.declines(2**34 - 1)
     assert not kernel.declines(2**34)
+    assert of_complex.declines(2**32 - 1), "each step is four of real numbers"
+    assert not of_complex.declines(2**32)
+
+
+def test_a_long_product_is_looked_at_each_time():
+    kernel, full, sparse = Chosen(), np.ones((300, 8)), np.tile([1.0, 0.0], (300, 4))
+    kernel._accumulate(guards((8, 8), raised=True), guards((8, 8), raised=False), None, None)
+    for steps, patience in ((2**20, 1), (2**20, 3), (guarded.LONG, 0), (2**20, 1)):
+        kernel.look(sparse, full.T)
+        for operand in kernel._sample:
+            operand.found.here = True
+        assert kernel.declines(steps)
+        assert kernel.patience == patience
 
 
 def test_the_longer_guards_stay_raised_the_more_products_pass_before_the_next_sample():

@@ -36,20 +36,20 @@ def kernel_for(hopper):
 @pytest.fixture
 def added(monkeypatch):
     """How many sums each launch added to C. What results and sums are written to begins as NaN, or as -77."""
-    counts, add, rows = [], AlignedKernel._add_slices, AlignedKernel._rows
+    counts, add, empty = [], AlignedKernel._add_slices, AlignedKernel._empty
 
     def counted(self, sums, c, d):
         counts.append(sums.shape[-3])
         add(self, sums, c, d)
 
     def poisoned(self, shape, dtype):
-        made = rows(self, shape, dtype)
+        made = empty(self, shape, dtype)
         whole = made if made.base is None else made.base
         whole.view("uint8")[...] = 0xFF if dtype.kind != "i" else 179
         return made
 
     monkeypatch.setattr(AlignedKernel, "_add_slices", counted)
-    monkeypatch.setattr(AlignedKernel, "_rows", poisoned)
+    monkeypatch.setattr(AlignedKernel, "_empty", poisoned)
     return counts
 
 
