@@ -142,7 +142,7 @@ def joules_of(call: Call, once: float, seconds: float) -> float:
         for _ in range(count):
             call()
         cupy.cuda.Device().synchronize()
-        return (pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) - before) / 1e3
+        return float(pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) - before) / 1e3
 
     taken(math.ceil(0.3 / once))  # heats the GPU
     count = math.ceil(seconds / once)
