@@ -33,8 +33,8 @@ from distmm_kernels.tiles.hopper_tiles import ROWS
 
 WORKSPACE = 1 << 29  # bytes that a product takes at a time in addition to operands and C
 
-# Multiply-adds of a product that waits for its guards, and of which the library computes none without a look at them:
-# both take microseconds, and the product takes milliseconds.
+# A product of so many multiply-adds waits for its guards. If the library computes it, a sample is looked at afterwards.
+# Both take microseconds, and the product takes milliseconds.
 LONG = 2**37
 SAMPLE = 64  # rows of A and columns of B whose guards tell those of the whole
 MOST_LOOKED_AWAY = 15  # products of the library from one sample to the next

@@ -232,9 +232,9 @@ def test_a_product_of_milliseconds_waits_for_its_guards():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "complex64"])
-def test_the_library_multiplies_after_a_product_with_raised_guards_until_a_sample_has_none(monkeypatch, dtype):
+@pytest.mark.parametrize("steps", [2**20, 2**33])
+def test_the_library_multiplies_after_a_product_with_raised_guards_until_a_sample_has_none(monkeypatch, dtype, steps):
     kernel = real = Chosen()
-    steps = 2**20
     if dtype == "complex64":
         monkeypatch.setattr(real_view, "Fp16x3Kernel", lambda problem, device: real)
         monkeypatch.setattr(real_view, "doubled", lambda block, *_: doubled_twin(block))
