@@ -66,7 +66,8 @@ def working(work: Work) -> Iterator[Any]:
 
     The work starts after all work that is now on the default stream and on the thread's current stream. Blocks that
     other libraries made there, or an enclosing ``with`` block, may not be complete, and a non-blocking stream does not
-    wait for them by itself.
+    wait for them by itself. It also waits for the default stream at each allocation: the memory may be that of a block
+    which another thread's task has let go, and which kernels of that task on the default stream still read.
 
     Yields
     ------
@@ -77,10 +78,20 @@ def working(work: Work) -> Iterator[Any]:
     stream = _stream(work, cupy.cuda.runtime.getDevice())
     done = cupy.cuda.Event(block=True, disable_timing=True)  # block: waiting threads use no core
     before = cupy.cuda.Stream.null, cupy.cuda.get_current_stream()
-    with _turns.turn(), stream:
+    allocate = cupy.cuda.get_allocator()
+
+    def wait_for(earlier: Any) -> None:
+        done.record(earlier)
+        stream.wait_event(done)
+
+    def allocated(size: int) -> Any:
+        memory = allocate(size)
+        wait_for(cupy.cuda.Stream.null)
+        return memory
+
+    with _turns.turn(), stream, cupy.cuda.using_allocator(allocated):
         for earlier in before:
-            done.record(earlier)
-            stream.wait_event(done)
+            wait_for(earlier)
         try:
             yield stream
         finally:  # also after an error: memory that is then freed must not be in use

@@ -7,7 +7,9 @@ import sys
 import threading
 import time
 import types
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -238,6 +240,26 @@ def test_work_follows_that_of_an_enclosing_block_on_another_stream() -> None:
     assert float(y) == 20
 
 
+@pytest.mark.gpu
+def test_memory_that_the_default_stream_still_reads_is_not_written() -> None:
+    """A task of another thread may let go of a block before the kernels that it has enqueued have read the block."""
+    import cupy
+
+    busy = cupy.zeros((8192, 8192), "f4")
+    with gpu.working("product"):
+        block = cupy.ones((4096, 4096), "f4")
+    with gpu.working("product"):
+        place = block.data.ptr
+        with cupy.cuda.Stream.null:  # as a task of another thread
+            for _ in range(200):
+                busy += 1
+            total = block.sum()
+        del block
+        taken = cupy.zeros((4096, 4096), "f4")
+        assert taken.data.ptr == place
+    assert float(total) == 4096 * 4096
+
+
 def test_work_waits_for_the_default_stream_and_for_that_of_the_enclosing_block(monkeypatch: pytest.MonkeyPatch) -> None:
     class Stream:
         def __init__(self) -> None:
@@ -267,11 +289,29 @@ def test_work_waits_for_the_default_stream_and_for_that_of_the_enclosing_block(m
     Stream.null = Stream()  # type: ignore[attr-defined]
     current, streams = [Stream.null], {"product": Stream(), "download": Stream()}  # type: ignore[attr-defined]
     runtime = types.SimpleNamespace(getDevice=lambda: 0)
-    cuda = types.SimpleNamespace(Stream=Stream, Event=Event, runtime=runtime, get_current_stream=lambda: current[-1])
+
+    @contextmanager
+    def using_allocator(allocator: Callable[[int], object]) -> Iterator[None]:
+        allocators.append(allocator)
+        yield
+        allocators.pop()
+
+    allocators: list[Callable[[int], object]] = [bytes]
+    cuda = types.SimpleNamespace(
+        Stream=Stream,
+        Event=Event,
+        runtime=runtime,
+        get_current_stream=lambda: current[-1],
+        get_allocator=lambda: allocators[-1],
+        using_allocator=using_allocator,
+    )
     monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(cuda=cuda))
     monkeypatch.setattr(gpu, "_stream", lambda work, device: streams[work])
     with gpu.working("product") as outer, gpu.working("download") as inner:
         assert {id(each) for each in inner.awaited} == {id(current[0]), id(outer)}
+        inner.awaited.clear()
+        assert allocators[-1](3) == bytes(3)
+        assert inner.awaited == [current[0]]
 
 
 @pytest.mark.gpu
