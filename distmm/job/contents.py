@@ -22,7 +22,7 @@ from distmm.planning.plan import Plan
 from distmm.storage import is_url, locate, open_matrix
 from distmm.storage.durability import fsync_tree
 from distmm.storage.output import Output, TargetArray
-from distmm.storage.overwriting import check_place
+from distmm.storage.overwriting import REMEDY, check_place
 from distmm.storage.zarr_folder import ZarrMatrix
 from distmm.storage.zarr_internals import open_zarr
 from distmm.storage.zarr_target import ZarrTarget
@@ -200,15 +200,14 @@ def _facts(path: str) -> Json:
 
 def _refuse_other_group(path: str) -> None:
     """Refuse to replace anything but a reduced product of distmm without other files in its folder."""
-    remedy = "it is not replaced: choose another name, or remove it yourself"
     facts = {} if os.path.islink(path) or not os.path.isdir(path) else _facts(path)
     try:
         reduction = from_json(facts.get("reduction"))
     except InputError:
         reduction = None
     if reduction is None:
-        raise InputError(f"{path}: is not a reduced product that distmm has written, and {remedy}")
+        raise InputError(f"{path}: is not a reduced product that distmm has written, and {REMEDY}")
     known = {"zarr.json", *reduction.arrays(np.dtype(np.float64))}
     others = sorted(set(os.listdir(path)) - known)
     if others:
-        raise InputError(f"{path}: contains {others[0]}, which is not part of a reduced product, and {remedy}")
+        raise InputError(f"{path}: contains {others[0]}, which is not part of a reduced product, and {REMEDY}")

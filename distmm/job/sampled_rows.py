@@ -17,6 +17,7 @@ import dask
 import numpy as np
 from distributed import Client
 
+from distmm.checking.thin_products import Sums, summed, times
 from distmm.checking.verdict import Verdict, of_tolerance
 from distmm.job.folder import Json
 from distmm.job.reduction import Reduction, TopK
@@ -128,19 +129,14 @@ class _Columns:
 
     def sums(self, columns: slice) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return A @ B for the sampled rows and these columns, |A| @ |B|, and the squared norms of the columns of B."""
-        width, work = columns.stop - columns.start, self.tolerance.work
-        truth = np.zeros((len(self.rows), width), work)
-        spread, squares = np.zeros(truth.shape), np.zeros(width)
-        few = max(1, PIECE // max(1, width * work.itemsize))
-        for panel in _cut(self.b.shape[0], (self.b.storage_chunk or (1, 1))[0], few):
-            block = self.b.region(panel, columns)
-            for part in _cut(len(block), 1, few):
-                left, right = self.left[:, panel][:, part], block[part].astype(work)
-                truth += left @ right
-                if not self.tolerance.exact:
-                    spread += np.abs(left) @ np.abs(right)
-                    squares += (right**2).sum(axis=0)
-        return truth, spread, squares
+        work = self.tolerance.work
+        few = max(1, PIECE // ((columns.stop - columns.start) * work.itemsize))
+        found: list[Sums] = []
+        for panel in _cut(self.b.shape[0], (self.b.storage_chunk or (1, 1))[0], few) or [slice(0, 0)]:
+            rows = self.left[:, panel].T
+            found = [summed([*found, times(self.b.region(panel, columns).T, rows, work, sizes=abs(rows))])]
+        truth, norms, _, spread = found[0].at(0)
+        return truth.T, spread.T, norms[:, 0] ** 2
 
     def _scores(self, values: np.ndarray) -> np.ndarray:
         """Return the scores (`elements`) of values in the result."""

@@ -39,7 +39,7 @@ from distmm.job.inputs import Order, fold
 from distmm.job.judge import Judge, RowOfA, changed
 from distmm.job.spec import RECHUNK, Spec
 from distmm.job.target import Unit
-from distmm.job.writer import Writer, gather, reduce, write
+from distmm.job.writer import Writer, gather, take
 from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
 from distmm.worker.tasks.epilogue import Epilogue
@@ -198,7 +198,7 @@ class Judged:
         number, weights = self._weights[j]
         yield PlacedTask(
             key,
-            write if judge.contents.reduction is None else reduce,
+            take,
             # with the priority of the wave's first step: a written block frees memory
             self.sketches.place(i, j, 0),
             self.writer,

@@ -160,20 +160,15 @@ def _beside_products(writer: Writer, files: int) -> AbstractContextManager[None]
     return slot_released("write", max(1, WRITERS // max(1, files)) if cluster.device == "cpu" else cluster.threads)
 
 
-def write(where: Placement, writer: Writer, row: RowOfA, block: Any, *about: Any) -> Json:
-    """Check and write a block: the task of a block of C. Runs on workers.
+def take(where: Placement, writer: Writer, row: RowOfA, block: Any, *about: Any) -> Json | Kept:
+    """Check and write a block, or reduce it if C is reduced: the task of a block of C. Runs on workers.
 
     The arguments after `block` are those of `Judge.judged`.
     """
-    unit = where.i, where.j
-    with _beside_products(writer, writer.target.files(unit)):
-        return writer.write(unit, writer.judge.judged(where, block, row, *about))
-
-
-def reduce(where: Placement, writer: Writer, row: RowOfA, block: Any, *about: Any) -> Kept:
-    """Check and reduce a block: the task of a block of a C that is reduced. Runs on workers."""
-    with _beside_products(writer, 1):
-        return writer.judge.judged(where, block, row, *about)
+    unit, whole = (where.i, where.j), writer.judge.reduction is None
+    with _beside_products(writer, writer.target.files(unit) if whole else 1):
+        made = writer.judge.judged(where, block, row, *about)
+        return writer.write(unit, made) if whole else made
 
 
 def gather(writer: Writer, i: int, made: Sequence[Kept], last: bool) -> Kept | Json:

@@ -228,23 +228,17 @@ def normalise(key: Any, shape: tuple[int, ...]) -> tuple[tuple[slice, ...], tupl
         For an index out of range, too many indices, or an index that is neither an integer nor a slice.
     """
     keys = list(key) if isinstance(key, tuple) else [key]
-    if sum(k is Ellipsis for k in keys) > 1:
-        raise IndexError("an index can only have a single ellipsis ('...')")
+    for index in keys:
+        if isinstance(index, bool) or not (index is Ellipsis or isinstance(index, (int, np.integer, slice))):
+            raise IndexError(f"matrices on disk take integers, slices and '...', not {type(index).__name__}: {index!r}")
+    _ = np.broadcast_to(False, shape)[tuple(keys)]  # NumPy refuses what is out of range, and too many indices
     if Ellipsis in keys:
         at = keys.index(Ellipsis)
         keys[at : at + 1] = [slice(None)] * (len(shape) + 1 - len(keys))
     keys += [slice(None)] * (len(shape) - len(keys))
-    if len(keys) > len(shape):
-        raise IndexError(
-            f"too many indices: an array of shape {shape} has {len(shape)} dimensions, {len(keys)} were indexed"
-        )
     read: list[slice] = []
     rest: list[slice | int] = []
     for index, length in zip(keys, shape, strict=True):
-        if isinstance(index, bool) or not isinstance(index, (int, np.integer, slice)):
-            raise IndexError(f"matrices on disk take integers, slices and '...', not {type(index).__name__}: {index!r}")
-        if not isinstance(index, slice) and not -length <= index < length:
-            raise IndexError(f"index {index} is out of range for a side of length {length}")
         span = range(length)[index]  # an integer, or a range
         if isinstance(span, int):
             read.append(slice(span, span + 1, 1))

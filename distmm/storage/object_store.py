@@ -16,11 +16,13 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from distmm.errors import InputError
+
+T = TypeVar("T")
 
 # fsspec's packages that support conditional puts, by the scheme of a URL.
 PACKAGES = {
@@ -143,49 +145,29 @@ class ObjectFolder:
             bucket = self._key.split("/", 1)[0]
             raise InputError(f"{self.url}: there is no bucket (or container) {bucket}; create it first") from None
 
-    def facts(self, name: str = "") -> dict[str, Any] | None:
-        """Return the store's facts of an object, such as its size. None if it does not exist."""
-        try:
-            with self._explained(name):
-                facts: dict[str, Any] = self._store.info(self._at(name))
-        except FileNotFoundError:
-            return None
-        return facts if facts["type"] == "file" else None
+    def exists(self, name: str = "") -> bool:
+        """Whether there is an object of this name, and not only a folder."""
+        return self._asked(name, lambda key: self._store.info(key)["type"] == "file", False)
 
     def tag(self, name: str) -> str:
         """Return the tag of an object."""
-        facts = self.facts(name)
-        if facts is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), f"{self.url}/{name}")
-        return tag_of(facts)
+        with self._explained(name):
+            return tag_of(self._store.info(self._at(name)))
 
     def modified(self, name: str = "") -> float:
         """Return the time of an object's put in seconds, by the store's clock. 0 if it does not exist."""
-        try:
-            with self._explained(name):
-                return float(self._store.modified(self._at(name)).timestamp())
-        except FileNotFoundError:
-            return 0.0
+        return self._asked(name, lambda key: float(self._store.modified(key).timestamp()), 0.0)
 
     def names(self) -> list[str]:
         """Return the names of the objects and folders directly in this folder."""
         self._store.invalidate_cache()
-        try:
-            with self._explained(""):
-                found = self._store.ls(self._key, detail=False)
-        except FileNotFoundError:
-            return []
-        names = {self._inside(name).split("/", 1)[0] for name in found}
-        return sorted(names - {""})
+        found: list[str] = self._asked("", lambda key: self._store.ls(key, detail=False), [])
+        return sorted({self._inside(name).split("/", 1)[0] for name in found} - {""})
 
     def everything(self) -> dict[str, dict[str, Any]]:
         """Return the names of all objects, at any depth, with the store's facts of each."""
         self._store.invalidate_cache()
-        try:
-            with self._explained(""):
-                found = self._store.find(self._key, detail=True)
-        except FileNotFoundError:
-            return {}
+        found: dict[str, Any] = self._asked("", lambda key: self._store.find(key, detail=True), {})
         return {self._inside(name): facts for name, facts in found.items() if self._inside(name)}
 
     def remove(self, names: Iterable[str]) -> None:
@@ -199,6 +181,14 @@ class ObjectFolder:
                     for key in keys:
                         if self._store.exists(key):
                             self._store.rm_file(key)
+
+    def _asked(self, name: str, ask: Callable[[str], T], absent: T) -> T:
+        """Return what the store says of an object or folder, or `absent` if it does not exist."""
+        try:
+            with self._explained(name):
+                return ask(self._at(name))
+        except FileNotFoundError:
+            return absent
 
     def _at(self, name: str) -> str:
         return f"{self._key}/{name}" if name else self._key

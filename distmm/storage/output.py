@@ -23,6 +23,11 @@ from distmm.storage.matrix import normalise
 Region = tuple[slice, slice]  # rows and columns
 Written = Mapping[tuple[int, int], tuple[Region, Mapping[str, Any]]]  # by block: its region, and its marker
 
+APPEARED = (
+    "{}: was created by another program while the product was computed, and is not replaced: move it away, and resume "
+    "the job"
+)
+
 
 @dataclass(frozen=True)
 class Output:
@@ -77,10 +82,7 @@ class Output:
         if not os.path.lexists(self.path):
             os.rename(self.draft, self.path)
         elif not self.overwrite:
-            raise InputError(
-                f"{self.path}: was created by another program while the product was computed, and is not replaced: "
-                "move it away, and resume the job"
-            )
+            raise InputError(APPEARED.format(self.path))
         elif os.path.isfile(self.path) and os.path.isfile(self.draft):
             os.replace(self.draft, self.path)
         elif exchange(self.draft, self.path):  # a folder cannot replace another folder by a rename

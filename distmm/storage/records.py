@@ -61,16 +61,13 @@ class Disk:
 
     def create(self, path: str, content: bytes) -> None:
         """Write a new record; raise FileExistsError if it exists. Only one of several processes succeeds."""
-        # O_EXCL also works on NFS.
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
+        with open(path, "xb", buffering=0) as file:  # O_EXCL, which also works on NFS
+            try:
+                write_all(file, content)
                 os.fsync(file.fileno())
-        except OSError:  # for example a full disk: an empty lock file would block the next job for a minute
-            os.unlink(path)
-            raise
+            except OSError:  # for example a full disk: an empty lock file would block the next job for a minute
+                os.unlink(path)
+                raise
 
     def touch(self, path: str) -> None:
         """Update the time of a record, to show that its owner is alive."""
@@ -151,7 +148,7 @@ class _Objects:
     """Objects of S3, Google Cloud Storage or Azure. A folder is a prefix of names, and need not be created."""
 
     def exists(self, path: str) -> bool:
-        return ObjectFolder(path).facts() is not None
+        return ObjectFolder(path).exists()
 
     def names(self, folder: str) -> list[str]:
         return ObjectFolder(folder).names()

@@ -24,7 +24,7 @@ from zarr.storage import MemoryStore
 from distmm.errors import InputError
 from distmm.storage.matrix import explained
 from distmm.storage.object_store import ObjectFolder, tag_of
-from distmm.storage.output import Output, Region, Written
+from distmm.storage.output import APPEARED, Output, Region
 from distmm.storage.overwriting import ZARR_NAME
 from distmm.storage.zarr_target import ChunkedTarget, create_raw
 
@@ -39,12 +39,6 @@ UPLOADS = 8
 # Equal stripes may be more than `CHUNK_BYTES` requires, by at most this factor. 16411 rows, a prime number, could only
 # be cut into stripes of one row.
 MOST_STRIPES = 4
-
-
-APPEARED = (
-    "{}: was created by another program while the product was computed, and is not replaced: move it away, and resume "
-    "the job"
-)
 
 
 class ObjectOutput(Output):
@@ -139,15 +133,9 @@ class ObjectTarget(ChunkedTarget):
         facts = {"shape": list(self.shape), "dtype": self.dtype.name, "chunks": list(self.chunks)}
         return {**facts, "metadata": metadata}
 
-    def missing(self, written: Written) -> dict[tuple[int, int], str]:
-        """Return the blocks with a chunk that is missing, has a wrong size, or a tag that differs from its marker."""
+    def _there(self) -> dict[str, tuple[int, str | None]]:
         objects = ObjectFolder(self.output.path).everything()
-        lost = self.lost(written, {name: facts["size"] for name, facts in objects.items()})
-        for unit, (region, marker) in written.items():
-            names = self.chunks_of(*region)
-            if unit not in lost and marker.get("objects", []) != [tag_of(objects[name]) for name in names]:
-                lost[unit] = next(iter(names), "")
-        return lost
+        return {name: (facts["size"], tag_of(facts)) for name, facts in objects.items()}
 
     def keep_only(self, done: Collection[Region]) -> None:
         """Remove an array that is replaced, and the chunks of earlier runs, except the blocks in `done`.

@@ -6,7 +6,8 @@ import hashlib
 import itertools
 import math
 import os
-from collections.abc import Collection, Mapping
+from abc import abstractmethod
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
@@ -66,17 +67,20 @@ class ChunkedTarget(TargetArray):
         """Return the number of the block's chunks."""
         return len(self.chunks_of(rows, cols))
 
-    def lost(self, written: Written, sizes: Mapping[str, int]) -> dict[tuple[int, int], str]:
-        """Return the blocks with a chunk that is missing or has a wrong size, and the name of the chunk.
+    def missing(self, written: Written) -> dict[tuple[int, int], str]:
+        """Return the blocks with a chunk that is missing, has a wrong size, or a tag that differs from its marker."""
+        need, there, lost = math.prod(self.chunks) * self.dtype.itemsize, self._there(), {}
+        for unit, (region, marker) in written.items():
+            names = self.chunks_of(*region)
+            tags = marker.get("objects", [None] * len(names))
+            bad = [name for name, tag in zip(names, tags, strict=False) if there.get(name) != (need, tag)]
+            if bad or len(tags) != len(names):
+                lost[unit] = next(iter(bad or names), "")
+        return lost
 
-        `sizes` has the bytes of each chunk that exists.
-        """
-        need, found = math.prod(self.chunks) * self.dtype.itemsize, {}
-        for unit, (region, _) in written.items():
-            names = (name for name in self.chunks_of(*region) if sizes.get(name) != need)
-            if (first := next(names, None)) is not None:
-                found[unit] = first
-        return found
+    @abstractmethod
+    def _there(self) -> dict[str, tuple[int, str | None]]:
+        """Return size and tag of all chunks that exist, by name. A disk has no tags."""
 
 
 @dataclass(frozen=True)
@@ -155,10 +159,9 @@ class ZarrTarget(ChunkedTarget):
         facts = {"shape": list(self.shape), "dtype": self.dtype.name, "chunks": list(self.chunks)}
         return {**facts, "metadata": metadata}
 
-    def missing(self, written: Written) -> dict[tuple[int, int], str]:
-        """Return the blocks with a chunk whose file is missing or has a wrong size."""
-        sizes = {}
+    def _there(self) -> dict[str, tuple[int, str | None]]:
+        found: dict[str, tuple[int, str | None]] = {}
         with suppress(FileNotFoundError):  # the folder of all chunks was removed
             for name, entry in stamps.entries(os.path.join(self.output.draft, "c"), "c/"):
-                sizes[name] = entry.stat(follow_symlinks=False).st_size
-        return self.lost(written, sizes)
+                found[name] = entry.stat(follow_symlinks=False).st_size, None
+        return found

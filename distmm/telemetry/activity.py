@@ -1,4 +1,4 @@
-"""What a worker does for a product, and its totals. Times are since the epoch."""
+"""What a worker does for a product, its totals, and what goes wrong meanwhile. Times are since the epoch."""
 
 from __future__ import annotations
 
@@ -30,6 +30,12 @@ class Device(NamedTuple):
     total: int
     utilization: float
 
+
+# Incidents kept for display. The first ones show the cause, so later ones are dropped.
+MOST_INCIDENTS = 200
+
+# Equal incidents within so many seconds count as one.
+MOMENT_SECONDS = 5.0
 
 # Most points of a trace: two traces of 256 workers fill 25 MB.
 MOST_POINTS = 512
@@ -135,3 +141,30 @@ class Lane:
         self.peak_blocks = max(self.peak_blocks, blocks)
         self.peak_process = max(self.peak_process, device.used if device else process)
         self.blocks.add(time, blocks)
+
+
+@dataclass
+class Incident:
+    """A fault at a time (seconds since the epoch), and how often it occurred then."""
+
+    time: float
+    what: str
+    count: int = 1
+
+    def __str__(self) -> str:
+        return self.what if self.count == 1 else f"{self.count} x {self.what}"
+
+
+class Incidents(list[Incident]):
+    """The incidents of a product, in order of time."""
+
+    def add(self, time: float, what: str) -> Incident:
+        """Add an incident. Equal ones close in time are counted together: a lost worker interrupts many steps."""
+        for incident in self[-3:]:
+            if incident.what == what and time - incident.time < MOMENT_SECONDS:
+                incident.count += 1
+                return incident
+        incident = Incident(time, what)
+        if len(self) < MOST_INCIDENTS:
+            self.append(incident)
+        return incident

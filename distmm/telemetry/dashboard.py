@@ -44,7 +44,7 @@ def _page(scheduler: Scheduler, extra: dict[str, Any], doc: Document) -> None:
         Div(name=f"distmm-{name}", stylesheets=[facts.style()], **wide) for name in ("products", "head", "legend")
     )
     blocks, others = Blocks(name="distmm-blocks", height=BLOCKS, **wide), {"height": OTHERS, **wide}
-    panes = [
+    panes: list[Any] = [
         *(Curves(quantity, name=f"distmm-{quantity}-over-time", **others) for quantity in ("rate", "memory")),
         *(Bars(quantity, name=f"distmm-{quantity}", **others) for quantity in ("rate", "memory", "time", "transfers")),
     ]

@@ -23,16 +23,6 @@ LETTERS = 30
 CURVE_SECONDS = 2.0
 
 
-class Pane:
-    """A figure (`root`) that shows one record."""
-
-    root: Any
-
-    def update(self, record: Record, now: float) -> None:
-        """Show `record` at the time `now` (seconds since the epoch)."""
-        raise NotImplementedError
-
-
 @dataclass(frozen=True)
 class Quantity:
     """What a bar chart shows: a bar and a mark for each worker, and one line. It takes lane, record and seconds."""
@@ -82,8 +72,8 @@ QUANTITIES = {
 }
 
 
-class Drawing(Pane):
-    """A figure with a dashed line for the plan, along an axis in the decimal unit that fits its largest value."""
+class Drawing:
+    """A figure (`root`) with a dashed line for the plan. Its axis has the decimal unit that fits its largest value."""
 
     def __init__(self, title: str, unit: str, columns: tuple[str, ...], **sizing: Any) -> None:
         self.unit = unit

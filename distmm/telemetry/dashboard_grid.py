@@ -11,7 +11,6 @@ from bokeh.plotting import figure
 
 from distmm import templates, units
 from distmm.telemetry import theme
-from distmm.telemetry.dashboard_figures import Pane
 from distmm.telemetry.record import Record
 
 # Most cells of the grid of C. In a larger grid a cell shows several blocks. 64 x 64 cells are about 8 pixels wide on a
@@ -52,7 +51,7 @@ class Grid(NamedTuple):
         return cls(row, column, side, int(row.max()) + 1, int(column.max()) + 1)
 
 
-class Blocks(Pane):
+class Blocks:
     """The grid of C. The colour of a cell shows its owner, its opacity the fraction of its steps that is done."""
 
     def __init__(self, **sizing: Any) -> None:

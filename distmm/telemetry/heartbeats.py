@@ -12,8 +12,8 @@ from distributed.scheduler import Scheduler
 from tornado.ioloop import PeriodicCallback
 
 from distmm import units
-from distmm.telemetry import liveness
 from distmm.telemetry.activity import Device
+from distmm.telemetry.figures import silent
 from distmm.telemetry.record import Record
 from distmm.telemetry.worker import METRIC
 
@@ -125,7 +125,7 @@ class Heartbeats:
 
     def _find_silent(self, seen: Mapping[str, float], now: float, active: list[Record]) -> None:
         """Tell log and records which workers have fallen silent, and which are heard of again."""
-        quiet = liveness.silent(seen, now)
+        quiet = silent(seen, now)
         for name in self.silent.keys() - quiet:
             since, until = self.silent.pop(name), seen.get(name, now)
             logger.warning("worker %s was silent %s", name, units.span(since, until))

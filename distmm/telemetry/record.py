@@ -14,10 +14,9 @@ import numpy as np
 
 from distmm import units
 from distmm.planning.plan import Plan
-from distmm.telemetry import liveness, theme
-from distmm.telemetry.activity import Activity, Kind, Lane
-from distmm.telemetry.figures import Figures
-from distmm.telemetry.incidents import Incident, Incidents
+from distmm.telemetry import theme
+from distmm.telemetry.activity import Activity, Incident, Incidents, Kind, Lane
+from distmm.telemetry.figures import STALLED_SECONDS, Figures
 from distmm.telemetry.time_left import Pace
 
 # Most activities that are kept for the timeline. They take 30 MB. Plans have far fewer tasks.
@@ -286,5 +285,5 @@ class Record:
 
     def _begin_anew(self, time: float) -> None:
         """Restart the idle time at `time` if the product had no work until then."""
-        if time - self.advanced > liveness.STALLED_SECONDS and self.made:
+        if time - self.advanced > STALLED_SECONDS and self.made:
             self.advanced = time

@@ -25,7 +25,7 @@ from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm.telemetry import client as telemetry
-from distmm.telemetry import liveness, progress, report, theme
+from distmm.telemetry import figures, progress, report, theme
 from distmm.telemetry.record import Record
 from distmm.telemetry.scheduler import Telemetry
 from tests import forked
@@ -104,8 +104,8 @@ def half_done(client: Client, product: str) -> int | None:
 def test_the_page_shows_a_product_that_runs_and_the_loss_of_a_worker(
     cluster: Client, browser: Any, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(liveness, "STALLED_SECONDS", 600.0)  # on a busy machine half a product stands for long
-    monkeypatch.setattr(liveness, "SILENT_SECONDS", 600.0)
+    monkeypatch.setattr(figures, "STALLED_SECONDS", 600.0)  # on a busy machine half a product stands for long
+    monkeypatch.setattr(figures, "SILENT_SECONDS", 600.0)
     browser.open(address(cluster, "/status"))
     browser.until("document.querySelector('.navbar a[href=distmm]') !== null")
     browser.open(address(cluster, "/distmm"))
@@ -172,7 +172,7 @@ def test_stopped_workers_are_named_while_they_are_silent_and_afterwards(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(liveness, "SILENT_SECONDS", 3.0)  # the scheduler is in this process
+    monkeypatch.setattr(figures, "SILENT_SECONDS", 3.0)  # the scheduler is in this process
     A, B = (da.random.default_rng(seed).random((64, 64), chunks=32) for seed in (5, 6))
     C = cluster.persist(matmul(shut(A, tmp_path / "gate"), B, client=cluster))
     browser.open(address(cluster, "/distmm"))
@@ -189,9 +189,9 @@ def test_stopped_workers_are_named_while_they_are_silent_and_afterwards(
         browser.until(f"Array.from({DATA.format('rate')}.color).includes('{theme.NOBODY}')")
         browser.until("Bokeh.documents[0].is_idle")
         browser.screenshot(pictures / "silent.png")
-        figures = telemetry.figures(cluster, C.name)
-        assert figures is not None
-        assert sentence in progress.describe(figures)
+        found = telemetry.figures(cluster, C.name)
+        assert found is not None
+        assert sentence in progress.describe(found)
         assert dict(silences(cluster))[name] > 0
         os.kill(pids[1], signal.SIGSTOP)
         head = browser.until(f"{MODEL.format('head')}.text.includes('0 of 2') && {MODEL.format('head')}.text")

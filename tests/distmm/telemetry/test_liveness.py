@@ -7,7 +7,7 @@ import math
 import pytest
 
 from distmm.telemetry import facts, progress
-from distmm.telemetry.liveness import SILENT_SECONDS, STALLED_PAUSES, STALLED_SECONDS, heard_of, stalled
+from distmm.telemetry.figures import SILENT_SECONDS, STALLED_PAUSES, STALLED_SECONDS, heard_of, stalled
 from distmm.telemetry.record import Record
 from tests.distmm.telemetry.test_record import record
 
