@@ -166,14 +166,10 @@ class Method:
     precision: PrecisionOption = None
 
     def arguments(self) -> dict[str, Any]:
-        """Return them as arguments of a job."""
-        return {
-            "device": device_name(self.device),
-            "blocks": edges(self.blocks) if self.blocks else None,
-            "plan": self.plan,
-            "kernel": self.kernel,
-            "precision": self.precision,
-        }
+        """Return them as arguments of a job, without the cluster and the deadline."""
+        other = {"deadline", *(one.name for one in fields(Where))}
+        own = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in other}
+        return {**own, "device": device_name(self.device), "blocks": edges(self.blocks) if self.blocks else None}
 
 
 @dataclass(frozen=True)
@@ -195,8 +191,3 @@ class Job(Method, Where, Transposes):
         ),
     ] = None
     deadline: Deadline = None
-
-    def arguments(self) -> dict[str, Any]:
-        """Return them as arguments of a job, without the cluster and the deadline."""
-        own = {"transa": self.transa, "transb": self.transb, "overwrite": self.overwrite, "check": self.check}
-        return super().arguments() | own

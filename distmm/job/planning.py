@@ -85,7 +85,7 @@ def request(
     if manifest is not None:
         blocks, text = tuple(manifest["blocks"]), manifest["plan"] if manifest["layers"] > 1 else text
     choices = Choices(spec.precision, spec.kernel, device, blocks, text, machines, spec.reproducible)
-    job = FileJob(SPARE, LOADS, GPU_HOST_MEMORY, _load, _read_rate)
+    job = FileJob(SPARE, LOADS, GPU_HOST_MEMORY, _load, read_rate)
     return PlanRequest(spec.problem, spec.a, spec.b, choices, written=True, job=job, run_seconds=run_seconds)
 
 
@@ -160,11 +160,6 @@ def bytes_of_parts(reduction: Reduction, spec: Spec, plan: Plan) -> int:
     return widened + largest.c_blocks * of_block + (len(largest.rows) + 2 * cluster.threads * cluster.workers) * of_row
 
 
-def _read_rate(client: Client | None, operand: Operand, device: Literal["cpu", "cuda"], threads: int) -> float | None:
-    """Measure how fast the workers read an operand. None for arrays of this process."""
-    return read_rate(client, operand.source, device, threads) if isinstance(operand.source, Matrix) else None
-
-
 def _load(choice: KernelChoice) -> None:
     """Import the modules that tasks of a job need, and have BLAS allocate its buffers. Runs on workers."""
     from distmm.job import wave_graph  # noqa: F401
@@ -184,25 +179,26 @@ ENOUGH_SECONDS, MOST_PIECES = 0.2, 16
 MOST_WORKERS = 16
 
 
-def read_rate(client: Client | None, matrix: Matrix, device: Literal["cpu", "cuda"], threads: int = 1) -> float | None:
-    """Return the rate in bytes/s at which each worker reads blocks of a matrix to `device` while all workers read.
+def read_rate(
+    client: Client | None, operand: Operand, device: Literal["cpu", "cuda"], threads: int = 1
+) -> float | None:
+    """Return the rate in bytes/s at which each worker reads blocks of an operand to `device` while all workers read.
 
     It is measured once for each set of workers. None if the measurement fails; it is then not repeated. Without a
-    client, this process reads as one worker with `threads`.
+    client, this process reads as one worker with `threads`. None for arrays of this process.
     """
+    if not isinstance(matrix := operand.source, Matrix):
+        return None
     name = f"the rate of reading {matrix.path}"
     if client is None:
         return measured_once(None, name, (threads, device), partial(_of_threads, matrix, device, threads, 1, 0))
     workers = sorted(workers_of(client))
-    slowest = partial(_slowest, client, workers[:MOST_WORKERS], matrix, device)
+    ranks = {address: rank for rank, address in enumerate(workers[:MOST_WORKERS])}
+
+    def slowest() -> float:
+        return float(min(client.run(_read, ranks, matrix, device, workers=list(ranks)).values()))
+
     return measured_once(client, name, (frozenset(workers), device), slowest)
-
-
-def _slowest(client: Client, workers: list[str], matrix: Matrix, device: Literal["cpu", "cuda"]) -> float:
-    """Have workers read concurrently, and return the lowest of their rates."""
-    ranks = {address: rank for rank, address in enumerate(workers)}
-    rates: dict[str, float] = client.run(_read, ranks, matrix, device, workers=workers)
-    return min(rates.values())
 
 
 def _read(ranks: dict[str, int], matrix: Matrix, device: Literal["cpu", "cuda"], dask_worker: Worker) -> float:

@@ -36,6 +36,9 @@ RECHUNK = {"array.rechunk.method": "tasks"}
 
 Check = Literal["freivalds", "full", "none"]
 
+# Options that are the same in Python and in the manifest.
+PLAIN = ("precision", "kernel", "check", "reproducible")
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -149,11 +152,8 @@ class Spec:
             "alpha": _number(self.alpha),
             "beta": _number(self.beta),
             "dtype": self.dtype.name,
-            "precision": self.precision,
-            "kernel": self.kernel,
-            "check": self.check,
             "reduction": None if self.reduction is None else self.reduction.json(),
-            "reproducible": self.reproducible,
+            **{name: getattr(self, name) for name in PLAIN},
         }
 
     def files(self, again: bool = False) -> Json:
@@ -232,8 +232,7 @@ class Spec:
             sources["A"], sources["B"], sources["C0"],
             transa=content["A"]["transposed"], transb=content["B"]["transposed"],
             alpha=_scalar(content["alpha"]), beta=_scalar(content["beta"]), dtype=np.dtype(content["dtype"]),
-            precision=content["precision"], kernel=content["kernel"], check=content["check"],
-            reduction=from_json(content["reduction"]), reproducible=content["reproducible"],
+            reduction=from_json(content["reduction"]), **{name: content[name] for name in PLAIN},
         )  # fmt: skip
 
 

@@ -84,10 +84,10 @@ def read(dataset: h5py.Dataset, region: tuple[slice, ...]) -> NDArray[Any]:
     for at in _chunks(dataset, region):
         common = [_common(part, low, edge) for part, low, edge in zip(region, at, dataset.chunks, strict=True)]
         here, inside = (tuple(slices) for slices in zip(*common, strict=True))
-        if (data := _packed(dataset, at)) is None:
+        if dataset.id.get_chunk_info_by_coord(at).byte_offset is None:
             block[here] = dataset.fillvalue
         else:
-            elements = np.frombuffer(_unpacked(dataset, pipeline, *data), dataset.dtype)
+            elements = np.frombuffer(_unpacked(dataset, pipeline, *dataset.id.read_direct_chunk(at)), dataset.dtype)
             block[here] = elements.reshape(dataset.chunks)[inside]
     return block
 
@@ -112,16 +112,8 @@ def _common(part: slice, low: int, edge: int) -> tuple[slice, slice]:
     return slice(first, last), slice(start, start + (last - first) * part.step, part.step)
 
 
-def _packed(dataset: h5py.Dataset, at: tuple[int, ...]) -> tuple[int, bytes] | None:
-    """Return the mask of the filters that were skipped, and the bytes of a chunk. None if the chunk does not exist."""
-    if dataset.id.get_chunk_info_by_coord(at).byte_offset is None:
-        return None
-    skipped, data = dataset.id.read_direct_chunk(at)
-    return skipped, data
-
-
 def _unpacked(dataset: h5py.Dataset, pipeline: list[tuple[int, tuple[int, ...], str]], skipped: int, data: Any) -> Any:
-    """Reverse the filters of a chunk."""
+    """Reverse the filters of a chunk, except those that were `skipped`, by a bit for each."""
     size = math.prod(dataset.chunks) * dataset.dtype.itemsize
     for place, (code, values, _) in reversed(list(enumerate(pipeline))):
         if skipped >> place & 1:

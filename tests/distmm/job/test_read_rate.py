@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +60,17 @@ def test_readers_read_whole_chunks_and_none_twice(
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Matrices of each measurement. Earlier measurements are forgotten, and every job is worth one."""
     seen: list[str] = []
-    slowest = planning._slowest
+    once = planning.measured_once
 
-    def noted(client: Client, workers: list[str], matrix: Matrix, device: Any) -> float:
-        seen.append(Path(matrix.path).name)
-        return slowest(client, workers, matrix, device)
+    def noted(client: Client, name: str, of: Any, measure: Callable[[], float]) -> float | None:
+        def counted() -> float:
+            seen.append(Path(name).name)
+            return measure()
+
+        return once(client, name, of, counted)
 
     monkeypatch.setattr(measured, "_rates", type(measured._rates)())
-    monkeypatch.setattr(planning, "_slowest", noted)
+    monkeypatch.setattr(planning, "measured_once", noted)
     monkeypatch.setattr(plan_request, "WORTH_MEASURING_SECONDS", 0.0)
     return seen
 
@@ -102,7 +106,7 @@ def test_a_job_counts_with_the_rate_at_which_its_slowest_file_is_read_and_asks_o
     for out in ("C.zarr", "D.zarr"):
         job.multiply("A.zarr", "B.zarr", out, client=client)
     assert sorted(asked) == ["A.zarr", "B.zarr"]
-    rates = [planning.read_rate(client, open_matrix(name), "cpu") for name in ("A.zarr", "B.zarr")]
+    rates = [planning.read_rate(client, wrap(open_matrix(name), "A"), "cpu") for name in ("A.zarr", "B.zarr")]
     assert {plan.cluster.load for plan in planned} == {min(rate for rate in rates if rate is not None)}
 
 
@@ -129,7 +133,7 @@ def test_short_jobs_do_not_wait_for_a_measurement(
 def test_a_file_that_cannot_be_read_is_no_matter_of_the_measurement(
     client: Client, asked: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    matrix = open_matrix("A.zarr")
+    matrix = wrap(open_matrix("A.zarr"), "A")
     shutil.rmtree("A.zarr")
     assert planning.read_rate(client, matrix, "cpu") is None
     assert "A.zarr could not be measured" in caplog.text
@@ -162,7 +166,8 @@ def test_a_plan_that_leaves_host_memory_free_is_not_made_anew_where_no_rate_is_l
 
 
 def test_a_slow_disk_is_seen_by_all_that_read_from_it(client: Client, asked: list[str], tmp_path: Path) -> None:
-    rate = planning.read_rate(client, Slow(str(tmp_path / "A.npy"), (10**6, 600), np.dtype("f8"), None), "cpu")
+    slow = Slow(str(tmp_path / "A.npy"), (10**6, 600), np.dtype("f8"), None)
+    rate = planning.read_rate(client, wrap(slow, "A"), "cpu")
     assert rate is not None
     assert 0 < rate < planning.PIECE_BYTES / 0.05
 
