@@ -29,7 +29,6 @@ from distmm.interrupts import sigint_blocked
 from distmm.submit import dashboard_access
 from distmm.submit.tls import security
 from distmm.worker import gpu_worker_setup
-from distmm.worker.tasks.kernel_choice import build_first
 from distmm.worker.tasks.probe import cores_of
 
 # Configuration of the schedulers that distmm starts.
@@ -127,7 +126,9 @@ def local(
         sys.exit(UNGUARDED)  # without a traceback: the process that starts the worker raises the error
     make, arguments, config = _setup(device, workers, threads, memory_limit)
     if make is not LocalCluster:
-        build_first()  # while the workers start
+        from distmm_kernels import background
+
+        background.begin("float32")  # while the workers start
     # The scheduler's web server always runs, also without a dashboard: it answers /health and /metrics.
     address = "127.0.0.1:0" if dashboard is None else _free_address(dashboard)
     routes = {} if dashboard is not None else {"distributed.scheduler.http.routes": dashboard_access.PROBED}

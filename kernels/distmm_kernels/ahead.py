@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -19,11 +18,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from distmm_kernels import device
 from distmm_kernels.candidate import AMPERE, FAST_FLOAT64, HOPPER
 from distmm_kernels.emulation.formats import FP16_PAIR
 from distmm_kernels.launch.binary import Recipe, binary, kept
-from distmm_kernels.launch.cache import first_mark
 from distmm_kernels.layout.copies import NUMBERS
 from distmm_kernels.layout.real_view import REALS
 from distmm_kernels.reductions.largest import HELD_BYTES, WARPS
@@ -36,14 +33,15 @@ from distmm_kernels.tiles.tiling import TILINGS, Tiling
 Capability: TypeAlias = tuple[int, int]
 
 BOTH = False, True
-LARGE = 8192  # edge of the blocks of most products
+LARGE = 8192  # edge of the blocks of most products; in smaller chunks, half of it
+H200 = 132  # its multiprocessors, and those of an H100
 CODE = "distmm_kernels.device_code."
 LAYOUTS: tuple[tuple[Any, Any], ...] = ("k", "n"), ("k", "k"), ("m", "n"), ("m", "k")  # of A and of B
 OWN_TRANSPOSE: tuple[tuple[Any, Any], ...] = ("k", "k"), ("m", "n")
 
 
 def recipes(capability: Capability, dtype: str) -> list[Recipe]:
-    """Return the kernels of the usual products of operands of a type.
+    """Return the kernels of the usual products of operands of a type, those of most products first.
 
     Raises
     ------
@@ -55,7 +53,7 @@ def recipes(capability: Capability, dtype: str) -> list[Recipe]:
             f"no kernels of {dtype} are built ahead for compute capability {capability[0]}.{capability[1]}: give "
             f"8.0 or a later one, and types among {', '.join(TYPES)}"
         )
-    return list(dict.fromkeys([*TYPES[dtype](capability, dtype), *_beside(dtype)]))
+    return sorted(dict.fromkeys([*TYPES[dtype](capability, dtype), *_beside(dtype)]), key=_rarity)
 
 
 def build(capability: Capability, dtypes: Sequence[str], processes: int | None = None) -> Iterator[int]:
@@ -67,53 +65,34 @@ def build(capability: Capability, dtypes: Sequence[str], processes: int | None =
         Number of processes that compile at the same time; by default one for each core.
     """
     wanted = dict.fromkeys(recipe for dtype in dtypes for recipe in recipes(capability, dtype))
-    yield from _built(wanted, capability, processes)
-
-
-def first(multiprocessors: int) -> list[Recipe]:
-    """Return the kernels of the first large float32 product on a Hopper GPU, of matrices in C order, and of its check.
-
-    A row of more than half a granule, as in most products, is split by eight warps, and a short one by one.
-    """
-    tile = HopperTile("float16", "float32", best_columns(LARGE, LARGE, 1, 3, multiprocessors), products=3, scaled=True)
-    return [
-        *_all("hopper.hopper_gemm:hopper_gemm", [dataclasses.replace(tile, adds=adds) for adds in BOTH]),
-        *_all("copies.prepass:split_columns", [FP16_PAIR], [True]),
-        *_all("copies.prepass:split_rows", [FP16_PAIR], [True], (8, 1)),
-        *_all("copies.prepass:find_maxima", [True]),
-        *_all("thin_products:times_vectors", ["float32"]),
-    ]
-
-
-def build_first() -> None:
-    """Build what `first` returns for the GPUs of this machine.
-
-    Raises
-    ------
-    OSError
-        If another process does so or has done so, or where kernels cannot be kept.
-    """
-    mark = first_mark()
-    mark.parent.mkdir(parents=True, exist_ok=True)
-    mark.touch(exist_ok=False)
-    for capability, multiprocessors in {(each.compute_capability, each.multiprocessors) for each in device.gpus()}:
-        if capability == HOPPER[0]:
-            deque(_built(first(multiprocessors), capability), 0)
-
-
-def _built(wanted: Iterable[Recipe], capability: Capability, processes: int | None = None) -> Iterator[int]:
-    """Build kernels as `build` does."""
     there = {recipe: found for recipe in wanted if (found := kept(recipe, capability)) is not None}
     yield from (len(found.cubin) for found in there.values())
     missing = [recipe for recipe in wanted if recipe not in there]
-    # A process for each kernel: Numba numbers the functions of a process, and names are in the machine code.
+    # A process for each kernel: Numba numbers the functions of a process, and names are in the machine code. Each is a
+    # fork of one that has imported the compilers, which would take longer than most kernels.
+    context = get_context("forkserver")
+    context.set_forkserver_preload(["distmm_kernels.device_code.preloaded"])
     processes = processes or len(os.sched_getaffinity(0))
-    with ProcessPoolExecutor(processes, get_context("spawn"), max_tasks_per_child=1) as pool:
+    with ProcessPoolExecutor(processes, context, max_tasks_per_child=1) as pool:
         yield from pool.map(_size, missing, itertools.repeat(capability))
 
 
 def _size(recipe: Recipe, capability: Capability) -> int:
     return len(binary(recipe, capability).cubin)
+
+
+def _rarity(recipe: Recipe) -> float:
+    """Return 0 for kernels of most products, and more for those of less usual layouts, sizes and chains.
+
+    Kernels that take less time to compile than a Hopper kernel come a little later.
+    """
+    copies = recipe.maker.startswith((f"{CODE}copies.transpose", f"{CODE}copies.realign", f"{CODE}copies.mirror"))
+    for tile in recipe.parameters:
+        if isinstance(tile, HopperTile):
+            widths = {best_columns(edge, edge, 1, tile.products, H200) for edge in (LARGE // 2, LARGE)}
+            layout = (tile.a_major == "m") + (tile.b_major == "k")
+            return (tile.columns not in widths) + layout + 2 * bool(tile.symmetric) + tile.sliced
+    return 0.5 + copies + 2 * any(isinstance(each, Tiling) for each in recipe.parameters)
 
 
 def _all(maker: str, *choices: Iterable[Any]) -> Iterator[Recipe]:

@@ -5,12 +5,7 @@ from __future__ import annotations
 import pytest
 
 from distmm_kernels import ahead
-from distmm_kernels.device import Device
-from distmm_kernels.emulation import splits
-from distmm_kernels.emulation.formats import FP16_PAIR
-from distmm_kernels.launch import hopper_launch
-from distmm_kernels.launch.binary import Recipe, binary, kept
-from distmm_kernels.layout.stack import Stack
+from distmm_kernels.launch.binary import binary, kept
 
 CAPABILITIES = [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)]
 
@@ -22,42 +17,6 @@ def test_each_type_has_kernels_that_can_be_made_on_every_architecture_since_ampe
         assert len(set(found)) == len(found) > 10
         for recipe in found if capability in ((8, 9), (9, 0)) else found[::9]:
             assert recipe.source().specific <= (capability == (9, 0))
-
-
-def test_the_kernels_of_a_first_product_are_those_that_it_launches(monkeypatch):
-    launched = set()
-
-    def stack(*shape, turned=False):
-        rows, columns = shape
-        pitches = (4, 4 * rows) if turned else (4 * columns, 4)
-        return Stack(256, (1, *shape), (4 * rows * columns, *pitches), 4)
-
-    for module in (splits, hopper_launch):
-        monkeypatch.setattr(module, "loaded", lambda recipe, device: launched.add(recipe))
-    gpu = Device("cuda", "NVIDIA H200", 0, 0, (9, 0), 132)
-    for operand in (stack(8192, 512), stack(1, 8192), stack(8192, 512, turned=True)):
-        splits.Splitter(FP16_PAIR, gpu)._plan(operand)
-    hopper_launch.hopper_gemm.cache_clear()
-    gemms = hopper_launch.HopperGemms(gpu)
-    layout = {"operand": "float16", "a_major": "k", "b_major": "n"}
-    for adds in (False, True):
-        gemms(stack(8192, 8192), "float32", **layout, products=3, scaled=True, adds=adds, symmetric=0)
-    hopper_launch.hopper_gemm.cache_clear()
-    first = set(ahead.first(132))
-    assert first == launched | {Recipe(f"{ahead.CODE}thin_products:times_vectors", ("float32",))}
-    assert first <= set(ahead.recipes((9, 0), "float32"))
-
-
-def test_the_kernels_of_a_first_product_are_built_once_for_each_model_on_hopper_alone(monkeypatch, tmp_path):
-    built = []
-    monkeypatch.setenv("DISTMM_CACHE_DIR", str(tmp_path / "new"))
-    gpus = [Device("cuda", "", i, 0, at, 132) for i, at in enumerate([(9, 0), (9, 0), (8, 9)])]
-    monkeypatch.setattr(ahead.device, "gpus", lambda: tuple(gpus))
-    monkeypatch.setattr(ahead, "_built", lambda wanted, capability: built.append((wanted, capability)) or iter(()))
-    ahead.build_first()
-    with pytest.raises(FileExistsError):
-        ahead.build_first()
-    assert built == [(ahead.first(132), (9, 0))]
 
 
 @pytest.mark.parametrize(("capability", "dtype"), [((7, 5), "float32"), ((9, 0), "bool")])

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-import threading
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
@@ -124,22 +119,6 @@ def _facts(
 
     measured = None if rates is None else dict(rates)
     return select.facts(problem, here, precision, reproducible=reproducible, name=name, measured=measured)
-
-
-def build_first() -> None:
-    """Have another process compile the kernels of a first product, once on a machine. Nobody waits for it.
-
-    Workers take kernels that it has compiled, wait for one that it compiles, and compile others themselves.
-    """
-    from distmm_kernels.launch.cache import first_mark
-
-    if os.environ.get("DISTMM_KERNELS_DIR") or first_mark().exists():
-        return
-    command = [sys.executable, "-c", "from distmm_kernels import ahead; ahead.build_first()"]
-    path, none = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}, subprocess.DEVNULL
-    with suppress(OSError):  # without it, workers compile all kernels
-        process = subprocess.Popen(command, env=path, stdin=none, stdout=none, stderr=none)
-        threading.Thread(target=process.wait, name="distmm-compile", daemon=True).start()
 
 
 def measure(choice: KernelChoice) -> None:

@@ -11,8 +11,8 @@ write another version of this file. It offers:
     An intrinsic's argument for an array: its address, shape and strides.
 `tensor_map_addresses`, `dynamic_shared_memory`
     Tensor maps as parameters in the constant bank, and the shared memory whose size a launch gives.
-`compile_to_ltoir`
-    Compiles a kernel to what nvJitLink links.
+`compile_to_ltoir`, `preload`
+    Compiles a kernel to what nvJitLink links; does before what takes as long for each process.
 
 The kernels' language (``cuda.threadIdx``, ``cuda.shared.array``, number types) is re-exported as ``cuda`` and
 ``types``. Intrinsics may call the methods of llvmlite's ``IRBuilder`` that are named in `BUILDER_METHODS`.
@@ -274,6 +274,14 @@ def dynamic_shared_memory(alignment: int) -> Callable[[], Any]:
         return builder.ptrtoint(memory, I32)
 
     return intrinsic(write, (), types.uint32)
+
+
+def preload() -> None:
+    """Read what Numba otherwise reads when it compiles its first kernel: the types, and the operations on them."""
+    from numba.cuda.descriptor import cuda_target
+
+    for context in (cuda_target.typing_context, cuda_target.target_context):
+        context.refresh()
 
 
 def compile_to_ltoir(

@@ -42,11 +42,6 @@ def _digest() -> str:
     return digest.hexdigest()
 
 
-def first_mark() -> Path:
-    """Return the file that says that `distmm_kernels.ahead.build_first` has begun, for these sources."""
-    return cache_folder() / f"{sources()}.first"
-
-
 def _is_replaced() -> bool:
     """Whether the package's files have changed since the import, so that modules of both versions may be in use."""
     return _digest() != sources()

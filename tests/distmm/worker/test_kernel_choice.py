@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import ml_dtypes
@@ -21,7 +19,6 @@ from distmm.worker.tasks.epilogue import Epilogue
 from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_facts
 from distmm.worker.tasks.products import multiply
 from distmm_kernels import select
-from distmm_kernels.launch import cache
 
 F4 = np.dtype("f4")
 GPUS = ClusterSpec(workers=2, memory=10**12, device="cuda", rate=1e14, link=5e10, prepared=1.0)
@@ -106,27 +103,3 @@ def test_facts_of_kernels_are_found_once_and_a_caller_may_change_them(monkeypatc
     assert all(facts["rate"] > 0 for facts in kernel_facts(choice, absent=absent)["kernels"].values())
     assert calls == ["highest"]
     assert kernel_facts(choice, True, absent)["kernels"].keys() != first["kernels"].keys()  # asked otherwise
-
-
-def test_a_new_machine_compiles_the_first_kernels_in_another_process(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    started: list[list[str]] = []
-
-    def start(command: list[str], **how: Any) -> Any:
-        started.append(command)
-        if len(started) == 2:
-            raise OSError("no memory for a process")
-        return SimpleNamespace(wait=lambda: 0)
-
-    monkeypatch.setattr(kernel_choice, "subprocess", SimpleNamespace(Popen=start, DEVNULL=None))
-    monkeypatch.setenv("DISTMM_CACHE_DIR", str(tmp_path))
-    kernel_choice.build_first()
-    kernel_choice.build_first()
-    assert [command[-1] for command in started] == ["from distmm_kernels import ahead; ahead.build_first()"] * 2
-    cache.first_mark().touch()
-    kernel_choice.build_first()
-    cache.first_mark().unlink()
-    monkeypatch.setenv("DISTMM_KERNELS_DIR", str(tmp_path))
-    kernel_choice.build_first()
-    assert len(started) == 2

@@ -1,0 +1,151 @@
+"""The usual kernels of a type, built by other processes while a first product begins: when, which, and how often."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from distmm_kernels import ahead, background
+from distmm_kernels.device import Device
+from distmm_kernels.emulation import splits
+from distmm_kernels.emulation.formats import FP16_PAIR
+from distmm_kernels.launch import hopper_launch
+from distmm_kernels.launch.binary import Recipe
+from distmm_kernels.layout.stack import Stack
+
+
+@pytest.fixture
+def started(monkeypatch, tmp_path):
+    """Return the processes that `begin` has started: their last arguments."""
+    monkeypatch.setenv("DISTMM_CACHE_DIR", str(tmp_path))
+    commands: list[str] = []
+
+    def start(command, **how):
+        commands.append(command[-1])
+        if "float64" in command[-1]:
+            raise OSError("no memory for a process")
+        return SimpleNamespace(wait=lambda: 0)
+
+    monkeypatch.setattr(background.subprocess, "Popen", start)
+    background.begin.cache_clear()
+    yield commands
+    background.begin.cache_clear()
+
+
+@pytest.fixture
+def built(monkeypatch, tmp_path):
+    """Let `build` build nothing; return for what it is asked."""
+    asked = []
+    monkeypatch.setenv("DISTMM_CACHE_DIR", str(tmp_path / "new"))
+    gpus = [Device("cuda", "", i, 0, at, 132) for i, at in enumerate([(9, 0), (9, 0), (8, 9), (7, 5)])]
+    monkeypatch.setattr(background.device, "gpus", lambda: tuple(gpus))
+    monkeypatch.setattr(background.os, "nice", lambda more: more)
+    monkeypatch.setattr(
+        ahead, "build", lambda capability, dtypes, processes: iter([asked.append((capability, dtypes))])
+    )
+    return asked
+
+
+def test_a_process_asks_once_for_each_type(started):
+    for _ in range(2):
+        background.begin("float32")
+        background.begin("float64")
+    assert len(started) == 2
+    assert "float32" in started[0]
+
+
+def test_nothing_is_started_where_kernels_are_built(started, monkeypatch, tmp_path):
+    background._mark("float32").touch()
+    background.begin("float32")
+    monkeypatch.setenv("DISTMM_KERNELS_DIR", str(tmp_path))
+    background.begin("int8")
+    assert not started
+
+
+@pytest.mark.parametrize(
+    ("maker", "parameters", "dtype"),
+    [
+        ("copies.prepass:find_maxima", (True,), "float32"),
+        ("copies.real_view:source", ("float32", True), "complex64"),
+        ("residues:sum_squares", (True, 2), "complex128"),
+        ("copies.prepass:find_maxima", ("never",), None),
+    ],
+)
+def test_a_missing_kernel_begins_those_of_the_type_that_has_it(started, maker, parameters, dtype):
+    recipe = Recipe(f"{ahead.CODE}{maker}", parameters)
+    background.begin_for(recipe, (7, 5))
+    assert not started
+    background.begin_for(recipe, (9, 0))
+    assert [f"{dtype!r}" in command for command in started] == [True] * (dtype is not None)
+
+
+def test_kernels_are_built_for_each_model_once_and_then_marked(built):
+    background.build("float32")
+    assert sorted(built) == [((8, 9), ["float32"]), ((9, 0), ["float32"])]
+    assert background._mark("float32").exists()
+    assert not background._mark("float64").exists()
+
+
+def test_a_second_process_builds_nothing_meanwhile(built):
+    mark = background._mark("float32")
+    mark.parent.mkdir()
+    with background._only_one(mark.with_suffix(".building")) as first:
+        assert first
+        background.build("float32")
+    assert not built
+    assert not mark.exists()
+
+
+def test_the_build_ends_with_the_process_that_started_it(built, monkeypatch):
+    parents = iter([41, 1])
+    monkeypatch.setattr(background.os, "getppid", lambda: next(parents))
+    background.build("float32")
+    assert len(built) == 1
+    assert not background._mark("float32").exists()
+
+
+def test_the_process_that_is_started_does_what_build_does(monkeypatch, tmp_path):
+    monkeypatch.setenv("DISTMM_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # on a machine with GPUs it would compile for minutes
+    processes, popen = [], subprocess.Popen
+
+    def start(command, **how):
+        processes.append(popen(command, **how))
+        return processes[-1]
+
+    monkeypatch.setattr(background.subprocess, "Popen", start)
+    background.begin.cache_clear()
+    with contextlib.ExitStack() as stack:
+        stack.callback(background.begin.cache_clear)
+        background.begin("int8")
+        assert processes[0].wait(120) == 0
+    assert background._mark("int8").exists()
+    assert processes[0].args[0] == sys.executable
+
+
+def test_the_kernels_of_a_first_product_are_built_first(monkeypatch):
+    launched = set()
+
+    def stack(*shape, turned=False):
+        rows, columns = shape
+        pitches = (4, 4 * rows) if turned else (4 * columns, 4)
+        return Stack(256, (1, *shape), (4 * rows * columns, *pitches), 4)
+
+    for module in (splits, hopper_launch):
+        monkeypatch.setattr(module, "loaded", lambda recipe, device: launched.add(recipe))
+    gpu = Device("cuda", "NVIDIA H200", 0, 0, (9, 0), 132)
+    for operand in (stack(8192, 512), stack(1, 8192), stack(8192, 512, turned=True)):
+        splits.Splitter(FP16_PAIR, gpu)._plan(operand)
+    hopper_launch.hopper_gemm.cache_clear()
+    gemms = hopper_launch.HopperGemms(gpu)
+    layout = {"operand": "float16", "a_major": "k", "b_major": "n"}
+    for edge in (4096, 8192):
+        for adds in (False, True):
+            gemms(stack(edge, edge), "float32", **layout, products=3, scaled=True, adds=adds, symmetric=0)
+    hopper_launch.hopper_gemm.cache_clear()
+    launched.add(Recipe(f"{ahead.CODE}thin_products:times_vectors", ("float32",)))
+    assert launched <= set(ahead.recipes((9, 0), "float32")[:20])
