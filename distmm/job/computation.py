@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -49,6 +49,7 @@ LONELY_SECONDS = 60.0
 ATTEMPTS = 3
 
 
+@dataclass(eq=False)
 class Computation:
     """Computes and writes the missing blocks of C.
 
@@ -61,7 +62,7 @@ class Computation:
     stop : Stop
     progress : callable or None
         Called twice a second with the progress of the job.
-    entries : Entries, optional
+    entries : Entries
         Counts the elements that a threshold keeps, and ends a job that keeps too many.
     note : str
         An incident before the first task, for the report.
@@ -78,25 +79,21 @@ class Computation:
         Records of blocks that failed their check.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        spec: Spec,
-        plan: Plan,
-        writer: Writer,
-        stop: Stop,
-        progress: Callable[[Figures], None] | None,
-        entries: Entries | None = None,
-        note: str = "",
-    ) -> None:
-        self.client, self.spec, self.plan, self.writer, self.stop = client, spec, plan, writer, stop
-        self.progress, self.note = progress, note
-        self.entries = entries or Entries(plan)
+    client: Client
+    spec: Spec
+    plan: Plan
+    writer: Writer
+    stop: Stop
+    progress: Callable[[Figures], None] | None
+    entries: Entries
+    note: str = ""
+
+    def __post_init__(self) -> None:
         self.seen = Seen()
         self.written, self.residual = 0, None
         self.rejected: list[Json] = []
-        grace = lambda: None if stop.at_once else GRACE_SECONDS  # noqa: E731
-        self.waves = Waves(client, self._take, beat=self._beat, run=writer.run, grace=grace)
+        grace = lambda: None if self.stop.at_once else GRACE_SECONDS  # noqa: E731
+        self.waves = Waves(self.client, self._take, beat=self._beat, run=self.writer.run, grace=grace)
         self._lonely_since: float | None = None
         self._looked = 0.0
 

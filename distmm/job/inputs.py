@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, Literal
 
 import numpy as np
@@ -140,15 +140,12 @@ class Inputs:
         for name in (name for name in now if before.get(name, now[name]) != now[name]):
             source = self.spec.operands[name].source
             _refuse_lost(source)
-            if name == "C0":
-                m, n = slices(self.blocking.m), slices(self.blocking.n)
-                used = markers
-                found = self._sums(name, [[(m[one["i"]], n[one["j"]])] for one in used])
-            else:
-                used = [one for (of, _), one in seen.first.items() if of == name]
-                found = self._read_again(name, [one["i" if name == "A" else "j"] for one in used])
-            for one, sums in zip(used, found, strict=True):
-                if one["inputs"][name] != sums:
+            used = markers if name == "C0" else [one for (of, _), one in seen.first.items() if of == name]
+            lines = [self._lines(name, one["i"], one["j"]) for one in used]
+            read = partial(_read_again, self.spec.operands[name], orders(self.spec, self.device)[name])
+            sums = iter(self.client.gather(self.client.map(read, list(chain(*lines)), pure=False, batch_size=1000)))
+            for one, own in zip(used, lines, strict=True):
+                if one["inputs"][name] != folded(list(islice(sums, len(own)))):
                     raise InputError(
                         f"{source.path} has changed since C[{one['i']}, {one['j']}] was made from it: restore the "
                         f"original, or start over with --overwrite (overwrite=True), which discards the finished blocks"
@@ -177,20 +174,14 @@ class Inputs:
                 found |= {(marker["i"], marker["j"]): marker for marker in made}
         return list(found.values())
 
-    def _read_again(self, name: str, indices: Sequence[int]) -> list[str]:
-        """Read rows of blocks of A, or columns of blocks of B, and return their checksums."""
+    def _lines(self, name: str, i: int, j: int) -> list[list[Region]]:
+        """Return the regions of an operand that a unit was computed from, by row of A, column of B, or block of C0."""
         m, k, n = map(slices, (self.blocking.m, self.blocking.k, self.blocking.n))
-        # A block row is computed from all columns of B.
-        groups = [[at] if name == "A" else self.spec.contents.columns(at, len(n)) for at in indices]
-        lines = [at for group in groups for at in group]
-        sums = iter(self._sums(name, [[(m[at], part) if name == "A" else (part, n[at]) for part in k] for at in lines]))
-        return [folded(list(islice(sums, len(group)))) for group in groups]
-
-    def _sums(self, name: str, regions: list[list[Region]]) -> list[str]:
-        """Read regions of an operand again, and return the folded checksum of each list of regions."""
-        task = partial(_read_again, self.spec.operands[name], orders(self.spec, self.device)[name])
-        found: list[str] = self.client.gather(self.client.map(task, regions, pure=False, batch_size=1000))
-        return found
+        if name == "C0":
+            return [[(m[i], n[j])]]
+        if name == "A":
+            return [[(m[i], part) for part in k]]
+        return [[(part, n[at]) for part in k] for at in self.spec.contents.columns(j, len(n))]
 
 
 def _refuse_lost(source: Matrix) -> None:

@@ -27,7 +27,7 @@ from distmm.job.contents import Contents
 from distmm.job.folder import Folder
 from distmm.job.judge import Judge, RowOfA
 from distmm.job.lock import Lock, locked
-from distmm.job.reduction import Reduction, Threshold, TopK
+from distmm.job.reduction import Entries, Reduction, Threshold, TopK
 from distmm.job.spec import Spec
 from distmm.job.writer import Writer
 from distmm.storage import open_matrix
@@ -216,7 +216,8 @@ def test_products_of_a_job_leave_their_blocks_where_they_are_made(
     plan = distmm.plan(a, b, blocks=(M, K, N))
     plan = replace(plan, cluster=replace(plan.cluster, device=device))
     writer: Any = types.SimpleNamespace(run=CountedRun())
-    made = Computation(client, Spec.of(a, b, None), plan, writer, job.Stop(), lambda figures: None)
+    entries = Entries(plan)
+    made = Computation(client, Spec.of(a, b, None), plan, writer, job.Stop(), lambda figures: None, entries)
     monkeypatch.setattr(wave_graph.product_graph, "build", build)
     with pytest.raises(BuiltError, match=kind):
         made._send((plan.waves[0],), {(0, 0)}, plan, writer)

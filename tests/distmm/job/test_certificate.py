@@ -27,6 +27,7 @@ from distmm.errors import UndecidedError, WrongResultError
 from distmm.job.computation import Computation
 from distmm.job.contents import Contents
 from distmm.job.judge import Judge
+from distmm.job.reduction import Entries
 from distmm.job.writer import Writer
 from distmm.storage import open_matrix
 from distmm.transfer.counted_writes import CountedRun
@@ -204,7 +205,7 @@ def test_a_rejected_block_is_compared_with_its_own_earlier_attempt(monkeypatch: 
     writer = Writer(unused, CountedRun(), unused, judge)
     spec: Any = Mock(contents=contents)
     client: Any = Mock(status="closed")
-    computation = Computation(client, spec, plan, writer, unused, unused)
+    computation = Computation(client, spec, plan, writer, unused, unused, Entries(plan))
     again: list[Writer] = []
     monkeypatch.setattr(computation, "_send", lambda wave, blocks, plan, writer: ([], again.append(writer)))
     monkeypatch.setattr(computation, "_event", lambda event, **facts: None)

@@ -13,6 +13,7 @@ import distmm
 from distmm import job
 from distmm.job.computation import Computation
 from distmm.job.judge import Judge
+from distmm.job.reduction import Entries
 from distmm.job.spec import Spec
 from distmm.job.writer import Writer
 from distmm.transfer.counted_writes import CountedRun
@@ -25,7 +26,7 @@ def test_blocks_that_are_written_before_one_that_fails_count(client: Client, mon
     spec = Spec.of(*2 * [np.ones((4, 4))], None)
     judge = Judge("", spec.contents, plan, Tolerance.of(*3 * [np.dtype("f8")], 4), 0, 1, 0, {})
     writer = Writer(unused, CountedRun(), unused, judge)
-    computation = Computation(client, spec, plan, writer, unused, unused)
+    computation = Computation(client, spec, plan, writer, unused, unused, Entries(plan))
 
     def record(i: int) -> dict[str, Any]:
         if i == 2:
