@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from distmm import interrupts
-from distmm.cli import bench, demo, examples, info, jobs, kernels, multiply, options, plan, submit, verify
+from distmm.cli import demo, examples, info, jobs, kernels, multiply, options, plan, submit, verify
 from distmm.errors import DistmmError, Stopped, UndecidedError, WrongResultError
 
 WRONG, BAD_INPUT, UNEXPECTED, UNDECIDED, STOPPED, INTERRUPTED = 1, 2, 3, 4, 75, 130
@@ -130,7 +130,7 @@ for parent, functions in {
         demo.demo, multiply.multiply, multiply.topk, multiply.threshold, jobs.resume, jobs.status, plan.plan,
         verify.verify, submit.submit, examples.examples, info.info, kernels.compile,
     ),
-    measurements: (bench.kernels,),
+    measurements: (kernels.kernels,),
 }.items():  # fmt: skip
     for function in functions:
         summary = inspect.cleandoc(function.__doc__ or "").partition("\n\n")[0]

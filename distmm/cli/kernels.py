@@ -1,12 +1,71 @@
-"""``distmm compile``."""
+"""``distmm bench kernels`` and ``distmm compile``."""
 
 from __future__ import annotations
 
+import dataclasses
 import re
 import time
-from typing import Annotated
+from json import dumps as serialised
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import typer
+
+from distmm.cli import options
+
+
+def kernels(
+    size: Annotated[
+        list[str] | None, typer.Option(metavar="N|MxKxN", help="Size of a product; may be given several times.")
+    ] = None,
+    dtype: Annotated[list[str] | None, typer.Option(help="Type; may be given several times.", metavar="TYPE")] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="Timed runs of each product; the median counts.")] = 5,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the matrices.")] = 0,
+    device: options.DeviceOption = None,
+    part: Annotated[
+        Literal["all", "ladder", "race"],
+        typer.Option(help="The ladder of methods, the race against cuBLAS (on a GPU), or all."),
+    ] = "all",
+    json: Annotated[Path | None, typer.Option(help="Also write all figures to this file.")] = None,
+) -> None:
+    """Multiply the same matrices by every method: NumPy, plain Python, the kernels. On a GPU also race cuBLAS.
+
+    ```text
+    distmm bench kernels --size 1024 --size 1000x1003x997 --dtype float32 --json bench.json
+    distmm bench kernels --part race
+    ```
+    """
+    from distmm.cli import session
+    from distmm.errors import InputError
+    from distmm_kernels import bench as experiment
+    from distmm_kernels import device as devices
+
+    on, missing = options.device_name(device), devices.why_no_gpu()
+    if missing and (on == "gpu" or part == "race"):
+        raise InputError(f"a GPU was asked for, and {missing}; or use --device cpu --part ladder")
+    options.writable(json)
+    here = devices.cpu() if on == "cpu" else devices.current()
+    if part == "race" and here.kind == "cpu":
+        raise InputError("--part race needs a GPU, for cuBLAS: leave out --device cpu")
+    console = session.out()
+    found: dict[str, Any] = {}
+    try:
+        if part != "race":
+            # types that only tensor cores multiply have a race, and no ladder
+            types = [text for text in dtype or () if part == "ladder" or text not in ("bfloat16", "float16", "int8")]
+            if types or not dtype:
+                chosen: dict[str, Any] = {"dtypes": [options.element(text) for text in types]} if types else {}
+                found["ladder"] = experiment.run(options.sizes(size), repeat=repeat, seed=seed, device=here, **chosen)
+                console.print(found["ladder"].table())
+        if part != "ladder" and here.kind == "cuda":
+            heats = [heat for heat in experiment.HEATS if not dtype or heat.dtype in dtype]
+            found["race"] = experiment.race(here, options.sizes(size) or experiment.SIZES, heats, repeat, seed)
+            console.print(found["race"].table())
+    except (TypeError, ValueError) as error:
+        raise InputError(str(error)) from error
+    if json is not None:
+        facts = {part: dataclasses.asdict(report) for part, report in found.items()}
+        json.write_text(serialised(facts, indent=1) + "\n", encoding="utf-8")
 
 
 def compile(  # noqa: A001  # the command's name

@@ -148,12 +148,12 @@ def _local_command(job: Job) -> list[str]:
 
 def _print_job(job: Job, cluster: str, python: str) -> None:
     """Print what would be run or submitted."""
-    from distmm.submit import manifests, slurm_script
+    from distmm.submit import manifests, slurm
 
     if cluster == "kubernetes":
         _print(job, manifests.job(job))
     elif cluster == "slurm":
-        typer.echo(slurm_script.render(job, python=python), nl=False)
+        typer.echo(slurm.render(job, python=python), nl=False)
     else:
         typer.echo(shlex.join(_local_command(job)))
 
@@ -166,7 +166,7 @@ def _local(job: Job, as_json: bool) -> dict[str, Any]:
 
 def _slurm(job: Job, submitted_by: str, detach: bool, python: str) -> dict[str, Any]:
     from distmm.cli import preflight
-    from distmm.submit import slurm, slurm_script
+    from distmm.submit import slurm
 
     slurm.check_program()
     preflight.check_packages(job, python)
@@ -175,7 +175,7 @@ def _slurm(job: Job, submitted_by: str, detach: bool, python: str) -> dict[str, 
     log = f"{job.run.folder}/{job.run.name}-{number}.log"
     _say(f"job {number}: submitted; its log is {log}")
     facts = _followed("slurm", number, log, detach, f"scancel {number}")
-    if facts["exit_code"] == slurm_script.RESUMABLE:
+    if facts["exit_code"] == slurm.RESUMABLE:
         _say(f"job {number}: finished blocks are kept; to go on: {submitted_by}")
     return facts
 

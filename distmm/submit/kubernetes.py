@@ -16,7 +16,7 @@ from distmm.errors import InputError
 from distmm.submit import diagnosis, manifests, tls
 from distmm.submit.patience import NoAnswerError, Patience
 from distmm.submit.schema import Job, Kubernetes
-from distmm.submit.slurm_script import RESUMABLE, TERMINATED
+from distmm.submit.slurm import RESUMABLE, TERMINATED
 from distmm.units import seconds
 
 POLL_SECONDS = 3.0

@@ -18,7 +18,7 @@ from distmm import templates
 from distmm.errors import InputError
 from distmm.submit import dashboard_access, tls
 from distmm.submit.schema import QUEUE_LABEL, Job
-from distmm.submit.slurm_script import PATIENCE_SECONDS
+from distmm.submit.slurm import PATIENCE_SECONDS
 from distmm.units import seconds
 from distmm.worker import gpu_worker_setup
 

@@ -1,4 +1,7 @@
-"""Charts of a report: SVG elements in the page's own colours and font. `pages/chart.html` is their template."""
+"""Curves of page and report, and the report's charts: SVG elements in the page's own colours and font.
+
+`pages/chart.html` is the template of a chart.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,6 @@ from markupsafe import Markup
 from distmm import templates, units
 from distmm.telemetry import theme
 from distmm.telemetry.activity import Kind
-from distmm.telemetry.curves import Curve
 from distmm.telemetry.record import Record
 
 # Width of all charts, the ends of their horizontal axes, and the top of their vertical ones, in units of the SVG. A
@@ -29,6 +31,15 @@ CURVES, FULL = 220, 0.95
 # Intervals closer than half a pixel are drawn as one. This bounds the size of the file.
 PIXEL = 0.5
 
+# Up to this many workers get a curve each. Of more workers, the highest, the median and the lowest value are drawn.
+MOST_CURVES = 16
+
+# Points of a curve.
+POINTS = 120
+
+# The curves for many workers: name, quantile over the workers at each time, colour.
+QUANTILES = (("highest", 1.0, theme.MARK), ("median", 0.5, theme.DATA), ("lowest", 0.0, theme.MARK))
+
 Interval = tuple[float, float]
 
 
@@ -39,6 +50,15 @@ class Mark(NamedTuple):
     color: str
     width: float
     path: str
+
+
+class Curve(NamedTuple):
+    """A quantity over time; `times` are seconds since the product was submitted."""
+
+    name: str
+    color: str
+    times: np.ndarray
+    values: np.ndarray
 
 
 def timeline(record: Record, seconds: float) -> Markup:
@@ -125,3 +145,27 @@ def _chart(
             marks=[mark for mark in marks if mark.path], limit=limit, theme=theme,
         )
     )  # fmt: skip
+
+
+def rate(record: Record, now: float) -> list[Curve]:
+    """Return the FLOP/s of each worker until `now`, or until the product ended."""
+    edges = np.linspace(record.submitted, record.end(now), POINTS + 1)
+    lengths = np.maximum(np.diff(edges), 1e-9)
+    shown = slice(None if record.over else -1)  # the last interval lacks the tasks that run now
+    rates = {name: (np.diff(lane.work.at(edges)) / lengths)[shown] for name, lane in record.lanes.items() if lane.steps}
+    return _few(record, ((edges[:-1] + edges[1:]) / 2)[shown], rates)
+
+
+def memory(record: Record, now: float) -> list[Curve]:
+    """Return the bytes of blocks on each worker until `now`, or until the product ended."""
+    times = np.linspace(record.submitted, record.end(now), POINTS)
+    return _few(record, times, {name: lane.blocks.at(times) for name, lane in record.lanes.items()})
+
+
+def _few(record: Record, times: np.ndarray, values: Mapping[str, np.ndarray]) -> list[Curve]:
+    """Return a curve for each worker, or `QUANTILES` if there are more than `MOST_CURVES`."""
+    times = times - record.submitted
+    if len(values) <= MOST_CURVES:
+        return [Curve(name, record.color(name), times, values[name]) for name in sorted(values, key=units.natural)]
+    every = np.array(list(values.values()))
+    return [Curve(name, color, times, np.quantile(every, part, axis=0)) for name, part, color in QUANTILES]

@@ -12,7 +12,7 @@ from bokeh.models import ColumnDataSource, FixedTicker, HoverTool, Range1d, Span
 from bokeh.plotting import figure
 
 from distmm import units
-from distmm.telemetry import curves, theme
+from distmm.telemetry import charts, theme
 from distmm.telemetry.activity import Lane
 from distmm.telemetry.record import Record
 
@@ -139,9 +139,9 @@ class Bars(Drawing):
             self.label({x + 0.5: self.names[x] for x in range(0, count, stride)})
 
 
-TIME_QUANTITIES: dict[str, tuple[str, Callable[[Record, float], list[curves.Curve]]]] = {
-    "rate": ("Rate over time", curves.rate),
-    "memory": ("Memory of blocks over time", curves.memory),
+TIME_QUANTITIES: dict[str, tuple[str, Callable[[Record, float], list[charts.Curve]]]] = {
+    "rate": ("Rate over time", charts.rate),
+    "memory": ("Memory of blocks over time", charts.memory),
 }
 
 
@@ -170,7 +170,7 @@ class Curves(Drawing):
             "color": [curve.color for curve in found],
             "name": [curve.name for curve in found],
         }
-        shown = "highest, median, lowest" if len(record.lanes) > curves.MOST_CURVES else "each worker"
+        shown = "highest, median, lowest" if len(record.lanes) > charts.MOST_CURVES else "each worker"
         self.root.title.text = f"{self.title}\n{shown}; line: plan"
         self.root.x_range.end = end = max(1e-3, record.end(now) - record.submitted)
         unit, name = units.time_unit(end)

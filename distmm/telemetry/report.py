@@ -16,7 +16,7 @@ import dask
 import distributed
 
 from distmm import templates, units
-from distmm.telemetry import charts, curves, theme
+from distmm.telemetry import charts, theme
 from distmm.telemetry.batch_job import batch_job
 from distmm.telemetry.facts import checked, facts
 from distmm.telemetry.record import Record
@@ -85,9 +85,9 @@ def html(record: Record, *, title: str = "", certificate: Rows = (), runs: Seque
         plan=plan.rows(),
         timeline=charts.timeline(record, seconds),
         rate=charts.lines(
-            seconds, curves.rate(record, end), (plan.cluster.rate, "the kernel's rate in the plan"), "FLOP/s"
+            seconds, charts.rate(record, end), (plan.cluster.rate, "the kernel's rate in the plan"), "FLOP/s"
         ),
-        memory=charts.lines(seconds, curves.memory(record, end), (plan.cost.peak_bytes, "the plan's peak"), "B"),
+        memory=charts.lines(seconds, charts.memory(record, end), (plan.cost.peak_bytes, "the plan's peak"), "B"),
         certificate=[("block by block", checked(record)), *certificate],
         reasons=f.reasons or ["Nothing that takes a second."],
         runs=runs,

@@ -9,7 +9,7 @@ from pathlib import Path
 import dask
 import pytest
 
-from distmm.submit import dashboard_access, fabric, jobfile, ready, slurm, slurm_script
+from distmm.submit import dashboard_access, fabric, jobfile, ready, slurm
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "slurm"
 
@@ -23,13 +23,13 @@ def job(tmp_path: Path) -> jobfile.Job:
 
 @pytest.mark.parametrize("name", ["one_node", "sixteen_nodes"])
 def test_shipped_scripts_are_what_the_renderer_gives_and_parse(name: str) -> None:
-    rendered = slurm_script.render(jobfile.load(DEPLOY / f"{name}.toml"), python="/shared/venv/bin/python")
+    rendered = slurm.render(jobfile.load(DEPLOY / f"{name}.toml"), python="/shared/venv/bin/python")
     assert rendered == (DEPLOY / f"{name}.sh").read_text()
     subprocess.run(["bash", "-n"], input=rendered, text=True, check=True)
 
 
 def test_a_gpu_node_runs_one_process_that_starts_one_worker_a_gpu(job: jobfile.Job) -> None:
-    lines = slurm_script.render(job).replace("\\\n", " ").splitlines()
+    lines = slurm.render(job).replace("\\\n", " ").splitlines()
     (workers,) = [line for line in lines if "dask cuda worker" in line]
     for part in (
         "--ntasks=1 ",
@@ -50,7 +50,7 @@ def test_a_gpu_node_runs_one_process_that_starts_one_worker_a_gpu(job: jobfile.J
 )
 def test_dashboards_are_seen_from_other_machines_only_if_told(dashboard: str, address: str, tmp_path: Path) -> None:
     job = jobfile.load(DEPLOY / "one_node.toml", [f"run.dashboard={dashboard}"])
-    text = slurm_script.render(job)
+    text = slurm.render(job)
     lines = text.replace("\\\n", "").splitlines()
     (scheduler,), (workers,) = (
         [line for line in lines if f"-m dask {what} " in line] for what in ("scheduler", "cuda")
@@ -78,7 +78,7 @@ def test_a_job_without_pages_names_none_and_one_with_pages_says_how_to_see_them(
 def test_the_client_plans_for_its_allocation_and_stops_no_sooner_than_slurm_warns(
     walltime: str, minutes: int, deadline: int
 ) -> None:
-    text = slurm_script.render(jobfile.load(DEPLOY / "one_node.toml", [f"run.walltime={walltime}", "run.grace=20s"]))
+    text = slurm.render(jobfile.load(DEPLOY / "one_node.toml", [f"run.walltime={walltime}", "run.grace=20s"]))
     assert f"#SBATCH --time={minutes}\n" in text
     assert f" --deadline {deadline}s " in text
     assert f'[ "$SECONDS" -lt {deadline} ] || warned=yes' in text
@@ -86,7 +86,7 @@ def test_the_client_plans_for_its_allocation_and_stops_no_sooner_than_slurm_warn
 
 def test_a_path_with_shell_characters_stays_one_word(tmp_path: Path) -> None:
     job = jobfile.load(DEPLOY / "one_node.toml", ["product.a=/data/$(touch evil) & x.npy", "run.folder=/run of $me"])
-    text = slurm_script.render(job)
+    text = slurm.render(job)
     assert "'/data/$(touch evil) & x.npy'" in text
     assert "folder='/run of $me'" in text
     assert '#SBATCH --output="/run of $me/distmm-%j.log"' in text
@@ -94,7 +94,7 @@ def test_a_path_with_shell_characters_stays_one_word(tmp_path: Path) -> None:
 
 
 def test_a_restart_does_not_start_over() -> None:
-    text = slurm_script.render(jobfile.load(DEPLOY / "one_node.toml", ["product.overwrite=true"]))
+    text = slurm.render(jobfile.load(DEPLOY / "one_node.toml", ["product.overwrite=true"]))
     (client,) = [line for line in text.replace("\\\n", " ").splitlines() if "distmm multiply" in line]
     (option,) = re.findall(r"\$\(.*\)", client)
     for restarts, expected in (("0", "--overwrite"), ("1", "")):
@@ -109,7 +109,7 @@ def test_a_restart_does_not_start_over() -> None:
 
 
 def test_certificates_reach_every_step_through_the_environment(tmp_path: Path) -> None:
-    text = slurm_script.render(jobfile.load(DEPLOY / "one_node.toml", ["run.tls=temporary"]))
+    text = slurm.render(jobfile.load(DEPLOY / "one_node.toml", ["run.tls=temporary"]))
     assert "export DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION=True" in text
     assert "TLS__WORKER__KEY=/scratch/project/run/distmm.tls/key.pem" in text
     assert "distmm.submit.fabric gpu tls)" in text
@@ -118,12 +118,12 @@ def test_certificates_reach_every_step_through_the_environment(tmp_path: Path) -
 def test_another_command_runs_in_place_of_the_product_and_resumes_after_a_restart(tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text("[workers]\nnodes = 2\n")  # no product
     words = ["topk", "my X.zarr", "-k", "15", "-o", "T.zarr", "--overwrite"]
-    text = slurm_script.render(jobfile.load(tmp_path / "job.toml", words=words)).replace("\\\n", " ")
+    text = slurm.render(jobfile.load(tmp_path / "job.toml", words=words)).replace("\\\n", " ")
     (client,) = [" ".join(line.split()) for line in text.splitlines() if "distmm topk" in line]
     assert "topk 'my X.zarr' -k 15 " in client
     assert "-o T.zarr --deadline 3300s --cluster" in client
     assert client.count("--overwrite") == client.count("|| echo --overwrite)") == 1
-    verify = slurm_script.render(jobfile.load(DEPLOY / "one_node.toml", words=["verify", "C.zarr"]))
+    verify = slurm.render(jobfile.load(DEPLOY / "one_node.toml", words=["verify", "C.zarr"]))
     assert "--deadline" not in verify
     assert "A.zarr" not in verify
 

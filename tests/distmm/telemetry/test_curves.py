@@ -11,7 +11,7 @@ import pytest
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
-from distmm.telemetry import curves, theme
+from distmm.telemetry import charts, theme
 from distmm.telemetry.activity import MOST_POINTS, Lane
 from distmm.telemetry.batch_job import batch_job
 from distmm.telemetry.record import Record
@@ -72,13 +72,13 @@ def test_rate_and_memory_over_time_stay_when_the_product_has_ended() -> None:
     r.lane("w0").sample(1001.0, 5 * 10**6, 10**7, 0)
     work(r)
     assert r.over
-    found = {curve.name: curve for curve in curves.rate(r, 1e6)}
+    found = {curve.name: curve for curve in charts.rate(r, 1e6)}
     assert set(found) == {"w0", "w1"}
     for name, curve in found.items():
         assert curve.times[-1] <= r.advanced - 1000
         assert curve.values.max() == pytest.approx(r.plan.cluster.rate, rel=0.01)
         assert curve.color == r.color(name)
-    (memory,) = (curve for curve in curves.memory(r, 1e6) if curve.name == "w0")
+    (memory,) = (curve for curve in charts.memory(r, 1e6) if curve.name == "w0")
     assert set(memory.values) == {0, 5e6}
 
 
@@ -87,11 +87,11 @@ def test_many_workers_are_drawn_as_three_curves() -> None:
     for name in r.lanes:
         r.lane(name).sample(1000.01, int(name[1:]) * 10**6, 0, 0)
     work(r)
-    highest, middle, lowest = curves.memory(r, 2000.0)
+    highest, middle, lowest = charts.memory(r, 2000.0)
     assert (highest.name, highest.values.max()) == ("highest", 31e6)
     assert (lowest.name, lowest.values.max()) == ("lowest", 0)
     assert middle.values.max() == 15.5e6
-    assert len(curves.rate(r, 2000.0)) == 3
+    assert len(charts.rate(r, 2000.0)) == 3
 
 
 def test_a_worker_has_one_colour_in_all_products_of_a_scheduler() -> None:

@@ -18,7 +18,7 @@ from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm.telemetry import charts, report, theme
-from distmm.telemetry.curves import Curve
+from distmm.telemetry.charts import Curve
 from distmm.telemetry.figures import Figures
 from distmm.telemetry.record import Record
 
