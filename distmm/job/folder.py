@@ -43,7 +43,7 @@ Json = dict[str, Any]
 LEFTOVER = re.compile(r"[0-9a-f]{32}|[0-9a-f]{16}|lock\.\d+(\.beat)?|clock\.[0-9a-f]{32}")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Folder:
     """The names of one job.
 
@@ -55,11 +55,36 @@ class Folder:
         Id of the job. Empty if it is not known; then only the names that all jobs of an output share are available.
     owner : str
         The owner's subfolder of the current run, or of the last one.
+    path, manifest : str
+        The folder that all jobs of the output share, and the manifest in it.
+    certificate, report : str
+        The certificate of a C with its final name, and the report of the last run.
+    work : str
+        This job's own folder, in which are:
+    draft, pending_certificate : str
+        C and its certificate, until C has its final name.
+    rows, done : str
+        The folders of the files of finished block rows, of a threshold, and of the markers.
     """
 
     target: str
     id: str = ""
     owner: str = ""
+
+    def __post_init__(self) -> None:
+        # Next to the outermost Zarr group: inside it, Zarr would read the job's folder as a damaged member.
+        parts = self.target.split(os.sep)
+        first = 3 if is_url(self.target) else 0  # a bucket may have any name
+        zarrs = (n for n, part in enumerate(parts) if n >= first and part.lower().endswith(".zarr"))
+        outer = next(zarrs, len(parts) - 1)
+        stem = os.sep.join([*parts[:outer], ".".join(parts[outer:])])
+        self.path, self.certificate, self.report = f"{stem}.job", f"{stem}.certificate.json", f"{stem}.report.html"
+        self.manifest = os.path.join(self.path, "manifest.json")
+        if self.id:
+            self.work = os.path.join(self.path, self.owner, self.id)
+            self.pending_certificate = os.path.join(self.work, "certificate.json")
+            self.draft = os.path.join(self.work, os.path.basename(self.target))
+            self.rows, self.done = os.path.join(self.work, "rows"), os.path.join(self.work, "done")
 
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> Self:
@@ -76,65 +101,9 @@ class Folder:
         return replace(self, owner="" if is_url(self.target) else token)
 
     @property
-    def _stem(self) -> str:
-        # Next to the outermost Zarr group: inside it, Zarr would read the job's folder as a damaged member.
-        parts = self.target.split(os.sep)
-        first = 3 if is_url(self.target) else 0  # a bucket may have any name
-        zarrs = (n for n, part in enumerate(parts) if n >= first and part.lower().endswith(".zarr"))
-        outer = next(zarrs, len(parts) - 1)
-        return os.sep.join([*parts[:outer], ".".join(parts[outer:])])
-
-    @property
     def store(self) -> Records:
         """Store of all these files: a disk, or an object store."""
         return records(self.target)
-
-    @property
-    def path(self) -> str:
-        """Path of the folder that all jobs of the output share."""
-        return f"{self._stem}.job"
-
-    @property
-    def certificate(self) -> str:
-        """Path of the certificate of a C with its final name."""
-        return f"{self._stem}.certificate.json"
-
-    @property
-    def report(self) -> str:
-        """Path of the report of the last run."""
-        return f"{self._stem}.report.html"
-
-    @property
-    def work(self) -> str:
-        """Path of this job's own folder."""
-        if not self.id:
-            raise ValueError(f"{self.path}: the id of the job is not known yet")
-        return os.path.join(self.path, self.owner, self.id)
-
-    @property
-    def pending_certificate(self) -> str:
-        """Path of the certificate until C has its final name."""
-        return os.path.join(self.work, "certificate.json")
-
-    @property
-    def manifest(self) -> str:
-        """Path of the manifest."""
-        return os.path.join(self.path, "manifest.json")
-
-    @property
-    def draft(self) -> str:
-        """Path of the draft of C."""
-        return os.path.join(self.work, os.path.basename(self.target))
-
-    @property
-    def rows(self) -> str:
-        """Path of the folder of the files of finished block rows, of a threshold."""
-        return os.path.join(self.work, "rows")
-
-    @property
-    def done(self) -> str:
-        """Path of the folder of the markers."""
-        return os.path.join(self.work, "done")
 
     def check_names(self) -> None:
         """Raise `InputError` if a name of one of these files would be too long for the disk."""

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack
@@ -45,27 +44,26 @@ Announce = Callable[[Plan, float], None]
 Progress = Callable[[Figures], None]
 
 
-class RunKeywords(TypedDict, total=False):
+class _Observed(TypedDict, total=False):
+    connect: Connect | None
+    stop: Stop | None
+    announce: Announce | None
+    progress: Progress | None
+
+
+class RunKeywords(_Observed, total=False):
     """The keywords of functions that run a job. See `distmm.multiply`."""
 
     client: Client | None
-    connect: Connect | None
     device: cluster.DeviceChoice | None
-    stop: Stop | None
-    announce: Announce | None
-    progress: Progress | None
 
 
-class JobKeywords(BlockKeywords, total=False):
+class JobKeywords(BlockKeywords, _Observed, total=False):
     """The keywords of functions that begin a job. See `distmm.multiply`."""
 
-    connect: Connect | None
     overwrite: bool | None
     check: Check | None
     seed: int | None
-    stop: Stop | None
-    announce: Announce | None
-    progress: Progress | None
 
 
 def checked(keywords: JobKeywords) -> tuple[Choices, Check]:
@@ -183,8 +181,8 @@ class Job:
             stack.enter_context(seceded())
             stack.enter_context(client.as_current())
             stack.enter_context(unless_silent(client))  # for the waits for workers before and after the waves
-            job, plan, note = self, None, ""
-            for attempt in itertools.count():
+            job, plan, note, attempt = self, None, "", 0
+            while True:
                 begun = read_manifest(folder) if folder.exists() and not job.overwrite else None
                 plan = plan or self._plan(client, begun)
                 try:
@@ -192,8 +190,7 @@ class Job:
                 except DeviceMemoryError as error:
                     manifest = read_manifest(folder)
                     plan, note = planning.smaller(spec, self.choices.device, manifest, client, plan, error, attempt)
-                job = replace(job, overwrite=False)
-        raise AssertionError("an error ends the loop")
+                job, attempt = replace(job, overwrite=False), attempt + 1
 
     def _plan(self, client: Client, manifest: Json | None) -> Plan:
         """Plan for the current cluster. A resumed job keeps its blocks, and therefore its bits."""
