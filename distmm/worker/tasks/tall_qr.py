@@ -1,44 +1,39 @@
 """The tasks of a tall and skinny QR: QR of blocks, and products with their factors.
 
-LAPACK and cuSOLVER decompose a tall block by Householder reflections, which wait for memory most of the time. A float32
-or complex64 block is decomposed by two Cholesky factors of its Gram matrix instead, in float64. Source:
+LAPACK decomposes a tall block by Householder reflections, which wait for memory most of the time. A float32 or
+complex64 block in host memory is decomposed by two Cholesky factors of its Gram matrix instead, in float64. Source:
 Yamazaki, Tomov and Dongarra, Mixed-precision Cholesky QR factorization and its case studies on multicore CPU with
 multiple GPUs, SIAM J. Sci. Comput. 37, 2015.
 """
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
-from distmm.worker import gpu
 from distmm.worker.blas_threads import shared_by
 
 # Condition number up to which the first of two Cholesky factors leaves columns that are orthogonal to 1e-4, from which
 # the second one makes them orthogonal to float64's precision: that error is about 2e-16 times the number's square.
 MOST_CONDITION = 1e6
 
-PIECE, GPU_PIECE = 1 << 20, 1 << 25  # elements that are converted to float64 at a time
+PIECE = 1 << 20  # elements that are converted to float64 at a time
 
 
 def block_qr(block: Any, tasks: int) -> tuple[Any, Any]:
     """Return Q ``(m, n)`` and R ``(n, n)`` of a block ``(m, n)``, m >= n; so many `tasks` run side by side."""
     with shared_by(tasks):
-        plain = type(block) is np.ndarray or gpu.namespace(block) is not np
-        factors = _by_gram(block) if plain and block.dtype.char in "fF" else None
+        factors = _by_gram(block) if type(block) is np.ndarray and block.dtype.char in "fF" else None
         if factors is None:
             q, r = np.linalg.qr(block)
             factors = q, r
     return factors
 
 
-def _by_gram(block: Any) -> tuple[np.ndarray, np.ndarray] | None:
+def _by_gram(block: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     """Return Q and R from the block's Gram matrix; None if the block's columns are too nearly dependent for that."""
-    on_gpu = gpu.namespace(block) is not np
-    wide, rows = np.result_type(block.dtype, np.float64), (GPU_PIECE if on_gpu else PIECE) // max(1, block.shape[1])
-    rows = max(1, rows)
+    wide, rows = np.result_type(block.dtype, np.float64), max(1, PIECE // max(1, block.shape[1]))
     cuts = [slice(first, first + rows) for first in range(0, len(block), rows)]
 
     def times(cut: slice, inverse: np.ndarray | None) -> np.ndarray:
@@ -51,26 +46,17 @@ def _by_gram(block: Any) -> tuple[np.ndarray, np.ndarray] | None:
         return np.linalg.cholesky(sum(q.conj().T @ q for q in made)).conj().T
 
     try:
-        with _errors_raised() if on_gpu else nullcontext():
-            first = factor()
-            inverse = np.linalg.inv(first)
-            if not np.linalg.norm(first) * np.linalg.norm(inverse) <= MOST_CONDITION:  # also if it is not a number
-                return None
-            second = factor(inverse)
+        first = factor()
+        inverse = np.linalg.inv(first)
+        if not np.linalg.norm(first) * np.linalg.norm(inverse) <= MOST_CONDITION:  # also if it is not a number
+            return None
+        second = factor(inverse)
     except np.linalg.LinAlgError:
         return None
     q, inverse = np.empty_like(block, order="C"), inverse @ np.linalg.inv(second)
     for cut in cuts:
         q[cut] = times(cut, inverse)
     return q, (second @ first).astype(block.dtype)
-
-
-def _errors_raised() -> AbstractContextManager[None]:
-    """Let CuPy raise an error where a matrix has no Cholesky factor or no inverse. Otherwise it would go on."""
-    import cupyx
-
-    made: AbstractContextManager[None] = cupyx.errstate(linalg="raise")
-    return made
 
 
 def rows_times(block: Any, right: Any, tasks: int) -> Any:
