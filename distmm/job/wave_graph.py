@@ -1,12 +1,12 @@
 """The graph of one wave of a job: chains, sketches for the check, and a task that writes each block.
 
-The chains are those of `distmm.graph.product_graph.ProductLayer`. A `SketchLayer` and a consumer add the tasks below.
-Each runs on the worker that has its block::
+The chains are those of `distmm.graph.product_graph.ProductLayer`. A `WriteLayer` adds the tasks below. Each runs on
+the worker that has its block::
 
     w[j]     weights from B[0,j]          at the home of B[0,j]; one task for all j with the same home
     Y[p,j]   sketches of B[p,j]           at the home of B[p,j]; one task for all j with the same home
     S[i,p]   S[i,p-1] + A[i,p] Y[p,:]     at the home of A[i,p]
-    W[i,j]   check C[i,j] by S[i,last], write it, sync it, mark it    at the owner of C[i,j] (`Judged`)
+    W[i,j]   check C[i,j] by S[i,last], write it, sync it, mark it    at the owner of C[i,j]
 
 If C is reduced, W[i,j] checks and reduces C[i,j], and `Rows` merges the reduced blocks of each row.
 
@@ -36,7 +36,7 @@ from distmm.graph.parametric_layer import ParametricLayer, with_layer
 from distmm.graph.placement import Key, Placement
 from distmm.job.folder import Json
 from distmm.job.inputs import Order, fold
-from distmm.job.judge import Judge, RowOfA, changed
+from distmm.job.judge import RowOfA, changed
 from distmm.job.spec import RECHUNK, Spec
 from distmm.job.target import Unit
 from distmm.job.writer import Writer, gather, take
@@ -102,8 +102,7 @@ def _of_a(
     return RowOfA(made, fold(before.sums, new), norms, found)
 
 
-@dataclass(frozen=True)
-class Names:
+class Names(NamedTuple):
     """Names in the keys that a wave's tasks read: blocks of A, B and C, and of C0 if it is added."""
 
     a: str
@@ -113,27 +112,22 @@ class Names:
 
 
 @dataclass(eq=False, repr=False)
-class SketchLayer(ParametricLayer):
-    """Sketches for some blocks of a wave."""
+class WriteLayer(ParametricLayer):
+    """Sketches for some blocks of a wave, and the tasks that take these blocks."""
 
     name: str
     names: Names
-    judge: Judge
+    writer: Writer
     wave: Wave
     blocks: tuple[tuple[int, int], ...]
 
     def get_output_keys(self) -> set[Key]:
-        """Keys of the sketches that tasks which check blocks read."""
-        rows, judged = {self.row(i) for i, _ in self.blocks}, self.judge.tolerance is not None
-        return rows | ({self.weights(columns) for columns in self.groups} if judged else set())
+        """Keys of the tasks that take blocks."""
+        return {(self.name, *index) for index in self.blocks}
 
-    def row(self, i: int) -> Key:
-        """Key of the sketch of a row of blocks, of all panels."""
-        return (f"{self.name}-a", i, len(self.judge.plan.blocking.k) - 1)
-
-    def weights(self, columns: tuple[int, ...]) -> Key:
-        """Key of the weights of one of `groups`."""
-        return (f"{self.name}-weights", columns[0])
+    def _sketch(self, what: str, *index: int) -> Key:
+        """Key of the weights of one of `groups`, of the sketches of B of a group, or of the sketch of a row."""
+        return (f"{self.name.replace('write', 'sketch')}-{what}", *index)
 
     @cached_property
     def groups(self) -> list[tuple[int, ...]]:
@@ -146,7 +140,7 @@ class SketchLayer(ParametricLayer):
     @cached_property
     def steps(self) -> dict[int, tuple[int, int, int]]:
         """Layer of the grid, step of the chain and order (`Placement.order`) to which each panel belongs."""
-        plan = self.judge.plan
+        plan = self.writer.judge.plan
         parts = plan.schedule.chains((), 0, 0)
         first = self.wave.index * plan.schedule.wave_orders
         steps = ((layer, s, panels) for layer, (_, part) in enumerate(parts) for s, panels in enumerate(part))
@@ -155,59 +149,37 @@ class SketchLayer(ParametricLayer):
     def place(self, i: int, j: int, panel: int) -> Placement:
         """Place a task at the owner of a block of C that reads the panel."""
         layer, step, order = self.steps[panel]
-        owners = tuple(rank for rank, _ in self.judge.plan.schedule.chains((), i, j))
+        owners = tuple(rank for rank, _ in self.writer.judge.plan.schedule.chains((), i, j))
         return Placement(self.names.c, (), i, j, step, order, owners[layer], owners)
 
     def _tasks(self) -> Iterator[PlacedTask]:
-        judge, names = self.judge, self.names
+        judge, names = self.writer.judge, self.names
         work = None if judge.tolerance is None else judge.tolerance.sketched
-        rows = sorted({i for i, _ in self.blocks})
-        for p in range(len(judge.plan.blocking.k)):
+        rows, panels = sorted({i for i, _ in self.blocks}), len(judge.plan.blocking.k)
+        weights = {g: None if work is None else TaskRef(self._sketch("weights", g[0])) for g in self.groups}
+        for p in range(panels):
             for columns in self.groups:
                 blocks = List(*(TaskRef((names.b, p, j)) for j in columns))
-                where, weights = self.place(p, columns[0], p), self.weights(columns)
+                where = self.place(p, columns[0], p)
                 if p == 0 and work is not None:
-                    yield PlacedTask(weights, sketch.weigh, where, blocks, columns, work)
-                given = TaskRef(weights) if work is not None else None
-                about = judge.orders["B"], blocks, judge.seed, columns, work, given, judge.needs_norms
-                yield PlacedTask((f"{self.name}-b", p, columns[0]), _of_b, where, *about)
-            panel = List(*(TaskRef((f"{self.name}-b", p, columns[0])) for columns in self.groups))
+                    yield PlacedTask(self._sketch("weights", columns[0]), sketch.weigh, where, blocks, columns, work)
+                about = judge.orders["B"], blocks, judge.seed, columns, work, weights[columns], judge.needs_norms
+                yield PlacedTask(self._sketch("b", p, columns[0]), _of_b, where, *about)
+            panel = List(*(TaskRef(self._sketch("b", p, columns[0])) for columns in self.groups))
             for i in rows:
-                before = TaskRef((f"{self.name}-a", i, p - 1)) if p else None
+                before = TaskRef(self._sketch("a", i, p - 1)) if p else None
                 block, seed = TaskRef((names.a, i, p)), (judge.seed, i)
                 row = judge.orders["A"], before, block, panel, work, seed, judge.needs_norms
-                yield PlacedTask((f"{self.name}-a", i, p), _of_a, self.place(i, p, p), *row)
-
-
-@dataclass(frozen=True)
-class Judged:
-    """Takes finished blocks: each is checked, then written, or reduced for `Rows`."""
-
-    sketches: SketchLayer
-    writer: Writer
-
-    @cached_property
-    def _weights(self) -> dict[int, tuple[int, TaskRef]]:
-        """By column: its number in the order of the sketches, and the weights of its blocks of B."""
-        columns = ((j, TaskRef(self.sketches.weights(group))) for group in self.sketches.groups for j in group)
-        return {j: (number, weights) for number, (j, weights) in enumerate(columns)}
-
-    def __call__(self, key: Key) -> Iterator[Task]:
-        """Yield the one task, on the worker that has the blocks."""
-        (_, i, j), names, judge = key, self.sketches.names, self.writer.judge
-        number, weights = self._weights[j]
-        yield PlacedTask(
-            key,
-            take,
+                yield PlacedTask(self._sketch("a", i, p), _of_a, self.place(i, p, p), *row)
+        in_order = ((j, weights[columns]) for columns in self.groups for j in columns)
+        of_column = {j: (number, given) for number, (j, given) in enumerate(in_order)}
+        for i, j in self.blocks:
+            number, given = of_column[j]
+            row, block = TaskRef(self._sketch("a", i, panels - 1)), TaskRef((names.c, i, j))
+            added = TaskRef((names.c0, i, j)) if names.c0 is not None else None
             # with the priority of the wave's first step: a written block frees memory
-            self.sketches.place(i, j, 0),
-            self.writer,
-            TaskRef(self.sketches.row(i)),
-            TaskRef((names.c, i, j)),
-            number,
-            TaskRef((names.c0, i, j)) if names.c0 is not None else None,
-            weights if judge.tolerance is not None else None,
-        )
+            where = self.place(i, j, 0)
+            yield PlacedTask((self.name, i, j), take, where, self.writer, row, block, number, added, given)
 
 
 @dataclass(frozen=True)
@@ -242,23 +214,21 @@ def graph_of(
 
     Each wave loads matrices under new names, or the blocks of this wave would stay in memory for the next one.
     """
-    chains, judged, sketched = [], [], []
+    chains, layers = [], []
     for wave in waves:
         names, graph = _chains(product, spec, plan, wave, writer.run.id, client)
         blocks = tuple((i, j) for _, i, j in plan.blocking.c_indices(wave) if spec.contents.unit(i, j) in units)
         chains.append(graph)
-        token = uuid.uuid4().hex
-        sketched.append(SketchLayer(f"distmm-sketch-{token}", names, writer.judge, wave, blocks))
-        judged.append(ConsumerLayer(f"distmm-write-{token}", blocks, Judged(sketched[-1], writer)))
+        layers.append(WriteLayer(f"distmm-write-{uuid.uuid4().hex}", names, writer, wave, blocks))
     graph = product_graph.one_graph(product, chains) if len(chains) > 1 else chains[0]
-    for sketches, last in zip(sketched, judged, strict=True):
-        graph = with_layer(graph, sketches, sketches.names.a, sketches.names.b)
-        graph = with_layer(graph, last, sketches.name, sketches.names.c, *filter(None, [sketches.names.c0]))
-    if spec.reduction is not None:
-        made = tuple((each.name, sketches.wave.columns) for each, sketches in zip(judged, sketched, strict=True))
-        last = ConsumerLayer(f"distmm-row-{uuid.uuid4().hex}", tuple(sorted(units)), Rows(writer, made))
-        graph = with_layer(graph, last, *(each.name for each in judged))
-    return graph, [(last.name, *index) for index in last.indices]
+    for layer in layers:
+        graph = with_layer(graph, layer, *filter(None, layer.names))
+    if spec.reduction is None:
+        (layer,) = layers
+        return graph, [(layer.name, *index) for index in layer.blocks]
+    made = tuple((each.name, each.wave.columns) for each in layers)
+    last = ConsumerLayer(f"distmm-row-{uuid.uuid4().hex}", tuple(sorted(units)), Rows(writer, made))
+    return with_layer(graph, last, *(each.name for each in layers)), [(last.name, *index) for index in last.indices]
 
 
 def _chains(product: str, spec: Spec, plan: Plan, wave: Wave, run: str, client: Client) -> tuple[Names, HighLevelGraph]:

@@ -12,9 +12,8 @@ import pytest
 
 import distmm
 from distmm.graph import product_graph
-from distmm.graph.consumers import ConsumerLayer
 from distmm.graph.placement import Placement
-from distmm.job.wave_graph import Judged, Names, SketchLayer
+from distmm.job.wave_graph import Names, WriteLayer
 from distmm.planning.plan import Plan
 from distmm.scheduler.lookahead import Lookahead
 from distmm.scheduler.product_state import Limits, OperandBlock, PlannedTask
@@ -59,9 +58,7 @@ def writing(size: Plan) -> Callable[[], object]:
     writer: Any = SimpleNamespace(judge=judge)
 
     def make() -> None:
-        sketches = SketchLayer("s", Names("a", "b", "c", None), writer.judge, size.blocking.whole, blocks)
-        list(sketches._tasks())
-        list(ConsumerLayer("w", blocks, Judged(sketches, writer))._tasks())
+        list(WriteLayer("w", Names("a", "b", "c", None), writer, size.blocking.whole, blocks)._tasks())
 
     return make
 
