@@ -62,17 +62,17 @@ def open_matrix(path: str | os.PathLike[str]) -> Matrix:
     if os.path.isdir(file):
         return _open_zarr(file)
     if raw:
-        from distmm.storage.flat import RawMatrix  # late, as the others: each format needs its own library
+        from distmm.storage.flat import open_raw  # late, as the others: each format needs its own library
 
-        return RawMatrix.open(file, raw[1])
+        return open_raw(file, raw[1])
     if of_hdf5:
         from distmm.storage.hdf5 import Hdf5Matrix
 
         return Hdf5Matrix.open(file, detail)
     if file.lower().endswith(".npy"):
-        from distmm.storage.npy import NpyMatrix
+        from distmm.storage.npy import open_npy
 
-        return NpyMatrix.open(file)
+        return open_npy(file)
     raise InputError(f"{file}: a file of unknown format; distmm reads {FORMATS}")
 
 

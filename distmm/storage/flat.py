@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from io import FileIO
-from typing import Any, Literal, Self
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,27 +57,19 @@ class FlatMatrix(FileMatrix):
         First byte of the elements.
     stored : numpy.dtype
         Type of the elements, in the byte order of the file.
-    order : {"C", "F"}
-        Rows or columns first.
     """
 
     offset: int = field(kw_only=True)
     stored: np.dtype[Any] = field(kw_only=True)
-    order: Literal["C", "F"] = field(kw_only=True)
-
-    @property
-    def columns_first(self) -> bool:
-        """Whether the file is in Fortran order."""
-        return self.order == "F"
 
     def pieces(self, rows: slice, cols: slice, most: int) -> list[tuple[slice, slice]] | None:
         """Cut a region into ranges of rows, if the file is in C order and in native byte order."""
-        plain = self.order == "C" and self.stored == self.dtype
+        plain = not self.columns_first and self.stored == self.dtype
         return stripes(rows, cols, self.dtype.itemsize, most) if plain else None
 
     def _read(self, *region: slice) -> NDArray[Any]:
         rows, cols = region
-        if self.order == "F":
+        if self.columns_first:
             return self._lines(cols, rows, self.shape[0]).T.astype(self.dtype, copy=False)
         return self._lines(rows, cols, self.shape[1]).astype(self.dtype, copy=False)
 
@@ -106,45 +98,45 @@ class FlatMatrix(FileMatrix):
         return open(self.file, "rb", buffering=0)
 
 
-@dataclass(frozen=True)
-class RawMatrix(FlatMatrix):
-    """A file without a header. ``path`` has the name of the file, the shape, the type and the order."""
+def open_raw(file: str, description: str) -> FlatMatrix:
+    """Open a file without a header, and check that its length is that of its description.
 
-    @classmethod
-    def open(cls, file: str, description: str) -> Self:
-        """Open a file, and check that its length is that of its description.
+    Parameters
+    ----------
+    file : str
+    description : str
+        ``ROWSxCOLUMNS:TYPE``, followed by ``:F`` for Fortran order.
 
-        Parameters
-        ----------
-        file : str
-        description : str
-            ``ROWSxCOLUMNS:TYPE``, followed by ``:F`` for Fortran order.
+    Returns
+    -------
+    FlatMatrix
+        Its path has the name of the file, the shape, the type and the order.
 
-        Raises
-        ------
-        InputError
-            For a wrong length, an unknown type, or a path that is not a regular file.
-        """
-        sides, name, *rest = description.split(":")
-        path = f"{file}:{description}"
-        rows, columns = map(int, sides.split("x"))
-        try:
-            stored = np.dtype(name)
-            dtype = check_dtype(path, stored)
-        except TypeError as error:
-            raise InputError(f"{path}: {name!r} is not a type of elements; write it as {EXAMPLE}") from error
-        try:
-            check_regular(file)
-        except OSError as error:
-            raise InputError(f"{path}: {error}") from error
-        need, have = rows * columns * dtype.itemsize, os.path.getsize(file)
-        if need != have:
-            raise InputError(
-                f"{path}: {rows} x {columns} elements of {dtype} are {need} bytes, and the file has {have}; give its "
-                f"shape and type as {EXAMPLE}"
-            )
-        order: Literal["C", "F"] = "F" if rest == ["F"] else "C"
-        return cls(path, (rows, columns), dtype, None, file=file, offset=0, stored=stored, order=order)
+    Raises
+    ------
+    InputError
+        For a wrong length, an unknown type, or a path that is not a regular file.
+    """
+    sides, name, *rest = description.split(":")
+    path = f"{file}:{description}"
+    rows, columns = map(int, sides.split("x"))
+    try:
+        stored = np.dtype(name)
+        dtype = check_dtype(path, stored)
+    except TypeError as error:
+        raise InputError(f"{path}: {name!r} is not a type of elements; write it as {EXAMPLE}") from error
+    try:
+        check_regular(file)
+    except OSError as error:
+        raise InputError(f"{path}: {error}") from error
+    need, have = rows * columns * dtype.itemsize, os.path.getsize(file)
+    if need != have:
+        raise InputError(
+            f"{path}: {rows} x {columns} elements of {dtype} are {need} bytes, and the file has {have}; give its "
+            f"shape and type as {EXAMPLE}"
+        )
+    first = rest == ["F"]
+    return FlatMatrix(path, (rows, columns), dtype, None, file=file, offset=0, stored=stored, columns_first=first)
 
 
 def read_into(file: FileIO, offset: int, width: int, row: int, column: int, block: NDArray[Any]) -> None:

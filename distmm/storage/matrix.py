@@ -37,12 +37,15 @@ class Matrix(ABC):
         Boolean, integer, floating or complex, in native byte order.
     chunks : tuple of int or None
         Shape of the storage chunks. None if the format has no chunks.
+    columns_first : bool
+        Whether the elements are stored in Fortran order, and so are blocks that are read.
     """
 
     path: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     chunks: tuple[int, ...] | None
+    columns_first: bool = field(default=False, kw_only=True)
     # Opening a path twice gives two different matrices, with different Dask keys: the file may have changed.
     opening: str = field(default_factory=lambda: uuid.uuid4().hex, kw_only=True, repr=False, compare=False)
 
@@ -99,11 +102,6 @@ class Matrix(ABC):
         """
         chunks = None if self.chunks is None else list(self.chunks)
         return {"path": self.path, "shape": list(self.shape), "dtype": self.dtype.name, "chunks": chunks}
-
-    @property
-    def columns_first(self) -> bool:
-        """Whether blocks that are read are in Fortran order."""
-        return False
 
     def stamp(self) -> str | None:
         """Return a hash that differs after any write to the files. None if the store has no such facts.

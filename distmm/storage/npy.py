@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Any
 
 import numpy as np
 
@@ -19,31 +18,28 @@ from distmm.storage.regular_files import check_regular
 _parsing = threading.Lock()
 
 
-@dataclass(frozen=True)
-class NpyMatrix(FlatMatrix):
-    """A ``.npy`` file, in C or Fortran order."""
+def open_npy(path: str) -> FlatMatrix:
+    """Open a file in C or Fortran order, and check its header and its length.
 
-    @classmethod
-    def open(cls, path: str) -> Self:
-        """Open a file, and check its header and its length.
-
-        Raises
-        ------
-        InputError
-            For a file that is not a whole ``.npy`` file of a matrix of numbers.
-        """
-        try:
-            check_regular(path)
-            with _parsing:  # unlike numpy.load, this neither unpickles objects nor opens zip archives of arrays
-                found = np.lib.format.open_memmap(path, mode="r")
-        except (ValueError, OSError, EOFError) as error:
-            raise InputError(
-                f"{path}: not a readable .npy file: {error}; write it with numpy.save (no pickled objects), or copy it "
-                f"again"
-            ) from error
-        shape, dtype = check_shape(path, found.shape), check_dtype(path, found.dtype)
-        order: Literal["C", "F"] = "C" if found.flags.c_contiguous else "F"
-        return cls(path, shape, dtype, None, file=path, offset=found.offset, stored=found.dtype, order=order)
+    Raises
+    ------
+    InputError
+        For a file that is not a whole ``.npy`` file of a matrix of numbers.
+    """
+    try:
+        check_regular(path)
+        with _parsing:  # unlike numpy.load, this neither unpickles objects nor opens zip archives of arrays
+            found = np.lib.format.open_memmap(path, mode="r")
+    except (ValueError, OSError, EOFError) as error:
+        raise InputError(
+            f"{path}: not a readable .npy file: {error}; write it with numpy.save (no pickled objects), or copy it "
+            f"again"
+        ) from error
+    shape, dtype = check_shape(path, found.shape), check_dtype(path, found.dtype)
+    first = not found.flags.c_contiguous
+    return FlatMatrix(
+        path, shape, dtype, None, file=path, offset=found.offset, stored=found.dtype, columns_first=first
+    )  # fmt: skip
 
 
 def create(output: Output, shape: tuple[int, int], dtype: np.dtype[Any]) -> FlatTarget:
@@ -60,5 +56,5 @@ def create(output: Output, shape: tuple[int, int], dtype: np.dtype[Any]) -> Flat
 
 def reopen(output: Output) -> FlatTarget:
     """Open a draft that `create` has made, to continue writing."""
-    stored = NpyMatrix.open(output.draft)
+    stored = open_npy(output.draft)
     return FlatTarget(output, stored.shape, stored.dtype, stored.offset)

@@ -76,7 +76,7 @@ def check_replaceable(path: str, dataset: str | None) -> None:
         return
     try:
         if is_file:
-            npy.NpyMatrix.open(path)
+            npy.open_npy(path)
         elif not is_array(path):
             raise InputError(f"{path}: is a folder, but not a Zarr array")
         else:

@@ -116,7 +116,7 @@ def test_an_input_that_is_changed_during_a_run_ends_it(
 def test_blocks_tell_of_a_change_that_the_file_system_does_not(
     client: Client, product: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distmm.storage.npy.NpyMatrix.stamp", lambda _: None)
+    monkeypatch.setattr("distmm.storage.flat.FlatMatrix.stamp", lambda _: None)
     change = Meanwhile(lambda: write_npy("in/B.npy"), "C.zarr")
     with pytest.raises(InputError, match=r"B has changed while it was multiplied: its columns for C\["):
         multiply(client, "B.npy", stop=change)
