@@ -55,9 +55,7 @@ class _View:
     reads : dict
         Whether a worker reads this process's memory, by address.
     answers : dict
-        For each question: time, `changes` at that time, and answers by worker.
-    of_scheduler : dict
-        Answers of the scheduler: time, `changes` at that time, and the answer.
+        For each question: time, `changes` at that time, and the scheduler's answer, or those of the workers by address.
     changes : int
         Changes that the scheduler has told of.
     """
@@ -66,8 +64,18 @@ class _View:
     since: float = 0.0
     reads: dict[str, bool] = field(default_factory=dict)
     answers: dict[Question, tuple[float, int, Any]] = field(default_factory=dict)
-    of_scheduler: dict[Question, tuple[float, int, Any]] = field(default_factory=dict)
     changes: int = 0
+
+    def known(self, question: Question, old: bool) -> Any:
+        """Return the answer that was kept; None if it is older than `FRESH_SECONDS`, or than a change, if not `old`."""
+        when, changes, answer = self.answers.get(question, (-math.inf, 0, None))
+        return answer if when > time.monotonic() - FRESH_SECONDS and (old or changes == self.changes) else None
+
+    def keep(self, question: Question, answer: Any, when: float) -> None:
+        """Keep an answer, and none that is old."""
+        oldest = time.monotonic() - FRESH_SECONDS
+        self.answers = {key: kept for key, kept in self.answers.items() if kept[0] > oldest}
+        self.answers[question] = when, self.changes, answer
 
 
 _views: weakref.WeakKeyDictionary[Client, _View] = weakref.WeakKeyDictionary()
@@ -90,12 +98,10 @@ def ask(client: Client, question: Question | None = None, old: bool = False) -> 
     if view is None:
         view = _views[client] = _View()
         client.subscribe_topic(CHANGES_TOPIC, _Changed(client))
-    oldest = time.monotonic() - FRESH_SECONDS
-    if view.hosts is not None and view.since > oldest:
+    if view.hosts is not None and view.since > time.monotonic() - FRESH_SECONDS:
         if question is None:
             return {}
-        when, changes, answers = view.answers.get(question, (0.0, 0, {}))
-        if answers and when > oldest and (old or changes == view.changes):
+        if answers := view.known(question, old):
             return dict(answers)
     return _asked(client, view, question)
 
@@ -125,7 +131,7 @@ def _asked(client: Client, view: _View, question: Question | None) -> dict[str, 
         view.reads = {address: read for address, read in {**view.reads, **reads}.items() if address in hosts}
         lending.note_reach(client, bool(view.reads) and all(view.reads.values()))
         if question is not None:
-            view.answers[question] = now - age, changes, answers
+            view.keep(question, answers, now - age)
     return answers  # type: ignore[no-any-return]
 
 
@@ -137,14 +143,11 @@ def on_scheduler(client: Client, function: Callable[..., Any], argument: Hashabl
     from distributed.protocol.pickle import loads
 
     ask(client)
-    view, question, oldest = _views[client], (function, (argument,)), time.monotonic() - FRESH_SECONDS
-    when, changes, answer = view.of_scheduler.get(question, (-math.inf, 0, None))
-    if when > oldest and (old or changes == view.changes):
-        return answer
-    changes, answer = view.changes, loads(_run(client, _told, client.id, function, argument))
-    if view.changes == changes:
-        view.of_scheduler = {key: kept for key, kept in view.of_scheduler.items() if kept[0] > oldest}
-        view.of_scheduler[question] = time.monotonic(), changes, answer
+    view, question = _views[client], (function, (argument,))
+    if (answer := view.known(question, old)) is None:
+        changes, answer = view.changes, loads(_run(client, _told, client.id, function, argument))
+        if view.changes == changes:
+            view.keep(question, answer, time.monotonic())
     return answer
 
 
@@ -178,10 +181,9 @@ def _run(client: Client, function: Callable[..., Any], *args: Any) -> Any:
 def forget(client: Client) -> bool:
     """Ask again at the next call. Returns whether anything was known."""
     view = _views.get(client)
-    if view is None or not (view.answers or view.of_scheduler):
+    if view is None or not view.answers:
         return False
     view.answers.clear()
-    view.of_scheduler.clear()
     return True
 
 
@@ -206,7 +208,6 @@ class _Changed:
         if event[1] == "workers":
             view.hosts = None
             view.answers.clear()
-            view.of_scheduler.clear()
             lending.forget_reach(client)
 
 

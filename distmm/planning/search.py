@@ -9,16 +9,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from operator import index
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 from distmm.errors import InputError
 from distmm.planning import candidates, early_end
 from distmm.planning.blocks import Blocking, cut
-from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec, Residence, Result
+from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec
 from distmm.planning.grid import Grid
 from distmm.planning.owners import NOWHERE, Owners, Places
 from distmm.planning.plan import Plan
-from distmm.planning.precision import Precision
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import LOOKAHEAD, Schedule, parse
 
@@ -48,18 +47,12 @@ def make_plan(
     cluster: ClusterSpec,
     *,
     blocking: Blocking | None = None,
-    edges: tuple[int, ...] | None = None,
     text: str | None = None,
     multiples: tuple[int, int, int] = (TILE, TILE, TILE),
-    precision: Precision = "highest",
-    kernel: str | None = None,
-    operands: tuple[Residence, Residence] = ("loaded", "loaded"),
-    result: Result = "workers",
-    streamed: bool = False,
-    run_seconds: float | None = None,
     homes: Places = NOWHERE,
     reproducible: bool = False,
     unions: bool = False,
+    **asked_for: Any,
 ) -> Plan:
     """Choose blocks, grid, waves, panels a task and lookahead for a product.
 
@@ -68,26 +61,20 @@ def make_plan(
     problem : Problem
     cluster : ClusterSpec
     blocking : Blocking, optional
-        Blocks that are given (the user's chunks).
-    edges : tuple of int, optional
-        Block edges (m, k, n) that the user asks for.
+        Blocks that are given: the user's chunks, or those that he asks for.
     text : str, optional
         A plan's ``str``: nothing is left to choose.
     multiples : tuple of int, optional
         Chosen edges are multiples of these (the kernel's tile, or the chunks of a file), and along k of the kernel's
         granule, so that the cut does not change the bits of C.
-    precision, kernel : str, optional
-        Passed through to the workers' kernel selection.
-    operands, result, streamed
-        Where A and B are, where C stays, and whether it stays: see `Plan`.
-    run_seconds : float, optional
-        How long a run takes before it may be stopped: waves are short enough that it loses little of its work then.
     homes : Places
         Ranks that hold the blocks of A and of B, if the blocks are given and some are in the workers' memory.
     reproducible : bool
         Whether the cuts of k may depend on the shape alone, and not on `homes`.
     unions : bool
         Whether blocks may be unions of those of `blocking`, which are the user's chunks.
+    **asked_for
+        Other fields of the `Plan`, such as `operands`, `result` and `run_seconds`.
 
     Returns
     -------
@@ -98,14 +85,12 @@ def make_plan(
     Raises
     ------
     InputError
-        For an unknown precision, block edges that are not positive, or a text that is no plan for this product.
+        For a cluster without workers, or a text that is no plan for this product.
     """
     if cluster.workers < 1:
         raise InputError("the cluster has no workers: start some, or give the address of a cluster that has")
-    if edges is not None:
-        blocking = cut(problem, checked_edges(edges, problem))
     uncut = Schedule(blocking or cut(problem, [max(1, x) for x in (problem.m, problem.k, problem.n)]), Grid(1, 1))
-    asked = Plan(problem, uncut, cluster, precision, kernel, operands, result, streamed, run_seconds)
+    asked = Plan(problem, uncut, cluster, **asked_for)
     if text is not None:
         return replace(asked, schedule=parse(text, problem, homes))
     multiples = (multiples[0], _common(multiples[1], cluster.granule, problem.k), multiples[2])

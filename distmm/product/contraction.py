@@ -66,7 +66,7 @@ def contract(x: Labelled, y: Labelled, output: Labels, choices: Choices, out: An
     has_rows_or_columns = len(shared) < max(len(x.labels), len(y.labels))
     inner = [label for label in shared if label not in output]
     if not inner or (len(inner) < len(shared) and not has_rows_or_columns):
-        return Labelled(_elementwise(x, y, output, dtype), output, f"{x.name} times {y.name}")
+        return x.made(_elementwise(x, y, output, dtype), output, f"{x.name} times {y.name}")
     x, y = (x, y) if choices.client is None else (x.whole(), y.whole())
     return _Matrices.of(x, y, output, inner).loaded(choices).product(output, choices, out)
 
@@ -80,7 +80,7 @@ def _elementwise(x: Labelled, y: Labelled, output: Labels, dtype: np.dtype) -> d
     chunks = chosen(wanted, tuple(sizes[label] for label in labels), accumulator)
     factors = []
     for array in (x, y):
-        ordered = array.lazy(dict(zip(labels, chunks, strict=True))).transposed(
+        ordered = array.lazy(dict(zip(labels, chunks, strict=True))).arranged(
             [a for a in labels if a in array.labels]
         )
         factors.append(ordered.source[tuple(slice(None) if label in array.labels else None for label in labels)])
@@ -143,7 +143,7 @@ class _Matrices:
         gemm = Gemm.of(a, b, once=out is not None and not isinstance(out, da.Array))
         if out is not None and (matrix := self._within(out, output)) is not None:
             gemm.array(choices, matrix)
-            return Labelled(out, output, name)
+            return self.x.made(out, output, name)
         if len(self.rows) == len(self.columns) == 1:
             lazy = product = gemm.array(choices)
         else:
@@ -152,7 +152,7 @@ class _Matrices:
             product = gemm.array(choices, None, c_chunks)
             lazy = product.rechunk(c_chunks)
             lazy = with_copies(reshaped(lazy, tuple(edges[each] for each in (*self.batch, *self.rows, *self.columns))))
-        result = Labelled(lazy, (*self.batch, *self.rows, *self.columns), name).transposed(output)
+        result = self.x.made(lazy, (*self.batch, *self.rows, *self.columns), name).arranged(output)
         if result.source is product or not isinstance(product, ProductArray):
             return result
         within, turned = partial(self._within, output=output), partial(self._turned, output=output)
@@ -165,12 +165,12 @@ class _Matrices:
         own = array.labels
         if len(first) == len(second) == 1 and own[:-2] == self.batch[len(self.batch) - len(own) + 2 :]:
             if own[-2:] == (*first, *second):
-                return wrap(array.source, array.name)
+                return array
             if own[-2:] == (*second, *first):
-                return wrap(array.source, array.name, transposed=True)
+                return replace(array, transposed=True)
         present = [label for label in self.batch if label in own]
         array = array.movable().uploaded() if self.device == "cuda" else array
-        source = array.transposed([*present, *first, *second]).movable().source
+        source = array.arranged([*present, *first, *second]).movable().source
         if not isinstance(source, da.Array):
             return wrap(source.reshape(self._shape(array, first, second)), array.name)
         edges = dict(zip([*present, *first, *second], source.chunks, strict=True))

@@ -13,40 +13,30 @@ import numpy as np
 from distributed import Client
 
 from distmm.planning.problem import accumulator_dtype
-from distmm.product.array_types import package_of
 from distmm.product.lent_graph import whole
-from distmm.product.operand import checked, kind_of, multipliable, uploaded, wrap
-from distmm.transfer.memory_map import is_mapped
+from distmm.product.operand import Operand, checked, uploaded
 
 Label = Hashable
 Edges = Mapping[Label, tuple[int, ...]]  # the chunks of each label
 
 
 @dataclass(frozen=True)
-class Labelled:
-    """An array and a label for each of its dimensions.
+class Labelled(Operand):
+    """An operand of any number of dimensions, and a label for each of its dimensions.
 
     Arrays in memory are transposed and reshaped as views where the strides allow. Dask arrays are rearranged when they
     are computed. Other objects become Dask arrays where they have to be rearranged.
 
     Attributes
     ----------
-    source : array-like
     labels : tuple
         One label for each dimension.
-    name : str
-        Name of the array in messages.
     unchecked : bool
         Whether it is the user's Dask array, whose blocks must be checked before anything but a product reads them.
-    package : str
-        Name of the package whose array the user gave.
     """
 
-    source: Any
-    labels: tuple[Label, ...]
-    name: str
+    labels: tuple[Label, ...] = ()
     unchecked: bool = False
-    package: str = ""
 
     @classmethod
     def of(cls, source: Any, name: str) -> Labelled:
@@ -57,12 +47,13 @@ class Labelled:
         InputError
             If `source` is not an array, or distmm does not multiply its type.
         """
-        package, source = package_of(source), multipliable(source, name)
-        return cls(source, tuple(range(len(source.shape))), name, isinstance(source, da.Array), package)
+        array = super().of(source, name)
+        labels = tuple(range(len(array.shape)))
+        return replace(array, labels=labels, unchecked=isinstance(array.source, da.Array))
 
-    def _with(self, source: Any, labels: Sequence[Label]) -> Labelled:
-        """Return what was made of its elements."""
-        return replace(self, source=source, labels=tuple(labels), unchecked=False)
+    def made(self, source: Any, labels: Sequence[Label], name: str | None = None) -> Labelled:
+        """Return what was made of its elements, by default with its name."""
+        return replace(self, source=source, labels=tuple(labels), name=name or self.name, file=None, unchecked=False)
 
     def labelled(self, labels: Sequence[Label]) -> Labelled:
         """Return the same array with other labels."""
@@ -77,23 +68,6 @@ class Labelled:
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.sizes.values())
-
-    @property
-    def dtype(self) -> np.dtype:
-        """Type of the elements."""
-        dtype: np.dtype = np.dtype(self.source.dtype)
-        return dtype
-
-    @property
-    def kind(self) -> Literal["numpy", "cupy"]:
-        """Type of the blocks."""
-        return kind_of(self.source, self.name)
-
-    @property
-    def in_memory(self) -> bool:
-        """Whether it is a NumPy or CuPy array, which this process can view. The map of a whole file is not."""
-        source = self.source
-        return package_of(source) == "cupy" or (isinstance(source, np.ndarray) and not is_mapped(source))
 
     @property
     def edges(self) -> Edges:
@@ -112,19 +86,18 @@ class Labelled:
         if isinstance(source, da.Array):
             source = checked(source, self.name) if self.unchecked else source
             cuts = {self.labels.index(label): cut for label, cut in edges.items()}
-            return self._with(source.rechunk(cuts), self.labels)
+            return self.made(source.rechunk(cuts), self.labels)
         if not self.labels:
-            return self._with(da.from_array(source if self.kind == "cupy" else np.asarray(source), asarray=False), ())
-        operand = wrap(source, self.name)
-        stored = operand.storage_chunk or ("auto",) * len(self.labels)
+            return self.made(da.from_array(source if self.kind == "cupy" else np.asarray(source), asarray=False), ())
+        stored = self.storage_chunk or ("auto",) * len(self.labels)
         wanted = tuple(edges.get(label, size) for label, size in zip(self.labels, stored, strict=True))
-        chunks = chosen(wanted, operand.shape, self.dtype)
-        return self._with(operand.blocked(chunks, device, client), self.labels)
+        chunks = chosen(wanted, self.shape, self.dtype)
+        return self.made(self.blocked(chunks, device, client), self.labels)
 
     def whole(self) -> Labelled:
         """Return a Dask array of blocks of one NumPy array of this process as that array, which is planned freely."""
         found = whole(self.source) if isinstance(self.source, da.Array) else None
-        return self if found is None else Labelled(found, self.labels, self.name)
+        return self if found is None else self.made(found, self.labels)
 
     def movable(self) -> Labelled:
         """Return it as an array that can be transposed and reshaped: an array in memory, or a Dask array."""
@@ -135,12 +108,12 @@ class Labelled:
         """Return a Dask array whose blocks are in GPU memory, for tasks of distmm. Other arrays are returned."""
         return replace(self, source=uploaded(self.source)) if isinstance(self.source, da.Array) else self
 
-    def transposed(self, labels: Sequence[Label]) -> Labelled:
+    def arranged(self, labels: Sequence[Label]) -> Labelled:
         """Return it with its dimensions in this order."""
         if tuple(labels) == self.labels:
             return self
         axes = [self.labels.index(label) for label in labels]
-        return self._with(self.movable().source.transpose(axes), labels)
+        return self.made(self.movable().source.transpose(axes), labels)
 
     def without_broadcast(self, sizes: Mapping[Label, int]) -> Labelled:
         """Return it without its broadcast dimensions: those of length 1 whose label has another length in `sizes`."""
@@ -148,7 +121,7 @@ class Labelled:
         if len(kept) == len(self.labels):
             return self
         index = (slice(None) if label in kept else 0 for label in self.labels)
-        return self._with(self.movable().source[*index, ...], kept)
+        return self.made(self.movable().source[*index, ...], kept)
 
     def diagonal(self) -> Labelled:
         """Return its diagonal along the dimensions that share a label."""
@@ -160,7 +133,7 @@ class Labelled:
             source = array.movable().source
             take = da.diagonal if isinstance(source, da.Array) else type(source).diagonal
             labels = [*labels[:first], *labels[first + 1 : second], *labels[second + 1 :], label]
-            array = self._with(take(source, axis1=first, axis2=second), labels)
+            array = self.made(take(source, axis1=first, axis2=second), labels)
         return array
 
     def summed(self, keep: Collection[Label], dtype: np.dtype) -> Labelled:
@@ -170,13 +143,13 @@ class Labelled:
             return self
         total = self.movable().source.sum(axis=axes, dtype=accumulator_dtype(dtype)).astype(dtype)
         total = np.asarray(total) if isinstance(total, np.generic) else total
-        return self._with(total, [label for label in self.labels if label in keep])
+        return self.made(total, [label for label in self.labels if label in keep])
 
     def cast(self, dtype: np.dtype) -> Labelled:
         """Convert it to another type: an array in memory at the call, other arrays when they are computed."""
         if self.dtype == dtype:
             return self
-        return self._with(self.movable().source.astype(dtype), self.labels)
+        return self.made(self.movable().source.astype(dtype), self.labels)
 
 
 def chosen(wanted: tuple[Any, ...], shape: tuple[int, ...], dtype: np.dtype) -> tuple[tuple[int, ...], ...]:

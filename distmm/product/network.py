@@ -66,7 +66,7 @@ def contracted(
         shape = tuple(sizes[label] for label in output)
         check_out(out, shape, dtype, arrays[0].kind, {array.name: array.source for array in arrays})
     if len(arrays) == 1:
-        return _filled(arrays[0].lazy().summed(output, dtype).transposed(output), out, choices, package)
+        return _filled(arrays[0].lazy().summed(output, dtype).arranged(output), out, choices, package)
     if len(arrays) > 2:
         counts = Counter(label for array in arrays for label in array.labels)
         alone = {label for label, count in counts.items() if count == 1} - set(output)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
@@ -51,6 +51,19 @@ class Operand:
     transposed: bool = False
     file: MappedFile | None = None
     package: str = ""
+
+    @classmethod
+    def of(cls, source: Any, name: str) -> Self:
+        """Check the user's operand, and wrap it.
+
+        Raises
+        ------
+        InputError
+            If `source` is not an array, or distmm does not multiply its type.
+        """
+        package, source = package_of(source), multipliable(source, name)
+        file = MappedFile.behind(source) if is_mapped(source) else None
+        return cls(source, name, kind_of(source, name), file=file, package=package)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -243,14 +256,12 @@ def wrap(source: Any, name: str, transposed: bool = False) -> Operand:
         numbers, and a `transposed` that is neither True nor False.
     """
     check_flags(**{f"trans{name.lower()}": transposed})
-    package = package_of(source)
-    source = multipliable(source, name)
-    if len(source.shape) == 0:
+    operand = Operand.of(source, name)
+    if len(operand.shape) == 0:
         raise InputError(f"{name} is a scalar: matrix products need at least one dimension; multiply with * instead")
-    if transposed and len(source.shape) < 2:
-        raise InputError(f"{name} has shape {source.shape}: give a matrix, as vectors have no transpose")
-    file = MappedFile.behind(source) if is_mapped(source) else None
-    return Operand(source, name, kind_of(source, name), transposed, file, package)
+    if transposed and len(operand.shape) < 2:
+        raise InputError(f"{name} has shape {operand.shape}: give a matrix, as vectors have no transpose")
+    return replace(operand, transposed=transposed)
 
 
 def multipliable(source: Any, name: str) -> Any:
@@ -292,10 +303,7 @@ def kind_of(source: Any, name: str) -> Literal["numpy", "cupy"]:
         For blocks of other types.
     """
     chunked = is_dask(source)
-    if chunked:
-        from dask.array.utils import meta_from_array
-
-    meta = meta_from_array(source) if chunked else source
+    meta = source._meta if chunked else source
     package = package_of(meta)
     if package == "cupy":
         return "cupy"

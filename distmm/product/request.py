@@ -234,7 +234,7 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
     If C stays on the workers and does not fit, it is streamed, provided that `may_stream` is set.
     """
     problem, a, b, choices, unit = request.problem, request.a, request.b, request.choices, request.unit
-    c_chunks, edges, text = request.c_chunks, choices.blocks, choices.plan
+    c_chunks, text = request.c_chunks, choices.plan
     assert not isinstance(text, Plan)
     result: Result = "host" if spec.device == "cuda" and a.kind == "numpy" else "workers"
     if request.written or request.kept is not None:
@@ -244,14 +244,11 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
     def made(blocking: Blocking | None, unit: tuple[int, ...] | None, streamed: bool) -> Plan:
         blocks = blocking if text is None else parse(text, problem).blocking
         cuts = ((blocks.m, blocks.k), (blocks.k, blocks.n)) if blocks else (None, None)
-        at = blocks if edges is None else cut(problem, checked_edges(edges, problem))
-        homes = NOWHERE if at is None else places(request, at, spec.device)
         c_is_freed = streamed or result == "reduced"
-        plan = make_plan(
+        return make_plan(
             problem,
             spec,
             blocking=blocking,
-            edges=edges,
             multiples=storage_multiples(a, b, unit),
             precision=choices.precision,
             kernel=choices.kernel,
@@ -260,11 +257,11 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
             operands=(residence(a, cuts[0], request, c_is_freed), residence(b, cuts[1], request, c_is_freed)),
             streamed=c_is_freed,
             run_seconds=request.run_seconds,
-            homes=homes,
+            homes=NOWHERE if blocks is None else places(request, blocks, spec.device),
             reproducible=choices.reproducible,
-            unions=blocking is not None and text is None and c_chunks is None and request.kept is None,
+            unions=request.job is None and all(x is None for x in (asked, text, c_chunks, request.kept)),
+            on_disk=request.job is not None,
         )
-        return plan if request.job is None else replace(plan, on_disk=True)
 
     def best(blocking: Blocking | None, unit: tuple[int, ...] | None = None) -> Plan:
         plan = made(blocking, unit, streamed=False)
@@ -276,9 +273,10 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
 
     if unit is not None and problem.symmetry is not None:
         unit = (*unit[:-2], *[math.lcm(*unit[-2:])] * 2)  # its blocks are cut alike along m and n
-    blocking = users_blocking(problem, a, b, c_chunks, unit) if edges is None else None
+    asked = None if choices.blocks is None else cut(problem, checked_edges(choices.blocks, problem))
+    blocking = asked or users_blocking(problem, a, b, c_chunks, unit)
     if blocking is not None and request.job is not None:
-        edges, blocking = blocking.largest, None
+        blocking = cut(problem, blocking.largest)
     if (
         unit is not None
         and math.prod(-(-size // n) for size, n in zip(problem.shape, unit, strict=True)) < spec.workers
@@ -287,7 +285,7 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
     plan = best(blocking, unit)
     if unit is not None and plan.shortfall:
         plan = best(blocking)
-    if blocking is not None or edges is not None or text is not None or c_chunks is None:
+    if blocking is not None or text is not None or c_chunks is None:
         return plan
     if problem.symmetry is not None and c_chunks[-2] != c_chunks[-1]:
         return plan

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from distmm.errors import DoesNotFitError
+from distmm.planning.blocks import cut
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.early_end import WAVE_SHARE, largest_share
 from distmm.planning.plan import Plan
@@ -65,7 +66,7 @@ def test_waves_take_a_seventh_of_a_run_at_most(
 
 
 def test_a_plan_that_finishes_no_block_in_a_run_is_refused_with_what_would_do() -> None:
-    plan = make_plan(DEEP, CPU, edges=(5000, 20_000, 5000), result="out", run_seconds=60)
+    plan = make_plan(DEEP, CPU, blocking=cut(DEEP, (5000, 20_000, 5000)), result="out", run_seconds=60)
     said = r"stopped after 60 s, and by then this plan has finished no block of C: its first ones take about 2\d\d s, "
     with pytest.raises(DoesNotFitError, match=said + r".*more time.*about \d+ workers instead of 1, or smaller blocks"):
         plan.validate_run()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import distmm
 from distmm.errors import DoesNotFitError, InputError
 from distmm.planning import candidates
-from distmm.planning.blocks import Blocking, Wave, even_edges
+from distmm.planning.blocks import Blocking, Wave, cut, even_edges
 from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec
 from distmm.planning.grid import Grid
 from distmm.planning.grid_layout import GridLayout
@@ -20,7 +20,7 @@ from distmm.planning.plan import Plan
 from distmm.planning.precision import PRECISIONS
 from distmm.planning.problem import Problem, operand_batch
 from distmm.planning.schedule import LOOKAHEAD, Schedule
-from distmm.planning.search import TILE, make_plan
+from distmm.planning.search import TILE, checked_edges, make_plan
 from distmm.planning.time_model import TimeModel
 from tests.tables import number_of
 
@@ -226,7 +226,7 @@ def test_blocks_shrink_until_they_fit() -> None:
 @pytest.mark.parametrize("workers", [1, 4])
 def test_a_deep_k_is_cut_until_it_fits(workers: int) -> None:
     problem, spec = Problem(10, 10**9, 10, np.dtype("f8")), replace(CPU, workers=workers, memory=3 * 10**8)
-    assert make_plan(problem, spec, edges=(10, 10**5, 10)).shortfall == 0
+    assert make_plan(problem, spec, blocking=cut(problem, (10, 10**5, 10))).shortfall == 0
     make_plan(problem, spec).validate()
 
 
@@ -296,7 +296,7 @@ def test_where_blocks_given_by_hand_fit_the_planner_finds_some_that_do(
     edges = tuple(map(min, edges, shape))
     assume(math.prod(-(-size // edge) for size, edge in zip(shape, edges, strict=True)) < 20_000)
     problem, spec = Problem(*shape, F4), replace(CPU, workers=workers, memory=10**memory)
-    assume(not make_plan(problem, spec, edges=edges, result=result).shortfall)
+    assume(not make_plan(problem, spec, blocking=cut(problem, edges), result=result).shortfall)
     assert make_plan(problem, spec, result=result).shortfall == 0
 
 
@@ -359,7 +359,7 @@ def test_blocks_are_multiples_of_the_files_chunks() -> None:
 @pytest.mark.parametrize("edges", [(0, 1, 1), (1, -1, 1), (1, 1), (1.5, 1, 1)])
 def test_block_edges_that_are_not_positive_are_refused(edges: tuple[int, int, int]) -> None:
     with pytest.raises(InputError, match="positive"):
-        make_plan(Problem(10, 10, 10, F4), CPU, edges=edges)
+        checked_edges(edges, Problem(10, 10, 10, F4))
 
 
 def test_planner_and_kernels_agree_on_the_tile_and_the_precisions() -> None:

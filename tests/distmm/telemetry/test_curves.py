@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distmm.planning.blocks import cut
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
@@ -47,7 +48,7 @@ def test_a_rate_is_that_of_the_steps_and_not_of_the_waits_between_them() -> None
 def record(workers: int = 2) -> Record:
     """Make the record of a product of 64 blocks, of one step each, that has begun."""
     problem = Problem(800, 800, 800, np.dtype("f4"))
-    plan = make_plan(problem, ClusterSpec(workers, 10**9, "cuda", 1e8, 1e9), edges=(100, 800, 100))
+    plan = make_plan(problem, ClusterSpec(workers, 10**9, "cuda", 1e8, 1e9), blocking=cut(problem, (100, 800, 100)))
     r = Record("C", plan, 1000.0)
     for chain in range(r.chains):
         for step in range(r.steps):

@@ -21,6 +21,7 @@ import pytest
 from distributed import Client, LocalCluster, Scheduler, secede, wait
 
 from distmm import gram, matmul
+from distmm.planning.blocks import cut
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
@@ -233,7 +234,7 @@ def synthetic(workers: int, product: str) -> Record:
     """Make the record of a half-finished product: 30 s, lost workers, blocks kept from disk, and a failed check."""
     problem = Problem(131072, 131072, 131072, np.dtype("f4"))
     spec = ClusterSpec(workers, int(250e9), "cuda", problem.flops / workers / 60, 5e10)
-    plan = make_plan(problem, spec, edges=(4096, 8192, 4096))
+    plan = make_plan(problem, spec, blocking=cut(problem, (4096, 8192, 4096)))
     now = time.time()
     kept = range(32)
     record = Record(product, plan, now - 31, kept=kept)

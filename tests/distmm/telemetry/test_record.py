@@ -15,6 +15,7 @@ import pytest
 from distributed import Client, Scheduler, wait
 
 from distmm import gemm, matmul, nearest, plan, threshold, topk, units
+from distmm.planning.blocks import cut
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
@@ -38,7 +39,7 @@ def current(client: Client) -> Iterator[Client]:
 def record(m: int = 100, k: int = 100, n: int = 60, batch: tuple[int, ...] = (), **options: object) -> Record:
     """Make the record of a product with blocks of 50 x 40 x 30, submitted at time 1000."""
     problem = Problem(m, k, n, np.dtype("f4"), batch, batch)
-    made = make_plan(problem, ClusterSpec(2, 10**9, "cuda", 1e12, 1e9), edges=(50, 40, 30))
+    made = make_plan(problem, ClusterSpec(2, 10**9, "cuda", 1e12, 1e9), blocking=cut(problem, (50, 40, 30)))
     made = replace(made, schedule=replace(made.schedule, blocking=replace(made.blocking, panels=1)))
     return Record("C-1", made, 1000.0, **options)  # type: ignore[arg-type]
 

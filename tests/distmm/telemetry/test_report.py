@@ -14,6 +14,7 @@ import pytest
 from distributed import Client
 
 from distmm import job, units
+from distmm.planning.blocks import cut
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
@@ -47,7 +48,9 @@ class Balance(HTMLParser):
 def run(workers: int) -> Record:
     """Make the record of a product of 10 s on so many workers, with events of each kind."""
     problem = Problem(65536, 65536, 65536, np.dtype("f4"))
-    made = make_plan(problem, ClusterSpec(workers, int(1e11), "cuda", 2e14, 5e10), edges=(2048, 4096, 2048))
+    made = make_plan(
+        problem, ClusterSpec(workers, int(1e11), "cuda", 2e14, 5e10), blocking=cut(problem, (2048, 4096, 2048))
+    )
     r = Record("distmm-matmul-1", made, 1000.0)
     names = [f"node{rank // 8:02d}-gpu{rank % 8}" for rank in range(workers)]
     for chain in range(r.chains):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from markupsafe import escape
 
+from distmm.planning.blocks import cut
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
@@ -23,7 +24,7 @@ START = 1000.0
 def record(workers: int = 4) -> Record:
     """Make the record of a product of 64 blocks, of one step each, that has begun."""
     problem = Problem(800, 800, 800, np.dtype("f4"))
-    plan = make_plan(problem, ClusterSpec(workers, 10**9, "cuda", 1e8, 1e9), edges=(100, 800, 100))
+    plan = make_plan(problem, ClusterSpec(workers, 10**9, "cuda", 1e8, 1e9), blocking=cut(problem, (100, 800, 100)))
     r = Record("C", plan, START)
     for chain in range(r.chains):
         for step in range(r.steps):
