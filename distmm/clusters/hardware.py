@@ -164,10 +164,10 @@ def gpus(
     >>> dict(plan.rows())["fits"]
     'yes'
     """
-    given = _size("memory", memory, model_named(model).memory)
-    speed, host = _size("link", link, None), _size("host_memory", host_memory, None)
-    assert given is not None
-    return Hardware(_count("count", count), given, model, THREADS, speed, host)
+    nbytes = model_named(model).memory if memory is None else _size("memory", memory)
+    speed = None if link is None else _size("link", link)
+    host = None if host_memory is None else _size("host_memory", host_memory)
+    return Hardware(_count("count", count), nbytes, model, THREADS, speed, host)
 
 
 def cpus(workers: int, *, threads: int = 1, memory: Size, link: Size | None = None) -> Hardware:
@@ -203,9 +203,8 @@ def cpus(workers: int, *, threads: int = 1, memory: Size, link: Size | None = No
     >>> dict(plan.rows())["fits"][:3]
     'no:'
     """
-    given, speed = _size("memory", memory, None), _size("link", link, None)
-    assert given is not None
-    return Hardware(_count("workers", workers), given, None, _count("threads", threads), speed)
+    nbytes, speed = _size("memory", memory), None if link is None else _size("link", link)
+    return Hardware(_count("workers", workers), nbytes, None, _count("threads", threads), speed)
 
 
 def _count(name: str, value: object) -> int:
@@ -218,10 +217,8 @@ def _count(name: str, value: object) -> int:
     return count
 
 
-def _size(name: str, value: Size | None, default: int | None) -> int | None:
+def _size(name: str, value: Size) -> int:
     """Return a number of bytes from an integer or text."""
-    if value is None:
-        return default
     try:
         size = parse_bytes(value if isinstance(value, str) else float(value))
     except (ValueError, TypeError, AttributeError):

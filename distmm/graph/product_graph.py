@@ -130,14 +130,14 @@ class ProductLayer(ParametricLayer):
         ) -> ProductTask:
             where = Placement(self.name, *chain, step, wave.index * orders + order, *ranks, self.run or self.name)
             last = key[0] == self.name
-            added = self._source(c0, key[1:]) if last and c0 is not None else None
+            added = c0 if isinstance(c0, Load | None) else TaskRef((c0, *key[1:]))
             epilogue = on_diagonal if chain[1] == chain[2] else self.epilogue
             if last or scales:
                 kwargs |= self._norms(chain)
             if last and self.reduced is not None:
                 kwargs["reduction"] = self._reduction(self.reduced, chain)
             return ProductTask(
-                key, func, where, self.choice, *args, epilogue if last else None, added, plan=plan,
+                key, func, where, self.choice, *args, epilogue if last else None, added if last else None, plan=plan,
                 annotations=self.annotations, **kwargs,
             )  # fmt: skip
 
@@ -186,10 +186,6 @@ class ProductLayer(ParametricLayer):
             if self.mirrored and i != j:
                 yield PlacedTask((self.name, *batch, j, i), products.mirror, end.placement, symmetry, TaskRef(c_key))
 
-    def _source(self, of: Source, at: tuple[int, ...]) -> TaskRef | Load:
-        """Return a block of an operand as an argument."""
-        return of if isinstance(of, Load) else TaskRef((of, *at))
-
     def _block(self, of: Literal["A", "B"], name: Source, batch: tuple[int, ...], row: int, column: int) -> Any:
         """Return a block of A or B as an argument: a load, one chunk, or the rows of chunks that it is made of."""
         schedule = self.plan.schedule
@@ -199,7 +195,7 @@ class ProductLayer(ParametricLayer):
             return name._replace(block=(slices(down)[row], slices(across)[column]))
         way = -1 if self.turned[of == "B"] else 1
         if schedule.chunks is None:
-            return self._source(name, (*batch, *(row, column)[::way]))
+            return TaskRef((name, *batch, *(row, column)[::way]))
         rows = schedule.chunk_indices(of, row, column)
         return List(*(List(*(TaskRef((name, *batch, *at[::way])) for at in line)) for line in rows))
 

@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from distmm.planning.owners import Owners
 from distmm.planning.schedule import Schedule
@@ -118,15 +118,7 @@ def html(rows: list[tuple[str, str]], schedule: Schedule) -> str:
     are. Text and borders take the page's colour, which a dark notebook sets to a light one.
     """
     blocking, batch = schedule.blocking, (0,) * len(schedule.blocking.batch)
-
-    def home_of_a(i: int, p: int) -> int:
-        return schedule.homes("A", batch, i, [p])[0]
-
-    def home_of_b(p: int, j: int) -> int:
-        return schedule.homes("A", batch, j, [p])[0] if blocking.triangle else schedule.homes("B", batch, j, [p])[0]
-
-    def owner(i: int, j: int) -> int:
-        return schedule.chains(batch, i, j)[0][0]
+    of_b: Literal["A", "B"] = "A" if blocking.triangle else "B"
 
     def of(name: str, down: tuple[int, ...], across: tuple[int, ...], x: float, y: float, at: Home) -> Iterator[_Block]:
         rows, columns = ([edge * scale for edge in _drawn(edges)] for edges in (down, across))
@@ -146,9 +138,9 @@ def html(rows: list[tuple[str, str]], schedule: Schedule) -> str:
         Path(__file__).with_name("plan.html"),
         rows=rows,
         blocks=[
-            *of("A", blocking.m, blocking.k, 0, corner, home_of_a),
-            *of("B", blocking.k, blocking.n, corner, 0, home_of_b),
-            *of("C", blocking.m, blocking.n, corner, corner, owner),
+            *of("A", blocking.m, blocking.k, 0, corner, lambda i, p: schedule.homes("A", batch, i, [p])[0]),
+            *of("B", blocking.k, blocking.n, corner, 0, lambda p, j: schedule.homes(of_b, batch, j, [p])[0]),
+            *of("C", blocking.m, blocking.n, corner, corner, lambda i, j: schedule.chains(batch, i, j)[0][0]),
         ],
         names=[("A", k * scale / 2, corner - 5), ("B", corner - 7, k * scale / 2 + 5), ("C", corner - 7, corner - 5)],
         size=(corner + n * scale + 2, corner + m * scale + 2),

@@ -80,9 +80,7 @@ def _elementwise(x: Labelled, y: Labelled, output: Labels, dtype: np.dtype) -> d
     chunks = chosen(wanted, tuple(sizes[label] for label in labels), accumulator)
     factors = []
     for array in (x, y):
-        ordered = array.lazy(dict(zip(labels, chunks, strict=True))).arranged(
-            [a for a in labels if a in array.labels]
-        )
+        ordered = array.lazy(dict(zip(labels, chunks, strict=True))).arranged([a for a in labels if a in array.labels])
         factors.append(ordered.source[tuple(slice(None) if label in array.labels else None for label in labels)])
     with warnings.catch_warnings(action="ignore", category=da.PerformanceWarning):  # many chunks are intended
         product = factors[0].astype(accumulator) * factors[1].astype(accumulator)

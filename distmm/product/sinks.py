@@ -16,7 +16,6 @@ import concurrent.futures
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -82,9 +81,7 @@ def store(waves: Callable[[], Iterable[WaveRegions]], out: Any, to: Any, client:
     client : distributed.Client, optional
     """
     if isinstance(to, ClientArray):
-        assert client is not None
-        with _leased(out, to) as output:
-            Waves(client, _raise_error).run(_written_by_workers(waves(), out, output, client))
+        _write_to_memory(partial(_written_by_workers, waves(), out), out, to, client)
     elif client is None:
         _write_by_threads(waves(), out, to)
     elif to is None:
@@ -92,7 +89,7 @@ def store(waves: Callable[[], Iterable[WaveRegions]], out: Any, to: Any, client:
     else:
         counted = CountedTarget(to)
         try:
-            Waves(client, _raise_error, run=counted.run).run(_written_by_workers(waves(), out, counted, client))
+            Waves(client, _raise_error, run=counted.run).run(_written_by_workers(waves(), out, client, counted))
         except InMemoryError:  # tasks wrote to copies
             _write_here(waves(), out, client)
     gpu.wait_for_current_stream(out)  # this process has written there, and the caller may use another stream
@@ -100,41 +97,41 @@ def store(waves: Callable[[], Iterable[WaveRegions]], out: Any, to: Any, client:
 
 def store_block(chains: Chains, out: Any, to: ClientArray) -> None:
     """Compute a product of one task, which writes to `out`. `to` is that of `store`."""
-    client = chains.client
-    assert client is not None  # workers write to memory of this process
-    with _leased(out, to) as output:
-        chains = replace(chains, out=output)
-        layers = chains.graph(None)
-        key = (chains.name, *(0 for _ in chains.chunks))
-        Waves(client, _raise_error).run([lambda: (client.get(layers, [key], sync=False), math.inf)])
+
+    def sent(client: Client, output: ClientOutput) -> Iterator[SendWave]:
+        task = replace(chains, out=output)
+        graph, key = task.graph(None), (task.name, *(0 for _ in task.chunks))
+        yield lambda: (client.get(graph, [key], sync=False), math.inf)
+
+    _write_to_memory(sent, out, to, chains.client)
     gpu.wait_for_current_stream(out)
 
 
-@contextmanager
-def _leased(out: Any, to: ClientArray) -> Iterator[ClientOutput]:
-    """Yield what workers write to during the ``with`` block. They write nothing afterwards."""
-    leased = replace(to, lease=Lease.begin())
-    try:
-        yield ClientOutput(leased)
-    finally:
-        _end_lease(leased)
+def _write_to_memory(
+    waves: Callable[[Client, ClientOutput], Iterable[SendWave]], out: Any, to: ClientArray, client: Client | None
+) -> None:
+    """Have workers write to memory of this process. When this returns or raises, no worker writes there any more.
+
+    `waves` takes what they write to.
+    """
+    assert client is not None
     assert to.loan is not None
+    lease = Lease.begin()
+    leased = replace(to, lease=lease)
+    try:
+        Waves(client, _raise_error).run(waves(client, ClientOutput(leased)))
+    finally:
+        try:
+            lease.end()
+        except BaseException as error:
+            _still_written.append(leased)
+            error.add_note("do not use out: workers may still write blocks to it")
+            raise
     if to.loan.array is not out:  # workers do not reach the memory of `out`, and have written to other memory
         out[...] = to.loan.array
 
 
-def _end_lease(leased: ClientArray) -> None:
-    """Wait until no worker writes into the memory any more."""
-    assert leased.lease is not None
-    try:
-        leased.lease.end()
-    except BaseException as error:
-        _still_written.append(leased)
-        error.add_note("do not use out: workers may still write blocks to it")
-        raise
-
-
-def _written_by_workers(waves: Iterable[WaveRegions], out: Any, to: Any, client: Client) -> Iterator[SendWave]:
+def _written_by_workers(waves: Iterable[WaveRegions], out: Any, client: Client, to: Any) -> Iterator[SendWave]:
     """Yield graphs whose tasks write the waves.
 
     If waves, or the parts of a wave, share chunks of `out`, the parts are written one after the other.

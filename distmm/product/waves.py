@@ -43,11 +43,6 @@ class Sent:
     tail: float
     pending: dict[Any, Future]
 
-    @property
-    def may_be_followed(self) -> bool:
-        """Whether few enough tasks of this wave remain for the next wave to be sent."""
-        return len(self.pending) <= self.tail
-
 
 class Waves:
     """Sends waves to a cluster, and collects what their tasks return.
@@ -125,8 +120,8 @@ class Waves:
             future.add_done_callback(self._ended.put)
 
     def may_send(self) -> bool:
-        """Whether the next wave may be sent."""
-        return not self.sent or (len(self.sent) == 1 and self.sent[0].may_be_followed)
+        """Whether the next wave may be sent: one wave is running at most, and few enough of its tasks remain."""
+        return not self.sent or (len(self.sent) == 1 and len(self.sent[0].pending) <= self.sent[0].tail)
 
     def _take_next(self) -> None:
         """Wait for a task to end, and pass it to the callback."""
