@@ -98,10 +98,11 @@ def store(waves: Callable[[], Iterable[WaveRegions]], out: Any, to: Any, client:
 def store_block(chains: Chains, out: Any, to: ClientArray) -> None:
     """Compute a product of one task, which writes to `out`. `to` is that of `store`."""
 
-    def sent(client: Client, output: ClientOutput) -> Iterator[SendWave]:
+    def sent(client: Client, output: ClientOutput) -> list[SendWave]:
         task = replace(chains, out=output)
         graph, key = task.graph(None), (task.name, *(0 for _ in task.chunks))
-        yield lambda: (client.get(graph, [key], sync=False), math.inf)
+        # Not a generator: the list keeps the graph, and with it copies of operands, until the task has read them.
+        return [lambda: (client.get(graph, [key], sync=False), math.inf)]
 
     _write_to_memory(sent, out, to, chains.client)
     gpu.wait_for_current_stream(out)

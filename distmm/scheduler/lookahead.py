@@ -15,9 +15,9 @@ whose token is gone, Dask would recompute every chain up to that step, also thos
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+
+from sortedcontainers import SortedDict
 
 from distmm.graph.placement import Key
 
@@ -52,20 +52,15 @@ class Lookahead:
 
     def __init__(self, steps: int) -> None:
         self.steps = steps
-        self.unfinished: defaultdict[int, set[Key]] = defaultdict(set)  # order -> product tasks
-        self.held: defaultdict[int, HeldStep] = defaultdict(HeldStep)
-        # Heaps: the orders of both, some of them gone or twice. A chain may have thousands of steps.
-        self._unfinished: list[int] = []
-        self._held: list[int] = []
+        # Sorted by order: a chain may have thousands of steps.
+        self.unfinished: SortedDict = SortedDict()  # order -> set of product tasks
+        self.held: SortedDict = SortedDict()  # order -> HeldStep
 
     def add(self, order: int, key: Key) -> HeldStep:
         """Add a product task to a step; return what waits for this step to open."""
-        if order not in self.unfinished:
-            heappush(self._unfinished, order)
-        self.unfinished[order].add(key)
-        if order not in self.held:
-            heappush(self._held, order)
-        return self.held[order]
+        self.unfinished.setdefault(order, set()).add(key)
+        held: HeldStep = self.held.setdefault(order, HeldStep())
+        return held
 
     def finish(self, order: int, key: Key) -> bool:
         """Note that a product task is done, or will never run; return whether it was the last one of its step."""
@@ -81,9 +76,7 @@ class Lookahead:
     @property
     def first(self) -> float:
         """Order of the first step that is not finished. Infinity if there is none."""
-        while self._unfinished and self._unfinished[0] not in self.unfinished:
-            heappop(self._unfinished)
-        return self._unfinished[0] if self._unfinished else math.inf
+        return next(iter(self.unfinished), math.inf)
 
     def open(self, before: float = math.inf) -> list[HeldStep]:
         """Open the steps that need not wait any longer; return what waited for them, in the order of steps.
@@ -91,8 +84,4 @@ class Lookahead:
         `before` is the first unfinished order of the wave before this one, if that is a product of its own.
         """
         end = min(self.first, before) + self.steps
-        opened = []
-        while self._held and self._held[0] < end:
-            if (step := self.held.pop(heappop(self._held), None)) is not None:
-                opened.append(step)
-        return opened
+        return [self.held.pop(order) for order in list(self.held.irange(maximum=end, inclusive=(True, False)))]

@@ -146,18 +146,14 @@ class ProductState:
 
     def even_share(self) -> list[tuple[HeldStep, PlannedTask]]:
         """Return the tasks in steps to come that one more worker takes over: chains of the ranks that have the most."""
-        chains: defaultdict[tuple[Chain, int], list[tuple[HeldStep, PlannedTask]]] = defaultdict(list)
+        chains: defaultdict[int, dict[tuple[Chain, int], list[tuple[HeldStep, PlannedTask]]]] = defaultdict(dict)
         for held in self.lookahead.held.values():
-            for key in held.tasks:
+            for key, rank in held.tasks.items():
                 if (task := self.tasks.get(key)) is not None:
-                    chains[task.where.chain, task.where.rank].append((held, task))
-        by_rank: defaultdict[int, list[list[tuple[HeldStep, PlannedTask]]]] = defaultdict(list)
-        for steps in chains.values():
-            held, task = steps[0]
-            by_rank[held.tasks[task.key]].append(steps)
+                    chains[rank].setdefault((task.where.chain, task.where.rank), []).append((held, task))
         shared: list[tuple[HeldStep, PlannedTask]] = []
-        for _ in range(len(chains) // (len(by_rank) + 1)):
-            shared += max(by_rank.values(), key=len).pop()
+        for _ in range(sum(map(len, chains.values())) // (len(chains) + 1)):
+            shared += max(chains.values(), key=len).popitem()[1]
         return shared
 
     def made_blocks(self, name: str, stays: Callable[[Key], bool]) -> list[MadeBlock]:
