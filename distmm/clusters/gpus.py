@@ -54,10 +54,13 @@ def _extra(count: int) -> str:
     driver, version = _driver(), ctypes.c_int(0)
     if driver is None or driver.cuDriverGetVersion(ctypes.byref(version)) != 0 or version.value < 13000:
         return "cuda12"
-    found = (ctypes.c_int(0), ctypes.c_int(0))
-    for device in range(count):
-        for number, attribute in zip(found, (75, 76), strict=True):  # major and minor compute capability
+    return "cuda12" if min(map(compute_capability, range(count))) < LEAST_FOR_CUDA_13 else "cuda13"
+
+
+def compute_capability(device: int) -> tuple[int, int]:
+    """Return the compute capability of a GPU that `gpu_count` counts."""
+    driver, found = _driver(), (ctypes.c_int(0), ctypes.c_int(0))
+    for number, attribute in zip(found, (75, 76), strict=True):  # its major and its minor number
+        if driver is not None:
             driver.cuDeviceGetAttribute(ctypes.byref(number), attribute, device)
-        if (found[0].value, found[1].value) < LEAST_FOR_CUDA_13:
-            return "cuda12"
-    return "cuda13"
+    return found[0].value, found[1].value

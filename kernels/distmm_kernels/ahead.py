@@ -14,6 +14,8 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
+from multiprocessing.context import ForkServerContext
+from multiprocessing.forkserver import ensure_running
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -68,13 +70,18 @@ def build(capability: Capability, dtypes: Sequence[str], processes: int | None =
     there = {recipe: found for recipe in wanted if (found := kept(recipe, capability)) is not None}
     yield from (len(found.cubin) for found in there.values())
     missing = [recipe for recipe in wanted if recipe not in there]
-    # A process for each kernel: Numba numbers the functions of a process, and names are in the machine code. Each is a
-    # fork of one that has imported the compilers, which would take longer than most kernels.
+    # A process for each kernel: Numba numbers the functions of a process, and names are in the machine code.
+    processes = processes or len(os.sched_getaffinity(0))
+    with ProcessPoolExecutor(processes, preloaded(), max_tasks_per_child=1) as pool:
+        yield from pool.map(_size, missing, itertools.repeat(capability))
+
+
+def preloaded() -> ForkServerContext:
+    """Begin to import the compilers in a process, whose forks compile: the imports take longer than most kernels."""
     context = get_context("forkserver")
     context.set_forkserver_preload(["distmm_kernels.device_code.preloaded"])
-    processes = processes or len(os.sched_getaffinity(0))
-    with ProcessPoolExecutor(processes, context, max_tasks_per_child=1) as pool:
-        yield from pool.map(_size, missing, itertools.repeat(capability))
+    ensure_running()
+    return context
 
 
 def _size(recipe: Recipe, capability: Capability) -> int:
@@ -166,9 +173,10 @@ def _float32(capability: Capability, dtype: str) -> Iterator[Recipe]:
     yield from _chain(capability, "float32")
     if capability not in FAST_FLOAT64:
         return
-    yield from _all("copies.prepass:split_rows", [FP16_PAIR], BOTH, (1, 2, 4, 8))
-    yield from _all("copies.prepass:find_maxima", BOTH)
-    yield from _all("copies.prepass:split_columns", [FP16_PAIR], BOTH)
+    for vectors in reversed(BOTH):
+        yield from _all("copies.prepass:find_maxima", [vectors])
+        yield from _all("copies.prepass:split_columns", [FP16_PAIR], [vectors])
+        yield from _all("copies.prepass:split_rows", [FP16_PAIR], [vectors], (1, 2, 4, 8))
     if capability != HOPPER[0]:
         for along_k in itertools.product(BOTH, BOTH):
             yield from _tiled(

@@ -14,16 +14,15 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
-from distmm_kernels import ahead, device
+from distmm_kernels import ahead
 from distmm_kernels.candidate import AMPERE
 from distmm_kernels.launch.binary import Recipe
 from distmm_kernels.launch.cache import cache_folder, sources
 
 MOST_PROCESSES = 8
-"""Processes that compile at the same time; each takes about 200 MB."""
+"""Processes that compile at the same time on half of the cores; each takes about 200 MB."""
 
 NICE = 10
 """They leave the cores to others that want them."""
@@ -31,62 +30,54 @@ NICE = 10
 
 def begin_for(recipe: Recipe, capability: tuple[int, int]) -> None:
     """Start to build the kernels of the first type in `ahead.TYPES` that has this one."""
-    if capability >= AMPERE[0]:
-        dtype = next((each for each in ahead.TYPES if recipe in ahead.recipes(capability, each)), None)
-        if dtype is not None:
-            begin(dtype)
+    for dtype in ahead.TYPES if capability >= AMPERE[0] else ():
+        if recipe in ahead.recipes(capability, dtype):
+            begin(dtype, capability)
+            return
 
 
 @functools.cache
-def begin(dtype: str) -> None:
-    """Start to build the kernels of a type for this machine's GPUs, unless this was done, or a folder has them."""
-    if os.environ.get("DISTMM_KERNELS_DIR") or _mark(dtype).exists():
+def begin(dtype: str, capability: tuple[int, int]) -> None:
+    """Start to build the kernels of a type, unless this was done on this machine, or a folder has them."""
+    if os.environ.get("DISTMM_KERNELS_DIR") or capability < AMPERE[0] or dtype not in ahead.TYPES:
         return
-    command = [sys.executable, "-c", f"from distmm_kernels import background; background.build({dtype!r})"]
+    if _mark(dtype, capability).exists():
+        return
+    code = f"from distmm_kernels import background; background.build({dtype!r}, {capability})"
     path, none = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}, subprocess.DEVNULL
     with contextlib.suppress(OSError):  # without it, products compile all their kernels
-        process = subprocess.Popen(command, env=path, stdin=none, stdout=none, stderr=none)
+        process = subprocess.Popen([sys.executable, "-c", code], env=path, stdin=none, stdout=none, stderr=none)
         threading.Thread(target=process.wait, name="distmm-compile", daemon=True).start()
 
 
-def build(dtype: str) -> None:
-    """Build the kernels of a type for this machine's GPUs, as the process that `begin` starts; end with that process.
+def build(dtype: str, capability: tuple[int, int]) -> None:
+    """Build the kernels of a type, as the process that `begin` starts; end with the process that called `begin`.
 
-    It does nothing if another process builds them. It does not say that they are built if it ends early.
+    If another process builds this type, it does nothing; if another type, it waits. It does not say that kernels are
+    built if it ends early.
 
     Raises
     ------
     OSError
         Where kernels cannot be kept.
     """
-    starter, mark = os.getppid(), _mark(dtype)
+    starter, mark = os.getppid(), _mark(dtype, capability)
     mark.parent.mkdir(parents=True, exist_ok=True)
-    processes = min(MOST_PROCESSES, len(os.sched_getaffinity(0)))
+    processes = max(1, min(MOST_PROCESSES, len(os.sched_getaffinity(0)) // 2))
     os.nice(NICE)
-    with _only_one(mark.with_suffix(".building")) as only:
-        capabilities = {each.compute_capability for each in device.gpus()} if only else ()
-        for capability in capabilities:
-            if capability is None or capability < AMPERE[0]:
-                continue
-            for _ in ahead.build(capability, [dtype], processes):
-                if os.getppid() != starter:
-                    return
-        if only:
-            mark.touch()
-
-
-@contextlib.contextmanager
-def _only_one(lock: Path) -> Iterator[bool]:
-    """Yield whether no other process is within this block."""
-    with open(lock, "w") as file:
+    with open(mark.with_suffix(".building"), "w") as this_type, open(mark.with_name("building"), "w") as any_type:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(this_type, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            yield False
-        else:
-            yield True
+            return
+        ahead.preloaded()
+        fcntl.flock(any_type, fcntl.LOCK_EX)
+        for _ in ahead.build(capability, [dtype], processes):
+            if os.getppid() != starter:
+                return
+        mark.touch()
 
 
-def _mark(dtype: str) -> Path:
+def _mark(dtype: str, capability: tuple[int, int]) -> Path:
     """Return the file that says that the kernels of a type are built, by these sources."""
-    return cache_folder() / f"{sources()}.{dtype}.built"
+    return cache_folder() / f"{sources()}.{dtype}-{capability[0]}{capability[1]}.built"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +18,8 @@ from distmm_kernels.emulation.formats import FP16_PAIR
 from distmm_kernels.launch import hopper_launch
 from distmm_kernels.launch.binary import Recipe
 from distmm_kernels.layout.stack import Stack
+
+H100 = 9, 0
 
 
 @pytest.fixture
@@ -41,29 +45,33 @@ def built(monkeypatch, tmp_path):
     """Let `build` build nothing; return for what it is asked."""
     asked = []
     monkeypatch.setenv("DISTMM_CACHE_DIR", str(tmp_path / "new"))
-    gpus = [Device("cuda", "", i, 0, at, 132) for i, at in enumerate([(9, 0), (9, 0), (8, 9), (7, 5)])]
-    monkeypatch.setattr(background.device, "gpus", lambda: tuple(gpus))
+    monkeypatch.setattr(ahead, "preloaded", lambda: None)
     monkeypatch.setattr(background.os, "nice", lambda more: more)
     monkeypatch.setattr(
-        ahead, "build", lambda capability, dtypes, processes: iter([asked.append((capability, dtypes))])
+        ahead, "build", lambda capability, dtypes, processes: iter([asked.append((capability, dtypes))] * 2)
     )
     return asked
 
 
 def test_a_process_asks_once_for_each_type(started):
     for _ in range(2):
-        background.begin("float32")
-        background.begin("float64")
+        background.begin("float32", H100)
+        background.begin("float64", H100)
     assert len(started) == 2
     assert "float32" in started[0]
 
 
-def test_nothing_is_started_where_kernels_are_built(started, monkeypatch, tmp_path):
-    background._mark("float32").touch()
-    background.begin("float32")
+def test_nothing_is_started_for_kernels_that_are_built_or_never_built_ahead(started, monkeypatch, tmp_path):
+    background._mark("float32", H100).touch()
+    background.begin("float32", H100)
+    background.begin("float8_e4m3fn", H100)
+    background.begin("int8", (7, 5))
     monkeypatch.setenv("DISTMM_KERNELS_DIR", str(tmp_path))
-    background.begin("int8")
+    background.begin("int8", H100)
     assert not started
+    monkeypatch.delenv("DISTMM_KERNELS_DIR")
+    background.begin("float32", (8, 0))
+    assert len(started) == 1
 
 
 @pytest.mark.parametrize(
@@ -83,34 +91,51 @@ def test_a_missing_kernel_begins_those_of_the_type_that_has_it(started, maker, p
     assert [f"{dtype!r}" in command for command in started] == [True] * (dtype is not None)
 
 
-def test_kernels_are_built_for_each_model_once_and_then_marked(built):
-    background.build("float32")
-    assert sorted(built) == [((8, 9), ["float32"]), ((9, 0), ["float32"])]
-    assert background._mark("float32").exists()
-    assert not background._mark("float64").exists()
+def test_kernels_that_are_built_are_marked(built):
+    background.build("float32", (8, 9))
+    assert built == [((8, 9), ["float32"])]
+    assert background._mark("float32", (8, 9)).exists()
+    assert not background._mark("float32", H100).exists()
 
 
 def test_a_second_process_builds_nothing_meanwhile(built):
-    mark = background._mark("float32")
+    mark = background._mark("float32", H100)
     mark.parent.mkdir()
-    with background._only_one(mark.with_suffix(".building")) as first:
-        assert first
-        background.build("float32")
+    with open(mark.with_suffix(".building"), "w") as first:
+        fcntl.flock(first, fcntl.LOCK_EX)
+        background.build("float32", H100)
     assert not built
     assert not mark.exists()
 
 
+def test_another_type_waits_for_its_turn(built):
+    mark = background._mark("float32", H100)
+    mark.parent.mkdir()
+    with ThreadPoolExecutor(1) as pool, open(mark.with_name("building"), "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        building = pool.submit(background.build, "float32", H100)
+        with pytest.raises(TimeoutError):
+            building.result(0.2)
+        assert not built
+        fcntl.flock(other, fcntl.LOCK_UN)
+        building.result(60)
+    assert mark.exists()
+
+
 def test_the_build_ends_with_the_process_that_started_it(built, monkeypatch):
-    parents = iter([41, 1])
+    parents = iter([41, 41, 1])
     monkeypatch.setattr(background.os, "getppid", lambda: next(parents))
-    background.build("float32")
-    assert len(built) == 1
-    assert not background._mark("float32").exists()
+    background.build("float32", H100)
+    assert next(parents, None) is None
+    assert not background._mark("float32", H100).exists()
 
 
 def test_the_process_that_is_started_does_what_build_does(monkeypatch, tmp_path):
     monkeypatch.setenv("DISTMM_CACHE_DIR", str(tmp_path))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # on a machine with GPUs it would compile for minutes
+    (tmp_path / "sitecustomize.py").write_text(
+        "from distmm_kernels import ahead\nahead.build = lambda *asked: iter([print(asked)])\n"
+    )
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     processes, popen = [], subprocess.Popen
 
     def start(command, **how):
@@ -121,10 +146,9 @@ def test_the_process_that_is_started_does_what_build_does(monkeypatch, tmp_path)
     background.begin.cache_clear()
     with contextlib.ExitStack() as stack:
         stack.callback(background.begin.cache_clear)
-        background.begin("int8")
+        background.begin("int8", H100)
         assert processes[0].wait(120) == 0
-    assert background._mark("int8").exists()
-    assert processes[0].args[0] == sys.executable
+    assert background._mark("int8", H100).exists()
 
 
 def test_the_kernels_of_a_first_product_are_built_first(monkeypatch):

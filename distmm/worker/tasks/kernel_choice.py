@@ -90,11 +90,13 @@ def kernel_facts(
     which. If the choice has a name, it is that one alone. "unmeasured" says whether they are guesses, from the rates of
     another model, which `measure` would replace.
     """
-    from distmm_kernels import device, measured
+    from distmm_kernels import background, device, measured
 
     problem = _large(choice)
     try:
         here = _here(choice) if absent is None else device.Device("cuda", absent[0], 0, 0, absent[1], 0)
+        if absent is None and here.compute_capability is not None:
+            background.begin(problem.dtype.name, here.compute_capability)  # while the product is planned
         needed = absent is None and choice.name is None and not measured.is_shipped(here)
         rates = measured.rates_for(problem, here, choice.precision) if needed else None
         asked = problem, here, choice.precision, reproducible, choice.name
