@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -211,13 +211,9 @@ class Target:
         written = {unit: (self.region(unit), marker) for unit, marker in markers.items()}
         return {unit: name for array in self.arrays.values() for unit, name in array.missing(written).items()}
 
-    @contextmanager
-    def locked(self, unit: Unit) -> Iterator[None]:
-        """Lock a unit against other processes until it has its marker."""
-        with ExitStack() as stack:
-            for array in self.arrays.values():
-                stack.enter_context(array.writing(*self.region(unit)))
-            yield
+    def locked(self, unit: Unit) -> AbstractContextManager[None]:
+        """Lock a block of C against other processes until it has its marker. Reduced rows appear as a whole."""
+        return self.arrays["C"].writing(*self.region(unit)) if "C" in self.arrays else nullcontext()
 
     def detach(self) -> None:
         """Keep processes of earlier runs from completing a write that they have begun."""

@@ -14,7 +14,6 @@ import json
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Self
 
 import numpy as np
@@ -35,6 +34,8 @@ CHUNK_BYTES = 64 << 20
 
 # Concurrent puts of a process. One connection to S3 transfers about 100 MB/s.
 UPLOADS = 8
+
+_POOL = ThreadPoolExecutor(UPLOADS, thread_name_prefix="distmm-objects")
 
 # Equal stripes may be more than `CHUNK_BYTES` requires, by at most this factor. 16411 rows, a prime number, could only
 # be cut into stripes of one row.
@@ -167,11 +168,6 @@ def _stripe(height: int, row: int) -> int:
 
 def _together(do: Callable[..., Any], chunks: Iterable[tuple[Any, ...]]) -> list[Any]:
     """Call `do` for all chunks concurrently. Return, or raise, when all calls have ended."""
-    futures = [_pool().submit(do, *chunk) for chunk in chunks]
+    futures = [_POOL.submit(do, *chunk) for chunk in chunks]
     wait(futures)
     return [future.result() for future in futures]
-
-
-@cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(UPLOADS, thread_name_prefix="distmm-objects")

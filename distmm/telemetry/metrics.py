@@ -13,7 +13,6 @@ import time
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 from typing import Any, Literal
 
 from distributed.http.utils import RequestHandler
@@ -119,11 +118,13 @@ def of_records(records: Sequence[Record], past: Counter[str]) -> Iterator[Readin
         yield "distmm_planned_peak_bytes", "", last.plan.cost.peak_bytes + others
 
 
-class _Collector:
-    """Collects the series of all schedulers and workers of this process, which share one Prometheus registry."""
+# The plugins of all schedulers and workers of this process, which share one Prometheus registry. Their `readings` are
+# served until they are deleted, or removed here.
+SOURCES: weakref.WeakSet[Any] = weakref.WeakSet()
 
-    def __init__(self) -> None:
-        self.sources: weakref.WeakSet[Any] = weakref.WeakSet()
+
+class _Collector:
+    """Collects the series of `SOURCES`."""
 
     def describe(self) -> Iterable[Metric]:
         """Return no names: the registry does not need them in advance."""
@@ -132,7 +133,7 @@ class _Collector:
     def collect(self) -> Iterator[Metric]:
         """Return the present value of all series."""
         readings: defaultdict[str, dict[str, float]] = defaultdict(dict)
-        for source in list(self.sources):
+        for source in list(SOURCES):
             for name, labels, value in source.readings():
                 # The registry accepts a series once only, so the counters of two clusters in one process are added.
                 before = readings[name].get(labels, 0) if SERIES[name][0] == "counter" else 0
@@ -146,22 +147,7 @@ class _Collector:
             yield family
 
 
-@cache
-def _collector() -> _Collector:
-    """Return the collector of this process, registered on first use."""
-    collector = _Collector()
-    REGISTRY.register(collector)
-    return collector
-
-
-def expose(source: Any) -> None:
-    """Serve the readings of a plugin, ``source.readings()``, until it is deleted or passed to `withdraw`."""
-    _collector().sources.add(source)
-
-
-def withdraw(source: Any) -> None:
-    """Stop serving the readings of a plugin."""
-    _collector().sources.discard(source)
+REGISTRY.register(_Collector())
 
 
 PATH = "/distmm-targets.json"

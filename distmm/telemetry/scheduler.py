@@ -63,8 +63,7 @@ class Telemetry(SchedulerPlugin):
             self.add_worker(scheduler, worker.address)
         self.heartbeats = Heartbeats(scheduler, self.records, self._name)
         self.heartbeats.sampling.start()
-        with tolerated("/metrics of the scheduler"):
-            metrics.expose(self)
+        metrics.SOURCES.add(self)
         with tolerated("the page of the dashboard"):
             dashboard.install(scheduler)
         with tolerated("the list of workers for Prometheus"):
@@ -76,7 +75,7 @@ class Telemetry(SchedulerPlugin):
     async def close(self) -> None:
         """Stop listening."""
         self.heartbeats.sampling.stop()
-        metrics.withdraw(self)
+        metrics.SOURCES.discard(self)
 
     def add_worker(self, scheduler: Scheduler, worker: str) -> None:
         """Store the worker's name, since a restart changes its address; choose its number, which sets its colour."""

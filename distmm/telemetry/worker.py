@@ -18,7 +18,6 @@ from distmm.all_workers import owns_gpu
 from distmm.graph.dask_tasks import PlacedTask
 from distmm.telemetry import metrics
 from distmm.telemetry.activity import Device
-from distmm.telemetry.faults import tolerated
 
 # Key of distmm's entry in the metrics of a heartbeat.
 METRIC = "distmm"
@@ -67,13 +66,12 @@ class WorkerTelemetry(WorkerPlugin):
         """Add the figures to every heartbeat and to ``/metrics``."""
         self.worker = worker
         worker.metrics = {**worker.metrics, METRIC: heartbeat}  # a heartbeat may go through the old one
-        with tolerated("/metrics of a worker"):
-            metrics.expose(self)
+        metrics.SOURCES.add(self)
 
     def teardown(self, worker: Worker) -> None:
         """Remove the figures from heartbeats and ``/metrics``."""
         worker.metrics = {name: metric for name, metric in worker.metrics.items() if name != METRIC}
-        metrics.withdraw(self)
+        metrics.SOURCES.discard(self)
 
     def transition(self, key: object, start: str, finish: str, **kwargs: Any) -> None:
         """Count blocks that come and go."""

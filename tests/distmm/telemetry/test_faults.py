@@ -41,7 +41,6 @@ FAULTS: dict[str, tuple[Patch, int]] = {
     "the scheduler's plugin does not start": (raises(Telemetry, "start"), 1),
     "the page": (raises(dashboard, "install"), 1),
     "no Bokeh": (missing("bokeh.server.tornado"), 1),
-    "/metrics": (raises(metrics, "expose"), 2),  # one of the scheduler, one of the worker
     "the list of targets": (raises(metrics, "install_targets"), 1),
     "the workers' plugin does not start": (raises(WorkerTelemetry, "setup"), 0),
     "listening on the scheduler": (raises(Telemetry, "transition"), 0),
