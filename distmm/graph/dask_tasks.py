@@ -178,18 +178,19 @@ def copied(task: GraphNode, names: Mapping[str, str], blocker: Any = None) -> Gr
 
 
 def transposed(array: da.Array) -> da.Array | None:
-    """Return the matrix that Dask transposes to make `array`; None if `array` is made in another way."""
+    """Return the matrices that Dask transposes to make `array`; None if `array` is made in another way."""
     import dask.array as da
 
     layer = array.dask.layers.get(array.name)
-    if array.ndim != 2 or not isinstance(layer, Blockwise) or layer.task.func is not np.transpose:
+    if array.ndim < 2 or not isinstance(layer, Blockwise) or layer.task.func not in (np.transpose, np.swapaxes):
         return None
-    ((name, index),) = layer.indices
-    if index == layer.output_indices:
+    ((name, index),), (*batch, row, column) = layer.indices, layer.output_indices
+    if index != (*batch, column, row):
         return None
     graph = array.dask
     layers, reads = ({key: of[key] for key in of if key != array.name} for of in (graph.layers, graph.dependencies))
-    return da.Array(HighLevelGraph(layers, reads), name, array.chunks[::-1], meta=array)
+    *outer, rows, columns = array.chunks
+    return da.Array(HighLevelGraph(layers, reads), name, (*outer, columns, rows), meta=array)
 
 
 def one_per_block(name: str, function: Callable[..., Any], arguments: dict[tuple[int, ...], Any]) -> HighLevelGraph:

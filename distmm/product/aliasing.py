@@ -80,22 +80,12 @@ def same(first: Any, second: Any) -> bool:
 
 def transposes(first: Any, second: Any) -> bool:
     """Whether one array is the transpose of the other in the last two dimensions, as `same` sees it."""
-    if len(first.shape) < 2 or tuple(second.shape) != (*first.shape[:-2], first.shape[-1], first.shape[-2]):
-        return False
     if is_dask(first) and is_dask(second):
-        return any(
-            two.dask.dependencies.get(two.name) == {one.name} and any(array.name == two.name for array in _turned(one))
-            for one, two in ((first, second), (second, first))
-        )
-    return _view(first) is not None and any(same(array, second) for array in _turned(first))
+        from distmm.graph.dask_tasks import transposed  # late: arrays in memory need no Dask
 
-
-def _turned(array: Any) -> Iterator[Any]:
-    """Yield the transpose of an array. A Dask array's has a name for each way in which it can be made."""
-    n = array.ndim
-    yield array.transpose((*range(n - 2), n - 1, n - 2))
-    if is_dask(array):
-        yield from (array.swapaxes(*axes) for axes in ((-1, -2), (-2, -1), (n - 2, n - 1), (n - 1, n - 2)))
+        both = (transposed(first), second), (transposed(second), first)
+        return any(inner is not None and same(inner, other) for inner, other in both)
+    return _view(first) is not None and first.ndim > 1 and same(first.swapaxes(-1, -2), second)
 
 
 def _view(array: Any) -> tuple[Any, ...] | None:

@@ -91,12 +91,6 @@ class Operand:
         blocks: int = self.source.npartitions
         return len(futures_in(self.source)) == blocks
 
-    def is_same(self, other: Operand) -> bool:
-        """Whether another operand has the same blocks: tasks read them by the same keys."""
-        a, b = self.source, other.source
-        both = is_dask(a) and is_dask(b) and self.transposed == other.transposed
-        return both and (a.name, a.chunks) == (b.name, b.chunks)
-
     @property
     def loads_again(self) -> bool:
         """Whether workers can load its blocks several times: it is in a file, and not in memory."""
@@ -191,7 +185,7 @@ class Operand:
         from distmm.graph.dask_tasks import transposed  # late, as Dask arrays above
 
         inner = transposed(self.source) if is_dask(self.source) and not self.transposed else None
-        if inner is None or not (once or device == "cpu"):
+        if inner is None or inner.ndim > 2 or not (once or device == "cpu"):
             return self.blocked(chunks, device, client), False
         return replace(self, source=inner).blocked(chunks[::-1], device, client), True
 

@@ -13,6 +13,7 @@ from distmm.planning.blocks import Blocking
 from distmm.planning.cluster_spec import ClusterSpec, Residence
 from distmm.planning.owners import Places
 from distmm.planning.plan import Plan
+from distmm.product.aliasing import same
 from distmm.product.operand import Operand
 from distmm.transfer.gpu_allocations import is_on_gpu
 from distmm.worker.tasks.kernel_choice import KernelChoice
@@ -123,8 +124,8 @@ def places(request: PlanRequest, blocking: Blocking, device: Literal["cpu", "cud
         homes_of_blocks(of_b, b.chunks or (), (blocking.k, blocking.n)),
     )
     # Blocks that are copied to GPUs are copied for each operand.
-    same = blocking.m == blocking.k == blocking.n and a.is_same(b) and (device == "cpu" or a.kind == "cupy")
-    if same and at[0] is not None and min(map(min, at[0])) >= 0:
+    alike = blocking.m == blocking.k == blocking.n and a.transposed == b.transposed and same(a.source, b.source)
+    if alike and (device == "cpu" or a.kind == "cupy") and at[0] is not None and min(map(min, at[0])) >= 0:
         return Places(at[0], at[0], same=True)
     return Places(*at)
 
