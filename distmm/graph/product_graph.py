@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache
+from functools import cache, lru_cache
 from typing import Any, Literal
 
 import dask.array as da
@@ -78,7 +78,6 @@ class ProductLayer(ParametricLayer):
     name: str
     plan: Plan
     operands: tuple[Source, Source, Source | None]
-    choice: KernelChoice
     epilogue: Epilogue
     wave: Wave | None = None
     run: str | None = None
@@ -108,10 +107,10 @@ class ProductLayer(ParametricLayer):
             yield from self._chains(wave)
 
     def _chains(self, wave: Wave) -> Iterator[PlacedTask]:
-        plan, (a, b, c0) = self.plan, self.operands
+        plan, choice, (a, b, c0) = self.plan, KernelChoice.of(self.plan), self.operands
         symmetry, schedule = plan.problem.symmetry, plan.schedule
         both: dict[str, Any] = {} if symmetry is None else {"symmetry": symmetry}
-        if self.choice.device == "cuda":
+        if choice.device == "cuda":
             both |= {"most_prepared": plan.peak.most_prepared, "peak": plan.peak.worker}
         else:
             both["tasks"] = wave.c_blocks * plan.layout.layers
@@ -137,7 +136,7 @@ class ProductLayer(ParametricLayer):
             if last and self.reduced is not None:
                 kwargs["reduction"] = self._reduction(self.reduced, chain)
             return ProductTask(
-                key, func, where, self.choice, *args, epilogue if last else None, added if last else None, plan=plan,
+                key, func, where, choice, *args, epilogue if last else None, added if last else None, plan=plan,
                 annotations=self.annotations, **kwargs,
             )  # fmt: skip
 
@@ -219,12 +218,6 @@ class ProductLayer(ParametricLayer):
                 b = tuple(_grid_of(*((deep, across) if right else (across, deep))) for deep in along)
         return Arrivals(a, b, (*own, m, n), self.dtypes, (self.turned[0], self.turned[right]))
 
-    @cached_property
-    def _starts(self) -> tuple[list[int], list[int]]:
-        """First row of each row of blocks, and first column of each column."""
-        rows, columns = ([at.start for at in slices(edges)] for edges in (self.plan.blocking.m, self.plan.blocking.n))
-        return rows, columns
-
     def _norms(self, chain: Chain) -> dict[str, Any]:
         """Return the norms of the rows whose inner products are a block, if its reduction needs them."""
         if self.reduced is None or self.reduced.norms is None:
@@ -234,8 +227,8 @@ class ProductLayer(ParametricLayer):
 
     def _reduction(self, reduced: Reduced, chain: Chain) -> BlockReduction:
         """Return what the last task of a chain gets so that it reduces its block."""
-        _, i, j = chain
-        row, column = self._starts[0][i], self._starts[1][j]
+        (_, i, j), blocking = chain, self.plan.blocking
+        row, column = slices(blocking.m)[i].start, slices(blocking.n)[j].start
         mirrored = self.plan.problem.symmetry if i != j and reduced.mirrored else None
         return BlockReduction(reduced.reduction, row, column, reduced.down, mirrored)
 
@@ -264,7 +257,6 @@ def build(
     plan: Plan,
     a: da.Array | Load,
     b: da.Array | Load | None,
-    choice: KernelChoice,
     epilogue: Epilogue,
     c0: da.Array | Load | None = None,
     wave: Wave | None = None,
@@ -283,8 +275,8 @@ def build(
     plan : Plan
     a, b : dask.array.Array
         Operands whose chunks are the plan's blocks; a symmetric product has no B.
-    choice, epilogue
-        Passed to every task, and to the last task of each chain.
+    epilogue : Epilogue
+        Passed to the last task of each chain.
     c0 : dask.array.Array, optional
         Added by the last step, times ``epilogue.beta``; its shape and chunks are those of C.
     wave : Wave, optional
@@ -303,6 +295,6 @@ def build(
     given = a, a if b is None else b, c0
     names = tuple(x.name if isinstance(x, da.Array) else x for x in given)
     dtypes = tuple((a if x is None else x).dtype for x in given)
-    layer = ProductLayer(name, plan, names, choice, epilogue, wave, run, reduced, dtypes, out, turned)
+    layer = ProductLayer(name, plan, names, epilogue, wave, run, reduced, dtypes, out, turned)
     read = [x for x in (a, b, c0, *norms) if isinstance(x, da.Array)]
     return copyable(HighLevelGraph.from_collections(name, layer, dependencies=read))

@@ -43,7 +43,6 @@ from distmm.job.writer import Writer, gather, take
 from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
 from distmm.worker.tasks.epilogue import Epilogue
-from distmm.worker.tasks.kernel_choice import KernelChoice
 from distmm.worker.tasks.metrics import squared_norms
 
 
@@ -240,6 +239,5 @@ def _chains(product: str, spec: Spec, plan: Plan, wave: Wave, run: str, client: 
         c0 = None if spec.c0 is None else spec.c0.blocked((blocking.m, blocking.n), "cpu", client, noted=True)
     # On GPUs a block of C stays in GPU memory, for the task that checks and writes it.
     epilogue = Epilogue(spec.dtype, "cupy" if device == "cuda" else "numpy", spec.alpha, spec.beta)
-    choice = KernelChoice.of(plan)
-    chains = product_graph.build(product, plan, a, b, choice, epilogue, c0, wave=wave, run=run)
+    chains = product_graph.build(product, plan, a, b, epilogue, c0, wave=wave, run=run)
     return Names(a.name, b.name, product, None if c0 is None else c0.name), chains

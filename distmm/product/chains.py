@@ -89,17 +89,16 @@ class Chains:
         b, b_turned = (None, False) if product.symmetry else self._blocks(product.b, (k, n), len(m) == 1)
         turned = a_turned, b_turned
         c = None if product.c is None else self._added(product.c)
-        choice = KernelChoice.of(plan)
         epilogue = product.epilogue((self.reduced and self.reduced.dtype) or product.dtype, self.kind)
         if not self.name:
             # Arrays of this process have new names in each graph.
             shared = all(isinstance(x.source, da.Array) for x in product.operands)
             again = shared and not product.once and self.reduced is None
-            how = turned, product.problem, plan.schedule, choice, epilogue
+            how = turned, product.problem, plan.schedule, KernelChoice.of(plan), epilogue
             own = tokenize([x.name for x in (a, b, c) if isinstance(x, da.Array)], *how) if again else uuid.uuid4().hex
             self.name = f"distmm-matmul-{own}"
         return product_graph.build(
-            self.name, plan, a, b, choice, epilogue, c, wave,
+            self.name, plan, a, b, epilogue, c, wave,
             reduced=self.reduced, norms=self.norms, out=self.out, turned=turned,
         )  # fmt: skip
 

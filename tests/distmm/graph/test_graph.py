@@ -19,7 +19,6 @@ from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm.worker.tasks.epilogue import Epilogue
-from distmm.worker.tasks.kernel_choice import KernelChoice
 
 
 def products(collection: da.Array) -> list[ProductTask]:
@@ -129,7 +128,6 @@ def test_the_waves_of_a_plan_make_every_task_once(parts: tuple[int, int, int]) -
         "distmm-matmul-x",
         cut,
         ("a", "b", None),
-        KernelChoice("cpu", np.dtype("f8")),
         Epilogue(np.dtype("f8"), "numpy"),
     )
     whole, waves = ProductLayer(*what), [ProductLayer(*what, wave) for wave in cut.waves]
@@ -147,7 +145,6 @@ def test_earlier_waves_come_first() -> None:
         "distmm-matmul-x",
         cut,
         ("a", "b", None),
-        KernelChoice("cpu", np.dtype("f8")),
         Epilogue(np.dtype("f8"), "numpy"),
     )
     orders = [{task.placement.order for task in ProductLayer(*what, wave).values()} for wave in cut.waves]

@@ -209,7 +209,7 @@ def test_products_of_a_job_leave_their_blocks_where_they_are_made(
     class BuiltError(Exception):
         pass
 
-    def build(name: str, plan: Any, a: Any, b: Any, choice: Any, epilogue: Any, *args: Any, **kwargs: Any) -> None:
+    def build(name: str, plan: Any, a: Any, b: Any, epilogue: Any, *args: Any, **kwargs: Any) -> None:
         raise BuiltError(epilogue.kind)
 
     a, b, _ = matrices("float32")

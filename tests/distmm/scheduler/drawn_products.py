@@ -23,7 +23,6 @@ from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import parse
 from distmm.worker.tasks.epilogue import Epilogue
-from distmm.worker.tasks.kernel_choice import KernelChoice
 
 __all__ = ["BLOCK", "KINDS", "Drawn", "draw", "graphs", "is_operand", "nbytes", "planned"]
 
@@ -142,7 +141,7 @@ def graphs(drawn: Drawn) -> Iterator[tuple[list[Any], HighLevelGraph]]:
         factor = da.Array(made, name, (plan.blocking.m, plan.blocking.n), dtype=DTYPE)
         second = replace(drawn, kind="kept", shape=(rows, columns, 1), symmetric=False, added=False)
         b = _matrix("F", columns, 1)
-        of_factor = build(f"{name}f", planned(second), factor, b, KernelChoice.of(plan), Epilogue(DTYPE, "numpy"))
+        of_factor = build(f"{name}f", planned(second), factor, b, Epilogue(DTYPE, "numpy"))
         yield [(f"{name}f", i, 0) for i in range(rows)], of_factor
     elif kind == "streamed":
         yield _reading(made, name, {(f"sum-{name}", i, j): [(name, i, j)] for i, j in blocks})
@@ -160,7 +159,7 @@ def _product(drawn: Drawn, name: str, of_wave: str = "", **options: Any) -> High
     a = _matrix(f"{drawn.names[0]}{of_wave}", rows, depth)
     b = None if drawn.symmetric else _matrix(f"{drawn.names[1]}{of_wave}", depth, columns)
     c0 = _matrix(f"E{of_wave}", rows, columns) if drawn.added else None
-    return build(name, plan, a, b, KernelChoice.of(plan), Epilogue(DTYPE, "numpy"), c0=c0, **options)
+    return build(name, plan, a, b, Epilogue(DTYPE, "numpy"), c0=c0, **options)
 
 
 def _matrix(name: str, rows: int, columns: int) -> da.Array:

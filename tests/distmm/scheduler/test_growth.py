@@ -21,7 +21,6 @@ from distmm.scheduler.products import Products
 from distmm.telemetry.heartbeats import Heartbeats
 from distmm.telemetry.record import Record
 from distmm.worker.tasks.epilogue import Epilogue
-from distmm.worker.tasks.kernel_choice import KernelChoice
 
 PANELS, TIMES, MOST = 100, 4, 5.0  # a linear function makes 4 times the calls, a quadratic one 16 times
 
@@ -64,8 +63,8 @@ def writing(size: Plan) -> Callable[[], object]:
 
 
 def chains(size: Plan) -> Callable[[], object]:
-    choice, epilogue = KernelChoice.of(size), Epilogue(np.dtype("f4"), "numpy")
-    return lambda: list(product_graph.ProductLayer("c-1", size, ("a", "b", None), choice, epilogue)._tasks())
+    epilogue = Epilogue(np.dtype("f4"), "numpy")
+    return lambda: list(product_graph.ProductLayer("c-1", size, ("a", "b", None), epilogue)._tasks())
 
 
 def steps(size: int) -> Callable[[], object]:

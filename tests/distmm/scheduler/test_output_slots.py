@@ -25,7 +25,6 @@ from distmm.planning.search import make_plan
 from distmm.scheduler.output_slots import OutputSlots
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.worker.tasks.epilogue import Epilogue
-from distmm.worker.tasks.kernel_choice import KernelChoice
 from tests.distmm.scheduler import lockstep
 from tests.until import until
 
@@ -161,12 +160,12 @@ def test_waves_that_are_products_of_their_own_share_the_places_of_their_run(clie
     p = plan(np.ones((size, size)), np.ones((size, size)), plan=text, client=client, out=np.empty((size, size)))
     assert (len(p.waves), p.peak.output_slots) == (2, 3)
     view.ask(client)
-    choice, epilogue = KernelChoice.of(p), Epilogue(shelf.dtype, "numpy")
+    epilogue = Epilogue(shelf.dtype, "numpy")
 
     def stored(wave: Wave) -> Delayed:
         a, b = (da.random.default_rng(seed).random((size, size), chunks=edge) for seed in (wave.index, 5 + wave.index))
         name, region = f"distmm-matmul-places{wave.index}", p.blocking.region(wave)
-        layers = product_graph.build(name, p, a, b, choice, epilogue, wave=wave, run="a-run")
+        layers = product_graph.build(name, p, a, b, epilogue, wave=wave, run="a-run")
         c = da.Array(layers, name, (p.blocking.m, p.blocking.n), dtype=shelf.dtype)
         return da.store(c[region], shelf, regions=region, lock=False, compute=False)
 

@@ -41,7 +41,7 @@ def test_the_budget_of_prepared_operands_is_no_part_of_a_kernels_identity() -> N
 def test_tasks_on_gpus_know_their_budget() -> None:
     plan = make_plan(Problem(2048, 2048, 2048, F4), GPUS, text="g2x1x1 b1024x1024x1024 p1 w1 l2")
     names = ("a", "b", None)
-    tasks = product_graph.ProductLayer("c-1", plan, names, KernelChoice.of(plan), Epilogue(F4, "numpy"))
+    tasks = product_graph.ProductLayer("c-1", plan, names, Epilogue(F4, "numpy"))
     assert {task.kwargs["most_prepared"] for task in tasks.values() if task.func is multiply} == {
         plan.peak.most_prepared
     }
