@@ -142,8 +142,8 @@ async def _fetch(key: str, source: str, dask_worker: Worker) -> float:
     """Return the seconds of the fastest fetch of a block from another worker. Runs on workers."""
     from distributed.worker import get_data_from_worker
 
-    async def several() -> float:
-        best, started = math.inf, time.perf_counter()
+    best, started = math.inf, time.perf_counter()
+    async with asyncio.timeout(PATIENCE_SECONDS):
         for _ in range(FETCHES):
             begun = time.perf_counter()
             answer = await get_data_from_worker(dask_worker.rpc, [key], source, who=dask_worker.address)
@@ -152,9 +152,7 @@ async def _fetch(key: str, source: str, dask_worker: Worker) -> float:
                 raise OSError(f"{source} does not send its block: {answer['status']}")
             if time.perf_counter() - started > ENOUGH_SECONDS:
                 break
-        return best
-
-    return await asyncio.wait_for(several(), PATIENCE_SECONDS)
+    return best
 
 
 def load_rate(client: Client) -> float | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 
 from distributed import Client, rejoin, secede
 
@@ -61,15 +61,10 @@ def seceded() -> Iterator[None]:
 
     Without this, tasks that wait for tasks could occupy all threads of the workers. Outside of tasks it does nothing.
     """
-    if not in_task():
+    with ExitStack() as after:
+        # Not of a task that has seceded itself (`worker_client`), or that a user's executor runs.
+        with suppress(KeyError, AttributeError):
+            if in_task():
+                secede()
+                after.callback(rejoin)
         yield
-        return
-    try:
-        secede()
-    except (KeyError, AttributeError):  # the task has seceded itself (`worker_client`), or a user's executor runs it
-        yield
-        return
-    try:
-        yield
-    finally:
-        rejoin()

@@ -286,5 +286,4 @@ def _by_batch(problem: Problem, cluster: ClusterSpec) -> Iterator[Schedule]:
     for chains in (1, 2, 4):
         edges = [max(1, size) for size in (*problem.batch, problem.m, problem.k, problem.n)]
         edges[longest] = max(1, math.ceil(problem.batch[longest] / cluster.workers / chains))
-        for grid in Grid.all_of(cluster.workers)[:1]:
-            yield Schedule(cut(problem, edges), grid)
+        yield Schedule(cut(problem, edges), Grid(1, cluster.workers))

@@ -54,9 +54,8 @@ class Chains:
     norms: tuple[da.Array, ...] = ()
     out: ClientOutput | None = None
     name: str = field(default="", init=False)  # in the keys of C's blocks; the first graph gives it to all waves
-
-    def __post_init__(self) -> None:
-        self._shared: dict[tuple[int, Chunks], tuple[da.Array, bool]] = {}  # blocks of operands that all waves read
+    # Blocks of operands that all waves read.
+    _shared: dict[tuple[int, Chunks], tuple[da.Array, bool]] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def chunks(self) -> Chunks:

@@ -48,6 +48,5 @@ def slot_released(kind: Kind, most: float = math.inf) -> Iterator[None]:
                 secede()
         yield
     finally:
-        if releases:
-            with _entering:
-                _running[kind] -= 1
+        with _entering:
+            _running[kind] -= releases
