@@ -232,7 +232,7 @@ def receive(
         Takes where a block belongs, and the block.
     client : distributed.Client
     tail : float
-        As in `distmm.product.waves.Sent`.
+        As in `distmm.product.waves.SendWave`.
     """
     place_of: dict[Any, Place] = {}  # of the blocks in flight
     coming: deque[tuple[Place, concurrent.futures.Future[Any]]] = deque()

@@ -13,7 +13,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -24,24 +23,8 @@ from distmm.transfer.counted_writes import CountedRun
 
 BEAT_SECONDS = 0.5
 
-SendWave = Callable[[], tuple[Sequence[Future], float]]  # sends a wave; returns its futures and its tail (see `Sent`)
-
-
-@dataclass
-class Sent:
-    """A wave on the cluster, or one block that is computed again.
-
-    Attributes
-    ----------
-    tail : float
-        The next wave is sent when at most this many tasks of this wave have not ended. With infinity it is sent at
-        once.
-    pending : dict
-        Futures of the tasks that have not ended, by key.
-    """
-
-    tail: float
-    pending: dict[Any, Future]
+# Sends a wave. Returns its futures and its tail: the next wave is sent when at most so many of its tasks remain.
+SendWave = Callable[[], tuple[Sequence[Future], float]]
 
 
 class Waves:
@@ -72,8 +55,9 @@ class Waves:
         grace: Callable[[], float | None] = lambda: 0.0,
     ) -> None:
         self.client, self.take, self.beat, self.writes, self.grace = client, take, beat, run, grace
-        self.sent: list[Sent] = []  # waves in flight, the earliest first
-        self._sent_of: dict[Any, Sent] = {}  # wave of each task that has not ended, by key
+        # Waves in flight, and blocks that are computed again, the earliest first: tail, and keys that have not ended.
+        self.sent: list[tuple[float, set[Any]]] = []
+        self._pending: dict[Any, Future] = {}  # by key: the tasks that have not ended
         self._ended: SimpleQueue[Future] = SimpleQueue()
 
     def run(self, waves: Iterable[SendWave]) -> None:
@@ -102,26 +86,24 @@ class Waves:
         finally:
             # A task stays on the cluster until its future is released. The traceback of an error and Dask's event loop
             # keep references to futures after this method has returned.
-            for sent in self.sent:
-                for future in sent.pending.values():
-                    future.release()
+            for future in self._pending.values():
+                future.release()
             self.sent.clear()
-            self._sent_of.clear()
+            self._pending.clear()
             self._ended = SimpleQueue()
 
     def send(self, futures: Sequence[Future], tail: float) -> None:
         """Add tasks to wait for: a wave, or a block that is computed again."""
         if not futures:
             return
-        sent = Sent(tail, {future.key: future for future in futures})
-        self.sent.append(sent)
+        self.sent.append((tail, {future.key for future in futures}))
         for future in futures:
-            self._sent_of[future.key] = sent
+            self._pending[future.key] = future
             future.add_done_callback(self._ended.put)
 
     def may_send(self) -> bool:
         """Whether the next wave may be sent: one wave is running at most, and few enough of its tasks remain."""
-        return not self.sent or (len(self.sent) == 1 and len(self.sent[0].pending) <= self.sent[0].tail)
+        return not self.sent or (len(self.sent) == 1 and len(self.sent[0][1]) <= self.sent[0][0])
 
     def _take_next(self) -> None:
         """Wait for a task to end, and pass it to the callback."""
@@ -140,8 +122,10 @@ class Waves:
 
     def _forget(self, future: Future) -> None:
         """Remove an ended task from the tasks to wait for."""
-        del self._sent_of.pop(future.key).pending[future.key]
-        self.sent = [one for one in self.sent if one.pending]
+        del self._pending[future.key]
+        for _, keys in self.sent:
+            keys.discard(future.key)
+        self.sent = [one for one in self.sent if one[1]]
 
     def _wind_up(self) -> bool:
         """End the tasks in flight. Return False if the scheduler could not be reached.
@@ -157,7 +141,7 @@ class Waves:
         deadline = time.monotonic() + grace
         try:
             begun = self._begun() if grace else set()
-            self._release(self._sent_of.keys() - begun)
+            self._release(self._pending.keys() - begun)
             self._await(begun, deadline)
             self._release(begun)
             if self.writes is not None:
@@ -168,7 +152,7 @@ class Waves:
 
     def _begun(self) -> set[Any]:
         """Return the keys of the tasks that the scheduler has sent to a worker: their inputs are computed."""
-        keys = list(self._sent_of)
+        keys = list(self._pending)
 
         def processing(dask_scheduler: Scheduler) -> list[Any]:
             tasks = dask_scheduler.tasks
@@ -178,7 +162,7 @@ class Waves:
 
     def _await(self, keys: Iterable[Any], deadline: float) -> None:
         """Wait until these tasks have ended, or until the deadline (a time of `time.monotonic`)."""
-        left = {key for key in keys if not self._sent_of[key].pending[key].done()}
+        left = {key for key in keys if not self._pending[key].done()}
         while left and (seconds := deadline - time.monotonic()) > 0:
             try:
                 left.discard(self._ended.get(timeout=seconds).key)
@@ -188,4 +172,4 @@ class Waves:
     def _release(self, keys: Iterable[Any]) -> None:
         """Let the scheduler forget tasks that nobody else wants. `Client.cancel` would also end those of others."""
         for key in keys:
-            self._sent_of[key].pending[key].release()
+            self._pending[key].release()
