@@ -7,7 +7,8 @@ in another product. They must not wait for a step that opens only after they hav
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain
 
 from distmm.graph.placement import Key, Placement
 from distmm.scheduler.product_state import ProductState
@@ -34,6 +35,10 @@ class HeldLoads:
         self.steps: dict[Key, Step] = {}
         self.readers: defaultdict[Key, dict[str, Placement]] = defaultdict(dict)
         self.waits: defaultdict[str, defaultdict[int, set[Key]]] = defaultdict(lambda: defaultdict(set))
+
+    def __iter__(self) -> Iterator[object]:
+        """All that is remembered: nothing where no product is under way."""
+        return chain(self.steps, self.readers, self.waits)
 
     def hold(self, block: Key, load: Load, product: str, order: int) -> None:
         """Have a load wait for a step."""
