@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from distmm.job.calls import multiply, resume
     from distmm.job.certificate import recheck
-    from distmm.job.job_status import Status, status
+    from distmm.job.records import Status, status
     from distmm.job.reduced import threshold, topk
     from distmm.job.spec import Check
     from distmm.job.stop import Stop
@@ -22,8 +22,8 @@ __all__ = [
 ]  # fmt: skip
 
 _MODULE_OF = {
-    "Check": "spec", "Status": "job_status", "Stop": "stop", "Summary": "summary", "multiply": "calls",
-    "recheck": "certificate", "resume": "calls", "status": "job_status", "threshold": "reduced",
+    "Check": "spec", "Status": "records", "Stop": "stop", "Summary": "summary", "multiply": "calls",
+    "recheck": "certificate", "resume": "calls", "status": "records", "threshold": "reduced",
     "topk": "reduced",
 }  # fmt: skip
 
