@@ -143,7 +143,7 @@ def test_what_lies_behind_a_url_is_said_to_be_unchecked_and_nothing_is_asked_the
 
 
 def test_gpus_of_a_model_are_planned_for_and_others_are_said_to_be_unknown(here: Path) -> None:
-    from distmm.cli.preflight import _machines
+    from distmm.cli.submit import _machines
     from distmm.submit import jobfile
 
     known = _machines(
