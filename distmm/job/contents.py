@@ -22,7 +22,7 @@ from distmm.planning.plan import Plan
 from distmm.storage import is_url, locate, open_matrix
 from distmm.storage.durability import fsync_tree
 from distmm.storage.output import Output, TargetArray
-from distmm.storage.overwriting import REMEDY, check_place
+from distmm.storage.paths import REMEDY, check_place
 from distmm.storage.zarr_folder import ZarrMatrix
 from distmm.storage.zarr_internals import open_zarr
 from distmm.storage.zarr_target import ZarrTarget

@@ -9,8 +9,7 @@ from distmm.errors import InputError
 from distmm.storage import paths
 from distmm.storage.durability import fsync, fsync_tree
 from distmm.storage.object_store import is_url
-from distmm.storage.overwriting import check_place, check_replaceable, is_array
-from distmm.storage.paths import file_of, locate
+from distmm.storage.paths import check_place, check_replaceable, file_of, is_array, locate
 from distmm.storage.stamps import stamp_of
 
 if TYPE_CHECKING:

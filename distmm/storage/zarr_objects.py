@@ -24,7 +24,7 @@ from distmm.errors import InputError
 from distmm.storage.matrix import explained
 from distmm.storage.object_store import ObjectFolder, tag_of
 from distmm.storage.output import APPEARED, Output, Region
-from distmm.storage.overwriting import ZARR_NAME
+from distmm.storage.paths import ZARR_NAME
 from distmm.storage.zarr_target import ChunkedTarget, create_raw
 
 # Largest size of a chunk in bytes, if a block can be cut into equal stripes. A put copies its chunk. With `UPLOADS`
