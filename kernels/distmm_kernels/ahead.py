@@ -73,7 +73,7 @@ def build(capability: Capability, dtypes: Sequence[str], processes: int | None =
     # A process for each kernel: Numba numbers the functions of a process, and names are in the machine code.
     processes = processes or len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(processes, preloaded(), max_tasks_per_child=1) as pool:
-        yield from pool.map(_size, missing, itertools.repeat(capability))
+        yield from pool.map(_size, missing, itertools.repeat(capability), itertools.repeat(dict(os.environ)))
 
 
 def preloaded() -> ForkServerContext:
@@ -84,7 +84,8 @@ def preloaded() -> ForkServerContext:
     return context
 
 
-def _size(recipe: Recipe, capability: Capability) -> int:
+def _size(recipe: Recipe, capability: Capability, environment: dict[str, str]) -> int:
+    os.environ.update(environment)  # this process was forked from one that may be older
     return len(binary(recipe, capability).cubin)
 
 

@@ -246,6 +246,8 @@ def test_memory_that_the_default_stream_still_reads_is_not_written() -> None:
     import cupy
 
     busy = cupy.zeros((8192, 8192), "f4")
+    busy += 1
+    float(busy.sum())  # kernels are loaded: to load one waits for the GPU
     with gpu.working("product"):
         block = cupy.ones((4096, 4096), "f4")
     with gpu.working("product"):
