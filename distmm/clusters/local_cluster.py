@@ -10,7 +10,9 @@ import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import dask
@@ -124,6 +126,8 @@ def local(
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # on GPUs this would be a deadlock
         sys.exit(UNGUARDED)  # without a traceback: the process that starts the worker raises the error
+    # The first product needs Dask's arrays, whose import takes longer than most products: while the workers start.
+    Thread(target=import_module, args=("dask.array",), name="distmm-import", daemon=True).start()
     make, arguments, config = _setup(device, workers, threads, memory_limit)
     if make is not LocalCluster:
         from distmm_kernels import background
