@@ -13,7 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from distmm import interrupts
-from distmm.cli import demo, examples, info, jobs, kernels, multiply, options, plan, submit, verify
+from distmm.cli import demo, jobs, kernels, multiply, options, plan, submit, verify
 from distmm.errors import DistmmError, Stopped, UndecidedError, WrongResultError
 
 WRONG, BAD_INPUT, UNEXPECTED, UNDECIDED, STOPPED, INTERRUPTED = 1, 2, 3, 4, 75, 130
@@ -128,7 +128,7 @@ app.add_typer(measurements, name="bench")
 for parent, functions in {
     app: (
         demo.demo, multiply.multiply, multiply.topk, multiply.threshold, jobs.resume, jobs.status, plan.plan,
-        verify.verify, submit.submit, examples.examples, info.info, kernels.compile,
+        verify.verify, submit.submit, demo.examples, kernels.info, kernels.compile,
     ),
     measurements: (kernels.kernels,),
 }.items():  # fmt: skip
