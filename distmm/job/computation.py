@@ -69,6 +69,8 @@ class Computation:
 
     Attributes
     ----------
+    job : str
+        Telemetry's name for this run.
     seen : Seen
         The checksums of the inputs of all blocks, including those of earlier runs.
     written : int
@@ -89,18 +91,13 @@ class Computation:
     note: str = ""
 
     def __post_init__(self) -> None:
-        self.seen = Seen()
+        self.job, self.seen = self.writer.run.id, Seen()
         self.written, self.residual = 0, None
         self.rejected: list[Json] = []
         grace = lambda: None if self.stop.at_once else GRACE_SECONDS  # noqa: E731
         self.waves = Waves(self.client, self._take, beat=self._beat, run=self.writer.run, grace=grace)
         self._lonely_since: float | None = None
         self._looked = 0.0
-
-    @property
-    def job(self) -> str:
-        """Telemetry's name for this run."""
-        return self.writer.run.id
 
     def run(self, missing: Iterable[Unit]) -> None:
         """Compute and write the missing blocks, or block rows.

@@ -61,6 +61,9 @@ class Run:
         self.spec, self.contents, self.stop = job.spec, job.spec.contents, job.keywords.get("stop") or Stop()
         self.folder = job.folder if begun is None else job.folder.of_job(begun["id"])
         self.units = self.contents.units(plan.block_shape)
+        types = self.spec.a.dtype, self.spec.b.dtype, self.spec.dtype
+        rounding = Tolerance.of(*types, self.spec.problem.k, self.spec.precision)
+        self.tolerance = rounding if self.spec.check == "freivalds" else None  # None: blocks are not checked
         self.inputs = Inputs(client, self.spec, plan.blocking, plan.cluster.device)
 
     def complete(self) -> Summary:
@@ -150,7 +153,7 @@ class Run:
             except InputError as error:
                 raise self._explained(error) from error
             self.manifest["runs"][-1]["ended"] = time.time()
-            content = certificate(self.manifest, markers, self._tolerance, made.seconds, sample)
+            content = certificate(self.manifest, markers, self.tolerance, made.seconds, sample)
             self.spec.refuse(job.out, job.replaces)  # other files may have been created in the meantime
             finish(self.folder, content, self.lock)
             return Summary.of(self.folder, content, self.plan, made)
@@ -159,14 +162,6 @@ class Run:
             if isinstance(error, WrongResultError):  # after other errors another job may have taken over the output
                 save_report(client, self.folder, self.lock.token, self.manifest["runs"])
             raise
-
-    @property
-    def _tolerance(self) -> Tolerance | None:
-        """Tolerance of each block in the comparison with sketches. None if there is no such comparison."""
-        spec = self.spec
-        if spec.check != "freivalds":
-            return None
-        return Tolerance.of(spec.a.dtype, spec.b.dtype, spec.dtype, spec.problem.k, spec.precision)
 
     def _compute(self, target: Target) -> Made:
         """Compute the missing units."""
@@ -178,7 +173,7 @@ class Run:
             folder.store.remove(folder.certificate)  # of a C that `keep_only` removes: an object store has no rename
         target.keep_only(done)
         judge = Judge(
-            folder.id, self.contents, plan, self._tolerance, manifest["seed"], spec.alpha, spec.beta,
+            folder.id, self.contents, plan, self.tolerance, manifest["seed"], spec.alpha, spec.beta,
             orders(spec, plan.cluster.device),
         )  # fmt: skip
         writer = Writer(folder, CountedRun(self.lock.token), target, judge)
