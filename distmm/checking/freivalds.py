@@ -20,7 +20,7 @@ import dask.array as da
 import numpy as np
 from dask.system import CPU_COUNT
 
-from distmm.checking import sampled_elements, sampled_sums, sketch, thin_products
+from distmm.checking import sampled_elements, sketch, thin_products
 from distmm.checking.comparison import compared, elements, stands_out
 from distmm.checking.scaling import EMPTY, SPOILT, exponents, scaled, uneven, weights
 from distmm.checking.thin_products import Sums
@@ -100,13 +100,13 @@ class ProductCheck:
         """Return sampled rows of A and columns of B, and the elements of C in these rows and columns."""
         if not self.tolerance.narrow or 0 in self.c.shape:
             return ()
-        rows, columns = (sampled_sums.positions(size, seed, axis) for axis, size in enumerate(self.c.shape))
+        rows, columns = (sampled_elements.positions(size, seed, axis) for axis, size in enumerate(self.c.shape))
         return self.a[rows], self.b[:, columns], self.c[rows][:, columns]
 
     def _rounding(self, rows: np.ndarray, columns: np.ndarray, given: np.ndarray) -> str | None:
         """Return a message if the errors of the sampled elements are larger than the precision allows."""
-        some = sampled_sums.Columns(np.arange(columns.shape[1]), columns)
-        sample = sampled_sums.sampled(None, rows, [some])
+        some = sampled_elements.Columns(np.arange(columns.shape[1]), columns)
+        sample = sampled_elements.sampled(None, rows, [some])
         level = 0.0 if sample is None else sampled_elements.level(self.tolerance, sample, 0, given, self.alpha)[0]
         what = f"the errors of {given.size} sampled elements are {level:.2g} times what rounding causes"
         return f"C is not A @ B: {what} at this precision" if level > 1 else None
@@ -177,12 +177,12 @@ class ProductCheck:
 
     def _dependence(self, lines: np.ndarray, ratio: np.ndarray) -> float:
         """Return the dependence of the roundings of the worst elements."""
-        worst = np.argpartition(-ratio, min(sampled_sums.EDGE, ratio.size) - 1, axis=None)[: sampled_sums.EDGE]
+        worst = np.argpartition(-ratio, min(sampled_elements.EDGE, ratio.size) - 1, axis=None)[: sampled_elements.EDGE]
         rows, columns = np.unravel_index(worst, ratio.shape)
         at, where = np.unique(columns, return_inverse=True)
         (found,) = fetch(self.b[:, at])
-        some = sampled_sums.Columns(np.arange(len(worst)), found[:, where])
-        sample = sampled_sums.sampled(None, lines[rows], [some])
+        some = sampled_elements.Columns(np.arange(len(worst)), found[:, where])
+        sample = sampled_elements.sampled(None, lines[rows], [some])
         return 1.0 if sample is None else float(sample.dependence[0])
 
     def _finite_where_spoilt(self, rows: np.ndarray, columns: np.ndarray) -> str | None:

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from distmm.checking import sampled_elements, sampled_sums
+from distmm.checking import sampled_elements
 from distmm.checking.comparison import compared, stands_out
 from distmm.checking.scaling import SPOILT, Block, exponents, uneven, weights
 from distmm.checking.thin_products import Sums, largest, summed, times
@@ -44,7 +44,7 @@ class Sketch:
 
     sums: Sums
     columns: np.ndarray  # norms (block columns, vectors of a column) of the blocks of B, divided by their weights
-    sample: Any  # of B: `sampled_sums.Columns` or None; of A: `sampled_sums.Sample` or None
+    sample: Any  # of B: `sampled_elements.Columns` or None; of A: `sampled_elements.Sample` or None
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def of_b(
         x = vectors(seed, column, block.shape[1], work.kind == "u")
         sums = times(block, x, work, by[column]).at(0)
         whole = np.broadcast_to(np.hypot.reduce(sums.norms, axis=0), (1, x.shape[1]))
-        return Sketch(sums, whole, sampled_sums.columns_of(block, seed, column))
+        return Sketch(sums, whole, sampled_elements.columns_of(block, seed, column))
 
     return [one(block, column) for block, column in zip(blocks, columns, strict=True)]
 
@@ -97,7 +97,7 @@ def of_a(
     panel, sample = list(itertools.chain.from_iterable(right)), None
     if before is None or before.sample is not None:
         of_b = [sketch.sample for sketch in panel]
-        sample = sampled_sums.sampled(None if before is None else before.sample, block, of_b, *seed)
+        sample = sampled_elements.sampled(None if before is None else before.sample, block, of_b, *seed)
     sums = times(block, np.hstack([sketch.sums.values for sketch in panel]), work)
     columns = np.concatenate([sketch.columns for sketch in panel])
     if before is None:

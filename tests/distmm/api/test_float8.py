@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import distmm
-from distmm.checking.sampled_sums import lines
+from distmm.checking.sampled_elements import lines
 from distmm.checking.thin_products import largest
 from distmm.planning.problem import FLOAT8
 from distmm.product.scalars import common_type

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from distmm import verify
-from distmm.checking import sampled_elements, sampled_sums
+from distmm.checking import sampled_elements
 from distmm.planning.precision import Precision
 from tests.distmm.checking import nasty
 from tests.distmm.checking.sketched import judged
@@ -101,7 +101,7 @@ def test_a_gpu_has_the_same_samples(name: str) -> None:
     a, b = operands(300, name=name)
     a[0] = a[0] * np.finfo(np.float32).smallest_subnormal  # zeros in 16 bits
     here, there = (
-        sampled_sums.sampled(None, put(a), [sampled_sums.columns_of(put(b.T).T, 3, 1)], 5)  # type: ignore[list-item]
+        sampled_elements.sampled(None, put(a), [sampled_elements.columns_of(put(b.T).T, 3, 1)], 5)  # type: ignore[list-item]
         for put in (np.asarray, cupy.asarray)
     )
     assert here is not None

@@ -17,7 +17,7 @@ from distributed import Client
 
 import distmm
 from distmm import clusters, job
-from distmm.checking import sampled_sums, sketch
+from distmm.checking import sampled_elements, sketch
 from distmm.checking.checksum import checksum
 from distmm.graph.placement import Placement
 from distmm.job import judge as judges
@@ -151,7 +151,7 @@ def test_a_block_is_judged_where_it_lies_and_copied_to_the_host_once(
     vectors = sketch.VECTORS_OF_INTEGERS if c.dtype.kind in "iu" else sketch.VECTORS
     sums = max(8, work.itemsize) * M * vectors
     assert whole == [c.nbytes]
-    rows = sampled_sums.EDGE * N * c.itemsize
+    rows = sampled_elements.EDGE * N * c.itemsize
     assert sum(Block.to_host) <= c.nbytes + 3 * sums + rows  # products with vectors, norms, exponents, some rows of C
     assert sum(cupy.to_device) <= 2 * N * vectors * 8  # vectors
 
