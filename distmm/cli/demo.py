@@ -62,8 +62,7 @@ def demo(
         _make(b, (k, n), dtype, 2, client)
         stop = options.stop(None)
         with stop.on_signals():
-            summary = shown(multiply, a, b, c, client=client, device=on, overwrite=True, stop=stop)
-    typer.echo(session.table(summary.rows(), "Done"))
+            shown(multiply, a, b, c, client=client, device=on, overwrite=True, stop=stop)
 
 
 def _prepare(folder: Path) -> None:

@@ -13,7 +13,7 @@ import typer
 from distmm.cli import options
 
 if TYPE_CHECKING:
-    from distmm.job import Stop, Summary
+    from distmm.job import Summary
     from distmm.planning.plan import Plan
     from distmm.telemetry.figures import Figures
 
@@ -47,12 +47,11 @@ def run(
     with stop.on_signals():
         with interrupts.while_started():
             session.tell_missing(*map(open_matrix, dict.fromkeys(inputs)))  # one folder is listed once
-        summary = shown(job, connect=connect, stop=stop, **arguments, **own)
-    typer.echo(session.table(summary.rows(), "Done"))
+        shown(job, connect=connect, stop=stop, **arguments, **own)
 
 
-def shown(job: Callable[..., Summary], *arguments: Any, stop: Stop | None = None, **options: Any) -> Summary:
-    """Run a job; show its plan when it starts, and then its progress."""
+def shown(job: Callable[..., Summary], *arguments: Any, **options: Any) -> None:
+    """Run a job; show its plan when it starts, then its progress, and its summary at the end."""
     from distmm import units
     from distmm.cli import session
     from distmm.telemetry import progress
@@ -72,7 +71,8 @@ def shown(job: Callable[..., Summary], *arguments: Any, stop: Stop | None = None
         def show(figures: Figures | None) -> None:
             report[0](figures)
 
-        return job(*arguments, stop=stop, announce=announce, progress=show, **options)
+        summary = job(*arguments, announce=announce, progress=show, **options)
+    typer.echo(session.table(summary.rows(), "Done"))
 
 
 def resume(
@@ -98,8 +98,7 @@ def resume(
 
     stop, on = options.stop(deadline), options.device_name(device)
     with stop.on_signals():
-        summary = shown(job, c, connect=partial(session.cluster, ctx, where, on), device=on, stop=stop)
-    typer.echo(session.table(summary.rows(), "Done"))
+        shown(job, c, connect=partial(session.cluster, ctx, where, on), device=on, stop=stop)
 
 
 def status(

@@ -87,7 +87,9 @@ class Contents:
         """The bytes that the result takes on the disk at least."""
         if self.reduction is None:
             return math.prod(self.shape) * self.dtype.itemsize
-        return self.reduction.bytes_on_disk(self.dtype, self.shape[0])
+        if isinstance(self.reduction, Threshold):
+            return 0  # the number of kept elements is not known before
+        return self.shape[0] * self.reduction.k * sum(x.itemsize for x in self.reduction.arrays(self.dtype).values())
 
     def refuse(self, out: str, overwrite: bool) -> None:
         """Refuse an output that would damage other data.

@@ -125,10 +125,6 @@ class TopK(_OfRows):
         line = INDEX.itemsize + self.dtype(c).itemsize
         return height * min(self.k, width) * line, height * self.k * line
 
-    def bytes_on_disk(self, c: np.dtype[Any], rows: int) -> int:
-        """Return the bytes of the result."""
-        return rows * self.k * sum(dtype.itemsize for dtype in self.arrays(c).values())
-
 
 @dataclass(frozen=True)
 class Threshold(_OfRows):
@@ -164,10 +160,6 @@ class Threshold(_OfRows):
         of_block = most_of_block(plan, self.dtype(c), ALWAYS) * each
         all_of_row = plan.block_shape[0] * plan.problem.n * each
         return of_block, min(all_of_row, max(ROW * of_block, ALWAYS_OF_ROW))
-
-    def bytes_on_disk(self, c: np.dtype[Any], rows: int) -> int:
-        """Return 0: the number of kept elements is not known before."""
-        return 0
 
 
 Reduction = TopK | Threshold

@@ -7,7 +7,7 @@ exact, and can be compared with the plan's bound, whatever else the cluster does
 from __future__ import annotations
 
 import socket
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -56,7 +56,7 @@ class WorkerTelemetry(WorkerPlugin):
     def __init__(self, gpu: Callable[[Worker], Device | None] = own_gpu) -> None:
         self.gpu = gpu
         self.arrived: dict[Any, int] = {}  # block that no task has read yet -> bytes
-        self.received: OrderedDict[str, int] = OrderedDict()  # product, or array that others read -> bytes
+        self.received: dict[str, int] = {}  # product, or array that others read -> bytes
         self.received_total = 0  # Dask's log of transfers keeps only the last 1000
         self.receiving = self.received_until = 0.0
         self.sizes: dict[Any, int] = {}  # block in memory -> bytes
@@ -121,10 +121,9 @@ class WorkerTelemetry(WorkerPlugin):
         }
 
     def _receive(self, reader: str, nbytes: int) -> None:
-        self.received[reader] = self.received.get(reader, 0) + nbytes
-        self.received.move_to_end(reader)
-        while len(self.received) > KEPT:
-            self.received.popitem(last=False)
+        self.received[reader] = self.received.pop(reader, 0) + nbytes  # the last one is that of the last read
+        if len(self.received) > KEPT:
+            del self.received[next(iter(self.received))]
 
 
 def _array(key: Any) -> str:
