@@ -192,9 +192,7 @@ class Target:
 
     def evidence(self, unit: Unit) -> Json:
         """Return facts on a written unit for its marker: the tags of the objects of a block of C. A disk has none."""
-        region = self.region(unit)
-        empty = any(one.start == one.stop for one in region)
-        return {} if empty or "C" not in self.arrays else self.arrays["C"].evidence(*region)
+        return self.arrays["C"].evidence(*self.region(unit)) if "C" in self.arrays else {}
 
     def discard(self, unit: Unit) -> None:
         """Remove a unit that is wrong."""

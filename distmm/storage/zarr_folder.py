@@ -112,8 +112,7 @@ class ZarrMatrix(Matrix):
         inside = [
             [slice(top, bottom, 1) for _, top, bottom in self._cut(axis, s)] for axis, s in enumerate((rows, cols))
         ]
-        parts = [stripes(i, j, self.dtype.itemsize, most) for i, j in itertools.product(*inside)]
-        return list(itertools.chain.from_iterable(parts))
+        return [part for i, j in itertools.product(*inside) for part in stripes(i, j, self.dtype.itemsize, most)]
 
     def _read(self, *region: slice) -> NDArray[Any]:
         if self.plain is not None and all(s.step == 1 for s in region):

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ipaddress
 import socket
 import time
-from collections.abc import Collection, Hashable
 
 from distributed import Client, Scheduler
 
@@ -27,8 +26,9 @@ def install(client: Client) -> None:
         client.register_plugin(Telemetry())
 
 
-def arrived(client: Client, keys: Collection[Hashable]) -> bool:
-    """Whether the scheduler knows all tasks in `keys`."""
+def arrived(client: Client) -> bool:
+    """Whether the scheduler knows all tasks whose results this client waits for."""
+    keys = [key for key, state in list(client.futures.items()) if state.status == "pending"]
 
     def ask(dask_scheduler: Scheduler) -> bool:
         return all(key in dask_scheduler.tasks for key in keys)

@@ -109,7 +109,7 @@ def watch(C: da.Array, *, client: Client | None = None, console: Console | None 
     """
     client = client or Client.current()
     # Wait until the client's requests have reached the scheduler: before that it may know only an earlier run of C.
-    while not telemetry.arrived(client, _pending(client)):
+    while not telemetry.arrived(client):
         time.sleep(POLL_SECONDS / 10)
     console = console or Console(stderr=True)
     with live(console) as report:
@@ -129,11 +129,6 @@ def watch(C: da.Array, *, client: Client | None = None, console: Console | None 
         told = [figures.error, *([] if whole in figures.error else [whole])]
         console.print("\n".join(told), highlight=False, soft_wrap=True, markup=False)
     return figures
-
-
-def _pending(client: Client) -> list[Any]:
-    """Return the keys of this client's pending futures."""
-    return [key for key, state in list(client.futures.items()) if state.status == "pending"]
 
 
 def describe(f: Figures) -> str:
