@@ -8,20 +8,18 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from distmm.errors import InputError
 from distmm.submit import diagnosis, manifests, tls
-from distmm.submit.patience import NoAnswerError, Patience
+from distmm.submit.patience import NoAnswerError, Say, patiently
 from distmm.submit.schema import Job, Kubernetes
 from distmm.submit.slurm import RESUMABLE, TERMINATED
 from distmm.units import seconds
 
 POLL_SECONDS = 3.0
-
-Say = Callable[[str], None]
 
 
 def check_program() -> None:
@@ -153,10 +151,10 @@ def follow(job: str, say: Say, start_timeout: str = Kubernetes().start_timeout) 
     namespace = namespace or Kubernetes().namespace
     started, before = time.monotonic(), ""
     shown, again = 0, f"distmm submit --follow {namespace}/{name}"
-    patience = Patience("the cluster", again, say, POLL_SECONDS)
+    get = partial(patiently, "the cluster", again, say, POLL_SECONDS, _get, namespace)
     while True:
-        found = patience.ask(lambda: _get(namespace, "daskjob", name))
-        pods = patience.ask(lambda: _get(namespace, "pods", "--selector", f"dask.org/cluster-name={name}")["items"])
+        found = get("daskjob", name)
+        pods = get("pods", "--selector", f"dask.org/cluster-name={name}")["items"]
         runner = _runner(name, pods)
         if (current := diagnosis.summary(found, pods)) != before:
             say(f"daskjob {name}: {current}")
@@ -169,7 +167,7 @@ def follow(job: str, say: Say, start_timeout: str = Kubernetes().start_timeout) 
         # Use the pod's state: the operator's may stay Running (dask-kubernetes issue 975).
         if (code := _ended(runner)) is not None:
             return code
-        events = patience.ask(lambda: _get(namespace, "events")["items"])
+        events = get("events")["items"]
         if reason := diagnosis.hopeless(found, pods, events, time.monotonic() - started, seconds(start_timeout)):
             _kubectl(namespace, "delete", "daskjob", name, "--wait=false")
             raise InputError(f"daskjob {name} can never start and was deleted: {reason}")

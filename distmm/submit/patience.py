@@ -9,6 +9,7 @@ from typing import TypeVar
 from distmm.errors import InputError
 
 T = TypeVar("T")
+Say = Callable[[str], None]
 
 # A failover of Slurm's controller, or an upgrade of Kubernetes' API server, takes a few minutes.
 PATIENCE_SECONDS = 600.0
@@ -18,8 +19,8 @@ class NoAnswerError(InputError):
     """A request without an answer; a repeated request may get one."""
 
 
-class Patience:
-    """Repeats a request for up to ten minutes.
+def patiently(who: str, again: str, say: Say, pause: float, request: Callable[..., T], *words: str) -> T:
+    """Repeat a request for up to ten minutes, while the system does not answer.
 
     Parameters
     ----------
@@ -31,35 +32,35 @@ class Patience:
         Called with a line when the system stops answering, and when it answers again.
     pause : float
         Seconds between two requests.
+    request : callable
+        Takes the `words`. Raises `NoAnswerError` while the system does not answer.
+
+    Returns
+    -------
+    Any
+        The answer.
+
+    Raises
+    ------
+    InputError
+        After ten minutes without an answer. The job itself may still run.
     """
-
-    def __init__(self, who: str, again: str, say: Callable[[str], None], pause: float) -> None:
-        self.who, self.again, self.say, self.pause = who, again, say, pause
-
-    def ask(self, request: Callable[[], T]) -> T:
-        """Return the result of `request`, which raises `NoAnswerError` while the system does not answer.
-
-        Raises
-        ------
-        InputError
-            After ten minutes without an answer. The job itself may still run.
-        """
-        since: float | None = None
-        while True:
-            try:
-                answer = request()
-            except NoAnswerError as error:
-                now = time.monotonic()
-                if since is None:
-                    since = now
-                    self.say(f"{self.who} does not answer; asking again for {PATIENCE_SECONDS / 60:.0f} min: {error}")
-                if now - since > PATIENCE_SECONDS:
-                    raise InputError(
-                        f"{self.who} has not answered for {PATIENCE_SECONDS / 60:.0f} min: {error}; the job may still "
-                        f"run, follow it again with: {self.again}"
-                    ) from error
-                time.sleep(self.pause)
-            else:
-                if since is not None:
-                    self.say(f"{self.who} answers again")
-                return answer
+    since: float | None = None
+    while True:
+        try:
+            answer = request(*words)
+        except NoAnswerError as error:
+            now = time.monotonic()
+            if since is None:
+                since = now
+                say(f"{who} does not answer; asking again for {PATIENCE_SECONDS / 60:.0f} min: {error}")
+            if now - since > PATIENCE_SECONDS:
+                raise InputError(
+                    f"{who} has not answered for {PATIENCE_SECONDS / 60:.0f} min: {error}; the job may still "
+                    f"run, follow it again with: {again}"
+                ) from error
+            time.sleep(pause)
+        else:
+            if since is not None:
+                say(f"{who} answers again")
+            return answer

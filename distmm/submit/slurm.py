@@ -8,7 +8,8 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from dask.utils import parse_bytes
@@ -16,11 +17,9 @@ from dask.utils import parse_bytes
 from distmm import templates
 from distmm.errors import InputError
 from distmm.submit import dashboard_access, tls
-from distmm.submit.patience import NoAnswerError, Patience
+from distmm.submit.patience import NoAnswerError, Say, patiently
 from distmm.submit.schema import Job
 from distmm.worker import gpu_worker_setup
-
-Say = Callable[[str], None]
 
 # Seconds from the start of the steps until all workers must have joined. Many nodes that import CUDA libraries from a
 # shared folder at once need minutes; a node that needs longer than this is broken.
@@ -158,8 +157,8 @@ def follow(number: str, say: Say) -> int:
         If Slurm does not know the number, or does not answer for ten minutes, and for a job that can never start, which
         is cancelled.
     """
-    patience = Patience("Slurm", f"distmm submit --follow {number}", say, POLL_SECONDS)
-    shown = patience.ask(lambda: _job_facts(number))
+    facts = partial(patiently, "Slurm", f"distmm submit --follow {number}", say, POLL_SECONDS, _job_facts, number)
+    shown = facts()
     if shown is None:
         raise InputError(
             f"Slurm knows no job {number}, or no longer: it forgets a job some minutes after its end. Look for its log "
@@ -189,7 +188,7 @@ def follow(number: str, say: Say) -> int:
             for line in next(log):
                 say(line)
             return _exit_code(state, shown["ExitCode"])
-        shown = patience.ask(lambda: _job_facts(number))
+        shown = facts()
 
 
 def _code_of_forgotten(log: Path) -> int:

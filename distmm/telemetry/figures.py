@@ -44,6 +44,7 @@ SLOW_WORKER = 0.75
 # Least fraction of the workers' time, and of all steps, that is worth a sentence.
 SHARE, REPEATED = 0.1, 0.05
 
+# What is said of the time of tasks that are no steps, before and after its share.
 TASKS: Mapping[Kind, tuple[str, str]] = {
     "operands": ("the operands' own tasks take", "of the workers' time"),
     "load": ("reads of A and B take", "of the workers' time"),
