@@ -19,7 +19,7 @@ from pathlib import Path
 from distmm_kernels import ahead
 from distmm_kernels.candidate import AMPERE
 from distmm_kernels.launch.binary import Recipe
-from distmm_kernels.launch.cache import cache_folder, sources
+from distmm_kernels.launch.cache import bound, cache_folder, sources
 
 MOST_PROCESSES = 8
 """Processes that compile at the same time on half of the cores; each takes about 200 MB."""
@@ -28,20 +28,28 @@ NICE = 10
 """They leave the cores to others that want them."""
 
 
+MOST_TYPES = 100
+"""Files in the cache folder that say which types are built, also by earlier versions of the package."""
+
+
 def begin_for(recipe: Recipe, capability: tuple[int, int]) -> None:
-    """Start to build the kernels of the first type in `ahead.TYPES` that has this one."""
+    """Start to build the kernels of the first type in `ahead.TYPES` that has this one, which is missing."""
     for dtype in ahead.TYPES if capability >= AMPERE[0] else ():
         if recipe in ahead.recipes(capability, dtype):
-            begin(dtype, capability)
+            _start(dtype, capability)
             return
 
 
-@functools.cache
 def begin(dtype: str, capability: tuple[int, int]) -> None:
-    """Start to build the kernels of a type, unless this was done on this machine, or a folder has them."""
-    if os.environ.get("DISTMM_KERNELS_DIR") or capability < AMPERE[0] or dtype not in ahead.TYPES:
-        return
-    if _mark(dtype, capability).exists():
+    """Start to build the kernels of a type, before one is missed; not where a folder has kernels that are built."""
+    if not os.environ.get("DISTMM_KERNELS_DIR") and capability >= AMPERE[0] and dtype in ahead.TYPES:
+        _start(dtype, capability)
+
+
+@functools.cache
+def _start(dtype: str, capability: tuple[int, int]) -> None:
+    """Start the process that builds the kernels of a type, unless they were built on this machine."""
+    if _is_built(_mark(dtype, capability)):
         return
     code = f"from distmm_kernels import background; background.build({dtype!r}, {capability})"
     path, none = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}, subprocess.DEVNULL
@@ -51,7 +59,7 @@ def begin(dtype: str, capability: tuple[int, int]) -> None:
 
 
 def build(dtype: str, capability: tuple[int, int]) -> None:
-    """Build the kernels of a type, as the process that `begin` starts; end with the process that called `begin`.
+    """Build the kernels of a type, and end with the process that has started this one.
 
     If another process builds this type, it does nothing; if another type, it waits. It does not say that kernels are
     built if it ends early.
@@ -65,19 +73,26 @@ def build(dtype: str, capability: tuple[int, int]) -> None:
     mark.parent.mkdir(parents=True, exist_ok=True)
     processes = max(1, min(MOST_PROCESSES, len(os.sched_getaffinity(0)) // 2))
     os.nice(NICE)
-    with open(mark.with_suffix(".building"), "w") as this_type, open(mark.with_name("building"), "w") as any_type:
+    with open(mark, "a") as of_type, open(mark.with_name("building"), "a") as of_all:
         try:
-            fcntl.flock(this_type, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(of_type, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return
+        if _is_built(mark):
+            return
         ahead.preloaded()
-        fcntl.flock(any_type, fcntl.LOCK_EX)
+        fcntl.flock(of_all, fcntl.LOCK_EX)
         for _ in ahead.build(capability, [dtype], processes):
             if os.getppid() != starter:
                 return
-        mark.touch()
+        of_type.write("built\n")
+    bound(mark.parent, mark.suffix, MOST_TYPES)
 
 
 def _mark(dtype: str, capability: tuple[int, int]) -> Path:
-    """Return the file that says that the kernels of a type are built, by these sources."""
+    """Return the file that is locked while kernels of a type are built by these sources, and then is not empty."""
     return cache_folder() / f"{sources()}.{dtype}-{capability[0]}{capability[1]}.built"
+
+
+def _is_built(mark: Path) -> bool:
+    return mark.exists() and mark.stat().st_size > 0

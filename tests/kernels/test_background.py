@@ -35,9 +35,9 @@ def started(monkeypatch, tmp_path):
         return SimpleNamespace(wait=lambda: 0)
 
     monkeypatch.setattr(background.subprocess, "Popen", start)
-    background.begin.cache_clear()
+    background._start.cache_clear()
     yield commands
-    background.begin.cache_clear()
+    background._start.cache_clear()
 
 
 @pytest.fixture
@@ -62,16 +62,19 @@ def test_a_process_asks_once_for_each_type(started):
 
 
 def test_nothing_is_started_for_kernels_that_are_built_or_never_built_ahead(started, monkeypatch, tmp_path):
-    background._mark("float32", H100).touch()
+    background._mark("float32", H100).write_text("built")
     background.begin("float32", H100)
     background.begin("float8_e4m3fn", H100)
     background.begin("int8", (7, 5))
     monkeypatch.setenv("DISTMM_KERNELS_DIR", str(tmp_path))
     background.begin("int8", H100)
     assert not started
-    monkeypatch.delenv("DISTMM_KERNELS_DIR")
-    background.begin("float32", (8, 0))
-    assert len(started) == 1
+
+
+def test_a_kernel_that_a_folder_lacks_begins_those_of_its_type(started, monkeypatch, tmp_path):
+    monkeypatch.setenv("DISTMM_KERNELS_DIR", str(tmp_path))
+    background.begin_for(ahead.recipes(H100, "float32")[0], H100)
+    assert "float32" in started[0]
 
 
 @pytest.mark.parametrize(
@@ -94,18 +97,20 @@ def test_a_missing_kernel_begins_those_of_the_type_that_has_it(started, maker, p
 def test_kernels_that_are_built_are_marked(built):
     background.build("float32", (8, 9))
     assert built == [((8, 9), ["float32"])]
-    assert background._mark("float32", (8, 9)).exists()
-    assert not background._mark("float32", H100).exists()
+    assert background._is_built(background._mark("float32", (8, 9)))
+    assert not background._is_built(background._mark("float32", H100))
+    background.build("float32", (8, 9))
+    assert len(built) == 1
 
 
 def test_a_second_process_builds_nothing_meanwhile(built):
     mark = background._mark("float32", H100)
     mark.parent.mkdir()
-    with open(mark.with_suffix(".building"), "w") as first:
+    with open(mark, "w") as first:
         fcntl.flock(first, fcntl.LOCK_EX)
         background.build("float32", H100)
     assert not built
-    assert not mark.exists()
+    assert not background._is_built(mark)
 
 
 def test_another_type_waits_for_its_turn(built):
@@ -119,7 +124,7 @@ def test_another_type_waits_for_its_turn(built):
         assert not built
         fcntl.flock(other, fcntl.LOCK_UN)
         building.result(60)
-    assert mark.exists()
+    assert background._is_built(mark)
 
 
 def test_the_build_ends_with_the_process_that_started_it(built, monkeypatch):
@@ -127,7 +132,7 @@ def test_the_build_ends_with_the_process_that_started_it(built, monkeypatch):
     monkeypatch.setattr(background.os, "getppid", lambda: next(parents))
     background.build("float32", H100)
     assert next(parents, None) is None
-    assert not background._mark("float32", H100).exists()
+    assert not background._is_built(background._mark("float32", H100))
 
 
 def test_the_process_that_is_started_does_what_build_does(monkeypatch, tmp_path):
@@ -143,12 +148,12 @@ def test_the_process_that_is_started_does_what_build_does(monkeypatch, tmp_path)
         return processes[-1]
 
     monkeypatch.setattr(background.subprocess, "Popen", start)
-    background.begin.cache_clear()
+    background._start.cache_clear()
     with contextlib.ExitStack() as stack:
-        stack.callback(background.begin.cache_clear)
+        stack.callback(background._start.cache_clear)
         background.begin("int8", H100)
         assert processes[0].wait(120) == 0
-    assert background._mark("int8", H100).exists()
+    assert background._is_built(background._mark("int8", H100))
 
 
 def test_the_kernels_of_a_first_product_are_built_first(monkeypatch):
