@@ -35,7 +35,7 @@ from pydantic import ValidationError
 from distmm.errors import InputError
 from distmm.job.forms import Form, Marker
 from distmm.storage import is_url, locate
-from distmm.storage.records import OWNER, Records, records
+from distmm.storage.records import OWNER, records
 
 Json = dict[str, Any]
 
@@ -55,6 +55,8 @@ class Folder:
         Id of the job. Empty if it is not known; then only the names that all jobs of an output share are available.
     owner : str
         The owner's subfolder of the current run, or of the last one.
+    store : Disk or Objects
+        Store of all these files: a disk, or an object store.
     path, manifest : str
         The folder that all jobs of the output share, and the manifest in it.
     certificate, report : str
@@ -72,6 +74,7 @@ class Folder:
     owner: str = ""
 
     def __post_init__(self) -> None:
+        self.store = records(self.target)
         # Next to the outermost Zarr group: inside it, Zarr would read the job's folder as a damaged member.
         parts = self.target.split(os.sep)
         first = 3 if is_url(self.target) else 0  # a bucket may have any name
@@ -99,11 +102,6 @@ class Folder:
     def owned(self, token: str) -> Self:
         """Return the names of the job for the owner of the lock with this token."""
         return replace(self, owner="" if is_url(self.target) else token)
-
-    @property
-    def store(self) -> Records:
-        """Store of all these files: a disk, or an object store."""
-        return records(self.target)
 
     def check_names(self) -> None:
         """Raise `InputError` if a name of one of these files would be too long for the disk."""

@@ -107,11 +107,6 @@ class Judge:
     rejected: tuple[Json, ...] = ()
 
     @property
-    def needs_norms(self) -> bool:
-        """Whether the norms of rows of A and columns of B are computed, too."""
-        return self.contents.reduction is not None and self.contents.reduction.needs_norms
-
-    @property
     def reduction(self) -> Reduction | None:
         """The reduction of a block."""
         reduction = self.contents.reduction

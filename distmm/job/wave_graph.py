@@ -152,7 +152,8 @@ class WriteLayer(ParametricLayer):
         return Placement(self.names.c, (), i, j, step, order, owners[layer], owners)
 
     def _tasks(self) -> Iterator[PlacedTask]:
-        judge, names = self.writer.judge, self.names
+        judge, names, reduction = self.writer.judge, self.names, self.writer.judge.contents.reduction
+        measure = reduction is not None and reduction.needs_norms
         work = None if judge.tolerance is None else judge.tolerance.sketched
         rows, panels = sorted({i for i, _ in self.blocks}), len(judge.plan.blocking.k)
         weights = {g: None if work is None else TaskRef(self._sketch("weights", g[0])) for g in self.groups}
@@ -162,13 +163,13 @@ class WriteLayer(ParametricLayer):
                 where = self.place(p, columns[0], p)
                 if p == 0 and work is not None:
                     yield PlacedTask(self._sketch("weights", columns[0]), sketch.weigh, where, blocks, columns, work)
-                about = judge.orders["B"], blocks, judge.seed, columns, work, weights[columns], judge.needs_norms
+                about = judge.orders["B"], blocks, judge.seed, columns, work, weights[columns], measure
                 yield PlacedTask(self._sketch("b", p, columns[0]), _of_b, where, *about)
             panel = List(*(TaskRef(self._sketch("b", p, columns[0])) for columns in self.groups))
             for i in rows:
                 before = TaskRef(self._sketch("a", i, p - 1)) if p else None
                 block, seed = TaskRef((names.a, i, p)), (judge.seed, i)
-                row = judge.orders["A"], before, block, panel, work, seed, judge.needs_norms
+                row = judge.orders["A"], before, block, panel, work, seed, measure
                 yield PlacedTask(self._sketch("a", i, p), _of_a, self.place(i, p, p), *row)
         in_order = ((j, weights[columns]) for columns in self.groups for j in columns)
         of_column = {j: (number, given) for number, (j, given) in enumerate(in_order)}

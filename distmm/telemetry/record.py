@@ -78,6 +78,7 @@ class Record:
         if b.triangle:
             matrices = self.source.reshape(-1, self.rows, self.columns)
             self.source = np.where(np.tri(self.rows, dtype=bool), matrices, matrices.swapaxes(1, 2)).ravel()
+        self.mirrored = np.not_equal(self.source, np.arange(self.chains))  # of each block: whether it is such an image
         self.done, self.wanted = (np.zeros((self.chains, self.steps), dtype=bool) for _ in range(2))
         self.again = np.zeros(self.chains, dtype=np.int32)
         self.resumed = np.zeros(self.chains, dtype=bool)
@@ -131,11 +132,6 @@ class Record:
     def shape(self) -> str:
         """What is computed, as text: shapes and type of the product, and what is done with it."""
         return f"{self.verb} of " * bool(self.verb) + self.plan.rows()[0][1].rpartition(", ")[0]
-
-    @property
-    def mirrored(self) -> np.ndarray:
-        """Whether each block is the mirror image of another one, shape (chains,)."""
-        return np.not_equal(self.source, np.arange(self.chains))
 
     @property
     def refutations(self) -> int:

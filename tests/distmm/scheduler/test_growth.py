@@ -51,9 +51,7 @@ def plan(panels: int, columns: int = 2) -> Plan:
 def writing(size: Plan) -> Callable[[], object]:
     blocks = tuple((i, j) for _, i, j in size.blocking.c_indices())
     contents = SimpleNamespace(reduction=None)
-    judge = SimpleNamespace(
-        plan=size, tolerance=None, orders={"A": None, "B": None}, seed=1, needs_norms=False, contents=contents
-    )
+    judge = SimpleNamespace(plan=size, tolerance=None, orders={"A": None, "B": None}, seed=1, contents=contents)
     writer: Any = SimpleNamespace(judge=judge)
 
     def make() -> None:
