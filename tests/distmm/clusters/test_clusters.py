@@ -30,6 +30,7 @@ from distmm.all_workers import workers_of
 from distmm.clusters import cluster, gpus, local_cluster
 from distmm.errors import InputError
 from distmm.worker import gpu_worker_setup
+from distmm_kernels import background
 
 
 @pytest.fixture(scope="module")
@@ -306,8 +307,11 @@ def test_arguments_of_local_cuda_cluster_with_the_class_replaced(monkeypatch: py
     monkeypatch.setattr(gpus, "_driver", lambda: Driver(13000))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setitem(sys.modules, "dask_cuda", types.SimpleNamespace(LocalCUDACluster=stand_in))
+    begun: list[tuple[str, tuple[int, int]]] = []
+    monkeypatch.setattr(background, "begin", lambda dtype, capability: begun.append((dtype, capability)))
     with clusters.local("auto", memory_limit="8GB", dashboard=None):
         pass
+    assert begun == [("float32", (9, 0))]
     assert seen == {
         "n_workers": 2,
         "threads_per_worker": gpu_worker_setup.THREADS,
