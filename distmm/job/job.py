@@ -199,13 +199,11 @@ class Job:
         asked = planning.request(self.spec, choices.device, choices.blocks, manifest, self.plan, seconds)
         # A store answers requests of several tasks at the same time.
         plan = planning.plan(self.spec, asked, client, joins=manifest is None and not is_url(self.out))
-        if manifest is None:
-            return plan
-        before = manifest["runs"][0]["device"]
-        if plan.cluster.device != before:
+        device = plan.cluster.device
+        if manifest is not None and manifest["runs"][0]["device"] != device:
             raise InputError(
-                f"{self.folder.path}: this job was begun on {before}, the workers here compute on "
-                f"{plan.cluster.device}, whose bits differ: use the same kind, or start over with --overwrite"
+                f"{self.folder.path}: this job was begun on {manifest['runs'][0]['device']}, the workers here compute "
+                f"on {device}, whose bits differ: use the same kind, or start over with --overwrite"
             )
         return plan
 
