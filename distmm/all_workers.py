@@ -16,8 +16,7 @@ def workers_of(client: Client) -> dict[str, dict[str, Any]]:
     Do not use `Client.scheduler_info` for this. It stores the scheduler's answer in the client, and returns what is
     stored. Every two seconds the client stores an answer without workers there, perhaps just before the return.
     """
-    workers: dict[str, dict[str, Any]] = client.sync(client.scheduler.identity, n_workers=-1)["workers"]
-    return workers
+    return client.sync(client.scheduler.identity, n_workers=-1)["workers"]
 
 
 def everywhere(

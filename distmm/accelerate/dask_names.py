@@ -31,8 +31,7 @@ _originals = {name: getattr(import_module(places[0]), name) for name, places in 
 
 def original(name: str) -> Callable[..., Any]:
     """Return Dask's own function."""
-    function: Callable[..., Any] = _originals[name]
-    return function
+    return _originals[name]
 
 
 def put(functions: Mapping[str, Callable[..., Any]]) -> None:

@@ -97,8 +97,7 @@ def share_of_measured(model: GpuModel, unit: str, accumulator: str) -> float:
         return _by_mma_sync(model) / _by_mma_sync(MEASURED)
     plain = "fp64" if accumulator in ("f8", "c16") else "fp32"
     peak = {"tensor": "fp16_tensor", "fp64_tensor": "fp64_tensor"}.get(unit, plain)
-    share: float = getattr(model, peak) / getattr(MEASURED, peak)
-    return share
+    return getattr(model, peak) / getattr(MEASURED, peak)
 
 
 def _by_mma_sync(model: GpuModel) -> float:

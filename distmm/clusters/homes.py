@@ -133,9 +133,7 @@ def homes_of_blocks(
 def _overlaps(chunks: Sequence[int], cuts: Sequence[int]) -> Ints:
     """Elements that each block shares with each chunk ``(blocks, chunks)``."""
     starts, ends = ([np.cumsum(edges) - edges for edges in (chunks, cuts)], [np.cumsum(e) for e in (chunks, cuts)])
-    shared: Ints = np.minimum(ends[1][:, None], ends[0]) - np.maximum(starts[1][:, None], starts[0])
-    shared[shared < 0] = 0
-    return shared
+    return np.maximum(np.minimum(ends[1][:, None], ends[0]) - np.maximum(starts[1][:, None], starts[0]), 0)
 
 
 async def _holders(keys: tuple[Any, ...], dask_scheduler: Scheduler) -> list[tuple[int, list[int]]]:

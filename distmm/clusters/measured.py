@@ -127,9 +127,7 @@ def _fetch_seconds(client: Client, device: Literal["cpu", "cuda"], source: str, 
     with client.as_current(), seceded():  # `wait` takes no client
         wait(block, timeout=PATIENCE_SECONDS)
     patience = 2 * PATIENCE_SECONDS  # a stopped process does not even end its own measurement
-    seconds = client.run(_fetch, block.key, source, workers=[target], callback_timeout=patience)[target]
-    assert isinstance(seconds, float)
-    return seconds
+    return client.run(_fetch, block.key, source, workers=[target], callback_timeout=patience)[target]
 
 
 def _block(nbytes: int, device: Literal["cpu", "cuda"]) -> Block:

@@ -132,7 +132,7 @@ def _asked(client: Client, view: _View, question: Question | None) -> dict[str, 
         lending.note_reach(client, bool(view.reads) and all(view.reads.values()))
         if question is not None:
             view.keep(question, answers, now - age)
-    return answers  # type: ignore[no-any-return]
+    return answers
 
 
 def on_scheduler(client: Client, function: Callable[..., Any], argument: Hashable, old: bool = False) -> Any:
@@ -163,8 +163,7 @@ async def _told(client: str, function: Callable[..., Any], argument: Hashable, d
     if (placement := dask_scheduler.plugins.get(PlacementPlugin.name)) is not None:
         placement.changes.tell(client)
     answer = function(argument, dask_scheduler=dask_scheduler)
-    pickled: bytes = dumps(await answer if inspect.isawaitable(answer) else answer)
-    return pickled
+    return dumps(await answer if inspect.isawaitable(answer) else answer)
 
 
 def _run(client: Client, function: Callable[..., Any], *args: Any) -> Any:

@@ -99,7 +99,7 @@ class _Copy(ParametricLayer):
 class _CopyableTasks(MaterializedLayer):  # type: ignore[misc]
     def clone(self, keys: Collection[Key], seed: Hashable, bind_to: Key | None = None) -> tuple[Layer, bool]:
         if self.has_legacy_tasks:  # Dask copies these as it should
-            return super().clone(keys, seed, bind_to)  # type: ignore[no-any-return]
+            return super().clone(keys, seed, bind_to)
         return _Copy.of(self, keys, seed, bind_to), bind_to is not None
 
 

@@ -248,8 +248,7 @@ class GridLayout(Layout[Grid]):
     def _cells(self, wave: Wave, heights: Ints, widths: Ints) -> Ints:
         """Sum of ``heights[i] * widths[j]`` over the blocks (i, j) of C of a wave, for each cell of the grid."""
         if not wave.triangle:
-            cells: Ints = np.outer(*self._sums(wave, heights, widths))
-            return cells
+            return np.outer(*self._sums(wave, heights, widths))
         rows, columns = self.grid.rows, self.grid.columns
         at = np.arange(wave.rows.start, wave.rows.stop)
         across = np.zeros((len(at), columns), np.int64)

@@ -212,14 +212,12 @@ class MemoryModel:
         if "whole" in operands:
             homes = self.layout.operand_bytes(read or largest).homes
             kept += sum(x for x, at in zip(homes, operands, strict=True) if at == "whole")
-        most: Ints = np.max(held, axis=0) + kept
-        return most
+        return np.max(held, axis=0) + kept
 
     def _loaded_early(self, step: Traffic) -> Ints:
         """Bytes of A and B by rank that GPUs load before the blocks of the previous step are freed."""
         loaded = sum(home for home, where in zip(step.homes, self.operands, strict=True) if where in BY_STEP)
-        early: Ints = np.minimum(loaded, self.cluster.load * LOADS_BEFORE_RELEASE_SECONDS).astype(np.int64)
-        return early
+        return np.minimum(loaded, self.cluster.load * LOADS_BEFORE_RELEASE_SECONDS).astype(np.int64)
 
     def _blocks_written(self) -> int:
         """Count the blocks of C that a worker writes in addition to those that it holds.

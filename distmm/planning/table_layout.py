@@ -68,8 +68,7 @@ class TableLayout(Layout[Owners]):
 
     def chains(self, wave: Wave) -> Ints:
         """Chains of each rank."""
-        count: Ints = self._chained.sum(axis=(1, 2))
-        return count
+        return self._chained.sum(axis=(1, 2))
 
     def chains_abreast(self, wave: Wave) -> int:
         """Chains of the busiest rank."""
@@ -108,22 +107,19 @@ class TableLayout(Layout[Owners]):
         for _, i, j in self.blocking.c_indices():
             ranks = [rank for rank, _ in self.grid.chains(i, j, len(self.blocking.k))]
             adds[ranks[: len(ranks) - 1 : 2], i, j] = True
-        total: Ints = (adds * self._areas).sum(axis=(1, 2)) * self.problem.accumulator_bytes
-        return total
+        return (adds * self._areas).sum(axis=(1, 2)) * self.problem.accumulator_bytes
 
     def c_bytes(self, wave: Wave, itemsize: int, layers: int) -> Ints:
         """Bytes of the blocks of C that each rank multiplies; with one layer, of those that it finishes."""
         made = self._chained if layers > 1 else self._made
-        total: Ints = (made * self._areas).sum(axis=(1, 2)) * itemsize
-        return total
+        return (made * self._areas).sum(axis=(1, 2)) * itemsize
 
     def mirror_bytes(self, wave: Wave, itemsize: int) -> Ints:
         """Bytes of the mirror images of the blocks of C, by the rank of their source. Only conjugates take memory."""
         if self.problem.symmetry != "hermitian":
             return np.zeros(self.grid.size, np.int64)
         below = self._areas - np.diag(np.diag(self._areas))
-        total: Ints = (self._made * below).sum(axis=(1, 2)) * itemsize
-        return total
+        return (self._made * below).sum(axis=(1, 2)) * itemsize
 
     @property
     def deepest_step(self) -> slice:

@@ -73,8 +73,7 @@ def _scheduler() -> Callable[..., Any] | None:
     """
     if "distributed" not in sys.modules and not dask.config.get("scheduler", None):
         return None
-    chosen: Callable[..., Any] | None = get_scheduler()
-    return chosen
+    return get_scheduler()
 
 
 def _checked(client: Any) -> Client:

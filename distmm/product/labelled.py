@@ -156,5 +156,4 @@ def chosen(wanted: tuple[Any, ...], shape: tuple[int, ...], dtype: np.dtype) -> 
     """Return chunks. `wanted` has the chunks of a dimension, or "auto" for chunks of Dask's configured size."""
     if 0 in shape:  # with "auto", Dask would divide by 0
         wanted = tuple(-1 if isinstance(cut, str) else cut for cut in wanted)
-    chunks: tuple[tuple[int, ...], ...] = da.core.normalize_chunks(wanted, shape, dtype=dtype)
-    return chunks
+    return da.core.normalize_chunks(wanted, shape, dtype=dtype)

@@ -73,8 +73,7 @@ class Operand:
     @property
     def dtype(self) -> np.dtype:
         """Type of the elements."""
-        dtype: np.dtype = np.dtype(self.source.dtype)
-        return dtype
+        return np.dtype(self.source.dtype)
 
     @property
     def chunks(self) -> tuple[tuple[int, ...], ...] | None:
@@ -88,8 +87,7 @@ class Operand:
             return False
         from distmm.clusters.homes import futures_in  # late, as Dask arrays below
 
-        blocks: int = self.source.npartitions
-        return len(futures_in(self.source)) == blocks
+        return len(futures_in(self.source)) == self.source.npartitions
 
     @property
     def loads_again(self) -> bool:

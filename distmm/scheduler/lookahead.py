@@ -59,8 +59,7 @@ class Lookahead:
     def add(self, order: int, key: Key) -> HeldStep:
         """Add a product task to a step; return what waits for this step to open."""
         self.unfinished.setdefault(order, set()).add(key)
-        held: HeldStep = self.held.setdefault(order, HeldStep())
-        return held
+        return self.held.setdefault(order, HeldStep())
 
     def finish(self, order: int, key: Key) -> bool:
         """Note that a product task is done, or will never run; return whether it was the last one of its step."""

@@ -50,7 +50,7 @@ def figures(client: Client, product: str) -> Figures | None:
     Figures or None
         None if the scheduler does not know the product, or runs without telemetry.
     """
-    return client.run_on_scheduler(figures_on, product=product)  # type: ignore[no-any-return]
+    return client.run_on_scheduler(figures_on, product=product)
 
 
 def figures_on(dask_scheduler: Scheduler, product: str) -> Figures | None:
@@ -64,7 +64,7 @@ def figures_on(dask_scheduler: Scheduler, product: str) -> Figures | None:
 def _record_on(dask_scheduler: Scheduler, product: str) -> Record | None:
     """Return the record of a product; None without one, or without telemetry. Runs on the scheduler."""
     telemetry = dask_scheduler.plugins.get(Telemetry.name)
-    return telemetry and telemetry.records.get(product_of(product))  # type: ignore[no-any-return]
+    return telemetry and telemetry.records.get(product_of(product))
 
 
 def read(client: Client, product: str) -> Record | None:
@@ -98,7 +98,7 @@ def read(client: Client, product: str) -> Record | None:
             ]
         return record
 
-    return client.run_on_scheduler(ask)  # type: ignore[no-any-return]
+    return client.run_on_scheduler(ask)
 
 
 PAGE = "/distmm"

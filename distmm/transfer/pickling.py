@@ -22,7 +22,6 @@ def pickled(x: Any, outside: Callable[[Any], object] | None = None) -> bytes:
 
     _trial.append(x)
     try:
-        made: bytes = dumps(x, buffer_callback=outside)
+        return dumps(x, buffer_callback=outside)
     finally:
         _trial.pop()
-    return made

@@ -41,14 +41,12 @@ def without_task_meters() -> AbstractContextManager[Any]:
     """
     from distributed.metrics import context_meter
 
-    context: AbstractContextManager[Any] = context_meter.clear_callbacks()
-    return context
+    return context_meter.clear_callbacks()
 
 
 def pending_plugins(worker: Worker) -> Iterable[object]:
     """Return the plugins that a starting worker is going to set up (``Worker._pending_plugins``)."""
-    plugins: Iterable[object] = worker._pending_plugins
-    return plugins
+    return worker._pending_plugins
 
 
 def profile_without_collecting(worker: Worker) -> None:
@@ -169,5 +167,4 @@ def run_on_worker(worker: Worker, address: str, function: Callable[..., Any], *a
     """
     from distributed.protocol.pickle import dumps
 
-    reply: Awaitable[dict[str, Any]] = worker.rpc(address).run(function=dumps(function), args=dumps(args))
-    return reply
+    return worker.rpc(address).run(function=dumps(function), args=dumps(args))

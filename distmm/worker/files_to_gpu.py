@@ -34,8 +34,7 @@ def _next_buffer() -> tuple[Any, Any]:
     if not hasattr(_local, "buffers"):
         _local.buffers = gpu_copies.pinned_pair(BUFFER)
     _local.buffers.reverse()
-    buffer: tuple[Any, Any] = _local.buffers[0]
-    return buffer
+    return _local.buffers[0]
 
 
 def is_file(source: Any) -> bool:

@@ -30,8 +30,7 @@ def give_tickets(worker: Worker, plugin: str) -> None:
     process_memory.allow(os.getppid())  # the workers that the same process has started
 
     def on_this_host(address: str) -> bool:
-        same: bool = get_address_host(address) == get_address_host(worker.address)
-        return same
+        return get_address_host(address) == get_address_host(worker.address)
 
     async def gets_tickets(address: str | None) -> bool:
         if address is None or not on_this_host(address):

@@ -175,7 +175,6 @@ def value_of(score: np.ndarray, metric: Metric, squares: np.ndarray | None) -> n
     """Return the similarities or distances of scores ``(r, k)``, given the squared norms ``(r,)`` of the rows of X."""
     if metric == "inner" or squares is None:
         return score
-    values: np.ndarray
     with np.errstate(invalid="ignore", over="ignore"):
         if metric == "cosine":
             values = score / _lengths(squares)[:, None]
