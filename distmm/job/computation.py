@@ -26,7 +26,7 @@ from distmm.job.unfinished import rejected_text, wrong_text
 from distmm.job.wave_graph import graph_of
 from distmm.job.writer import Writer
 from distmm.planning.blocks import Wave
-from distmm.planning.grid import Grid
+from distmm.planning.owners import Grid
 from distmm.planning.plan import Plan
 from distmm.product.smaller_plan import memory_full
 from distmm.product.waves import SendWave, Waves

@@ -9,9 +9,8 @@ from dataclasses import replace
 from distmm.planning.blocks import Blocking, cut, united
 from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec, Residence
 from distmm.planning.families import MOST_PRODUCTS, candidates
-from distmm.planning.grid import Grid
 from distmm.planning.memory import BY_STEP
-from distmm.planning.owners import Chunks, Owners, Places
+from distmm.planning.owners import Chunks, Grid, Owners, Places
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import LOOKAHEAD, Schedule
 from distmm.planning.table_layout import TableLayout

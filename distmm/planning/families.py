@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 from distmm.planning.blocks import Blocking
-from distmm.planning.grid import Grid
-from distmm.planning.owners import FAMILIES, Chunks, Family, Homes, Owners, Places, homes_array
+from distmm.planning.owners import FAMILIES, Chunks, Family, Grid, Homes, Owners, Places, homes_array
 
 # Most operations of a rank, as a multiple of its even share, if blocks can be passed on.
 BALANCE = 1.2

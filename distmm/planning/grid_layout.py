@@ -17,8 +17,8 @@ from typing import NamedTuple
 import numpy as np
 
 from distmm.planning.blocks import Wave, are_even
-from distmm.planning.grid import Grid
 from distmm.planning.layout import Ints, Layout, Traffic
+from distmm.planning.owners import Grid
 
 
 class Depths(NamedTuple):

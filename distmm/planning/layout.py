@@ -13,8 +13,7 @@ from typing import Generic, NamedTuple, TypeVar, cast
 import numpy as np
 
 from distmm.planning.blocks import Blocking, Wave
-from distmm.planning.grid import Grid
-from distmm.planning.owners import Owners
+from distmm.planning.owners import Grid, Owners
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import Schedule
 

@@ -13,10 +13,9 @@ from distmm.errors import DoesNotFitError
 from distmm.planning import description, early_end
 from distmm.planning.blocks import Blocking, Wave
 from distmm.planning.cluster_spec import ClusterSpec, Residence, Result
-from distmm.planning.grid import Grid
 from distmm.planning.grid_layout import GridLayout
 from distmm.planning.memory import MemoryModel, Peak
-from distmm.planning.owners import Owners
+from distmm.planning.owners import Grid, Owners
 from distmm.planning.precision import Precision
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import Schedule

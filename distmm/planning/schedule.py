@@ -14,8 +14,7 @@ import numpy as np
 from distmm.errors import InputError
 from distmm.planning.blocks import Blocking, Wave, cut
 from distmm.planning.families import of_family, of_grid
-from distmm.planning.grid import Grid
-from distmm.planning.owners import FAMILIES, NOWHERE, Chunks, Owners, Places
+from distmm.planning.owners import FAMILIES, NOWHERE, Chunks, Grid, Owners, Places
 from distmm.planning.problem import Problem
 
 # Steps whose blocks of A and B may be in memory at once: while one step computes, blocks of the next are transferred.

@@ -15,8 +15,7 @@ from distmm.errors import InputError
 from distmm.planning import candidates, early_end
 from distmm.planning.blocks import Blocking, cut
 from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec
-from distmm.planning.grid import Grid
-from distmm.planning.owners import NOWHERE, Owners, Places
+from distmm.planning.owners import NOWHERE, Grid, Owners, Places
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import LOOKAHEAD, Schedule, parse

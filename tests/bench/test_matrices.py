@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from experiment.matrices import home
 
-from distmm.planning.grid import Grid
+from distmm.planning.owners import Grid
 
 GRIDS = [Grid(1, 1), Grid(1, 2), Grid(2, 1), Grid(1, 3), Grid(2, 2), Grid(2, 4), Grid(4, 2)]
 

@@ -11,7 +11,7 @@ import ml_dtypes
 import numpy as np
 
 from distmm.errors import InputError
-from distmm.planning.grid import Grid
+from distmm.planning.owners import Grid
 from distmm.planning.precision import Precision
 
 __all__ = [

@@ -20,7 +20,7 @@ import psutil
 from distributed import Client, Future, Scheduler, futures_of, wait
 
 from distmm.errors import InputError
-from distmm.planning.grid import Grid
+from distmm.planning.owners import Grid
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.transfer import empty
 from experiment.cases import element

@@ -21,7 +21,7 @@ from distributed import Client, Worker
 import distmm
 from distmm import clusters
 from distmm.all_workers import everywhere, workers_of
-from distmm.planning.grid import Grid
+from distmm.planning.owners import Grid
 from distmm.telemetry import client as telemetry
 from experiment import matrices
 from experiment.cases import KERNEL, Case, element

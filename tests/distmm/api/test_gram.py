@@ -19,8 +19,8 @@ from distmm.errors import InputError
 from distmm.graph.dask_tasks import PlacedTask, ProductTask
 from distmm.planning.blocks import Blocking, even_edges
 from distmm.planning.cluster_spec import ClusterSpec
-from distmm.planning.grid import Grid
 from distmm.planning.grid_layout import GridLayout
+from distmm.planning.owners import Grid
 from distmm.planning.problem import Problem, Symmetry
 from distmm.planning.schedule import Schedule
 from distmm.planning.search import make_plan

@@ -13,7 +13,7 @@ from distributed import Client, Scheduler, Worker, futures_of, wait
 
 import distmm
 from distmm.clusters import view
-from distmm.planning.grid import Grid
+from distmm.planning.owners import Grid
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.telemetry import client as telemetry
 from distmm.telemetry.scheduler import Telemetry

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from distmm.planning.blocks import Wave
-from distmm.planning.grid import Grid
+from distmm.planning.owners import Grid
 from distmm.planning.plan import Plan
 from distmm.planning.problem import operand_batch
 

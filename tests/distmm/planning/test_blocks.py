@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from distmm.errors import InputError
 from distmm.planning.blocks import Blocking, even_edges, slices
-from distmm.planning.grid import Grid
+from distmm.planning.owners import Grid
 from distmm.planning.problem import Problem, accumulator_dtype, operand_batch
 
 sizes = st.integers(0, 500)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from distmm.planning.blocks import Blocking, even_edges
 from distmm.planning.cluster_spec import ClusterSpec, Residence, Result
-from distmm.planning.grid import Grid
+from distmm.planning.owners import Grid
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import Schedule

@@ -15,8 +15,7 @@ from distmm.errors import InputError
 from distmm.planning.blocks import Blocking, cut, united
 from distmm.planning.cluster_spec import ClusterSpec, Residence
 from distmm.planning.families import BALANCE, candidates, of_family, of_grid
-from distmm.planning.grid import Grid
-from distmm.planning.owners import FAMILIES, Family, Homes, Owners, Places
+from distmm.planning.owners import FAMILIES, Family, Grid, Homes, Owners, Places
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import Schedule, parse

@@ -14,8 +14,8 @@ from distmm.errors import DoesNotFitError, InputError
 from distmm.planning import candidates
 from distmm.planning.blocks import Blocking, Wave, cut, even_edges
 from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec
-from distmm.planning.grid import Grid
 from distmm.planning.grid_layout import GridLayout
+from distmm.planning.owners import Grid
 from distmm.planning.plan import Plan
 from distmm.planning.precision import PRECISIONS
 from distmm.planning.problem import Problem, operand_batch

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from distmm.planning import candidates
 from distmm.planning.blocks import cut
 from distmm.planning.cluster_spec import ClusterSpec, Residence
-from distmm.planning.grid import Grid
+from distmm.planning.owners import Grid
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import Schedule

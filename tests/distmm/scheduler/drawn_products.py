@@ -18,7 +18,7 @@ from dask.highlevelgraph import HighLevelGraph
 from distmm.graph.dask_tasks import ProductTask, Task, TaskRef
 from distmm.graph.product_graph import Reduced, build
 from distmm.planning.cluster_spec import ClusterSpec
-from distmm.planning.grid import Grid
+from distmm.planning.owners import Grid
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import parse

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from distmm.graph.placement import Placement
-from distmm.planning.grid import Grid
+from distmm.planning.owners import Grid
 from distmm.scheduler.output_slots import OutputSlots
 from distmm.scheduler.plugin import STRANDED_SECONDS
 from distmm.scheduler.replicas import Replicas

@@ -21,7 +21,7 @@ from distmm import matmul, plan
 from distmm.clusters import view
 from distmm.errors import InputError
 from distmm.graph.consumers import product_of
-from distmm.planning.grid import Grid
+from distmm.planning.owners import Grid
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.worker.tasks.epilogue import Epilogue
 from distmm.worker.tasks.kernel_choice import KernelChoice

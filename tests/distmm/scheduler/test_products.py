@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from distmm.graph.placement import Placement
-from distmm.planning.grid import Grid
+from distmm.planning.owners import Grid
 from distmm.scheduler.product_state import Limits, OperandBlock, PlannedTask
 from distmm.scheduler.products import Decisions, Products
 
