@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import operator
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 from dask.array.utils import meta_from_array
 
 from distmm import config
-from distmm.accelerate import dask_names, tall_qr
+from distmm.accelerate import dask_names
 from distmm.api import array as products
 from distmm.api import einsum as contractions
 from distmm.api.tensordot import labelled
@@ -23,6 +24,7 @@ from distmm.graph.parametric_layer import with_copies
 from distmm.graph.product_graph import ProductLayer
 from distmm.product.array_types import package_of
 from distmm.product.labelled import Label
+from distmm.worker.tasks.tall_qr import block_qr, rows_times
 
 log = logging.getLogger("distmm.accelerate")
 
@@ -83,7 +85,27 @@ def tsqr(data: da.Array, compute_svd: bool = False, _max_vchunk_size: int | None
     if not min(data.chunks[0]) >= n > 0:  # sizes may be unknown: NaN
         raise StaysDasks(f"blocks of {min(data.chunks[0])} rows are not taller than {n}")
     _check_flops(4 * m * n * n)
-    return tall_qr.decomposed(data, compute_svd)
+    return _decomposed(data, compute_svd)
+
+
+def _decomposed(data: da.Array, compute_svd: bool) -> tuple[da.Array, ...]:
+    """Return Q and R, or U, S and Vh, of an array ``(m, n)`` with one column of blocks of at least n rows.
+
+    Each block is ``A[i] = Q[i] R[i]``. The small matrix stacks all R[i] vertically; it is ``Q' R`` or ``U' S Vh``. A
+    block of the result is ``Q[i] Q'[i]`` or ``Q[i] U'[i]``. That is one product; for U, Dask computes two. Source:
+    Benson, Gleich and Demmel, Direct QR factorizations for tall-and-skinny matrices in MapReduce architectures, 2013.
+    """
+    (blocks, _), (_, n) = data.numblocks, data.shape
+    same = {"dtype": data.dtype, "meta": data}
+    factors = data.map_blocks(block_qr, tasks=blocks, **same)  # blocks are pairs (Q, R), not arrays
+    q = factors.map_blocks(operator.itemgetter(0), **same)
+    r = factors.map_blocks(operator.itemgetter(1), chunks=((n,) * blocks, (n,)), **same)
+    # Blocks of the small matrix are about as tall as those of the large one. If there are several, Dask decomposes the
+    # small matrix in the same way.
+    stacked = r.rechunk({0: max(2, max(data.chunks[0]) // n) * n})
+    inner, *others = dask_names.original("tsqr")(stacked, compute_svd=compute_svd)
+    outer = da.map_blocks(rows_times, q, inner.rechunk({0: n}), tasks=blocks, chunks=data.chunks, **same)
+    return outer, *others
 
 
 def _contracted(
