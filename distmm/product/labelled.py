@@ -13,7 +13,7 @@ import numpy as np
 from distributed import Client
 
 from distmm.planning.problem import accumulator_dtype
-from distmm.product.lent_graph import whole
+from distmm.product.arrays_in_graphs import whole
 from distmm.product.operand import Operand, checked, uploaded
 
 Label = Hashable

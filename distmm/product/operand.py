@@ -144,8 +144,7 @@ class Operand:
         """
         from dask.array.utils import meta_from_array  # late: plans of files need no Dask array, which takes a second
 
-        from distmm.product.inline_array import inline_array
-        from distmm.product.lent_graph import lent
+        from distmm.product.arrays_in_graphs import inline_array, lent
 
         if self.in_memory:
             # For any size and any cluster: an array in memory is always read when the product is computed.

@@ -12,7 +12,7 @@ from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
 
 import distmm
-from distmm.product.lent_graph import lent, whole
+from distmm.product.arrays_in_graphs import lent, whole
 
 X = np.arange(600 * 500.0).reshape(600, 500)
 

@@ -1,27 +1,68 @@
-"""Dask arrays of NumPy arrays, such as those of `dask.array.from_array`: workers read this process's memory.
+"""NumPy and CuPy arrays of this process as Dask arrays, and in the graphs of Dask arrays.
 
-Dask has the elements of such arrays in its graph. It would send them through the scheduler, which takes a second for a
-gigabyte.
+`inline_array` puts an array into a graph: each block is a view, which is read when the graph is sent or run.
+`dask.array.from_array` would copy a NumPy array at the call. Workers read large arrays from the client's memory when
+the product is computed. Arrays inside the graph are small, or on a cluster whose workers cannot read that memory. They
+must be read at the same time.
+
+`lent` is for the arrays of `dask.array.from_array`, whose elements Dask has in its graph. It would send them through
+the scheduler, which takes a second for a gigabyte. Workers read large ones in this process's memory instead.
 """
 
 from __future__ import annotations
 
 import uuid
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import dask.array as da
 import numpy as np
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
-from distmm.graph.dask_tasks import Task
+from distmm.graph.dask_tasks import Task, one_per_block
 from distmm.product.aliasing import coincide
 from distmm.transfer import ClientArray, has_gaps, share
-from distmm.worker.tasks.loads import load
+from distmm.worker import gpu_copies
+from distmm.worker.tasks.arrivals import arrived
+from distmm.worker.tasks.loads import load, to_device
 
 if TYPE_CHECKING:
     from distributed import Client
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A view of a part of an array. Its elements are pickled when the graph is sent."""
+
+    name: str
+    array: Any = field(repr=False)
+
+    def __dask_tokenize__(self) -> str:
+        return self.name  # not of the elements, which may change
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Part, (self.name, gpu_copies.to_host(self.array))  # the scheduler, which unpickles it, may have no GPU
+
+
+def _loaded(part: _Part, device: Literal["cpu", "cuda"]) -> Any:
+    """Return a block on the device. Runs on workers."""
+    return to_device(part.array) if device == "cuda" else arrived(part.array, "a block of an operand")
+
+
+def inline_array(
+    array: Any, chunks: tuple[tuple[int, ...], ...], device: Literal["cpu", "cuda"], name: str, meta: Any
+) -> da.Array:
+    """Return an array of this process as a Dask array with this name. Tasks load its blocks to `device`."""
+    # A view of a `numpy.memmap` would be pickled as a memmap.
+    plain = np.asarray(array) if isinstance(array, np.ndarray) else array
+    indices = np.ndindex(*map(len, chunks))
+    parts = {
+        index: _Part(f"{name}-{index}", plain[where])
+        for index, where in zip(indices, da.core.slices_from_chunks(chunks), strict=True)
+    }
+    blocks = one_per_block(name, partial(_loaded, device=device), parts)
+    return da.Array(blocks, name, chunks, meta=meta)
 
 
 def lent(array: da.Array, client: Client) -> da.Array:
@@ -52,14 +93,14 @@ def _lent(layer: Layer, client: Client, shared: dict[int, ClientArray | None]) -
         return layer
     lent = {}
     for key, value in layer.mapping.items():
-        if type(value) is np.ndarray and value.ndim > 1 and (part := _part(value, client, shared)) is not None:
+        if type(value) is np.ndarray and value.ndim > 1 and (part := _lent_part(value, client, shared)) is not None:
             whole = partial(load, index=(slice(None),) * value.ndim, device="cpu")
             lent[key] = Task(key, whole, part)
     mapping = {**layer.mapping, **lent}
     return MaterializedLayer(mapping, layer.annotations, layer.collection_annotations) if lent else layer
 
 
-def _part(block: Any, client: Client, shared: dict[int, ClientArray | None]) -> ClientArray | None:
+def _lent_part(block: Any, client: Client, shared: dict[int, ClientArray | None]) -> ClientArray | None:
     """Describe a block in this process's memory. The blocks of one array have one loan. None if it cannot be lent."""
     base = block.base
     whole = base if isinstance(base, np.ndarray) and base.ndim > 1 and base.flags.c_contiguous else block
