@@ -27,9 +27,9 @@ from distmm.graph.placement import Key, Placement
 from distmm.scheduler import dask_extensions, dask_internals
 from distmm.scheduler.dask_extensions import AdaptiveTarget, Changes, MemoryManager
 from distmm.scheduler.new_graph import NewGraph
+from distmm.scheduler.output_slots import reached
 from distmm.scheduler.products import Products
 from distmm.scheduler.replicas import Replica
-from distmm.scheduler.streamed_readers import reached
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,8 @@ from distmm.graph.placement import Chain, Key, Placement
 from distmm.planning.plan import Plan
 from distmm.planning.schedule import LOOKAHEAD
 from distmm.scheduler.lookahead import HeldStep, Lookahead
-from distmm.scheduler.output_slots import OutputSlots
+from distmm.scheduler.output_slots import MadeBlock, OutputSlots
 from distmm.scheduler.replicas import Replica
-from distmm.scheduler.streamed_readers import MadeBlock
 
 
 class Limits(NamedTuple):

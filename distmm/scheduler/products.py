@@ -15,11 +15,10 @@ from weakref import WeakValueDictionary
 
 from distmm.graph.placement import Key, Placement
 from distmm.scheduler.held_loads import HeldLoads
-from distmm.scheduler.output_slots import OutputSlots
+from distmm.scheduler.output_slots import Neighbours, OutputSlots, most_at_a_time
 from distmm.scheduler.product_state import Arrangement, Decisions, Limits, OperandBlock, PlannedTask, ProductState
 from distmm.scheduler.ranks import Ranks
 from distmm.scheduler.replicas import Replicas
-from distmm.scheduler.streamed_readers import Neighbours, most_at_a_time
 
 
 class Products:

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from distmm.graph.placement import Key, Placement
+from distmm.scheduler.output_slots import reached
 from distmm.scheduler.product_state import Limits, OperandBlock, PlannedTask
 from distmm.scheduler.products import Products
-from distmm.scheduler.streamed_readers import reached
 from tests.distmm.scheduler.simulated_checks import Checks
 from tests.distmm.scheduler.simulated_tasks import Report, Task, Worker
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distmm.graph.placement import Key
-from distmm.scheduler.streamed_readers import MadeBlock, most_at_a_time
+from distmm.scheduler.output_slots import MadeBlock, most_at_a_time
 
 Reads = dict[Key, set[Key]]  # task -> what it reads
 
