@@ -8,8 +8,15 @@ too, and a task that needs a damaged one fails.
 NVLink, PCIe and InfiniBand check and repeat their packets themselves, and the memory of data-centre GPUs corrects its
 errors. So blocks that GPUs send to each other have no checksum.
 
-*Tickets.* A CuPy block for another worker of this host is sent by name (`distmm.transfer.block_tickets`), whatever the
-cluster's protocol.
+*Tickets.* A CuPy block for another worker of this host is sent by name, whatever the cluster's protocol. Dask sends a
+CuPy block by TCP through host memory, at 1 to 2 GB/s. UCX is fast, but it (1.21) never unmaps the memory of a worker
+that has died (openucx/ucx issue 11753), so that its replacement finds none. A ticket is a `ClientArray` that names the
+block in the sender's memory, which the receiver maps by CUDA IPC. Dask keeps the block in the sender's ``get_data``
+until the receiver has answered, which it does after the copy. If the connection breaks meanwhile, the sender may free
+the block. So the receiver checks the mark of the ticket after the copy. If it is gone, the message counts as truncated,
+and Dask asks again.
+
+A sender gives tickets only to a worker that has read random bytes in its host memory and in its GPU memory.
 
 *Types.* Dask describes a CuPy block by CUDA's array interface, which supports only NumPy's own types. So a bfloat16
 block would arrive as untyped elements of two bytes (``|V2``).
@@ -22,9 +29,12 @@ the function for host memory.
 from __future__ import annotations
 
 import functools
+import logging
 import pickle
 import sys
 from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
 import distributed.protocol.numpy  # noqa: F401  registers the functions that are wrapped here
@@ -35,8 +45,12 @@ from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
 from distributed.protocol.serialize import dask_deserialize, dask_serialize
 from distributed.utils import nbytes
 
-from distmm.transfer import block_tickets, loaded_blocks
+from distmm.transfer import loaded_blocks, loans
+from distmm.transfer.client_array import ClientArray
 from distmm.transfer.crc32c import crc32c
+from distmm.transfer.lending import has_gaps
+
+logger = logging.getLogger(__name__)
 
 # Keys that are added to the headers of messages.
 KEY, SUM, NOTED, TICKET = "distmm-element", "distmm-crc32c", "distmm-crc32c-loaded", "distmm-ticket"
@@ -58,7 +72,7 @@ def register(received: Callable[[Any], Any] | None = None) -> None:
     Parameters
     ----------
     received : callable, optional
-        Returns a copy of the block that a ticket names (`distmm.transfer.block_tickets`).
+        Returns a copy of the block that a ticket names.
     """
     _replace(dask_serialize, dask_deserialize, np.ndarray, _with_sums)
     wrap = functools.partial(_wrap, received)
@@ -77,7 +91,7 @@ def _wrap(received: Callable[[Any], Any] | None) -> None:
         named, typed = _with_types(send, receive)
 
         def refusing(x: Any) -> tuple[dict[str, Any], list[Any]]:
-            if block_tickets.leaves_gpu(x):
+            if leaves_gpu(x):
                 raise NotImplementedError("Dask then sends it by the next function")
             return named(x)
 
@@ -127,7 +141,7 @@ def _with_tickets(send: Send, receive: Receive, received: Callable[[Any], Any] |
     """Wrap both functions to send a ticket to a worker that reads this process's GPU memory."""
 
     def named(x: Any) -> tuple[dict[str, Any], list[Any]]:
-        ticket = block_tickets.ticket_for(x)
+        ticket = ticket_for(x)
         return send(x) if ticket is None else ({TICKET: True}, [ticket])
 
     def taken(header: dict[str, Any], frames: list[Any]) -> Any:
@@ -170,3 +184,47 @@ def _with_sums(send: Send, receive: Receive) -> tuple[Send, Receive]:
         return block
 
     return summed, compared
+
+
+# Tickets
+
+# Blocks of fewer bytes are sent through host memory.
+LEAST_BY_TICKET = 1 << 20
+
+# The ids of the blocks in the message that is written now, if it goes to a worker that reads this process's GPU memory.
+to_neighbour: ContextVar[frozenset[int]] = ContextVar("to_neighbour", default=frozenset())
+
+
+@functools.cache
+def _warn() -> None:
+    """Say once that GPU memory has no handle."""
+    logger.warning(
+        "blocks go to other workers of this host through host memory, which is slower: CUDA IPC does not share the "
+        "memory of this worker's allocator. Start the cluster with rmm_pool_size in place of rmm_async or "
+        "rmm_managed_memory"
+    )
+
+
+def leaves_gpu(block: Any) -> bool:
+    """Whether a CuPy block is sent by a ticket or through host memory, also where UCX could send it.
+
+    UCX sends blocks to the client and to other hosts, and blocks with gaps between their elements.
+    """
+    return id(block) in to_neighbour.get() and not has_gaps(block)
+
+
+def ticket_for(block: Any) -> bytes | None:
+    """Return a pickled ticket for a CuPy block; None if its elements have to be sent.
+
+    Work on the default stream is waited for, because other libraries may have made the block there.
+    """
+    if not leaves_gpu(block) or block.nbytes < LEAST_BY_TICKET:
+        return None
+    ticket = ClientArray.of(block)
+    if not ticket.on_gpu:
+        _warn()
+        return None
+    import cupy
+
+    cupy.cuda.Stream.null.synchronize()
+    return pickle.dumps(replace(ticket, mark=loans.marked(block)))

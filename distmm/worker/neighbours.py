@@ -1,4 +1,4 @@
-"""Which workers read this worker's memory: they get tickets of its GPU blocks (`distmm.transfer.block_tickets`)."""
+"""Which workers read this worker's memory: they get tickets of its GPU blocks (`distmm.transfer.serialization`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from distributed.comm import get_address_host
 
 from distmm.errors import InputError
 from distmm.transfer import ClientArray, gpu_allocations, process_memory, serialization
-from distmm.transfer.block_tickets import to_neighbour
+from distmm.transfer.serialization import to_neighbour
 from distmm.worker.dask_internals import fetch_together, note_blocks_sent, run_on_worker
 from distmm.worker.tasks.loads import Load
 

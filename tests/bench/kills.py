@@ -4,7 +4,7 @@ Workers of a local cluster die by SIGKILL at seeded random moments, one after th
 matrices are computed over and over, each time in another blocking along m and n. Every C must have the bits of the one
 that was computed in peace. One that takes longer than `--patience` seconds gets as many more in peace: where kills come
 faster than progress it finishes then ("late"), and else it hangs. The exit code is 1 for a wrong or a hung one.
-On GPUs, blocks of at least 512 x 512 go to other workers by tickets (`distmm.transfer.block_tickets`). A replacement
+On GPUs, blocks of at least 512 x 512 go to other workers by tickets (`distmm.transfer.serialization`). A replacement
 takes seconds to start there, so several runs share the GPUs, each with a small pool: ``--pool 4GB``.
 With ``DASK_DISTRIBUTED__WORKER__MULTIPROCESSING_METHOD=forkserver`` replacements come several times sooner.
 """

@@ -13,7 +13,7 @@ import pytest
 from dask.utils import Dispatch
 from distributed.protocol import deserialize, serialize
 
-from distmm.transfer import block_tickets, loaded_blocks, serialization
+from distmm.transfer import loaded_blocks, serialization
 from distmm.worker import neighbours
 
 
@@ -69,14 +69,14 @@ def test_blocks_for_neighbours_go_by_tickets_whatever_the_protocol(monkeypatch: 
     monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(ndarray=Block))
     monkeypatch.setitem(sys.modules, "distributed.protocol.cupy", types.ModuleType("cupy"))
     tickets = [pickle.dumps("its place"), None]  # None: the receiver does not read this process's memory
-    monkeypatch.setattr(block_tickets, "ticket_for", lambda _: tickets.pop(0))
+    monkeypatch.setattr(serialization, "ticket_for", lambda _: tickets.pop(0))
     serialization.register(received=lambda ticket: f"copied from {ticket}")
     assert receive_on_host.dispatch(Block)(*send_on_host(Block("f4"))) == "copied from its place"
     assert receive_on_host.dispatch(Block)(*send_on_host(Block("f4"))).dtype == "f4"
     block = Block("f4")
     assert send(block) == ({"typestr": "<f4"}, [b""])
-    monkeypatch.setattr(block_tickets, "has_gaps", lambda block: False)
-    block_tickets.to_neighbour.set(frozenset([id(block)]))
+    monkeypatch.setattr(serialization, "has_gaps", lambda block: False)
+    serialization.to_neighbour.set(frozenset([id(block)]))
     with pytest.raises(NotImplementedError):  # Dask then asks `send_on_host`, whose header names the function
         send(block)
 

@@ -13,7 +13,7 @@ from distributed import Client, get_worker
 
 import distmm
 from distmm.clusters import view
-from distmm.transfer import block_tickets, gpu_allocations
+from distmm.transfer import gpu_allocations, serialization
 from distmm.worker import neighbours
 
 pytestmark = pytest.mark.multigpu
@@ -88,8 +88,8 @@ def ticket(freed: bool) -> bytes:
     import cupy
 
     block = cupy.ones((N, N), "f4")
-    block_tickets.to_neighbour.set(frozenset([id(block)]))
-    given = block_tickets.ticket_for(block)
+    serialization.to_neighbour.set(frozenset([id(block)]))
+    given = serialization.ticket_for(block)
     assert given is not None
     if not freed:
         _kept.append(block)
