@@ -15,7 +15,7 @@ from typing import Any
 
 from dask.array.einsumfuncs import parse_einsum_input
 
-__all__ = ["PLACES", "original", "parse_einsum_input", "put", "take_back"]
+__all__ = ["ORIGINALS", "PLACES", "parse_einsum_input", "put", "take_back"]
 
 # Modules in which Dask, and users, look for each function; the first one defines it.
 PLACES = {
@@ -26,12 +26,8 @@ PLACES = {
 }
 
 _before: dict[tuple[str, str], Callable[..., Any]] = {}  # the functions that `put` has replaced
-_originals = {name: getattr(import_module(places[0]), name) for name, places in PLACES.items()}
-
-
-def original(name: str) -> Callable[..., Any]:
-    """Return Dask's own function."""
-    return _originals[name]
+# Dask's own functions.
+ORIGINALS = {name: getattr(import_module(places[0]), name) for name, places in PLACES.items()}
 
 
 def put(functions: Mapping[str, Callable[..., Any]]) -> None:

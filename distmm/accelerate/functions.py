@@ -103,7 +103,7 @@ def _decomposed(data: da.Array, compute_svd: bool) -> tuple[da.Array, ...]:
     # Blocks of the small matrix are about as tall as those of the large one. If there are several, Dask decomposes the
     # small matrix in the same way.
     stacked = r.rechunk({0: max(2, max(data.chunks[0]) // n) * n})
-    inner, *others = dask_names.original("tsqr")(stacked, compute_svd=compute_svd)
+    inner, *others = dask_names.ORIGINALS["tsqr"](stacked, compute_svd=compute_svd)
     outer = da.map_blocks(rows_times, q, inner.rechunk({0: n}), tasks=blocks, chunks=data.chunks, **same)
     return outer, *others
 
@@ -166,7 +166,7 @@ def _check_flops(flops: float) -> None:
 
 def _replacement(name: str, by_distmm: Callable[..., Any]) -> Callable[..., Any]:
     """Make a function that computes with distmm, or calls Dask's own one if distmm does not support the operands."""
-    by_dask = dask_names.original(name)
+    by_dask = dask_names.ORIGINALS[name]
 
     @wraps(by_dask)
     def chosen(*args: Any, **kwargs: Any) -> Any:

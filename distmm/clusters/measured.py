@@ -166,10 +166,6 @@ def load_rate(client: Client) -> float | None:
     float or None
         Bytes/s, measured once for each set of workers. None after a failed measurement.
     """
-    workers = frozenset(hosts_of(client))
-
-    def slowest() -> float:
-        rates: dict[str, float] = everywhere(client, in_thread, copy_rate, seconds=COPY_PATIENCE_SECONDS)
-        return min(rates.values())
-
-    return measured_once(client, "the rate of copies from host memory to GPUs", workers, slowest)
+    rates = partial(everywhere, client, in_thread, copy_rate, seconds=COPY_PATIENCE_SECONDS)
+    name, workers = "the rate of copies from host memory to GPUs", frozenset(hosts_of(client))
+    return measured_once(client, name, workers, lambda: min(rates().values()))

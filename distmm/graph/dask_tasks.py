@@ -57,9 +57,7 @@ class PlacedTask(Task):
     @property
     def placement(self) -> Placement:
         """Where the task runs."""
-        where = self.args[0]
-        assert isinstance(where, Placement)
-        return where
+        return self.args[0]
 
 
 class ProductTask(PlacedTask):

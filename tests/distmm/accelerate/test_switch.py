@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def is_on() -> bool:
-    on = {da.matmul is not dask_names.original("matmul"), da.linalg.tsqr is not dask_names.original("tsqr")}
+    on = {da.matmul is not dask_names.ORIGINALS["matmul"], da.linalg.tsqr is not dask_names.ORIGINALS["tsqr"]}
     assert len(on) == 1
     return on.pop()
 
