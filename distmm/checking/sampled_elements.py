@@ -161,8 +161,7 @@ def lines(block: Block, at: np.ndarray, columns: np.ndarray | None = None) -> np
     moved = block.view(f"u{block.dtype.itemsize}") if block.dtype.itemsize <= 8 else block
     # One row at a time: an index of several rows may copy a whole transposed block.
     found = np.stack(computed(block, lambda _: tuple(moved[row] for row in at.tolist())))
-    values: np.ndarray = gpu.numbers((found if columns is None else found[:, columns]).view(block.dtype))
-    return values
+    return gpu.numbers((found if columns is None else found[:, columns]).view(block.dtype))
 
 
 def sampled(before: Sample | None, block: Block, right: list[Columns | None], *seed: int) -> Sample | None:

@@ -262,8 +262,7 @@ def check_dtype(path: str, dtype: Any) -> np.dtype[Any]:
             f"{path}: has {dtype} elements, which cannot be multiplied; convert it to a boolean, integer, floating "
             f"(16, 32, 64 bit) or complex (64, 128 bit) type"
         )
-    native: np.dtype[Any] = dtype.newbyteorder("=")
-    return native
+    return dtype.newbyteorder("=")
 
 
 def check_shape(path: str, shape: Any) -> tuple[int, int]:

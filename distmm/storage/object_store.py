@@ -124,8 +124,7 @@ class ObjectFolder:
     def read(self, name: str = "") -> bytes:
         """Return the contents of an object."""
         with self._explained(name):
-            content: bytes = self._store.cat_file(self._at(name), start=0)  # without `start`, s3fs first gets the size
-            return content
+            return self._store.cat_file(self._at(name), start=0)  # without `start`, s3fs first gets the size
 
     def read_all(self, names: Iterable[str]) -> dict[str, bytes | Exception]:
         """Read many objects concurrently, and return their contents. An object that cannot be read has its error."""

@@ -186,8 +186,7 @@ def _ended(runner: dict[str, Any]) -> int | None:
 
 
 def _get(namespace: str, *what: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(_kubectl(namespace, "get", *what, "-o", "json"))
-    return found
+    return json.loads(_kubectl(namespace, "get", *what, "-o", "json"))
 
 
 def _kubectl(namespace: str, *words: str, text: str | None = None, check: bool = True) -> str:

@@ -61,8 +61,7 @@ class Trace:
     def at(self, times: np.ndarray) -> np.ndarray:
         """Return the values at these times, linear between two of the trace; 0 before the first one."""
         at, values = np.array(self.points or [(0.0, 0.0)]).T
-        found: np.ndarray = np.interp(times, at, values, left=0.0)
-        return found
+        return np.interp(times, at, values, left=0.0)
 
 
 @dataclass
