@@ -11,7 +11,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, Scheduler
+from distributed import Client, LocalCluster
 
 import distmm
 from distmm import DoesNotFitError
@@ -23,6 +23,7 @@ from distmm.scheduler.products import Products
 from tests import forked
 from tests.distmm.scheduler import lockstep
 from tests.distmm.scheduler.steps import finished
+from tests.distmm.scheduler.streamed import left
 from tests.until import until
 
 EDGE = 64
@@ -58,6 +59,7 @@ def test_a_chain_whose_block_is_reduced_gives_its_slot_back_when_it_has_finished
 
 @pytest.mark.minutes
 def test_a_c_of_four_times_the_memory_is_reduced(client: Client, memory: Callable[[int], None]) -> None:
+    before = client.run_on_scheduler(left)
     a, b = operands()
     per_worker = a.shape[0] * b.shape[1] * a.itemsize // 4 // 4  # a quarter of C on the four workers together
     memory(per_worker)
@@ -72,12 +74,7 @@ def test_a_c_of_four_times_the_memory_is_reduced(client: Client, memory: Callabl
     expected = np.argsort(-(a @ b), axis=1, kind="stable")[:, :3]
     np.testing.assert_array_equal(indices, expected)
     np.testing.assert_array_equal(values, np.take_along_axis(a @ b, expected, axis=1))
-    until(lambda: not client.run_on_scheduler(left))
-
-
-def left(dask_scheduler: Scheduler) -> list[str]:
-    products = dask_scheduler.plugins["distmm-placement"].products
-    return [*products.products, *products.runs]
+    until(lambda: client.run_on_scheduler(left) <= before)
 
 
 def test_results_that_do_not_fit_are_refused_with_the_figure(client: Client, memory: Callable[[int], None]) -> None:
