@@ -71,11 +71,11 @@ class _View:
         when, changes, answer = self.answers.get(question, (-math.inf, 0, None))
         return answer if when > time.monotonic() - FRESH_SECONDS and (old or changes == self.changes) else None
 
-    def keep(self, question: Question, answer: Any, when: float) -> None:
-        """Keep an answer, and none that is old."""
+    def keep(self, question: Question, answer: Any, when: float, changes: int) -> None:
+        """Keep an answer of that time, and of that number of changes; and none that is old."""
         oldest = time.monotonic() - FRESH_SECONDS
         self.answers = {key: kept for key, kept in self.answers.items() if kept[0] > oldest}
-        self.answers[question] = when, self.changes, answer
+        self.answers[question] = when, changes, answer
 
 
 _views: weakref.WeakKeyDictionary[Client, _View] = weakref.WeakKeyDictionary()
@@ -131,7 +131,7 @@ def _asked(client: Client, view: _View, question: Question | None) -> dict[str, 
         view.reads = {address: read for address, read in {**view.reads, **reads}.items() if address in hosts}
         lending.note_reach(client, bool(view.reads) and all(view.reads.values()))
         if question is not None:
-            view.keep(question, answers, now - age)
+            view.keep(question, answers, now - age, changes)
     return answers
 
 
@@ -147,7 +147,7 @@ def on_scheduler(client: Client, function: Callable[..., Any], argument: Hashabl
     if (answer := view.known(question, old)) is None:
         changes, answer = view.changes, loads(_run(client, _told, client.id, function, argument))
         if view.changes == changes:
-            view.keep(question, answer, time.monotonic())
+            view.keep(question, answer, time.monotonic(), changes)
     return answer
 
 
