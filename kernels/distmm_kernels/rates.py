@@ -173,8 +173,7 @@ def _measured(candidate: Candidate, problem: Problem, device: Device) -> list[fl
 
 def edge_of(problem: Problem) -> float:
     """Return the edge of a cube with as many multiply-adds as one matrix of a batch."""
-    edge: float = (problem.m * problem.k * problem.n) ** (1 / 3)
-    return edge
+    return (problem.m * problem.k * problem.n) ** (1 / 3)
 
 
 def relative(candidate: Candidate, problem: Problem, device: Device) -> float:

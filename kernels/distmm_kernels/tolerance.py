@@ -153,8 +153,7 @@ class Tolerance:
 
 def in_type(value: complex, work: np.dtype) -> np.generic:
     """Return a scalar in the type of a check. Integers are reduced modulo 2**64, or 2**32."""
-    scalar: np.generic = work.type(int(value.real) % 2 ** (8 * work.itemsize) if work.kind == "u" else value)
-    return scalar
+    return work.type(int(value.real) % 2 ** (8 * work.itemsize) if work.kind == "u" else value)
 
 
 def mantissa(value: complex) -> tuple[complex, int]:

@@ -216,8 +216,7 @@ class Check:
 
 def _largest(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return the largest number of each row. Rows are short, and NumPy's ``max`` takes 20 ns for each."""
-    made: np.ndarray[Any, Any] = functools.reduce(np.maximum, np.moveaxis(x, -1, 0))
-    return made
+    return functools.reduce(np.maximum, np.moveaxis(x, -1, 0))
 
 
 def _on_host(x: Any) -> np.ndarray[Any, Any]:

@@ -146,8 +146,7 @@ def intrinsic(write: Callable[..., Any], arguments: Sequence[Any], result: Any =
     typed.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
     )
-    made: Callable[..., Any] = numba_intrinsic(typed)
-    return made
+    return numba_intrinsic(typed)
 
 
 def instruction(

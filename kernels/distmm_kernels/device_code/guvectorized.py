@@ -34,5 +34,4 @@ def compiled(dtype: np.dtype[Any], compute_capability: tuple[int, int]) -> Calla
     """Compile the ufunc for one type, once for each process and architecture."""
     del compute_capability  # a key of the cache; Numba compiles for the current device
     function, signature = row_times_b(dtype)
-    ufunc: Callable[..., Any] = guvectorize([signature], "(k),(k,n),(n)->(n)", target="cuda")(function)
-    return ufunc
+    return guvectorize([signature], "(k),(k,n),(n)->(n)", target="cuda")(function)

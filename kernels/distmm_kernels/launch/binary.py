@@ -54,8 +54,7 @@ class Recipe:
     def source(self) -> Source:
         """Call the maker: return the kernel as a Python function for Numba."""
         module, function = self.maker.split(":")
-        made: Source = getattr(importlib.import_module(module), function)(*self.parameters)
-        return made
+        return getattr(importlib.import_module(module), function)(*self.parameters)
 
 
 def binary(recipe: Recipe, compute_capability: tuple[int, int]) -> Binary:

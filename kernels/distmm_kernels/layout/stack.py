@@ -124,8 +124,7 @@ class Stack(NamedTuple):
 
 def address(array: Array) -> int:
     """Return the address of the first element of a CuPy array."""
-    pointer: int = array.data.ptr
-    return pointer
+    return array.data.ptr
 
 
 def distinct(array: Array) -> Array:
