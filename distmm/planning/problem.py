@@ -55,8 +55,8 @@ class Problem:
     """One product: A ``(*batch, m, k)`` times B ``(*batch, k, n)`` in result type `dtype`.
 
     `a_batch` and `b_batch` are the operands' own batch dimensions, right-aligned and broadcast as in `numpy.matmul`.
-    They are known to broadcast (`distmm.product.operand_pair`). If there is a `symmetry`, B is the (conjugate)
-    transpose of A, and not a second operand. `narrow` is the type of A if both operands are of `FLOAT8`.
+    If there is a `symmetry`, B is the (conjugate) transpose of A, and not a second operand. `narrow` is the
+    type of A if both operands are of `FLOAT8`.
     """
 
     m: int
@@ -70,11 +70,17 @@ class Problem:
 
     def __post_init__(self) -> None:
         accumulator_dtype(self.dtype)  # raises for a type that has no product
+        self.batch  # noqa: B018  raises where the batch dimensions do not broadcast
+        if self.symmetry is not None and (self.m, self.a_batch) != (self.n, self.b_batch):
+            raise InputError(f"a {self.symmetry} product is square: it cannot be {self.m} x {self.n}")
 
     @cached_property
     def batch(self) -> tuple[int, ...]:
         """Broadcast batch dimensions, those of C."""
-        return np.broadcast_shapes(self.a_batch, self.b_batch)
+        try:
+            return np.broadcast_shapes(self.a_batch, self.b_batch)
+        except ValueError:
+            raise InputError(f"batch dimensions {self.a_batch} of A and {self.b_batch} of B do not broadcast") from None
 
     @property
     def multiplied(self) -> np.dtype:
