@@ -44,26 +44,27 @@ Announce = Callable[[Plan, float], None]
 Progress = Callable[[Figures], None]
 
 
-class _Observed(TypedDict, total=False):
+class RunKeywords(TypedDict, total=False):
+    """The keywords of functions that run a job. See `distmm.multiply`."""
+
+    client: Client | None
     connect: Connect | None
+    device: cluster.DeviceChoice | None
     stop: Stop | None
     announce: Announce | None
     progress: Progress | None
 
 
-class RunKeywords(_Observed, total=False):
-    """The keywords of functions that run a job. See `distmm.multiply`."""
-
-    client: Client | None
-    device: cluster.DeviceChoice | None
-
-
-class JobKeywords(BlockKeywords, _Observed, total=False):
+class JobKeywords(BlockKeywords, total=False):
     """The keywords of functions that begin a job. See `distmm.multiply`."""
 
+    connect: Connect | None
     overwrite: bool | None
     check: Check | None
     seed: int | None
+    stop: Stop | None
+    announce: Announce | None
+    progress: Progress | None
 
 
 def checked(keywords: JobKeywords) -> tuple[Choices, Check]:
