@@ -126,9 +126,10 @@ def local(
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):  # on GPUs this would be a deadlock
         sys.exit(UNGUARDED)  # without a traceback: the process that starts the worker raises the error
-    # The first product needs Dask's arrays, whose import takes longer than most products: while the workers start.
-    Thread(target=import_module, args=("dask.array",), name="distmm-import", daemon=True).start()
     make, arguments, config = _setup(device, workers, threads, memory_limit)
+    # The first product needs Dask's arrays. Their import takes longer than most products, so it runs while the workers
+    # start.
+    Thread(target=import_module, args=("dask.array",), name="distmm-import", daemon=True).start()
     if make is not LocalCluster:
         from distmm_kernels import background
 

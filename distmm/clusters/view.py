@@ -72,9 +72,11 @@ class _View:
         return answer if when > time.monotonic() - FRESH_SECONDS and (old or changes == self.changes) else None
 
     def keep(self, question: Question, answer: Any, when: float, changes: int) -> None:
-        """Keep an answer of that time, and of that number of changes; and none that is old."""
+        """Keep an answer with its time and the number of changes at that time. Forget the answers that are old."""
         oldest = time.monotonic() - FRESH_SECONDS
-        self.answers = {key: kept for key, kept in self.answers.items() if kept[0] > oldest}
+        for key, (asked, *_) in list(self.answers.items()):  # a copy: the event loop may clear the answers meanwhile
+            if asked <= oldest:
+                self.answers.pop(key, None)
         self.answers[question] = when, changes, answer
 
 

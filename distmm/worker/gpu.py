@@ -66,8 +66,8 @@ def working(work: Work) -> Iterator[Any]:
 
     The work starts after all work that is now on the default stream and on the thread's current stream. Blocks that
     other libraries made there, or an enclosing ``with`` block, may not be complete, and a non-blocking stream does not
-    wait for them by itself. It also waits for the default stream at each allocation: the memory may be that of a block
-    which another thread's task has let go, and which kernels of that task on the default stream still read.
+    wait for them by itself. After each allocation the stream waits for the default stream again: the memory may have
+    belonged to a block that a task of another thread has freed, and kernels of that task may still read it.
 
     Yields
     ------

@@ -11,7 +11,6 @@ from distributed.comm import get_address_host
 
 from distmm.errors import InputError
 from distmm.transfer import ClientArray, gpu_allocations, process_memory, serialization
-from distmm.transfer.serialization import to_neighbour
 from distmm.worker.dask_internals import fetch_together, note_blocks_sent, run_on_worker
 from distmm.worker.tasks.loads import Load
 
@@ -39,7 +38,7 @@ def give_tickets(worker: Worker, plugin: str) -> None:
             reads[address] = await _asked(worker, address, plugin)
         return bool(reads[address])
 
-    note_blocks_sent(worker, gets_tickets, to_neighbour)
+    note_blocks_sent(worker, gets_tickets, serialization.to_neighbour)
     fetch_together(worker, TOGETHER, on_this_host)
 
 

@@ -1,8 +1,9 @@
 """Other processes compile the usual kernels of a type while a first product of it compiles its own.
 
 Numba compiles one kernel at a time in a process, in 1 to 3 s, and a first product needs two to eight of them. So the
-first kernel that a process misses starts a process that builds all kernels of that type, once on a machine. Nobody
-waits for it: a product takes a kernel that is built, waits for one that is being compiled, and compiles others itself.
+plan of a first product, or the first kernel that a process misses, starts a process that builds all kernels of that
+type, once on a machine. A product takes a kernel that is built, waits for one that is being compiled, and compiles
+others itself.
 """
 
 from __future__ import annotations
@@ -25,11 +26,10 @@ MOST_PROCESSES = 8
 """Processes that compile at the same time on half of the cores; each takes about 200 MB."""
 
 NICE = 10
-"""They leave the cores to others that want them."""
-
+"""Niceness of these processes: other programs get the cores first."""
 
 MOST_TYPES = 100
-"""Files in the cache folder that say which types are built, also by earlier versions of the package."""
+"""Marks of built types in the cache folder. Each version of the package has its own; the oldest ones are removed."""
 
 
 def begin_for(recipe: Recipe, capability: tuple[int, int]) -> None:
@@ -95,4 +95,7 @@ def _mark(dtype: str, capability: tuple[int, int]) -> Path:
 
 
 def _is_built(mark: Path) -> bool:
-    return mark.exists() and mark.stat().st_size > 0
+    try:
+        return mark.stat().st_size > 0
+    except OSError:  # there is none, or another user's folder hides it
+        return False

@@ -53,6 +53,15 @@ def built(monkeypatch, tmp_path):
     return asked
 
 
+def test_a_cache_folder_of_another_user_is_no_error(started, monkeypatch):
+    def hidden(path, **how):
+        raise PermissionError(f"{path} is another user's")
+
+    monkeypatch.setattr(background.Path, "stat", hidden)
+    background.begin("float32", H100)
+    assert len(started) == 1
+
+
 def test_a_process_asks_once_for_each_type(started):
     for _ in range(2):
         background.begin("float32", H100)

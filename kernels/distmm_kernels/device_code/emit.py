@@ -11,8 +11,10 @@ write another version of this file. It offers:
     An intrinsic's argument for an array: its address, shape and strides.
 `tensor_map_addresses`, `dynamic_shared_memory`
     Tensor maps as parameters in the constant bank, and the shared memory whose size a launch gives.
-`compile_to_ltoir`, `preload`
-    Compiles a kernel to what nvJitLink links; does before what takes as long for each process.
+`compile_to_ltoir`
+    Compiles a kernel to what nvJitLink links.
+`preload`
+    Reads what Numba otherwise reads when a process compiles its first kernel.
 
 The kernels' language (``cuda.threadIdx``, ``cuda.shared.array``, number types) is re-exported as ``cuda`` and
 ``types``. Intrinsics may call the methods of llvmlite's ``IRBuilder`` that are named in `BUILDER_METHODS`.

@@ -341,6 +341,20 @@ def test_arguments_of_local_cuda_cluster_with_the_class_replaced(monkeypatch: py
         pass
 
 
+def test_dasks_arrays_are_imported_while_the_workers_start(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\n"
+        "from distmm import clusters\n"
+        "if __name__ == '__main__':\n"
+        "    before = 'dask.array' in sys.modules\n"
+        "    with clusters.local('cpu', workers=1, dashboard=None, quiet=True):\n"
+        "        print(before, 'dask.array' in sys.modules)\n"
+    )
+    run = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=True)
+    assert run.stdout.split() == ["False", "True"]
+
+
 class Unstartable(WorkerPlugin):
     def setup(self, worker: Any) -> None:
         raise MemoryError(f"no memory for worker {worker.name}")
