@@ -16,6 +16,7 @@ import time
 import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distmm.errors import InputError
@@ -96,10 +97,13 @@ def ask(client: Client, question: Question | None = None, old: bool = False) -> 
     Exception
         The error of the question on a worker, or of a worker's plugin.
     """
+    from distmm.clusters.results import take_tickets  # late: only a cluster needs it
+
     view = _views.get(client)
     if view is None:
         view = _views[client] = _View()
         client.subscribe_topic(CHANGES_TOPIC, _Changed(client))
+        take_tickets(client, partial(_is_near, view))
     if view.hosts is not None and view.since > time.monotonic() - FRESH_SECONDS:
         if question is None:
             return {}
@@ -111,11 +115,9 @@ def ask(client: Client, question: Question | None = None, old: bool = False) -> 
 def _asked(client: Client, view: _View, question: Question | None) -> dict[str, Any]:
     from distributed.protocol.pickle import dumps
 
-    from distmm.transfer import serialization  # late, as the plugins below: only a cluster needs them
-    from distmm.worker.dask_internals import send_soon
+    from distmm.worker.dask_internals import send_soon  # late, as the plugins below: only a cluster needs them
     from distmm.worker.plugin import DevicePlugin
 
-    serialization.register()  # in this process, for blocks that the client receives
     process_memory.allow()
     proof = process_memory.proof()
     changes, again = view.changes, view.hosts is not None and question in view.answers
@@ -135,6 +137,11 @@ def _asked(client: Client, view: _View, question: Question | None) -> dict[str, 
         if question is not None:
             view.keep(question, answers, now - age, changes)
     return answers
+
+
+def _is_near(view: _View, address: str) -> bool:
+    """Whether the worker at an address reads this process's memory, and so runs on its host."""
+    return view.reads.get(address, False)
 
 
 def on_scheduler(client: Client, function: Callable[..., Any], argument: Hashable, old: bool = False) -> Any:

@@ -191,7 +191,7 @@ def _opened(allocation: Allocation) -> _Map:
 def drop_idle(seconds: float = IDLE_SECONDS) -> None:
     """Close the maps that no copy has used for some seconds, and those of processes that have ended.
 
-    Workers call it every second.
+    Workers and clients call it every second.
     """
     now = time.monotonic()
     with _mapping:

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from distributed import Worker  # imported late: products without a cluster use this module, too
+    from distributed import Client, Worker  # imported late: products without a cluster use this module, too
 
 # Versions of distributed with which these parts have been seen.
 VERSIONS_SEEN = ("2026.7.", "2026.8.")
@@ -157,6 +157,42 @@ class _Noting:
             return await self._comm.write(message, **how)
         finally:
             self._noted.reset(before)
+
+
+def gather_from(client: Client, near: Callable[[str], bool], who: str, failed: Callable[[list[str]], object]) -> None:
+    """Let a client ask the workers with a `near` address for results, as `who`, and the scheduler for the others.
+
+    A result that does not come, because a worker has died or its message could not be read, comes by the scheduler,
+    too. ``failed(addresses)`` is called with the workers that had it.
+
+    It replaces ``Client.scheduler.gather``, the message by which Dask's client asks the scheduler for results.
+    """
+    from distributed.utils_comm import gather_from_workers
+
+    usual, scheduler, pool = client.scheduler.gather, client.scheduler, client.rpc
+
+    async def gather(keys: list[Any], **how: Any) -> dict[str, Any]:
+        holders = await scheduler.who_has(keys=keys)
+        asked = {key: found for key, addresses in holders.items() if (found := [at for at in addresses if near(at)])}
+        data = (await gather_from_workers(asked, rpc=pool, who=who))[0]
+        if len(data) == len(keys):
+            return {"status": "OK", "data": data}
+        if missing := [key for key in asked if key not in data]:
+            failed(sorted({at for key in missing for at in asked[key]}))
+        response: dict[str, Any] = await usual(keys=[key for key in keys if key not in data], **how)
+        if response["status"] == "OK":
+            response["data"].update(data)
+        return response
+
+    scheduler.gather = gather
+
+
+def call_every_second(client: Client, function: Callable[[], None]) -> None:
+    """Let the event loop of a client call a function until the client is closed (``Client._periodic_callbacks``)."""
+    from tornado.ioloop import PeriodicCallback
+
+    callback = client._periodic_callbacks[function.__name__] = PeriodicCallback(function, 1000)
+    client.loop.add_callback(callback.start)
 
 
 def run_on_worker(worker: Worker, address: str, function: Callable[..., Any], *args: Any) -> Awaitable[dict[str, Any]]:

@@ -16,6 +16,9 @@ from distmm.worker.tasks.loads import Load
 
 logger = logging.getLogger(__name__)
 
+# What a client of this host says instead of an address when it asks for blocks (`distmm.clusters.results`).
+CLIENT = "distmm-client"
+
 # Bytes of the blocks that a worker asks another one of its host for at a time: 2 ms of copies from GPU to GPU.
 TOGETHER = 1 << 29
 
@@ -23,7 +26,8 @@ TOGETHER = 1 << 29
 def give_tickets(worker: Worker, plugin: str) -> None:
     """Send blocks by tickets to workers of this host that read this worker's memory, and that have `plugin`.
 
-    Each of them is asked at its first request for blocks.
+    Each of them is asked at its first request for blocks. Clients that ask as `CLIENT` get tickets, too: if they cannot
+    read the memory, they ask the scheduler for the elements.
     """
     reads: dict[str, bool | None] = {}  # by address; None until it has the plugin
     process_memory.allow(os.getppid())  # the workers that the same process has started
@@ -32,6 +36,8 @@ def give_tickets(worker: Worker, plugin: str) -> None:
         return get_address_host(address) == get_address_host(worker.address)
 
     async def gets_tickets(address: str | None) -> bool:
+        if address == CLIENT:
+            return True
         if address is None or not on_this_host(address):
             return False
         if reads.get(address) is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import time
 from contextvars import ContextVar
 from typing import Any
 
@@ -157,6 +158,55 @@ def test_blocks_are_noted_while_they_are_sent_to_some_workers(nbytes: int) -> No
         assert client.submit(Told, nbytes, workers=[giver], pure=False).result()[0] is False  # for the client
         reply = client.submit(ask_one, giver, workers=[taker], pure=False).result()
         assert reply["result"] == client.run(name_of, workers=[giver])[giver]
+
+
+class Fragile(Told):
+    """Cannot be received if it was noted when it was sent."""
+
+    def __reduce__(self) -> Any:
+        return (end_of_file, ()) if id(self) in Told.noted.get() else (len, (self.filling,))
+
+
+def end_of_file() -> None:
+    raise EOFError("the memory was freed")
+
+
+@pytest.mark.parametrize("kind", [Told, Fragile])
+def test_a_client_gets_results_from_workers_of_its_host_itself(kind: type[Told]) -> None:
+    failed: list[str] = []
+    with (
+        LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=False, protocol="tcp", dashboard_address=":0"
+        ) as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        near, far = client.scheduler_info()["workers"]
+        client.run(note, "me")
+        dask_internals.gather_from(client, lambda address: address == near, "me", failed.extend)
+        for _ in range(2):  # the second time after a connection that was closed
+            blocks = [client.submit(kind, size, workers=[at], pure=False) for at, size in ((near, 9), (far, 8))]
+            found = client.gather(blocks)
+            assert found == ([9, 8] if kind is Fragile else [(True, b"." * 9), (False, b"." * 8)])
+        with pytest.raises(ZeroDivisionError):
+            client.submit(divmod, 1, 0, pure=False).result()
+    assert failed == ([near] * 2 if kind is Fragile else [])
+
+
+def test_a_client_calls_a_function_every_second_until_it_is_closed() -> None:
+    calls: list[float] = []
+
+    def call() -> None:
+        calls.append(time.monotonic())
+
+    with (
+        LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster, set_as_default=False) as client,
+    ):
+        dask_internals.call_every_second(client, call)
+        while len(calls) < 2:
+            time.sleep(0.05)
+        callback = client._periodic_callbacks["call"]
+    assert not callback.is_running()
 
 
 def ask_one(address: str) -> Any:

@@ -1,0 +1,53 @@
+"""Results of GPU workers of this host come to the client by tickets (`distmm.transfer.serialization`).
+
+Dask's client gets a result by the scheduler: from GPU to host, by two connections, and from host to GPU, at 0.6 GB/s
+(an H200, TCP). A client whose memory a worker reads runs on the worker's host. It asks such a worker itself, and copies
+large CuPy arrays from GPU to GPU.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from distmm.transfer import ClientArray, gpu_allocations, serialization
+from distmm.worker.dask_internals import call_every_second, gather_from
+from distmm.worker.neighbours import CLIENT, received
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+logger = logging.getLogger(__name__)
+
+
+def take_tickets(client: Client, near: Callable[[str], bool]) -> None:
+    """Let a client get results itself from the workers with a `near` address."""
+    refused: set[str] = set()
+
+    def failed(addresses: list[str]) -> None:
+        refused.update(addresses)
+        logger.warning(
+            "results of %s come by the scheduler from now on, which is slower: this process has not got one from there "
+            "by itself. Reasons may be a worker that has ended, MIG, GPUs without peer access, another user, or a "
+            "container with an IPC namespace of its own",
+            ", ".join(addresses),
+        )
+
+    serialization.register(_received)
+    gather_from(client, lambda address: near(address) and address not in refused, CLIENT, failed)
+    call_every_second(client, gpu_allocations.drop_idle)
+
+
+def _received(ticket: ClientArray) -> Any:
+    """Return a copy of the array that a ticket names.
+
+    Raises
+    ------
+    EOFError
+        If there is none, for whatever reason. Dask then closes the connection, and the array comes by the scheduler.
+    """
+    try:
+        return received(ticket)
+    except Exception as error:
+        raise EOFError(f"no array came from process {ticket.pid}: {error}") from error
