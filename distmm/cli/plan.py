@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -83,19 +83,16 @@ def plan(
     distmm plan 2000000x768:float32 768x2000000:float32 --workers 8 --threads 16 --memory 64GB
     ```
     """
-    from distmm import clusters, config
+    from distmm import clusters
     from distmm.cli import session
     from distmm.job import planning
     from distmm.job.spec import Spec
+    from distmm.product.choices import Choices
     from distmm.product.request import WORTH_MEASURING_SECONDS
 
     hardware = machines.hardware(where.workers)
-    how, transposed = method.arguments(), asdict(transposes)
-    on, chosen = how["device"], (how["blocks"], None, how["plan"])
-    spec = Spec.of(
-        _matrix(a), _matrix(b), None, **transposed, precision=config.chosen("precision", method.precision),
-        kernel=config.chosen("kernel", method.kernel), reproducible=config.chosen("reproducible", reproducible),
-    )  # fmt: skip
+    choices = Choices.of(**method.arguments(), reproducible=reproducible)
+    spec, on = Spec.of(_matrix(a), _matrix(b), None, choices, **asdict(transposes)), choices.device
     session.tell_missing(*spec.inputs)
     if hardware is not None:
         excluded = {
@@ -109,11 +106,12 @@ def plan(
         kind: Device = "cpu" if where.cluster == "local-cpu" else on
         hardware = clusters.cpu_workers(kind, where.workers, where.memory_limit)
     if hardware is not None:
-        made = planning.plan(spec, planning.request(spec, "auto", *chosen, machines=hardware), None)
+        there = replace(spec, choices=replace(choices, hardware=hardware))
+        made = planning.plan(spec, planning.request(there), None)
     # Rates of links are measured between workers that run.
     if hardware is None or (hardware.here and hardware.workers > 1 and made.cost.seconds >= WORTH_MEASURING_SECONDS):
         with session.cluster(ctx, where, on) as client:
-            made = planning.plan(spec, planning.request(spec, on, *chosen), client)
+            made = planning.plan(spec, planning.request(spec), client)
     if as_json:
         session.print_json(_facts(made))
     else:

@@ -152,8 +152,8 @@ def resume(
     content = end_complete(folder, overwrite=False)
     if content is None and folder.exists():
         manifest = read_manifest(folder)
-        spec, output = Spec.from_json(manifest["spec"]), manifest["output"]
-        return Job(output["name"], spec, choices, False, output["overwrite"], keywords).run(spec.files())
+        spec, output = Spec.from_json(manifest["spec"], choices), manifest["output"]
+        return Job(output["name"], spec, False, output["overwrite"], keywords).run(spec.files())
     if content is None:
         content = read_certificate(folder)
         if content is None or not is_there(folder.target):

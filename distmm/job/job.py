@@ -87,11 +87,8 @@ def begin(
     choices, check = checked(keywords)
     overwrite = bool(keywords.get("overwrite"))
     ended = end_complete(Folder.of(out), overwrite)
-    spec = Spec.of(
-        a, b, c0, precision=choices.precision, kernel=choices.kernel, check=check, reproducible=choices.reproducible,
-        **product,
-    )  # fmt: skip
-    return Job(os.fspath(out), spec, choices, overwrite, overwrite or adds, keywords, most).begin(ended)
+    spec = Spec.of(a, b, c0, choices, check=check, **product)
+    return Job(os.fspath(out), spec, overwrite, overwrite or adds, keywords, most).begin(ended)
 
 
 @dataclass(frozen=True)
@@ -103,8 +100,6 @@ class Job:
     out : str
         The caller's name of the result.
     spec : Spec
-    choices : Choices
-        The caller's device, blocks and plan.
     overwrite : bool
         Whether an existing result, or an unfinished job of it, is discarded.
     replaces : bool
@@ -117,7 +112,6 @@ class Job:
 
     out: str
     spec: Spec
-    choices: Choices
     overwrite: bool
     replaces: bool
     keywords: Mapping[str, Any]
@@ -127,11 +121,6 @@ class Job:
     def folder(self) -> Folder:
         """The folder that all jobs of the output share."""
         return Folder.of(self.out)
-
-    @property
-    def plan(self) -> str | None:
-        """The text of the caller's plan."""
-        return None if self.choices.plan is None else str(self.choices.plan)
 
     def begin(self, ended: Json | None) -> Summary:
         """Begin or continue the job, unless it is complete. `ended` is the certificate of a job that was just ended."""
@@ -162,7 +151,7 @@ class Job:
         check_possible(self.spec.check, self.spec.problem)
         self.spec.refuse(self.out, self.replaces)
         if self.folder.exists() and not self.overwrite:
-            refuse_changes(self.folder, self.spec, self.choices.blocks, self.plan)
+            refuse_changes(self.folder, self.spec)
 
     def run(self, asked: Json) -> Summary:
         """Plan, and compute the missing units. After a full memory, repeat with a smaller plan.
@@ -177,7 +166,7 @@ class Job:
         with ExitStack() as stack:
             client = computing(self.keywords.get("client"))
             if client is None:
-                connect = self.keywords.get("connect") or partial(clusters.local, self.choices.device)
+                connect = self.keywords.get("connect") or partial(clusters.local, spec.choices.device)
                 client = stack.enter_context(connect())
             stack.enter_context(seceded())
             stack.enter_context(client.as_current())
@@ -190,14 +179,13 @@ class Job:
                     return Run(job, client, plan, begun, asked, note).complete()
                 except DeviceMemoryError as error:
                     manifest = read_manifest(folder)
-                    plan, note = planning.smaller(spec, self.choices.device, manifest, client, plan, error, attempt)
+                    plan, note = planning.smaller(spec, manifest, client, plan, error, attempt)
                 job, attempt = replace(job, overwrite=False), attempt + 1
 
     def _plan(self, client: Client, manifest: Json | None) -> Plan:
         """Plan for the current cluster. A resumed job keeps its blocks, and therefore its bits."""
         stop = self.keywords.get("stop") or Stop()
-        choices, seconds = self.choices, stop.seconds or None
-        asked = planning.request(self.spec, choices.device, choices.blocks, manifest, self.plan, seconds)
+        asked = planning.request(self.spec, manifest, stop.seconds or None)
         # A store answers requests of several tasks at the same time.
         plan = planning.plan(self.spec, asked, client, joins=manifest is None and not is_url(self.out))
         device = plan.cluster.device
@@ -248,8 +236,8 @@ def preflight(
         _refuse_folder(folder)
     if "://" in a or "://" in b:
         return
-    spec = Spec.of(a, b, None, precision=choices.precision, kernel=choices.kernel, check=check, **product)
-    job, manifest = Job(out, spec, choices, overwrite, overwrite, {}), None
+    spec = Spec.of(a, b, None, choices, check=check, **product)
+    job, manifest = Job(out, spec, overwrite, overwrite, {}), None
     if folder is not None:
         if job.complete() is not None:
             raise InputError(
@@ -264,8 +252,7 @@ def preflight(
     if choices.hardware is None:
         yield "whether it fits: the machines are not known"
         return
-    asked = planning.request(spec, "auto", choices.blocks, manifest, job.plan, run_seconds, choices.hardware)
-    made = plan_for(asked, None)
+    made = plan_for(planning.request(spec, manifest, run_seconds), None)
     made.validate()
     made.validate_run()
 

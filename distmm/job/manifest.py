@@ -79,7 +79,7 @@ def write_manifest(folder: Folder, manifest: Json) -> None:
     write_json(folder.manifest, manifest, os.path.join(folder.path, folder.owner))
 
 
-def refuse_changes(folder: Folder, spec: Spec, blocks: tuple[int, ...] | None, plan: str | None) -> None:
+def refuse_changes(folder: Folder, spec: Spec) -> None:
     """Refuse to resume a job whose inputs or options have changed.
 
     Raises
@@ -87,12 +87,12 @@ def refuse_changes(folder: Folder, spec: Spec, blocks: tuple[int, ...] | None, p
     InputError
         With the old and the new values.
     """
-    manifest = read_manifest(folder)
+    manifest, blocks, plan = read_manifest(folder), spec.choices.blocks, spec.choices.plan
     changed = list(differences(manifest["spec"], {**spec.json(), **spec.files(again=True)}))
     if blocks is not None and list(blocks) not in (manifest["blocks"], manifest.get("blocks_given")):
         changed.append(f"blocks were {manifest['blocks']}, are {list(blocks)}")
     # Grid, waves and lookahead may change. The bits of C depend only on block edges, and on how k is split into layers.
-    shape = None if plan is None else parse(plan, spec.problem)
+    shape = None if plan is None else parse(str(plan), spec.problem)
     kept = [*manifest["blocks"], manifest["layers"]]
     if shape and (
         [*shape.blocking.largest, shape.grid.layers] != kept or (kept[3] > 1 and str(shape) != manifest["plan"])

@@ -19,8 +19,6 @@ import numpy as np
 from distributed import Client, Worker
 
 from distmm.all_workers import workers_of
-from distmm.clusters import cluster
-from distmm.clusters.hardware import Hardware
 from distmm.clusters.measured import measured_once
 from distmm.errors import DeviceMemoryError
 from distmm.job.folder import Json
@@ -28,7 +26,6 @@ from distmm.job.reduction import Reduction
 from distmm.job.spec import Spec
 from distmm.planning.early_end import LONG_SECONDS
 from distmm.planning.plan import Plan
-from distmm.product.choices import Choices
 from distmm.product.operand import Operand
 from distmm.product.reduction_limits import bytes_widened
 from distmm.product.request import FileJob, PlanRequest, plan_for, plan_reduced
@@ -51,40 +48,26 @@ LOADS = {"cpu": 1.2e9, "cuda": 1e10}
 GPU_HOST_MEMORY = 12 * 2**30
 
 
-def request(
-    spec: Spec,
-    device: cluster.DeviceChoice,
-    blocks: tuple[int, ...] | None,
-    manifest: Json | None,
-    text: str | None,
-    run_seconds: float | None = None,
-    machines: Hardware | None = None,
-) -> PlanRequest:
-    """Return the planning request of a job.
+def request(spec: Spec, manifest: Json | None = None, run_seconds: float | None = None) -> PlanRequest:
+    """Return the planning request of a job. Only a plan for the `hardware` of the choices needs no client.
 
     Parameters
     ----------
     spec : Spec
-    device : {"auto", "cpu", "gpu"}
-    blocks : tuple of int, optional
-        Block edges (m, k, n).
     manifest : dict, optional
         Of a job that is resumed. It keeps its blocks. If k is split into layers, it keeps its whole plan, because the
         bits of C depend on the split.
-    text : str, optional
-        The text of a plan.
     run_seconds : float, optional
         Seconds after which a run may be stopped.
-    machines : Hardware, optional
-        Workers that are not there yet. The plan then needs no client, and no measurements.
 
     Returns
     -------
     PlanRequest
     """
+    blocks, plan = spec.choices.blocks, spec.choices.plan
     if manifest is not None:
-        blocks, text = tuple(manifest["blocks"]), manifest["plan"] if manifest["layers"] > 1 else text
-    choices = Choices(spec.precision, spec.kernel, device, blocks, text, machines, spec.reproducible)
+        blocks, plan = tuple(manifest["blocks"]), manifest["plan"] if manifest["layers"] > 1 else plan
+    choices = replace(spec.choices, blocks=blocks, plan=None if plan is None else str(plan))
     job = FileJob(SPARE, LOADS, GPU_HOST_MEMORY, _load, read_rate)
     return PlanRequest(spec.problem, spec.a, spec.b, choices, written=True, job=job, run_seconds=run_seconds)
 
@@ -123,9 +106,8 @@ def joined(plan: Plan, itemsize: int) -> tuple[int, int, int]:
 
 
 def smaller(
-    spec: Spec, device: cluster.DeviceChoice, manifest: Json, client: Client, full: Plan, error: DeviceMemoryError,
-    before: int,
-) -> tuple[Plan, str]:  # fmt: skip
+    spec: Spec, manifest: Json, client: Client, full: Plan, error: DeviceMemoryError, before: int
+) -> tuple[Plan, str]:
     """Plan the rest of a job with less memory (`distmm.product.smaller_plan.smaller_plan`).
 
     The block edges stay the same, so that finished blocks can be kept. The plan has smaller waves, less lookahead, or
@@ -135,7 +117,8 @@ def smaller(
     def within(most: int) -> Plan | None:
         if manifest["layers"] > 1:
             return None
-        return beside_parts(spec, replace(request(spec, device, None, manifest, None), most=most), client)
+        asked = request(spec, manifest)
+        return beside_parts(spec, replace(asked, choices=replace(asked.choices, plan=None), most=most), client)
 
     remedy = "start over with smaller blocks (--overwrite, --blocks)"
     return smaller_plan(full, error, before, within, "the job continues", remedy)

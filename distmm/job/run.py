@@ -62,7 +62,7 @@ class Run:
         self.folder = job.folder if begun is None else job.folder.of_job(begun["id"])
         self.units = self.contents.units(plan.block_shape)
         types = self.spec.a.dtype, self.spec.b.dtype, self.spec.dtype
-        rounding = Tolerance.of(*types, self.spec.problem.k, self.spec.precision)
+        rounding = Tolerance.of(*types, self.spec.problem.k, self.spec.choices.precision)
         self.tolerance = rounding if self.spec.check == "freivalds" else None  # None: blocks are not checked
         self.inputs = Inputs(client, self.spec, plan.blocking, plan.cluster.device)
 
@@ -96,7 +96,7 @@ class Run:
             if (begun and begun["id"]) != (now and now["id"]):
                 raise InputError(f"{folder.path}: another call has just begun or ended this job: call again")
             if now is not None:
-                refuse_changes(folder, self.spec, job.choices.blocks, job.plan)
+                refuse_changes(folder, self.spec)
                 if folder.store.exists(folder.of_job(now["id"]).pending_certificate):
                     raise InputError(f"{folder.path}: another call has just completed this job: call again")
         changed = list(differences(self.asked, self.spec.files(again=True)))
@@ -121,7 +121,7 @@ class Run:
             self.folder = folder = folder.of_job(secrets.token_hex(8))
             try:
                 folder.make()
-                given = None if job.choices.blocks is None else list(map(int, job.choices.blocks))
+                given = None if (edges := self.spec.choices.blocks) is None else list(map(int, edges))
                 target = self.contents.create(job.out, folder, plan.block_shape, job.replaces, given)
             except BaseException:
                 with suppress(OSError):  # the next job removes it, too

@@ -182,7 +182,7 @@ def check_sample(client: Client | None, spec: Spec, path: str, content: Json, se
     chosen = np.sort(np.random.default_rng(seed).choice(m, min(m, ROWS), replace=False))
     if not chosen.size:
         return Verdict("right", 0.0, "the product has no rows")
-    tolerance = Tolerance.of(spec.a.dtype, spec.b.dtype, spec.dtype, k, spec.precision)
+    tolerance = Tolerance.of(spec.a.dtype, spec.b.dtype, spec.dtype, k, spec.choices.precision)
     given, problem = _given(spec, path, content, chosen, n)
     if problem is not None:
         return Verdict("wrong", math.inf, problem)

@@ -16,10 +16,10 @@ from distmm.checking.verdict import Verdict
 from distmm.errors import InputError
 from distmm.job.folder import Folder, Json
 from distmm.job.reduction import Reduction, from_json
-from distmm.planning.precision import Precision
 from distmm.planning.problem import Problem, result_type
 from distmm.product.aliasing import lies_in
 from distmm.product.array_types import check_sendable, is_dask
+from distmm.product.choices import Choices
 from distmm.product.operand import Operand, wrap
 from distmm.product.operand_pair import check_pair
 from distmm.product.reduction_limits import check_ordered
@@ -36,8 +36,10 @@ RECHUNK = {"array.rechunk.method": "tasks"}
 
 Check = Literal["freivalds", "full", "none"]
 
-# Options that are the same in Python and in the manifest.
-PLAIN = ("precision", "kernel", "check", "reproducible")
+# The caller's choices that a manifest has: a job keeps them until its end.
+KEPT = ("precision", "kernel", "reproducible")
+
+DEFAULTS = Choices()
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,10 @@ class Spec:
     alpha, beta : scalars
     dtype : numpy.dtype
         Type of C.
-    precision, kernel, check, reproducible
+    check : {"freivalds", "full", "none"}
         As in `distmm.multiply`.
+    choices : Choices
+        The caller's precision, kernel and device, blocks and plan.
     reduction : TopK or Threshold or None
         The reduction of each row of C. None: all of C is written.
     """
@@ -65,11 +69,9 @@ class Spec:
     alpha: complex
     beta: complex
     dtype: np.dtype[Any]
-    precision: Precision
-    kernel: str | None
     check: Check
+    choices: Choices
     reduction: Reduction | None = None
-    reproducible: bool = False
 
     @classmethod
     def of(
@@ -77,17 +79,15 @@ class Spec:
         a: Any,
         b: Any,
         c0: Any,
+        choices: Choices = DEFAULTS,
         *,
         transa: bool = False,
         transb: bool = False,
         alpha: complex = 1,
         beta: complex = 0,
         dtype: Any = None,
-        precision: Precision = "highest",
-        kernel: str | None = None,
         check: Check = "freivalds",
         reduction: Reduction | None = None,
-        reproducible: bool = False,
     ) -> Spec:
         """Open the matrices that are given as paths, and check shapes, types and scalars.
 
@@ -106,7 +106,8 @@ class Spec:
             )
         if added is not None and added.shape != shape:
             raise InputError(f"C has shape {added.shape}, the product {shape}: with beta, give a C of that shape")
-        precision, check = config.chosen("precision", precision), config.chosen("check", check)
+        for name, value in (("precision", choices.precision), ("check", check)):
+            config.chosen(name, value)
         types = {x.name: x.dtype for x in (first, second, added) if x is not None}
         natural = common_type(types, alpha=alpha, beta=beta)
         alpha, beta = plain(alpha), plain(beta)  # only the type of C depends on whether they are NumPy's
@@ -120,7 +121,7 @@ class Spec:
             check_ordered(natural, "reduction")
             _check_reduced(reduction, first, second, check)
             of_c = reduction.dtype(of_c)
-        return cls(first, second, added, alpha, beta, of_c, precision, kernel, check, reduction, reproducible)
+        return cls(first, second, added, alpha, beta, of_c, check, choices, reduction)
 
     @property
     def contents(self) -> Contents:
@@ -153,7 +154,8 @@ class Spec:
             "beta": _number(self.beta),
             "dtype": self.dtype.name,
             "reduction": None if self.reduction is None else self.reduction.json(),
-            **{name: getattr(self, name) for name in PLAIN},
+            "check": self.check,
+            **{name: getattr(self.choices, name) for name in KEPT},
         }
 
     def files(self, again: bool = False) -> Json:
@@ -202,7 +204,7 @@ class Spec:
         """Compare C with A and B, as `distmm.verify` does."""
         from distmm.product.verification import verdict  # late: it needs Dask arrays, and a plan of files does not
 
-        return verdict(self.a, self.b, wrap(c, "C"), alpha=self.alpha, precision=self.precision, **how)
+        return verdict(self.a, self.b, wrap(c, "C"), alpha=self.alpha, precision=self.choices.precision, **how)
 
     @property
     def operands(self) -> dict[str, Operand]:
@@ -211,8 +213,8 @@ class Spec:
         return {name: operand for name, operand in named.items() if operand is not None}
 
     @classmethod
-    def from_json(cls, content: Json) -> Spec:
-        """Return the specification in a manifest, and open its matrices.
+    def from_json(cls, content: Json, choices: Choices = DEFAULTS) -> Spec:
+        """Return the specification in a manifest, and open its matrices. The other `choices` are not in a manifest.
 
         Raises
         ------
@@ -229,10 +231,10 @@ class Spec:
                 )
             sources[name] = None if one is None else one["path"]
         return cls.of(
-            sources["A"], sources["B"], sources["C0"],
+            sources["A"], sources["B"], sources["C0"], replace(choices, **{name: content[name] for name in KEPT}),
             transa=content["A"]["transposed"], transb=content["B"]["transposed"],
             alpha=_scalar(content["alpha"]), beta=_scalar(content["beta"]), dtype=np.dtype(content["dtype"]),
-            reduction=from_json(content["reduction"]), **{name: content[name] for name in PLAIN},
+            check=content["check"], reduction=from_json(content["reduction"]),
         )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from distmm.cli.app import app
 from distmm.errors import InputError
 from distmm.job.planning import request
 from distmm.job.spec import Spec
+from distmm.product.choices import Choices
 
 
 def shaped(*shape, dtype="f4"):
@@ -83,10 +84,10 @@ def test_the_configuration_has_the_default():
 def test_a_job_keeps_the_wish_in_its_manifest(tmp_path):
     np.save(tmp_path / "A.npy", np.arange(64).reshape(8, 8))
     path = str(tmp_path / "A.npy")
-    plain, promised = Spec.of(path, path, None), Spec.of(path, path, None, reproducible=True)
+    plain, promised = Spec.of(path, path, None), Spec.of(path, path, None, Choices(device="cpu", reproducible=True))
     for spec in (plain, promised):
-        assert Spec.from_json(spec.json()).reproducible == spec.reproducible
-    assert request(promised, "cpu", None, None, None).choices.reproducible
+        assert Spec.from_json(spec.json()).choices.reproducible == spec.choices.reproducible
+    assert request(promised).choices.reproducible
 
 
 def test_a_job_on_cpus_is_refused_before_any_work(client, tmp_path):

@@ -14,6 +14,7 @@ from distmm.cli.app import app
 from distmm.errors import InputError
 from distmm.job.spec import Spec
 from distmm.planning.precision import PRECISIONS, Precision
+from distmm.product.choices import Choices
 from distmm.submit.schema import Product
 from distmm_kernels.tolerance import ROUNDOFF
 
@@ -25,7 +26,7 @@ TAKERS: list[Callable[[Any], Any]] = [
     lambda precision: distmm.gram(A, precision=precision),
     lambda precision: distmm.plan(A, A, precision=precision),
     lambda precision: distmm.verify(A, A, 4 * A, precision=precision),
-    lambda precision: Spec.of(A, A, None, precision=precision),
+    lambda precision: Spec.of(A, A, None, Choices(precision=precision)),
 ]
 
 
