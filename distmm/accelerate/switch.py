@@ -20,7 +20,8 @@ def accelerate(on: bool = True) -> None:
     ``linalg.tsqr``, and with them ``linalg.svd_compressed``, ``linalg.svd`` and ``linalg.qr``, are then computed by
     distmm. If there is a `distributed.Client`, its cluster computes them, otherwise Dask's local schedulers. Results
     are lazy arrays as before, of the same shape, type and chunks. The switch applies to the whole process. A second
-    call changes nothing.
+    call changes nothing. A client on the host of GPU workers also gets large CuPy results from GPU to GPU; Dask sends
+    them through host memory.
 
     Dask computes the following as before, without a message:
 
@@ -119,7 +120,9 @@ def accelerated() -> Iterator[None]:
 
 def _put() -> None:
     from distmm.accelerate import dask_names, functions
+    from distmm.clusters import results
 
+    results.by_tickets(_by_call or _blocks > 0)
     if _by_call or _blocks:
         dask_names.put(functions.REPLACEMENTS)
     else:

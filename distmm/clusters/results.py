@@ -2,7 +2,7 @@
 
 Dask's client gets a result by the scheduler: from GPU to host, by two connections, and from host to GPU, at 0.6 GB/s
 (an H200, TCP). A client whose memory a worker reads runs on the worker's host. It asks such a worker itself, and copies
-large CuPy arrays from GPU to GPU.
+large CuPy arrays from GPU to GPU. It does so while `distmm.accelerate` is on.
 """
 
 from __future__ import annotations
@@ -11,18 +11,29 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from distmm.transfer import ClientArray, gpu_allocations, serialization
 from distmm.worker.dask_internals import call_every_second, gather_from
-from distmm.worker.neighbours import CLIENT, received
 
 if TYPE_CHECKING:
     from distributed import Client
 
+    from distmm.transfer import ClientArray
+
 logger = logging.getLogger(__name__)
+
+_on = False
+
+
+def by_tickets(on: bool) -> None:
+    """Switch it on, or off, for all clients."""
+    global _on
+    _on = on
 
 
 def take_tickets(client: Client, near: Callable[[str], bool]) -> None:
-    """Let a client get results itself from the workers with a `near` address."""
+    """Let a client get results itself from the workers with a `near` address, while that is switched on."""
+    from distmm.transfer import gpu_allocations, serialization  # late: only a cluster needs them
+    from distmm.worker.neighbours import CLIENT
+
     refused: set[str] = set()
 
     def failed(addresses: list[str]) -> None:
@@ -35,7 +46,7 @@ def take_tickets(client: Client, near: Callable[[str], bool]) -> None:
         )
 
     serialization.register(_received)
-    gather_from(client, lambda address: near(address) and address not in refused, CLIENT, failed)
+    gather_from(client, lambda: _on, lambda address: near(address) and address not in refused, CLIENT, failed)
     call_every_second(client, gpu_allocations.drop_idle)
 
 
@@ -47,6 +58,8 @@ def _received(ticket: ClientArray) -> Any:
     EOFError
         If there is none, for whatever reason. Dask then closes the connection, and the array comes by the scheduler.
     """
+    from distmm.worker.neighbours import received
+
     try:
         return received(ticket)
     except Exception as error:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from distmm.clusters.results import take_tickets
 from distmm.errors import InputError
 from distmm.scheduler.dask_extensions import CHANGES_TOPIC
 from distmm.telemetry.faults import tolerated
@@ -97,8 +98,6 @@ def ask(client: Client, question: Question | None = None, old: bool = False) -> 
     Exception
         The error of the question on a worker, or of a worker's plugin.
     """
-    from distmm.clusters.results import take_tickets  # late: only a cluster needs it
-
     view = _views.get(client)
     if view is None:
         view = _views[client] = _View()

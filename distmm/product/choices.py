@@ -69,7 +69,10 @@ def takes(keywords: type) -> Callable[[Function], Function]:
 
 @dataclass(frozen=True)
 class Choices:
-    """The caller's choices: the keywords, with defaults filled in. `hardware` is the `cluster` of `distmm.plan`."""
+    """The caller's choices: the keywords, with defaults filled in.
+
+    `hardware` is the `cluster` of `distmm.plan`. `named` tells whether the caller has named the client.
+    """
 
     precision: Precision = "highest"
     kernel: str | None = None
@@ -79,6 +82,7 @@ class Choices:
     hardware: Hardware | None = None
     reproducible: bool = False
     client: Client | None = None
+    named: bool = False
 
     @classmethod
     def of(
@@ -108,7 +112,7 @@ class Choices:
         """
         plan, blocks = given.get("plan"), given.get("blocks")
         accuracy = config.chosen("precision", given.get("precision"))
-        where, named = config.chosen("device", given.get("device")), config.chosen("kernel", given.get("kernel"))
+        where, kernel = config.chosen("device", given.get("device")), config.chosen("kernel", given.get("kernel"))
         promised = config.chosen("reproducible", given.get("reproducible"))
         check_flags(reproducible=promised)
         if symmetric and blocks is not None:
@@ -116,12 +120,13 @@ class Choices:
                 raise InputError(f"blocks is {blocks!r}: give two positive edges, those of m and k")
             blocks = (*blocks, blocks[0])
         client = None if hardware is not None else computing(given.get("client"), now)
+        at = client, given.get("client") is not None
         if not isinstance(plan, Plan):
-            return cls(accuracy, named, where, blocks, plan, hardware, promised, client)
+            return cls(accuracy, kernel, where, blocks, plan, hardware, promised, *at)
         of_plan: cluster.DeviceChoice = "cpu" if plan.cluster.device == "cpu" else "gpu"
         for name, value, has in (
             ("precision", accuracy, plan.precision),
-            ("kernel", named, plan.kernel or plan.cluster.kernel),
+            ("kernel", kernel, plan.kernel or plan.cluster.kernel),
             ("device", where, "auto" if where == "auto" else of_plan),
             ("reproducible", promised, plan.cluster.promises_bits if promised else promised),
         ):
@@ -130,7 +135,7 @@ class Choices:
                     f"{name} is {value!r}, and the plan was made with {name}={has!r}: leave one of them out, or make a "
                     f"plan with distmm.plan(..., {name}={value!r})"
                 )
-        return cls(plan.precision, plan.kernel, of_plan, blocks, plan, hardware, promised, client)
+        return cls(plan.precision, plan.kernel, of_plan, blocks, plan, hardware, promised, *at)
 
     def described(self, client: Client | None, dtype: np.dtype, on_gpu: bool, old: bool = False) -> ClusterSpec:
         """Describe the cluster for products of a type; for operands `on_gpu`, with the GPUs of all workers.

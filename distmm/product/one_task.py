@@ -1,18 +1,24 @@
 """Products of one task: small ones, of arrays of this process and of persisted arrays of one chunk.
 
-Without a client, the task is a call in this process. On a cluster, a graph of one task reads the operands in this
+Without a client, the task is a call in this process. So it is for a short product if the caller has not named a client,
+because the messages of a cluster would take longer. On a cluster, a graph of one task reads the operands in this
 process's memory, or on the worker that holds them, and writes C to `out`: there are no tasks for loads and stores.
 """
 
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from dask.callbacks import Callback
 
+from distmm.clusters.cluster import DeviceChoice
+from distmm.errors import DeviceMemoryError
 from distmm.planning.plan import Plan
+from distmm.product.array_types import package_of
+from distmm.product.choices import Choices
 from distmm.product.context import tasks_run_here
 from distmm.product.operand import Operand
 from distmm.transfer.gpu_allocations import is_on_gpu
@@ -28,6 +34,9 @@ if TYPE_CHECKING:
 # Most seconds that the plan expects: after Ctrl-C the call waits for its task, which uses memory of this process.
 MOST_SECONDS = 1.0
 
+# Most seconds of arithmetic of a product that this process computes although there is a cluster.
+SHORT_SECONDS = 0.01
+
 
 def block(product: Gemm, plan: Plan) -> Any:
     """Return the only block of a product of arrays of this process, which this process computes at once.
@@ -36,6 +45,11 @@ def block(product: Gemm, plan: Plan) -> Any:
     """
     if Callback.active or not (may_be_a_call(product, plan) and tasks_run_here()):
         return None
+    return computed(product, plan)
+
+
+def computed(product: Gemm, plan: Plan) -> Any:
+    """Return the only block of a product that may be a call (`may_be_a_call`)."""
     symmetry, choice = product.symmetry, KernelChoice.of(plan)
     for x in product.operands:
         gpu.wait_for_current_stream(x.source)  # tasks use other streams
@@ -54,6 +68,33 @@ def may_be_a_call(product: Gemm, plan: Plan) -> bool:
         else all(isinstance(x.source, np.ndarray) and x.file is None for x in product.operands)
     )
     return here and _is_one_task(product, plan)
+
+
+def is_called(product: Gemm, choices: Choices, out: Any) -> bool:
+    """Fill `out` in this process if that takes less time than the messages of the client's cluster, and say whether.
+
+    Not if the caller has named the client, or how to multiply.
+    """
+    problem, given = product.problem, choices.kernel or choices.blocks or choices.plan or choices.reproducible
+    if choices.client is None or choices.named or given or choices.precision == "ieee" or problem.batch:
+        return False
+    on_gpu, like = on_one_gpu(product), product.a.source
+    device: DeviceChoice = "gpu" if on_gpu else "cpu"
+    if choices.device not in ("auto", device) or package_of(out) != package_of(like):
+        return False
+    if on_gpu and out.device != like.device:
+        return False
+    here = replace(choices, client=None, device=device, blocks=product.whole)
+    if problem.flops > SHORT_SECONDS * here.described(None, problem.multiplied, on_gpu).rate:
+        return False
+    plan = product.plan(here, out)
+    if plan.shortfall or not may_be_a_call(product, plan):
+        return False
+    try:
+        out[...] = computed(product, plan)
+    except DeviceMemoryError:  # workers may have all of the GPU's memory
+        return False
+    return True
 
 
 def on_one_gpu(product: Gemm) -> bool:

@@ -159,8 +159,16 @@ class _Noting:
             self._noted.reset(before)
 
 
-def gather_from(client: Client, near: Callable[[str], bool], who: str, failed: Callable[[list[str]], object]) -> None:
+def gather_from(
+    client: Client,
+    wanted: Callable[[], bool],
+    near: Callable[[str], bool],
+    who: str,
+    failed: Callable[[list[str]], object],
+) -> None:
     """Let a client ask the workers with a `near` address for results, as `who`, and the scheduler for the others.
+
+    While it is not `wanted`, the client asks the scheduler for all, as Dask does.
 
     A result that does not come, because a worker has died or its message could not be read, comes by the scheduler,
     too. ``failed(addresses)`` is called with the workers that had it.
@@ -172,10 +180,10 @@ def gather_from(client: Client, near: Callable[[str], bool], who: str, failed: C
     usual, scheduler, pool = client.scheduler.gather, client.scheduler, client.rpc
 
     async def gather(keys: list[Any], **how: Any) -> dict[str, Any]:
-        holders = await scheduler.who_has(keys=keys)
+        holders = await scheduler.who_has(keys=keys) if wanted() else {}
         asked = {key: found for key, addresses in holders.items() if (found := [at for at in addresses if near(at)])}
         data = (await gather_from_workers(asked, rpc=pool, who=who))[0]
-        if len(data) == len(keys):
+        if data and len(data) == len(keys):
             return {"status": "OK", "data": data}
         if missing := [key for key in asked if key not in data]:
             failed(sorted({at for key in missing for at in asked[key]}))

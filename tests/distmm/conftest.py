@@ -11,8 +11,15 @@ import pytest
 from distributed import Client, LocalCluster
 
 from distmm.clusters import cluster as described_cluster
+from distmm.product import one_task
 from distmm.worker import gpu
 from distmm.worker.tasks import products as product_tasks
+
+
+@pytest.fixture(autouse=True)
+def by_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the current client's cluster compute the products of tests, which are short."""
+    monkeypatch.setattr(one_task, "SHORT_SECONDS", 0.0)
 
 
 @pytest.fixture

@@ -171,8 +171,9 @@ def end_of_file() -> None:
     raise EOFError("the memory was freed")
 
 
+@pytest.mark.parametrize("wanted", [True, False])
 @pytest.mark.parametrize("kind", [Told, Fragile])
-def test_a_client_gets_results_from_workers_of_its_host_itself(kind: type[Told]) -> None:
+def test_a_client_gets_results_from_workers_of_its_host_itself(kind: type[Told], wanted: bool) -> None:
     failed: list[str] = []
     with (
         LocalCluster(
@@ -182,14 +183,14 @@ def test_a_client_gets_results_from_workers_of_its_host_itself(kind: type[Told])
     ):
         near, far = client.scheduler_info()["workers"]
         client.run(note, "me")
-        dask_internals.gather_from(client, lambda address: address == near, "me", failed.extend)
+        dask_internals.gather_from(client, lambda: wanted, lambda address: address == near, "me", failed.extend)
         for _ in range(2):  # the second time after a connection that was closed
             blocks = [client.submit(kind, size, workers=[at], pure=False) for at, size in ((near, 9), (far, 8))]
             found = client.gather(blocks)
-            assert found == ([9, 8] if kind is Fragile else [(True, b"." * 9), (False, b"." * 8)])
+            assert found == ([9, 8] if kind is Fragile else [(wanted, b"." * 9), (False, b"." * 8)])
         with pytest.raises(ZeroDivisionError):
             client.submit(divmod, 1, 0, pure=False).result()
-    assert failed == ([near] * 2 if kind is Fragile else [])
+    assert failed == ([near] * 2 if kind is Fragile and wanted else [])
 
 
 def test_a_client_calls_a_function_every_second_until_it_is_closed() -> None:
