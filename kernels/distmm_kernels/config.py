@@ -29,7 +29,7 @@ NARROW: tuple[np.dtype[Any], ...] = (
 # Their accuracy: kernels/README.md, "How a kernel is chosen".
 PRECISIONS = ("highest", "high", "medium", "ieee")
 
-# Rows and columns of the tile of C that one thread block owns in the teaching kernels: 32 is a warp's width, and a
+# Rows and columns of the tile of C that one thread block owns in the textbook kernel: 32 is a warp's width, and a
 # block has at most 32 x 32 threads. Their results have the same bits for any cuts of k at multiples of it.
 TILE = 32
 

@@ -165,7 +165,7 @@ def _measured(candidate: Candidate, problem: Problem, device: Device) -> list[fl
     """Return the measured rates for `SIZES`, in operations per second."""
     of_kernel = rates_of(device).kernels[candidate.name]
     instead = ("float16",) if problem.dtype in FLOAT8 else ()  # most kernels convert 8-bit floats to that
-    names = (problem.dtype.name, *instead, problem.accumulator.name, "any")
+    names = (problem.dtype.name, *instead, problem.accumulator.name)
     kept = next(of_kernel[x] for x in names if x in of_kernel)
     factor = relative(candidate, problem, device)
     return [factor * each for each in kept]

@@ -30,7 +30,7 @@ Measure = Callable[[Candidate, Problem, Device], float]
 
 
 def entries(device: Device, names: Iterable[str] = ()) -> Iterator[tuple[Candidate, str]]:
-    """Yield each kernel that runs on a GPU with each type, or "any", for which `rates.toml` has its rates.
+    """Yield each kernel that runs on a GPU with each type for which `rates.toml` has its rates.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ def _three_digits(number: float) -> str:
 
 
 def _cube(size: int, dtype: str) -> Problem:
-    return Problem(size, size, size, TYPES["float32" if dtype == "any" else dtype])
+    return Problem(size, size, size, TYPES[dtype])
 
 
 if __name__ == "__main__":

@@ -41,11 +41,11 @@ def test_products_that_take_long_are_not_measured_and_have_the_rate_of_the_size_
         assert cube.k == SIZES[0] or seconds(candidate, cube, device) < 0.2
         return float(cube.k)
 
-    text = "\n".join(kernel_rates.section(H100, measure, ["naive", "guvectorized"]))
+    text = "\n".join(kernel_rates.section(H100, measure, ["tiled", "hopper"]))
     facts = tomllib.loads(text)[H100.name]["kernels"]
-    assert longest == {"naive": 4096, "guvectorized": 512}
-    assert facts["naive"]["any"] == [512, 1020, 2050, 4100, 4100]
-    assert facts["guvectorized"]["any"] == [512] * 5
+    assert longest == {"tiled": 4096, "hopper": 8192}
+    assert {tuple(rates) for rates in facts["tiled"].values()} == {(512, 1020, 2050, 4100, 4100)}
+    assert facts["hopper"]["int8"][-1] == 8190
 
 
 def test_kernels_that_do_not_run_on_a_gpu_are_left_out() -> None:

@@ -255,7 +255,7 @@ def test_a_promise_that_nobody_makes_is_refused():
     assert select(problem("int32"), CPU, reproducible=True).name == "cpu", "integers are exact"
 
 
-@pytest.mark.parametrize("name", ["register_tiled", "naive", "tiled", "guvectorized", "cublas"])
+@pytest.mark.parametrize("name", ["register_tiled", "tiled", "cublas"])
 def test_a_name_forces_a_kernel(name):
     assert select(problem(), H200, name=name).name == name
 
@@ -272,7 +272,6 @@ def test_the_table_agrees_with_the_kernels(candidate):
 
 def test_loads_fall_by_the_tile():
     loads = {candidate.name: candidate.loads for candidate in CANDIDATES if candidate.loads}
-    assert loads["naive"](problem(k=1024)) == 2048
     assert loads["tiled"](problem(k=1024)) == 64
     assert loads["tiled"](problem(k=1025)) == 66
     assert loads["tiled"](problem(k=0)) == 0

@@ -100,10 +100,10 @@ def test_rates_grow_with_the_size_as_on_the_model_that_is_known_and_less_on_a_sl
     known = dict(zip(rates.SIZES, rates.rates_of(H200).kernels["fp16x3"]["float32"], strict=True))
     found = []
     for slower in (1, 1.1, 2, 64):
-        keep(h100, fp16x3=known[4096] / slower, naive=known[4096] / slower)
+        keep(h100, fp16x3=known[4096] / slower, register_tiled=known[4096] / slower)
         measured._of_this_process.clear()
         told = measured.rates_for(FLOAT32, h100, "highest")
-        assert told.keys() == {"fp16x3", "naive"}
+        assert told.keys() == {"fp16x3", "register_tiled"}
         found.append(slower * told["fp16x3"] / known[4096])
     assert found[0] == pytest.approx(known[8192] / known[4096])
     assert found[-1] == pytest.approx(1)  # products of 4096 take as long there as those of 16384 on an H200

@@ -14,6 +14,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from distmm_kernels import device as devices
 from distmm_kernels.bench.report import Report, Row
+from distmm_kernels.bench.teaching import TEACHING
 from distmm_kernels.config import Problem, compute_dtype
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Kernel
@@ -134,11 +135,11 @@ def _rows(problem: Problem, order: str, device: Device, repeat: int, seed: int) 
         values, seconds = wall_seconds(lambda: triple_loop(*lists), 1)
         yield row("plain Python", seconds, residual=residual(np.array(values).astype(problem.dtype)))
 
-    for candidate in CANDIDATES:
+    for candidate in (*CANDIDATES, *TEACHING):
         where = devices.cpu() if candidate.device_kind == "cpu" else device
         too_slow = candidate.name == "guvectorized" and steps > GUVECTORIZED_LIMIT
         if why_not(candidate, problem, where) is None and not too_slow:
-            kernel = select(problem, where, name=candidate.name)
+            kernel = candidate.kernel(problem, where)
             c = kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), None)  # compiles; C is checked
             timed = _cpu_times if where.kind == "cpu" else _gpu_times
             seconds, with_transfers = timed(kernel, a, b, repeat)

@@ -295,7 +295,7 @@ def compile_to_ltoir(
     target
         Compute capability, with ``"a"`` as its third element for the instructions of that architecture alone.
     threads, blocks
-        Threads of a block, and blocks that a multiprocessor must hold at once.
+        Threads of a block, and blocks that a multiprocessor must hold at once; 0 if that does not bound registers.
 
     Raises
     ------
@@ -304,9 +304,10 @@ def compile_to_ltoir(
     """
     check()
     code: bytes
+    bounds = (threads, blocks) if blocks else None
     with shared_scopes():
         code, _ = cuda.compile(
-            kernel, signature, device=False, abi="numba", cc=target, output="ltoir", launch_bounds=(threads, blocks)
+            kernel, signature, device=False, abi="numba", cc=target, output="ltoir", launch_bounds=bounds
         )
     return code
 

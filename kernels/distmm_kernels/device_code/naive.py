@@ -13,19 +13,21 @@ import numpy as np
 
 from distmm_kernels.device_code.arithmetic import multiply_add
 from distmm_kernels.device_code.emit import cuda
+from distmm_kernels.device_code.tiled import source_of
+from distmm_kernels.launch.compiler import Source
 
 
 def naive(dtype: np.dtype[Any], tile: int) -> Callable[..., None]:
-    """Make the kernel for a dtype; thread blocks are ``tile`` x ``tile``."""
-    fma = multiply_add(dtype)
+    """Make the kernel for a dtype; thread blocks compute ``tile`` x ``tile`` elements, numbered as in `tiled`."""
+    fma, zero = multiply_add(dtype), dtype.type(0)
 
     def kernel(a, b, c, d):
         columns = (d.shape[2] + tile - 1) // tile
         batch = cuda.blockIdx.y
-        i = cuda.blockIdx.x // columns * tile + cuda.threadIdx.y
-        j = cuda.blockIdx.x % columns * tile + cuda.threadIdx.x
+        i = cuda.blockIdx.x // columns * tile + cuda.threadIdx.x // tile
+        j = cuda.blockIdx.x % columns * tile + cuda.threadIdx.x % tile
         if i < d.shape[1] and j < d.shape[2]:
-            acc = c[batch, i, j]
+            acc = c[batch, i, j] if c.shape[0] > 0 else zero
             k = 0
             while k < a.shape[2]:  # 6 instructions a step; with `for k in range(...)` Numba's iterator makes it 19
                 acc = fma(acc, a[batch, i, k], b[batch, k, j])
@@ -33,3 +35,8 @@ def naive(dtype: np.dtype[Any], tile: int) -> Callable[..., None]:
             d[batch, i, j] = acc
 
     return kernel
+
+
+def source(dtype: str, tile: int) -> Source:
+    """Return the source that `distmm_kernels.launch.binary` compiles."""
+    return source_of(naive(np.dtype(dtype), tile), dtype, tile)

@@ -29,7 +29,8 @@ class Source:
     threads
         Threads of one block.
     blocks
-        Thread blocks that must fit on one multiprocessor at the same time. This limits the registers of a thread.
+        Thread blocks that must fit on one multiprocessor at the same time. This limits the registers of a thread; 0: no
+        such limit.
     shared_bytes
         Dynamic shared memory of one block.
     specific

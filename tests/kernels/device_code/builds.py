@@ -36,10 +36,12 @@ def compiled(kernel, dtype, architecture, *options, signature=None):
 
 
 def simple(kernel, dtype, architecture):
-    """The kernels without register tiles, with blocks of 32 x 32 threads."""
-    return compiled(
-        getattr(importlib.import_module(f"distmm_kernels.device_code.{kernel}"), kernel)(dtype, 32), dtype, architecture
-    )
+    """A kernel without register tiles, with blocks of 32 x 32 threads: PTX, and the log of its machine code."""
+    from distmm_kernels.launch import compiler
+
+    made = importlib.import_module(f"distmm_kernels.device_code.{kernel}").source(dtype.name, 32)
+    ptx, _ = compiled(made.function, None, architecture, signature=made.signature)
+    return ptx, compiler.build(made, architecture).log
 
 
 def function_of_a_row(dtype, architecture):

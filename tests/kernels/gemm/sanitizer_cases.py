@@ -22,7 +22,6 @@ from distmm_kernels.select import select, why_not
 REAL = ("float32", "float64", "int32", "int64", "float16", "int8", "uint8", "bool", ml_dtypes.bfloat16)
 TYPES = [np.dtype(name) for name in (*REAL, "complex64", "complex128")]
 SHAPES = [(1, 1, 1), (65, 129, 97), (128, 300, 256), (33, 600, 70), (20, 8208, 70)]
-TEACHING = ("naive", "tiled", "guvectorized")  # for float32 only: Numba compiles them anew in each process
 
 
 def placed(values: np.ndarray[Any, Any], order: str) -> Any:
@@ -40,7 +39,6 @@ def main() -> None:
     device, done = current(), 0
     for candidate, dtype in itertools.product(CANDIDATES, TYPES):
         left_out = candidate.name.startswith("cublas") or candidate.name not in wanted
-        left_out |= candidate.name in TEACHING and dtype != np.float32
         if left_out or why_not(candidate, Problem(1, 1, 1, dtype), device) is not None:
             continue
         kernel = select(Problem(1, 1, 1, dtype), device, name=candidate.name)

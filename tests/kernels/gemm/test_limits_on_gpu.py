@@ -15,7 +15,6 @@ from tests.kernels.reference.matrices import matrix, on_gpu
 
 pytestmark = pytest.mark.gpu
 
-SLOW = {"guvectorized"}  # a thread for each row of C: it teaches
 LONG = 2**31
 EIGHT_BITS = {dtype.name for dtype in FLOAT8}  # CuPy draws none
 
@@ -29,7 +28,7 @@ KERNELS = pytest.mark.parametrize(
     [
         (each.name, _dtype(dtype))
         for each in CANDIDATES
-        if each.device_kind == "cuda" and each.name not in SLOW
+        if each.device_kind == "cuda"
         for dtype in sorted(each.dtypes - EIGHT_BITS)[:: 3 if len(each.dtypes) > 6 else 1]
     ],
     ids=str,

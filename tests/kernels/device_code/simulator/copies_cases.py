@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from distmm_kernels.config import Problem
-from distmm_kernels.gemm.teaching import NaiveKernel
+from distmm_kernels.gemm.tiled import TiledKernel
 from distmm_kernels.layout import real_view, vectors
 from distmm_kernels.symmetric import mirror
 from tests.kernels.device_code.simulator.simulated_gpu import GPU, RealigningKernel
@@ -105,7 +105,7 @@ def test_matrices_are_mirrored_as_numpys_are(n, dtype, batch, symmetry):
     whole = matrix((*batch, n, n + 3), dtype, 0, "normal")
     d, expected = whole[..., :n], whole[..., :n].copy()
     beside = whole[..., n:].copy()
-    NaiveKernel(Problem(1, 1, 1, d.dtype), GPU)._mirror(d, symmetry)
+    TiledKernel(Problem(1, 1, 1, d.dtype), GPU)._mirror(d, symmetry)
     mirror(expected, symmetry)
     np.testing.assert_array_equal(d, expected)
     np.testing.assert_array_equal(whole[..., n:], beside)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from numba import config
 
-from distmm_kernels.gemm.teaching import TiledKernel
+from distmm_kernels.gemm.tiled import TiledKernel
 from distmm_kernels.launch import launches as launch
 from tests.kernels.device_code.simulator.simulated_gpu import multiply
 from tests.kernels.device_code.simulator.small_kernels import TILE, SmallNaive, SmallRegisterTiled, SmallTiled

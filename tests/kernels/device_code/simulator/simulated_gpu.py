@@ -23,7 +23,6 @@ from numba.np.numpy_support import as_dtype
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.device_code import fragments, mma, register_tiled
-from distmm_kernels.gemm import teaching
 from distmm_kernels.kernel import product_shape
 from distmm_kernels.launch import driver
 from distmm_kernels.launch import launches as launch
@@ -36,8 +35,6 @@ GPU = Device("cuda", "simulator", 0, 0, (9, 0), 1)
 @pytest.fixture(autouse=True)
 def numpy_memory(monkeypatch):
     """Let the launcher see NumPy arrays, of any strides, where it sees CuPy's on a GPU."""
-    monkeypatch.setattr(teaching, "view", FakeCUDAArray)
-    monkeypatch.setattr(teaching, "current_stream", lambda: 0)
     monkeypatch.setattr(stack, "address", lambda array: array.ctypes.data)
     monkeypatch.setattr(launch, "Launch", SimulatedLaunch)
     monkeypatch.setattr(driver, "loaded", RealigningKernel)

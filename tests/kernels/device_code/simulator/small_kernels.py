@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from distmm_kernels.bench.teaching import NaiveKernel
 from distmm_kernels.gemm.dmma import DmmaKernel
 from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
-from distmm_kernels.gemm.teaching import NaiveKernel, TiledKernel
+from distmm_kernels.gemm.tiled import TiledKernel
 from distmm_kernels.tiles.mma_tiles import MmaTiling
 from distmm_kernels.tiles.tiling import Tiling
 
