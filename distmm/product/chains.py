@@ -63,14 +63,18 @@ class Chains:
         blocking = self.plan.blocking
         return (*blocking.batch, blocking.m, blocking.n)
 
-    def array(self, wave: Wave | None, user_chunks: bool) -> da.Array:
-        """Return C, lazy, in the plan's blocks or in the user's chunks. With a wave, only its blocks have tasks."""
-        a, (vector_a, vector_b) = self.product.a, self.product.vectors
+    def arrays(self, wave: Wave | None) -> tuple[da.Array, da.Array]:
+        """Return C, lazy, in the user's chunks and in the plan's blocks. With a wave, only its blocks have tasks."""
+        a = self.product.a
         graph = self.graph(wave)
         meta = meta_from_array(a.source if a.kind == "cupy" else None, ndim=len(self.chunks), dtype=self.product.dtype)
         c = da.Array(graph, self.name, self.chunks, meta=meta)
-        if self.plan.schedule.chunks is not None and user_chunks:
-            c = in_chunks(c, self.plan)
+        blocks = self._as_product(c)
+        return (blocks if self.plan.schedule.chunks is None else self._as_product(in_chunks(c, self.plan))), blocks
+
+    def _as_product(self, c: da.Array) -> da.Array:
+        """Return C without the dimensions that the product of a vector lacks."""
+        vector_a, vector_b = self.product.vectors
         c = c[..., 0, :] if vector_a else c
         return with_copies(c[..., 0] if vector_b else c)
 

@@ -158,9 +158,9 @@ class Gemm:
         if not written:
             from distmm.product.chains import Chains  # late, as below: other products need no Dask array and no client
 
-            lazy = Chains(product, plan, self.a.kind, client).array(None, user_chunks=True)
+            lazy, blocks = Chains(product, plan, self.a.kind, client).arrays(None)
             if out is None:
-                return product._computable(lazy, choices, plan)
+                return product._computable(lazy, choices, plan, None if blocks is lazy else blocks)
             from distmm.product import sinks
 
             return sinks.become(out, lazy)
@@ -191,11 +191,11 @@ class Gemm:
         if isinstance(to, ClientArray) and one_task.writes_itself(self, plan):
             sinks.store_block(chains, out, to)
         elif client is None or any(self.vectors) or len(plan.waves) == 1:
-            sinks.store(lambda: [(chains.array(None, to is None), [None])], out, to, client)
+            sinks.store(lambda: [(chains.arrays(None)[to is not None], [None])], out, to, client)
         else:
             regions = plan.blocking.regions
             sinks.store(
-                lambda: ((chains.array(wave, to is None), regions(wave)) for wave in plan.waves), out, to, client
+                lambda: ((chains.arrays(wave)[to is not None], regions(wave)) for wave in plan.waves), out, to, client
             )
 
     def epilogue(self, dtype: np.dtype, kind: Literal["numpy", "cupy"], diagonal: Symmetry | None = None) -> Epilogue:
@@ -211,10 +211,11 @@ class Gemm:
         b = self.b if self.symmetry is not None else self.b.for_later()
         return replace(self, a=self.a.for_later(), b=b, c=None if self.c is None else self.c.for_later())
 
-    def _computable(self, array: da.Array, choices: Choices, plan: Plan) -> da.Array:
+    def _computable(self, array: da.Array, choices: Choices, plan: Plan, blocks: da.Array | None) -> da.Array:
         """Return the lazy product. If workers can write to this process's memory, its `compute` works like ``out=``.
 
-        Its `compute` returns an array of the operands' package.
+        Its `compute` returns an array of the operands' package. `blocks` is the product in the plan's blocks, if these
+        are not the chunks of `array`.
         """
         from distmm.product.product_array import ProductArray
 
@@ -224,7 +225,8 @@ class Gemm:
         at_once = partial(one_task.block, self, plan)
         if choices.client is None or any(self.vectors):
             own = package or one_task.may_be_a_call(self, plan)
-            return ProductArray.of(array, None, at_once, package, device) if own else array
+            own = own or blocks is not None
+            return ProductArray.of(array, None, at_once, package, device, blocks) if own else array
         annotations = dask.get_annotations()  # those of the call hold for the graph that `compute` makes
 
         def fill(out: Any, client: Client) -> bool:
@@ -235,7 +237,7 @@ class Gemm:
                 self.array(replace(choices, client=client), out)
             return True
 
-        return ProductArray.of(array, fill, at_once, package, device)
+        return ProductArray.of(array, fill, at_once, package, device, blocks)
 
     def plan_reduced(self, choices: Choices, kept: Callable[[Plan], int], shared: bool = False) -> Plan:
         """Plan a product whose finished blocks are reduced at once, and prepare the cluster for it.

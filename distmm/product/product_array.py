@@ -11,6 +11,7 @@ are finished: `__dask_postcompute__` returns a task for a worker, and `__dask_op
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partialmethod
 from typing import TYPE_CHECKING, Any
 
 import dask.array as da
@@ -39,6 +40,7 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
     _made_as: str
     _package: str
     _device: int | None
+    _blocks: da.Array | None
 
     @classmethod
     def of(
@@ -48,6 +50,7 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
         here: Here = lambda: None,
         package: str = "",
         device: int | None = None,
+        blocks: da.Array | None = None,
     ) -> ProductArray:
         """Make one from a Dask array.
 
@@ -62,10 +65,12 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
             Name of the package of the arrays that `compute` returns (`distmm.product.dlpack.as_given`).
         device : int, optional
             This process's GPU that receives blocks of CuPy; by default the current one.
+        blocks : dask.array.Array, optional
+            The same product in the plan's blocks, if chunks are parts of them.
         """
         self = cls(array.dask, array.name, array.chunks, meta=array)
         self._fill, self._here = fill, here
-        self._made_as, self._package, self._device = array.name, package, device
+        self._made_as, self._package, self._device, self._blocks = array.name, package, device, blocks
         return self
 
     def rearranged(self, array: da.Array, within: Callable[[Any], Any], turned: Callable[[Any], Any]) -> ProductArray:
@@ -102,6 +107,21 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
         changed = self.name != self._made_as  # for example by C[0] = 1, or as `out` of a NumPy function
         out = None if kwargs or changed else self._computed(computing())
         return as_given(super().compute(**kwargs) if out is None else out, self._package)
+
+    def _reduced(self, reduction: Callable[..., da.Array], *args: Any, **how: Any) -> da.Array:
+        """Reduce the plan's blocks, of which there are fewer. The result has the chunks that it has by the chunks."""
+        by_chunks = reduction(self, *args, **how)
+        if self._blocks is None or self.name != self._made_as or how.get("out") is not None:
+            return by_chunks
+        return reduction(self._blocks, *args, **how).rechunk(by_chunks.chunks)
+
+    # These take no memory beside a block.
+    sum = partialmethod(_reduced, da.Array.sum)
+    mean = partialmethod(_reduced, da.Array.mean)
+    max = partialmethod(_reduced, da.Array.max)
+    min = partialmethod(_reduced, da.Array.min)
+    any = partialmethod(_reduced, da.Array.any)
+    all = partialmethod(_reduced, da.Array.all)
 
     def _computed(self, client: Client | None) -> Any:
         """Return the computed array; None if Dask has to compute it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -180,3 +181,48 @@ def test_an_error_of_a_task_is_raised_and_leaves_nothing(client: Client) -> None
     with pytest.raises(ZeroDivisionError, match="a block"):
         C.compute()
     np.testing.assert_array_equal(distmm.matmul(A, B).compute(), A @ B)
+
+
+CHUNKED = da.from_array(A, (40, 30))  # of so many chunks that a block of C has several
+
+
+def keys_of(array: da.Array) -> str:
+    return str(list(dict(dask.optimize(array)[0].dask)))
+
+
+def test_blocks_are_reduced_in_place_of_the_chunks_that_are_parts_of_them() -> None:
+    C, results, expected = distmm.matmul(CHUNKED, CHUNKED.T), [], []
+    assert C.numblocks == (10, 10)
+    for name, axis, keepdims in itertools.product(
+        ["sum", "mean", "max", "min", "any", "all"], [None, 0, 1, (0, 1)], [False, True]
+    ):
+        results.append(getattr(C, name)(axis=axis, keepdims=keepdims))
+        expected.append(getattr(A @ A.T, name)(axis=axis, keepdims=keepdims))
+        by_chunks = getattr(da.Array, name)(C, axis=axis, keepdims=keepdims)
+        assert (results[-1].chunks, results[-1].dtype) == (by_chunks.chunks, by_chunks.dtype)
+    assert ("-chunks" in keys_of(results[0]), "-chunks" in keys_of(da.sum(C))) == (False, True)
+    for found, wanted in zip(dask.compute(*results), expected, strict=True):
+        np.testing.assert_array_equal(found, wanted)
+
+
+def test_a_product_of_a_vector_is_reduced_by_blocks() -> None:
+    v = np.arange(N) % 7.0
+    assert distmm.matmul(CHUNKED, v).sum().compute() == (A @ v).sum()
+    assert distmm.matmul(v, CHUNKED).max().compute() == (v @ A).max()
+
+
+def test_a_product_that_was_changed_is_reduced_as_it_is_now() -> None:
+    C, expected, total = distmm.matmul(CHUNKED, CHUNKED), A @ A, da.zeros(N)
+    C[3] = 7
+    expected[3] = 7
+    assert C.sum().compute() == expected.sum()
+    distmm.matmul(CHUNKED, CHUNKED).sum(axis=0, out=total)
+    np.testing.assert_array_equal(total.compute(), (A @ A).sum(axis=0))
+    np.testing.assert_array_equal(distmm.matmul(CHUNKED, CHUNKED).persist().max(axis=0).compute(), (A @ A).max(axis=0))
+
+
+def test_a_product_and_its_sum_are_computed_at_once() -> None:
+    C = distmm.matmul(CHUNKED, CHUNKED)
+    product, total, chunk = dask.compute(C, C.sum(), C[:5].sum())
+    np.testing.assert_array_equal(product, A @ A)
+    assert (total, chunk) == ((A @ A).sum(), (A @ A)[:5].sum())

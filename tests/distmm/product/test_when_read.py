@@ -176,11 +176,11 @@ def test_a_file_replaced_between_two_waves_is_an_error(tmp_path: Path) -> None:
     gemm = Gemm.of(wrap(a, "A"), wrap(np.eye(n), "B"))
     plan = gemm.plan(Choices(blocks=(16, 64, 64)))
     chains = Chains(gemm, plan, "numpy", None)
-    np.testing.assert_array_equal(chains.array(None, True).compute(scheduler="synchronous"), a)
+    np.testing.assert_array_equal(chains.arrays(None)[0].compute(scheduler="synchronous"), a)
     np.save(tmp_path / "new.npy", np.zeros((n, n)))
     os.replace(tmp_path / "new.npy", path)
     with pytest.raises(InputError, match="another file than at the call"):
-        chains.array(None, True).compute(scheduler="synchronous")
+        chains.arrays(None)[0].compute(scheduler="synchronous")
 
 
 def test_a_file_that_was_copied_with_its_times_is_read(tmp_path: Path) -> None:
