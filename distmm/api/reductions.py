@@ -18,7 +18,7 @@ from distmm.graph.parametric_layer import with_copies
 from distmm.planning.problem import accumulator_dtype
 from distmm.product.choices import BlockKeywords, takes
 from distmm.product.product_array import ProductArray
-from distmm.product.reduced_product import Kinds, product_of, results
+from distmm.product.reduced_product import product_of, results
 from distmm.product.reduction_limits import check_metric, check_ordered, checked_k
 from distmm.worker.tasks.reductions import Custom, Largest, histogram, norms, sums
 
@@ -106,8 +106,7 @@ def topk(
     product, chosen = product_of(A, B, transa, transb, **choices)
     check_ordered(product.dtype, "largest elements")
     k = checked_k(k, product.shape[-1], "the product has rows of {n} elements")
-    kinds = [(product.dtype, (k,)), (np.dtype(np.int64), (k,))]
-    return TopK(*results(product, chosen, Largest(k, product.dtype), kinds))
+    return TopK(*results(product, chosen, Largest(k, product.dtype)))
 
 
 @takes(BlockKeywords)
@@ -163,10 +162,7 @@ def nearest(
         raise InputError(f"X @ Y.T has shape {product.shape}: give two matrices, one row for each point")
     check_metric(metric, product.a, product.b)
     k = checked_k(k, product.shape[-1], f"{'X' if Y is None else 'Y'} has {{n}} rows")
-    dtype = accumulator_dtype(product.dtype)
-    kinds = [(dtype, (k,)), (np.dtype(np.int64), (k,))]
-    reduction = Largest(k, dtype, metric)
-    return TopK(*results(product, chosen, reduction, kinds))
+    return TopK(*results(product, chosen, Largest(k, accumulator_dtype(product.dtype), metric)))
 
 
 @takes(BlockKeywords)
@@ -245,22 +241,20 @@ def reduce(
     _check_belongs(how, bins, dtype, shape)
     if how in ("max", "argmax"):
         check_ordered(product.dtype, "largest element")
-        kinds: Kinds = [(c, (1,)), (np.dtype(np.int64), (1,))]
-        best = results(product, chosen, Largest(1, c), kinds, down)
+        best = results(product, chosen, Largest(1, c), down)
         return with_copies(best[0 if how == "max" else 1][..., 0])
     if how == "sum":
         of_sum = np.dtype(np.uint64 if c.kind == "u" else np.int64) if c.kind in "biu" else c
-        return results(product, chosen, sums(of_sum), [(of_sum, ())], down)[0]
+        return results(product, chosen, sums(of_sum), down)[0]
     if how == "norm":
         of_norm = np.dtype(np.float64) if c.kind in "biu" else np.empty(0, c).real.dtype
-        return results(product, chosen, norms(of_norm), [(of_norm, ())], down)[0]
+        return results(product, chosen, norms(of_norm), down)[0]
     if how == "histogram":
         check_ordered(product.dtype, "bins")
         edges = _checked_bins(bins)
-        kinds = [(np.dtype(np.int64), (len(edges) - 1,))]
-        return results(product, chosen, histogram(tuple(edges.tolist())), kinds, down)[0]
+        return results(product, chosen, histogram(tuple(edges.tolist())), down)[0]
     own = c if dtype is None else np.dtype(dtype)
-    return results(product, chosen, Custom(cast("Functions", how), own), [(own, tuple(shape))], down)[0]
+    return results(product, chosen, Custom(cast("Functions", how), own, tuple(shape)), down)[0]
 
 
 def _check_belongs(how: Any, bins: Any, dtype: Any, shape: Any) -> None:

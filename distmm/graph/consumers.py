@@ -17,7 +17,7 @@ from __future__ import annotations
 import itertools
 import operator
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -35,7 +35,7 @@ from distmm.planning.blocks import Wave, slices
 from distmm.planning.owners import Chunks
 from distmm.planning.plan import Plan
 from distmm.worker.tasks import products
-from distmm.worker.tasks.reductions import merge
+from distmm.worker.tasks.reductions import Kinds, merge
 
 # Parts that a task merges. The scheduler takes 0.35 ms for a task. With eight parts, trees add at most one task for
 # seven chains, and a part waits for few others.
@@ -245,13 +245,7 @@ class Merge:
         return (self.product, *batch, i, j), 0
 
 
-def results(
-    product: str,
-    graph: HighLevelGraph,
-    plan: Plan,
-    reduced: Reduced,
-    kinds: Sequence[tuple[np.dtype[Any], tuple[int, ...]]],
-) -> list[da.Array]:
+def results(product: str, graph: HighLevelGraph, plan: Plan, reduced: Reduced, kinds: Kinds) -> list[da.Array]:
     """Return the results of a reduction for all lines, as lazy arrays ``(*batch, lines, *shape)`` with one graph.
 
     Parameters
@@ -262,7 +256,7 @@ def results(
         Its graph, of all waves.
     plan : Plan
     reduced : Reduced
-    kinds : sequence of (dtype, shape)
+    kinds : tuple of (dtype, shape)
         Of one line, for each result of the reduction.
     """
     blocking, token = plan.blocking, product.rpartition("-")[2]

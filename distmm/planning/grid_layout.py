@@ -47,29 +47,21 @@ class GridLayout(Layout[Grid]):
 
     def c_bytes(self, wave: Wave, itemsize: int, layers: int) -> Ints:
         """Bytes of the blocks of C of a wave that each rank multiplies, on the first `layers` layers."""
-        owned = np.zeros(self._shape, np.int64)
-        owned[:layers] = self._areas(wave) * itemsize
-        return self._of_all_batches(owned.ravel(), wave, self.problem.batch)
+        return self._by_rank(wave, self._areas(wave) * itemsize, layers)
 
     def mirror_bytes(self, wave: Wave, itemsize: int) -> Ints:
         """Bytes of the mirror images of a wave's blocks, by the rank of their source.
 
         A mirror image in a symmetric product is a view of its source and takes none. A conjugate needs its own memory.
         """
-        images = np.zeros(self._shape, np.int64)
-        if self.problem.symmetry == "hermitian":
-            images[0] = self._areas(wave)
-            if wave.triangle:
-                images[0] -= self._on_diagonal(wave)
-        return self._of_all_batches(images.ravel() * itemsize, wave, self.problem.batch)
+        if self.problem.symmetry != "hermitian":
+            return np.zeros(self.grid.size, np.int64)
+        return self._by_rank(wave, (self._areas(wave) - self._on_diagonal(wave)) * itemsize, 1)
 
     def multiplied(self, wave: Wave, triangles: bool) -> float:
         """Multiply-adds of the busiest rank in a wave. Of blocks on the diagonal, a kernel may compute `triangles`."""
-        twice = np.zeros(self._shape, np.int64)
-        twice[: self.layers] = 2 * self._areas(wave)
-        if triangles and wave.triangle:
-            twice[: self.layers] -= self._on_diagonal(wave)
-        return float(self._of_all_batches(twice.ravel(), wave, self.problem.batch).max()) / 2 * self.depth
+        halves = self._on_diagonal(wave) if triangles else 0
+        return float(self._by_rank(wave, 2 * self._areas(wave) - halves, self.layers).max()) / 2 * self.depth
 
     def summed_bytes(self) -> int:
         """Bytes of the partial sums of C that are sent."""
@@ -240,8 +232,9 @@ class GridLayout(Layout[Grid]):
         return self._cells(wave, self._edges[0], self._edges[2])
 
     def _on_diagonal(self, wave: Wave) -> Ints:
-        """Elements of a wave's blocks on the diagonal, for each cell of the grid."""
-        areas, i = np.zeros((self.grid.rows, self.grid.columns), np.int64), np.arange(wave.rows.start, wave.rows.stop)
+        """Elements of a wave's blocks on the diagonal of C, for each cell of the grid."""
+        areas = np.zeros((self.grid.rows, self.grid.columns), np.int64)
+        i = np.arange(wave.rows.start, wave.rows.stop if wave.triangle else wave.rows.start)
         np.add.at(areas, (i % self.grid.rows, i % self.grid.columns), self._edges[0][i] ** 2)
         return areas
 
@@ -262,6 +255,12 @@ class GridLayout(Layout[Grid]):
         i, j = (np.arange(at.start, at.stop) for at in (wave.rows, wave.columns))
         rows, columns = self.grid.rows, self.grid.columns
         return by_residue(i % rows, heights[i], rows), by_residue(j % columns, widths[j], columns)
+
+    def _by_rank(self, wave: Wave, cells: Ints, layers: int) -> Ints:
+        """Figures of C in a wave, by rank: for one matrix they are `cells`, on the first `layers` layers."""
+        figures = np.zeros(self._shape, np.int64)
+        figures[:layers] = cells
+        return self._of_all_batches(figures.ravel(), wave, self.problem.batch)
 
     def _aligned(self, own: tuple[int, ...]) -> tuple[int, ...]:
         """Lengths of an operand's batch dimensions, with those of C that it lacks as 1."""

@@ -94,8 +94,7 @@ class TableLayout(Layout[Owners]):
     def received_sums(self) -> int:
         """Bytes of partial sums that the busiest rank receives: the left one of each pair in the tree of a block."""
         received = np.zeros(self.grid.size, np.int64)
-        for _, i, j in self.blocking.c_indices():
-            ranks = [rank for rank, _ in self.grid.chains(i, j, len(self.blocking.k))]
+        for i, j, ranks in self._summing:
             while len(ranks) > 1:
                 np.add.at(received, ranks[: len(ranks) - 1 : 2], self._areas[i, j])
                 ranks = ranks[::2]
@@ -104,8 +103,7 @@ class TableLayout(Layout[Owners]):
     def sums_at_once(self, wave: Wave) -> Ints:
         """Bytes of partial sums that each rank may hold of others: one for each tree in which it adds."""
         adds = np.zeros_like(self._chained)
-        for _, i, j in self.blocking.c_indices():
-            ranks = [rank for rank, _ in self.grid.chains(i, j, len(self.blocking.k))]
+        for i, j, ranks in self._summing:
             adds[ranks[: len(ranks) - 1 : 2], i, j] = True
         return (adds * self._areas).sum(axis=(1, 2)) * self.problem.accumulator_bytes
 
@@ -187,7 +185,12 @@ class TableLayout(Layout[Owners]):
     def _made(self) -> np.ndarray[tuple[int, ...], np.dtype[np.bool_]]:
         """Whether a rank finishes a block of C ``(ranks, m, n)``: the first of its chains does."""
         made = np.zeros_like(self._chained)
-        blocking = self.blocking
-        for _, i, j in blocking.c_indices():
-            made[self.grid.chains(i, j, len(blocking.k))[0][0], i, j] = True
+        for i, j, ranks in self._summing:
+            made[ranks[0], i, j] = True
         return made
+
+    @cached_property
+    def _summing(self) -> list[tuple[int, int, list[int]]]:
+        """The ranks that run chains for each block (i, j) of C. The first of them makes the block."""
+        count = len(self.blocking.k)
+        return [(i, j, [rank for rank, _ in self.grid.chains(i, j, count)]) for _, i, j in self.blocking.c_indices()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, Unpack
 
@@ -25,9 +24,7 @@ from distmm.product.operand_pair import is_transpose, pair
 from distmm.product.product import Gemm
 from distmm.product.reduction_limits import bytes_widened
 from distmm.worker.tasks.metrics import squared_norms
-from distmm.worker.tasks.reductions import Largest, Reduction
-
-Kinds = Sequence[tuple[np.dtype[Any], tuple[int, ...]]]
+from distmm.worker.tasks.reductions import Custom, Largest, Reduction
 
 # Metrics that need the norms of rows.
 NORMED = ("cosine", "euclidean")
@@ -69,23 +66,21 @@ def product_of(
     return product, Choices.of(symmetric=B is None, now=now, **choices)
 
 
-def results(product: Gemm, choices: Choices, reduction: Reduction, kinds: Kinds, down: bool = False) -> list[da.Array]:
+def results(product: Gemm, choices: Choices, reduction: Largest | Custom, down: bool = False) -> list[da.Array]:
     """Plan a product and return the results of its reduction, as lazy arrays.
 
     Parameters
     ----------
     product : Gemm
     choices : Choices
-    reduction : Reduction
-    kinds : sequence of (dtype, shape)
-        Type and shape of each result for one line. A line is a row of the product, or a column with `down`.
+    reduction : Largest or Custom
     down : bool
-        Whether lines are columns of the product.
+        Whether lines are columns of the product, and not rows.
 
     Returns
     -------
     list of dask.array.Array
-        One for each of `kinds`.
+        One for each result of the reduction.
 
     Raises
     ------
@@ -96,7 +91,7 @@ def results(product: Gemm, choices: Choices, reduction: Reduction, kinds: Kinds,
         check_sendable(reduction, "how")
     metric = getattr(reduction, "metric", None)
     *batch, m, n = product.shape
-    of_line = sum(dtype.itemsize * math.prod(shape) for dtype, shape in kinds)
+    of_line = sum(dtype.itemsize * math.prod(shape) for dtype, shape in reduction.kinds)
     nbytes = math.prod(batch) * (n if down else m) * of_line
 
     def kept(plan: Plan) -> int:
@@ -112,7 +107,7 @@ def results(product: Gemm, choices: Choices, reduction: Reduction, kinds: Kinds,
     chains = reduced_chains(product, plan, reduction, choices.client, down)
     graph = chains.graph(None)
     assert chains.reduced is not None
-    return consumers.results(chains.name, graph, plan, chains.reduced, kinds)
+    return consumers.results(chains.name, graph, plan, chains.reduced, reduction.kinds)
 
 
 def reduced_chains(

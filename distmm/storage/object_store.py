@@ -16,6 +16,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -85,7 +86,7 @@ def located(url: str) -> str:
 def check_access(url: str) -> None:
     """Raise InputError if a store cannot be reached, or refuses access. It need not have an array at that URL."""
     try:
-        ObjectFolder(url).read("zarr.json")
+        OBJECTS.read(f"{url.rstrip('/')}/zarr.json")
     except (FileNotFoundError, IsADirectoryError):
         return
     except OSError as error:
@@ -103,116 +104,180 @@ def within(url: str, other: str) -> bool:
     return same and parts[: len(above)] == above
 
 
-class ObjectFolder:
-    """The objects whose names begin with a URL and a slash; an empty name is the object of the URL itself.
+class Objects:
+    """The objects of S3, Google Cloud Storage or Azure, by their URLs. A folder is a prefix of names.
 
-    All errors of the store are raised as `OSError` with an error number and a name.
-
-    Parameters
-    ----------
-    url : str
+    All errors of a store are raised as `OSError` with an error number and a URL. The class also has the methods and the
+    guarantees of `distmm.storage.records.Disk`.
     """
 
-    def __init__(self, url: str) -> None:
-        import fsspec
+    def exists(self, url: str) -> bool:
+        """Whether there is an object of this name, and not only a folder."""
+        return _asked(url, lambda store, key: store.info(key)["type"] == "file", False)
 
-        self.url = url.rstrip("/")
-        with self._explained(""):
-            # fsspec returns the same object, with its open connections, for all calls in a process.
-            self._store, self._key = fsspec.url_to_fs(self.url, use_listings_cache=False)
+    def names(self, folder: str) -> list[str]:
+        """Return the names of the objects and folders directly in a folder."""
+        return sorted(
+            {name.split("/", 1)[0] for name in _listed(folder, lambda store, key: store.ls(key, detail=False))}
+        )
 
-    def read(self, name: str = "") -> bytes:
+    def everything(self, folder: str) -> dict[str, dict[str, Any]]:
+        """Return the names of all objects of a folder, at any depth, with the store's facts of each."""
+        return _listed(folder, lambda store, key: store.find(key, detail=True))
+
+    def read(self, url: str) -> bytes:
         """Return the contents of an object."""
-        with self._explained(name):
-            return self._store.cat_file(self._at(name), start=0)  # without `start`, s3fs first gets the size
+        with _opened(url) as (store, key):
+            return store.cat_file(key, start=0)  # without `start`, s3fs first gets the size
 
-    def read_all(self, names: Iterable[str]) -> dict[str, bytes | Exception]:
-        """Read many objects concurrently, and return their contents. An object that cannot be read has its error."""
-        at = {self._at(name): name for name in names}
-        with self._explained(""):
-            found = self._store.cat(list(at), on_error="return", start=0) if at else {}
-        if isinstance(found, bytes):  # fsspec's result for a single name
-            return dict.fromkeys(at.values(), found)
-        return {at[key]: content for key, content in found.items()}
+    def read_all(self, folder: str) -> Iterator[tuple[str, bytes | Exception]]:
+        """Read all objects of a folder concurrently. Yield each name with its contents, or the error of the read."""
+        names = self.names(folder)
+        with _opened(folder) as (store, key):
+            found = store.cat([f"{key}/{name}" for name in names], on_error="return", start=0) if names else {}
+        # fsspec returns the contents alone for a single name.
+        contents = [found] if isinstance(found, bytes) else [found[f"{key}/{name}"] for name in names]
+        yield from zip(names, contents, strict=True)
 
-    def put(self, name: str, content: bytes, is_new: bool = False) -> None:
+    def put(self, url: str, content: bytes, is_new: bool = False) -> None:
         """Put an object. If an object of this name exists, replace it, or raise FileExistsError if the one `is_new`."""
         try:
-            with self._explained(name):
-                self._store.pipe_file(self._at(name), content, mode="create" if is_new else "overwrite")
+            with _opened(url) as (store, key):
+                store.pipe_file(key, content, mode="create" if is_new else "overwrite")
         except FileNotFoundError:
-            bucket = self._key.split("/", 1)[0]
-            raise InputError(f"{self.url}: there is no bucket (or container) {bucket}; create it first") from None
+            bucket = key.split("/", 1)[0]
+            raise InputError(f"{url}: there is no bucket (or container) {bucket}; create it first") from None
 
-    def exists(self, name: str = "") -> bool:
-        """Whether there is an object of this name, and not only a folder."""
-        return self._asked(name, lambda key: self._store.info(key)["type"] == "file", False)
+    def write(self, path: str, content: bytes, drafts: str | None = None) -> None:
+        """Put a record."""
+        self.put(path, content)
 
-    def tag(self, name: str) -> str:
-        """Return the tag of an object."""
-        with self._explained(name):
-            return tag_of(self._store.info(self._at(name)))
+    def create(self, path: str, content: bytes) -> None:
+        """Write a new record.
 
-    def modified(self, name: str = "") -> float:
-        """Return the time of an object's put in seconds, by the store's clock. 0 if it does not exist."""
-        return self._asked(name, lambda key: float(self._store.modified(key).timestamp()), 0.0)
-
-    def names(self) -> list[str]:
-        """Return the names of the objects and folders directly in this folder."""
-        self._store.invalidate_cache()
-        found: list[str] = self._asked("", lambda key: self._store.ls(key, detail=False), [])
-        return sorted({self._inside(name).split("/", 1)[0] for name in found} - {""})
-
-    def everything(self) -> dict[str, dict[str, Any]]:
-        """Return the names of all objects, at any depth, with the store's facts of each."""
-        self._store.invalidate_cache()
-        found: dict[str, Any] = self._asked("", lambda key: self._store.find(key, detail=True), {})
-        return {self._inside(name): facts for name, facts in found.items() if self._inside(name)}
-
-    def remove(self, names: Iterable[str]) -> None:
-        """Remove objects, many with one request. Names without an object are ignored."""
-        keys = [self._at(name) for name in names]
-        if keys:
-            with self._explained(""):
-                try:
-                    self._store.rm(keys)
-                except FileNotFoundError:  # another process has removed one in the meantime
-                    for key in keys:
-                        if self._store.exists(key):
-                            self._store.rm_file(key)
-
-    def _asked(self, name: str, ask: Callable[[str], T], absent: T) -> T:
-        """Return what the store says of an object or folder, or `absent` if it does not exist."""
-        try:
-            with self._explained(name):
-                return ask(self._at(name))
-        except FileNotFoundError:
-            return absent
-
-    def _at(self, name: str) -> str:
-        return f"{self._key}/{name}" if name else self._key
-
-    def _inside(self, key: str) -> str:
-        return key.removeprefix(self._key).strip("/") if key.startswith(f"{self._key}/") else ""
-
-    @contextmanager
-    def _explained(self, name: str) -> Iterator[None]:
-        """Raise OSError, with an error number and the name, for any error of the store's package.
-
-        The package's error appears only in the text. Otherwise Dask would pickle it with all objects that it refers to.
+        Some stores accept the condition of a put, but ignore it. So a second put is made, which has to fail.
         """
         try:
-            yield
-            return
-        except Exception as error:  # each package has its own types of errors of network, keys and configuration
-            code = next((code for kind, code in CODES.items() if isinstance(error, kind)), errno.EIO)
-            what = f"{TROUBLE[code]}: {_short(error)}" if code in TROUBLE else os.strerror(code)
-        path = f"{self.url}/{name}" if name else self.url
-        explained = OSError(code, what, path)  # Python chooses the class by the code
+            self.put(path, content, is_new=True)
+        except FileExistsError:
+            # If the response to a put is lost, the package sends the put again. The content identifies the owner.
+            if self.read(path) != content:
+                raise
         try:
-            raise explained from None
+            self.put(path, b"", is_new=True)
+        except FileExistsError:
+            return
+        self.remove(path)
+        raise InputError(
+            f"{path}: this store replaces an object although the request forbids it (If-None-Match: *), so two jobs "
+            f"could write the same C; use a store that supports this condition, or write C to a folder"
+        )
+
+    def tag(self, url: str) -> str:
+        """Return the tag of an object."""
+        with _opened(url) as (store, key):
+            return tag_of(store.info(key))
+
+    def touch(self, path: str) -> None:
+        """Show that the owner of a record is alive."""
+        # Not the record itself: a suspended owner could put back a record that was removed in the meantime.
+        self.put(f"{path}.beat", b"")
+
+    def age(self, path: str) -> float:
+        """Return the seconds since a record was put or touched, by the store's clock."""
+        written = _put_at(path)
+        if not written:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+        probe = f"{os.path.dirname(path)}/clock.{uuid.uuid4().hex}"
+        self.put(probe, b"")
+        try:
+            return _put_at(probe) - max(written, _put_at(f"{path}.beat"))
         finally:
-            explained.__context__ = None
+            self.remove(probe)
+
+    def remove_all(self, folder: str, names: Iterable[str]) -> None:
+        """Remove objects of a folder, many with one request. Names without an object are ignored."""
+        names = list(names)
+        with _opened(folder) as (store, key):
+            keys = [f"{key}/{name}" for name in names]
+            try:
+                if keys:
+                    store.rm(keys)
+            except FileNotFoundError:  # another process has removed one in the meantime
+                for one in filter(store.exists, keys):
+                    store.rm_file(one)
+
+    def remove(self, path: str) -> None:
+        """Remove a record."""
+        folder, name = os.path.split(path)
+        self.remove_all(folder, [name, f"{name}.beat"])
+
+    def discard(self, path: str, owner: str) -> None:
+        """Remove a record, or a whole folder."""
+        self.remove_all(path, self.everything(path))
+        self.remove(path)
+
+    def own(self, folder: str, token: str) -> str:
+        """Return the name of the folder that an owner would have on a disk."""
+        return f"{folder}/{token}"
+
+    def _nothing(self, *folders: str) -> None:
+        """Do nothing: folders are parts of names, and an object is durable when its put has returned."""
+
+    take_over = sync = make_folder = remove_folder = _nothing
+
+
+OBJECTS = Objects()
+
+
+@contextmanager
+def _opened(url: str) -> Iterator[tuple[Any, str]]:
+    """Yield a store, and the key of a URL in it. Any error of the store's package becomes an OSError with the URL.
+
+    The package's error appears only in the text. Otherwise Dask would pickle it with all objects that it refers to.
+    """
+    import fsspec
+
+    url = url.rstrip("/")
+    try:
+        # fsspec returns the same store, with its open connections, for all calls in a process.
+        yield fsspec.url_to_fs(url, use_listings_cache=False)
+        return
+    except Exception as error:  # each package has its own types of errors of network, keys and configuration
+        code = next((code for kind, code in CODES.items() if isinstance(error, kind)), errno.EIO)
+        what = f"{TROUBLE[code]}: {_short(error)}" if code in TROUBLE else os.strerror(code)
+    explained = OSError(code, what, url)  # Python chooses the class by the code
+    try:
+        raise explained from None
+    finally:
+        explained.__context__ = None
+
+
+def _asked(url: str, ask: Callable[[Any, str], T], absent: T) -> T:
+    """Return what a store says of an object or folder, or `absent` if it does not exist."""
+    try:
+        with _opened(url) as (store, key):
+            return ask(store, key)
+    except FileNotFoundError:
+        return absent
+
+
+def _listed(folder: str, ask: Callable[[Any, str], Iterable[str]]) -> dict[str, Any]:
+    """Return what a store lists of a folder, by the names inside the folder."""
+
+    def listed(store: Any, key: str) -> dict[str, Any]:
+        store.invalidate_cache()
+        found = ask(store, key)
+        facts = found if isinstance(found, dict) else dict.fromkeys(found)
+        inside = {name[len(key) :].strip("/"): each for name, each in facts.items() if name.startswith(f"{key}/")}
+        return {name: each for name, each in inside.items() if name}
+
+    return _asked(folder, listed, {})
+
+
+def _put_at(url: str) -> float:
+    """Return the time of an object's put in seconds, by the store's clock. 0 if it does not exist."""
+    return _asked(url, lambda store, key: float(store.modified(key).timestamp()), 0.0)
 
 
 def tag_of(facts: dict[str, Any]) -> str:

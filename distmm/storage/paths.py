@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from distmm.errors import InputError
-from distmm.storage.object_store import ObjectFolder, is_url, located
+from distmm.storage.object_store import OBJECTS, is_url, located
 from distmm.storage.records import records
 from distmm.storage.regular_files import kind
 
@@ -110,7 +110,7 @@ def check_replaceable(path: str, dataset: str | None) -> None:
         With the contents that would be lost.
     """
     if is_url(path):
-        _check_names(path, ObjectFolder(path).everything())
+        _check_names(path, OBJECTS.everything(path))
         return
     if not os.path.lexists(path):
         return

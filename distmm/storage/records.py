@@ -12,7 +12,6 @@ then on all paths of the former owner fail, even if that process checked its own
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import time
@@ -20,9 +19,8 @@ import uuid
 from collections.abc import Iterator
 from contextlib import suppress
 
-from distmm.errors import InputError
 from distmm.storage.durability import fsync, published, remove, write_all
-from distmm.storage.object_store import ObjectFolder, is_url
+from distmm.storage.object_store import OBJECTS, Objects, is_url
 
 # Name of an owner's subfolder: a token of `distmm.job.lock`.
 OWNER = re.compile("[0-9a-f]{32}")
@@ -144,79 +142,6 @@ class Disk:
                 os.unlink(probe)
 
 
-class _Objects:
-    """Objects of S3, Google Cloud Storage or Azure. A folder is a prefix of names, and need not be created."""
-
-    def exists(self, path: str) -> bool:
-        return ObjectFolder(path).exists()
-
-    def names(self, folder: str) -> list[str]:
-        return ObjectFolder(folder).names()
-
-    def read(self, path: str) -> bytes:
-        return ObjectFolder(path).read()
-
-    def read_all(self, folder: str) -> Iterator[tuple[str, bytes | Exception]]:
-        here = ObjectFolder(folder)
-        yield from here.read_all(here.names()).items()
-
-    def write(self, path: str, content: bytes, drafts: str | None = None) -> None:
-        ObjectFolder(path).put("", content)
-
-    def create(self, path: str, content: bytes) -> None:
-        """Write a new record.
-
-        Some stores accept the condition of a put, but ignore it. So a second put is made, which has to fail.
-        """
-        record = ObjectFolder(path)
-        try:
-            record.put("", content, is_new=True)
-        except FileExistsError:
-            # If the response to a put is lost, the package sends the put again. The content identifies the owner.
-            if record.read() != content:
-                raise
-        try:
-            record.put("", b"", is_new=True)
-        except FileExistsError:
-            return
-        record.remove([""])
-        raise InputError(
-            f"{path}: this store replaces an object although the request forbids it (If-None-Match: *), so two jobs "
-            f"could write the same C; use a store that supports this condition, or write C to a folder"
-        )
-
-    def touch(self, path: str) -> None:
-        # Not the record itself: a suspended owner could put back a record that was removed in the meantime.
-        ObjectFolder(f"{path}.beat").put("", b"")
-
-    def age(self, path: str) -> float:
-        written = ObjectFolder(path).modified()
-        if not written:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-        probe = ObjectFolder(f"{os.path.dirname(path)}/clock.{uuid.uuid4().hex}")
-        probe.put("", b"")
-        try:
-            return probe.modified() - max(written, ObjectFolder(f"{path}.beat").modified())
-        finally:
-            probe.remove([""])
-
-    def remove(self, path: str) -> None:
-        ObjectFolder(os.path.dirname(path)).remove([os.path.basename(path), f"{os.path.basename(path)}.beat"])
-
-    def discard(self, path: str, owner: str) -> None:
-        folder = ObjectFolder(path)
-        folder.remove([*folder.everything(), ""])
-        ObjectFolder(f"{path}.beat").remove([""])
-
-    def own(self, folder: str, token: str) -> str:
-        return f"{folder}/{token}"
-
-    def _nothing(self, *folders: str) -> None:
-        """Do nothing: folders are parts of names, and an object is durable when its put has returned."""
-
-    take_over = sync = make_folder = remove_folder = _nothing
-
-
 def records(path: str) -> Records:
     """Return the store of a path or URL."""
     return OBJECTS if is_url(path) else DISK
@@ -232,5 +157,5 @@ def _work(folder: str) -> Iterator[str]:
             yield path
 
 
-DISK, OBJECTS = Disk(), _Objects()
-Records = Disk | _Objects
+DISK = Disk()
+Records = Disk | Objects

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 
-from distmm.storage.object_store import ObjectFolder, is_url
+from distmm.storage.object_store import OBJECTS, is_url
 
 
 def stamp_of(path: str) -> str:
@@ -33,7 +33,7 @@ def of_array(path: str) -> str:
     """Return a hash of the inodes, sizes and times of files, or of the tags of objects, or their sizes and times."""
     if not is_url(path):
         return of_files(_files(path))
-    found = ObjectFolder(path).everything()
+    found = OBJECTS.everything(path)
     facts = ("size", "ETag", "etag", "LastModified", "last_modified", "mtime", "updated", "created")
     described = [[name, *(str(found[name].get(fact)) for fact in facts)] for name in sorted(found)]
     return hashlib.sha256(json.dumps(described).encode()).hexdigest()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from distmm.storage import stamps
-from distmm.storage.object_store import ObjectFolder
+from distmm.storage.object_store import OBJECTS
 
 if TYPE_CHECKING:
     import zarr
@@ -97,7 +97,7 @@ def _objects(url: str) -> set[str] | None:
     if url.startswith(("http://", "https://")):
         return None
     try:
-        found = set(ObjectFolder(url).everything())
+        found = set(OBJECTS.everything(url))
     except OSError:
         return None
     return found if found & {"zarr.json", ".zarray"} else None

@@ -22,7 +22,7 @@ from zarr.storage import MemoryStore
 
 from distmm.errors import InputError
 from distmm.storage.matrix import explained
-from distmm.storage.object_store import ObjectFolder, tag_of
+from distmm.storage.object_store import OBJECTS, tag_of
 from distmm.storage.output import APPEARED, Output, Region
 from distmm.storage.paths import ZARR_NAME
 from distmm.storage.zarr_target import ChunkedTarget, create_raw
@@ -48,7 +48,7 @@ class ObjectOutput(Output):
     @classmethod
     def reserve(cls, path: str, nbytes: int, overwrite: bool, draft: str | None = None) -> Self:  # noqa: ARG003
         """Check that no object has this name, or that it may be replaced. The size of a store is not limited."""
-        if not overwrite and (found := ObjectFolder(path).names()):
+        if not overwrite and (found := OBJECTS.names(path)):
             raise InputError(
                 f"{path}: exists ({found[0]} is there); give another name, or --overwrite (overwrite=True) to replace"
             )
@@ -56,18 +56,17 @@ class ObjectOutput(Output):
 
     def commit(self) -> str:
         """Put the metadata, which makes the chunks an array. It can be repeated after a kill."""
-        metadata = ObjectFolder(self.draft).read("zarr.json")
-        final = ObjectFolder(self.path)
+        metadata, final = OBJECTS.read(f"{self.draft}/zarr.json"), f"{self.path}/zarr.json"
         try:
-            final.put("zarr.json", metadata, is_new=True)
+            OBJECTS.put(final, metadata, is_new=True)
         except FileExistsError:
-            if final.read("zarr.json") != metadata:
+            if OBJECTS.read(final) != metadata:
                 raise InputError(APPEARED.format(self.path)) from None
         return self.path
 
     def discard(self) -> None:
         """Remove the metadata."""
-        ObjectFolder(self.draft).remove(["zarr.json"])
+        OBJECTS.remove_all(self.draft, ["zarr.json"])
 
 
 @dataclass(frozen=True)
@@ -84,12 +83,12 @@ class ObjectTarget(ChunkedTarget):
         attributes = {"distmm_blocks": [height, width], **({} if job is None else {"distmm_job": job})}
         made: dict[str, Any] = {}
         create_raw(MemoryStore(made), shape, dtype, chunks, attributes)
-        ObjectFolder(output.draft).put("zarr.json", made["zarr.json"].to_bytes())
+        OBJECTS.put(f"{output.draft}/zarr.json", made["zarr.json"].to_bytes())
         return cls(output, shape, dtype, chunks)
 
     def _write(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
         """Put the chunks of a block. Raise FileExistsError if one of them exists."""
-        folder, little = ObjectFolder(self.output.path), self.dtype.newbyteorder("<")
+        little = self.dtype.newbyteorder("<")
 
         def put(name: str, at: Region) -> None:
             part = block[at]
@@ -97,7 +96,7 @@ class ObjectTarget(ChunkedTarget):
                 whole = np.zeros(self.chunks, little)
                 whole[: part.shape[0], : part.shape[1]] = part
                 part = whole
-            folder.put(name, part.astype(little, copy=False).tobytes(), is_new=True)
+            OBJECTS.put(self._url(name), part.astype(little, copy=False).tobytes(), is_new=True)
 
         _together(put, self.chunks_of(rows, cols).items())
 
@@ -108,34 +107,36 @@ class ObjectTarget(ChunkedTarget):
     def __getitem__(self, region: Region) -> NDArray[Any]:
         rows, cols = region
         block = np.empty((rows.stop - rows.start, cols.stop - cols.start), self.dtype)
-        folder, little = ObjectFolder(self.output.path), self.dtype.newbyteorder("<")
+        little = self.dtype.newbyteorder("<")
         with explained(self.output.path, rows, cols):
             for name, at in self.chunks_of(rows, cols).items():
                 part = block[at]
-                chunk = np.frombuffer(folder.read(name), little).reshape(self.chunks)
+                chunk = np.frombuffer(OBJECTS.read(self._url(name)), little).reshape(self.chunks)
                 part[...] = chunk[: part.shape[0], : part.shape[1]]
         return block
 
     def discard(self, rows: slice, cols: slice) -> None:
         """Remove the chunks of a block."""
-        ObjectFolder(self.output.path).remove(self.chunks_of(rows, cols))
+        OBJECTS.remove_all(self.output.path, self.chunks_of(rows, cols))
 
     def sync(self, rows: slice, cols: slice) -> None:
         """Do nothing: an object is durable when its put has returned."""
 
     def evidence(self, rows: slice, cols: slice) -> dict[str, Any]:
         """Return the tags of a block's chunks."""
-        folder = ObjectFolder(self.output.path)
-        return {"objects": _together(lambda name, _: folder.tag(name), self.chunks_of(rows, cols).items())}
+        return {"objects": _together(lambda name, _: OBJECTS.tag(self._url(name)), self.chunks_of(rows, cols).items())}
 
     def description(self) -> dict[str, Any]:
         """Describe the array by its metadata."""
-        metadata = json.loads(ObjectFolder(self.output.draft).read("zarr.json"))
+        metadata = json.loads(OBJECTS.read(f"{self.output.draft}/zarr.json"))
         facts = {"shape": list(self.shape), "dtype": self.dtype.name, "chunks": list(self.chunks)}
         return {**facts, "metadata": metadata}
 
+    def _url(self, name: str) -> str:
+        return f"{self.output.path}/{name}"
+
     def _there(self) -> dict[str, tuple[int, str | None]]:
-        objects = ObjectFolder(self.output.path).everything()
+        objects = OBJECTS.everything(self.output.path)
         return {name: (facts["size"], tag_of(facts)) for name, facts in objects.items()}
 
     def keep_only(self, done: Collection[Region]) -> None:
@@ -146,14 +147,14 @@ class ObjectTarget(ChunkedTarget):
         InputError
             If an array that may not be replaced was created after the job had begun.
         """
-        folder = ObjectFolder(self.output.path)
+        folder = self.output.path
         kept = {name for region in done for name in self.chunks_of(*region)}
-        others = [name for name in folder.everything() if name not in kept and ZARR_NAME.fullmatch(name)]
+        others = [name for name in OBJECTS.everything(folder) if name not in kept and ZARR_NAME.fullmatch(name)]
         metadata = [name for name in others if name in ("zarr.json", ".zarray")]
         if metadata and not self.output.overwrite:
             raise InputError(APPEARED.format(self.output.path))
-        folder.remove(metadata)  # from now on readers find no array
-        folder.remove([name for name in others if name not in metadata])
+        OBJECTS.remove_all(folder, metadata)  # from now on readers find no array
+        OBJECTS.remove_all(folder, [name for name in others if name not in metadata])
 
 
 def _stripe(height: int, row: int) -> int:

@@ -36,6 +36,7 @@ MERGED = 1 << 27
 
 Device = Literal["cpu", "cuda"]
 Part = Any  # an array, or a tuple of arrays
+Kinds = tuple[tuple[np.dtype[Any], tuple[int, ...]], ...]
 Norms = tuple[Block, Block]  # squared norms of the lines, and of their elements' rows of Y
 
 
@@ -160,6 +161,11 @@ class Largest:
     dtype: np.dtype[Any]
     metric: Metric | None = None
 
+    @property
+    def kinds(self) -> Kinds:
+        """Type and shape of each result, for one line."""
+        return (self.dtype, (self.k,)), (np.dtype(np.int64), (self.k,))
+
     def chunk(self, block: Block, first: int, norms: Norms | None) -> Part:
         """Reduce a block's part of some lines."""
         k, metric = min(self.k, block.shape[-1]), self.metric
@@ -200,6 +206,12 @@ class Custom:
 
     functions: tuple[Callable[[Block, int], Part], Callable[[list[Part]], Part], Callable[[Part], np.ndarray]]
     dtype: np.dtype[Any]
+    shape: tuple[int, ...] = ()
+
+    @property
+    def kinds(self) -> Kinds:
+        """Type and shape of the result, for one line."""
+        return ((self.dtype, self.shape),)
 
     def chunk(self, block: Block, first: int, norms: Norms | None) -> Part:
         """Reduce a block's part of some lines."""
@@ -227,7 +239,7 @@ def norms(dtype: np.dtype[Any]) -> Custom:
 
 def histogram(edges: tuple[float, ...]) -> Custom:
     """Return the reduction to the count of each line's elements in each bin, with the bins of `numpy.histogram`."""
-    return Custom((partial(_counted, edges), _added, np.asarray), np.dtype(np.int64))
+    return Custom((partial(_counted, edges), _added, np.asarray), np.dtype(np.int64), (len(edges) - 1,))
 
 
 def _added(parts: list[Part]) -> Part:

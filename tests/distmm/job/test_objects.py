@@ -20,7 +20,7 @@ from distmm.job import lock
 from distmm.job.folder import Folder
 from distmm.job.lock import Lock, holder
 from distmm.storage import check_output, create_output, open_matrix, reopen_output, zarr_objects
-from distmm.storage.object_store import ObjectFolder, within
+from distmm.storage.object_store import Objects, within
 from distmm.storage.records import records
 from distmm.storage.zarr_objects import ObjectTarget
 from tests.distmm.job.disturbed import Meanwhile, operands, values
@@ -333,8 +333,8 @@ class TestLock:
     def test_a_store_that_does_not_look_at_the_condition_is_refused(
         self, folder: str, stored: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        put = ObjectFolder.put
-        monkeypatch.setattr(ObjectFolder, "put", lambda self, name, content, **_: put(self, name, content))
+        put = Objects.put
+        monkeypatch.setattr(Objects, "put", lambda self, url, content, **_: put(self, url, content))
         with pytest.raises(InputError, match="If-None-Match"):
             Lock.take(folder)
         assert objects(stored) == {}
@@ -342,13 +342,13 @@ class TestLock:
     def test_a_put_that_was_sent_again_because_its_answer_was_lost_has_taken_it(
         self, folder: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        put = ObjectFolder.put
+        put = Objects.put
 
-        def twice(self: ObjectFolder, name: str, content: bytes, is_new: bool = False) -> None:
-            put(self, name, content, is_new)
-            put(self, name, content, is_new)
+        def twice(self: Objects, url: str, content: bytes, is_new: bool = False) -> None:
+            put(self, url, content, is_new)
+            put(self, url, content, is_new)
 
-        monkeypatch.setattr(ObjectFolder, "put", twice)
+        monkeypatch.setattr(Objects, "put", twice)
         held = Lock.take(folder)
         Lock.check(folder, held.token)
         held.release()

@@ -45,12 +45,12 @@ def run(environment: dict[str, str], folder: str, stored: str, signalled: Callab
     import dask
     from distributed import LocalCluster
 
-    from distmm.storage.object_store import ObjectFolder
+    from distmm.storage.object_store import Objects
 
     os.environ.update(environment)
     os.chdir(folder)
     lock.machine = lambda: "another machine"  # type: ignore[attr-defined]
-    put, remove, one = ObjectFolder.put, ObjectFolder.remove, threading.Lock()
+    put, remove, one = Objects.put, Objects.remove_all, threading.Lock()
 
     def changing(what: str, change: Callable[[], None]) -> None:
         with one:
@@ -61,13 +61,13 @@ def run(environment: dict[str, str], folder: str, stored: str, signalled: Callab
         if number < 0:
             os.kill(os.getpid(), -number)
 
-    def putting(self: Any, key: str, content: bytes, is_new: bool = False) -> None:
-        changing(f"put {self.url}/{key}".rstrip("/"), lambda: put(self, key, content, is_new))
+    def putting(self: Any, url: str, content: bytes, is_new: bool = False) -> None:
+        changing(f"put {url}", lambda: put(self, url, content, is_new))
 
-    def removing(self: Any, names: Any) -> None:
-        changing("remove", lambda: remove(self, names))
+    def removing(self: Any, folder: str, names: Any) -> None:
+        changing("remove", lambda: remove(self, folder, names))
 
-    ObjectFolder.put, ObjectFolder.remove = putting, removing  # type: ignore[method-assign]
+    Objects.put, Objects.remove_all = putting, removing  # type: ignore[method-assign]
     with (
         dask.config.set({"distributed.scheduler.work-stealing": False}),
         LocalCluster(n_workers=2, threads_per_worker=1, processes=False, dashboard_address=None) as cluster,
