@@ -50,11 +50,6 @@ class _OfRows:
     names: ClassVar[tuple[str, ...]]
     metric: Metric | None
 
-    @property
-    def needs_norms(self) -> bool:
-        """Whether the norms of the rows of A and the columns of B count."""
-        return self.metric in ("cosine", "euclidean")
-
     def dtype(self, c: np.dtype[Any]) -> np.dtype[Any]:
         """Type of the values."""
         return c if self.metric is None else accumulator_dtype(c)

@@ -43,7 +43,7 @@ from distmm.job.writer import Writer, gather, take
 from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
 from distmm.worker.tasks.epilogue import Epilogue
-from distmm.worker.tasks.metrics import squared_norms
+from distmm.worker.tasks.metrics import NORMED, squared_norms
 
 
 class PanelOfB(NamedTuple):
@@ -153,7 +153,7 @@ class WriteLayer(ParametricLayer):
 
     def _tasks(self) -> Iterator[PlacedTask]:
         judge, names, reduction = self.writer.judge, self.names, self.writer.judge.contents.reduction
-        measure = reduction is not None and reduction.needs_norms
+        measure = reduction is not None and reduction.metric in NORMED
         work = None if judge.tolerance is None else judge.tolerance.sketched
         rows, panels = sorted({i for i, _ in self.blocks}), len(judge.plan.blocking.k)
         weights = {g: None if work is None else TaskRef(self._sketch("weights", g[0])) for g in self.groups}

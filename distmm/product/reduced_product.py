@@ -23,11 +23,8 @@ from distmm.product.operand import Operand
 from distmm.product.operand_pair import is_transpose, pair
 from distmm.product.product import Gemm
 from distmm.product.reduction_limits import bytes_widened
-from distmm.worker.tasks.metrics import squared_norms
+from distmm.worker.tasks.metrics import NORMED, squared_norms
 from distmm.worker.tasks.reductions import Custom, Largest, Reduction
-
-# Metrics that need the norms of rows.
-NORMED = ("cosine", "euclidean")
 
 # Bytes of the piece of an operand that one task computes norms of.
 NORMS_PIECE = 32 << 20

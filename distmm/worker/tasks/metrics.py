@@ -29,6 +29,9 @@ Metric = Literal["inner", "cosine", "euclidean"]
 
 METRICS: tuple[Metric, ...] = ("inner", "cosine", "euclidean")
 
+# Metrics that need the norms of rows.
+NORMED = ("cosine", "euclidean")
+
 # Least product of two norms, and largest square of a norm, for which float32 holds inner products and squares with all
 # digits that count: a term that is lost is below 2^-126.
 LEAST, MOST = 2.0**-96, 2.0**120

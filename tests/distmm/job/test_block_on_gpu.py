@@ -34,7 +34,7 @@ from distmm.storage import open_matrix
 from distmm.transfer.counted_writes import CountedRun
 from distmm.worker import gpu, gpu_copies
 from distmm.worker.tasks import reductions_on_gpu
-from distmm.worker.tasks.metrics import squared_norms
+from distmm.worker.tasks.metrics import NORMED, squared_norms
 from distmm_kernels.tolerance import Tolerance
 from tests.distmm.checking.sketched import K, M, N, matrices
 
@@ -185,7 +185,7 @@ def test_a_block_that_is_reduced_is_not_copied_to_the_host(reduction: Reduction,
     tolerance = Tolerance.of(a.dtype, b.dtype, c.dtype, K)
     weights = sketch.weigh(None, [b], (0,), tolerance.sketched)
     right = [sketch.of_b(None, [b], 5, (0,), tolerance.sketched, weights)]
-    norms = [squared_norms(a), squared_norms(b.T)] if reduction.needs_norms else None
+    norms = [squared_norms(a), squared_norms(b.T)] if reduction.metric in NORMED else None
     row = RowOfA(sketch.of_a(None, None, a, right, tolerance.sketched), np.zeros(2, np.uint64), norms, {})
     judge = Judge("", Contents(reduction, c.dtype, (M, N)), plan, tolerance, 5, 1, 0, {})
     where = Placement("C", (), 0, 0, 0, 0)
