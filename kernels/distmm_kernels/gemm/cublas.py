@@ -90,7 +90,8 @@ class CublasKernel(CudaKernel):
         if c is not None:
             total[...] = c
         for left, right, _, to in matrices(self._readable(a, "A"), self._readable(b, "B"), None, total):
-            self._gemm(left, right, to, self._zero if c is None else self._one)
+            call = self._call(left, right, to, self._zero if c is None else self._one)
+            call(address(left), address(right), address(to))
         if total is not d:
             d[...] = total
 
@@ -123,14 +124,11 @@ class CublasKernel(CudaKernel):
 
         return in_stream
 
-    def _gemm(self, a: Array, b: Array, d: Array, beta: np.ndarray[Any, Any]) -> None:
-        """Enqueue ``d = a @ b + beta * d`` on CuPy's current stream."""
-        self._call(a, b, d, beta)(address(a), address(b), address(d))
-
     def _call(self, a: Array, b: Array, d: Array, beta: np.ndarray[Any, Any]) -> Callable[[int, int, int], None]:
-        """Return the library's call for matrices with these layouts. It takes the addresses of a, b and d.
+        """Return the library's call ``d = a @ b + beta * d`` on CuPy's current stream, for matrices with these layouts.
 
-        The library is column-major and sees the transpose of each matrix, so the call computes D' = B' A'.
+        It takes the addresses of a, b and d. The library is column-major and sees the transpose of each matrix, so the
+        call computes D' = B' A'.
         """
         from cupy.cuda import cublas, get_cublas_handle
 
