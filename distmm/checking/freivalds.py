@@ -20,7 +20,7 @@ import dask.array as da
 import numpy as np
 from dask.system import CPU_COUNT
 
-from distmm.checking import sampled_elements, sketch, thin_products
+from distmm.checking import sampled_elements, sampled_errors, sketch, thin_products
 from distmm.checking.comparison import compared, elements, stands_out
 from distmm.checking.scaling import EMPTY, SPOILT, exponents, scaled, uneven, weights
 from distmm.checking.thin_products import Sums
@@ -107,7 +107,7 @@ class ProductCheck:
         """Return a message if the errors of the sampled elements are larger than the precision allows."""
         some = sampled_elements.Columns(np.arange(columns.shape[1]), columns)
         sample = sampled_elements.sampled(None, rows, [some])
-        level = 0.0 if sample is None else sampled_elements.level(self.tolerance, sample, 0, given, self.alpha)[0]
+        level = 0.0 if sample is None else sampled_errors.level(self.tolerance, sample, 0, given, self.alpha)[0]
         what = f"the errors of {given.size} sampled elements are {level:.2g} times what rounding causes"
         return f"C is not A @ B: {what} at this precision" if level > 1 else None
 

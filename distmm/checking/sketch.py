@@ -14,7 +14,7 @@ follow from the first panel, B_0j, because a sum over panels needs the same weig
 right bound. If they do not suit a later panel, the first vector, which has none, finds the errors there. Rows of A need
 no weights, because each row of C has its own bound.
 
-Sampled elements with a much sharper bound (`distmm.checking.sampled_elements`) detect wrong rounding of a whole block.
+Sampled elements with a much sharper bound (`distmm.checking.sampled_errors`) detect wrong rounding of a whole block.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from distmm.checking import sampled_elements
+from distmm.checking import sampled_elements, sampled_errors
 from distmm.checking.comparison import compared, stands_out
 from distmm.checking.scaling import SPOILT, Block, exponents, uneven, weights
 from distmm.checking.thin_products import Sums, largest, summed, times
@@ -133,7 +133,7 @@ def judge(
     row, largest = int(np.argmax(rows)) if rows.size else 0, float(rows.max(initial=0.0))
     suspect = bool(stands_out(rows, rounding).any())
     if sample is not None and tolerance.narrow:
-        level, of_level = sampled_elements.level(tolerance, sample, position, block, alpha, beta, added)
+        level, of_level = sampled_errors.level(tolerance, sample, position, block, alpha, beta, added)
         suspect |= level > 1
         row, largest = (of_level, level) if level > largest else (row, largest)
     return Judgement(bool(known.all()) and not suspect, bool(known.all()) or suspect, largest, row)

@@ -59,11 +59,17 @@ class Operand:
         Raises
         ------
         InputError
-            If `source` is not an array, or distmm does not multiply its type.
+            For objects that are not arrays, for blocks of other packages, and for types of elements that distmm does
+            not multiply.
         """
-        package, source = package_of(source), multipliable(source, name)
+        package, source = package_of(source), as_array(source, name)
+        kind = kind_of(source, name)
+        try:
+            accumulator_dtype(np.dtype(source.dtype))
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from None
         file = MappedFile.behind(source) if is_mapped(source) else None
-        return cls(source, name, kind_of(source, name), file=file, package=package)
+        return cls(source, name, kind, file=file, package=package)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -253,23 +259,6 @@ def wrap(source: Any, name: str, transposed: bool = False) -> Operand:
     if transposed and len(operand.shape) < 2:
         raise InputError(f"{name} has shape {operand.shape}: give a matrix, as vectors have no transpose")
     return replace(operand, transposed=transposed)
-
-
-def multipliable(source: Any, name: str) -> Any:
-    """Return the array that holds an operand's elements, of a type that distmm multiplies.
-
-    Raises
-    ------
-    InputError
-        For objects that are not arrays, for blocks of other packages, and for other types of elements.
-    """
-    source = as_array(source, name)
-    kind_of(source, name)
-    try:
-        accumulator_dtype(np.dtype(source.dtype))
-    except InputError as error:
-        raise InputError(f"{name}: {error}") from None
-    return source
 
 
 def as_matrix(operand: Operand, axis: int) -> Operand:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from distmm import verify
-from distmm.checking import sampled_elements
+from distmm.checking import sampled_elements, sampled_errors
 from distmm.planning.precision import Precision
 from tests.distmm.checking import nasty
 from tests.distmm.checking.sketched import judged
@@ -130,9 +130,9 @@ def test_cuts_along_k_change_the_level_little() -> None:
 
 
 def test_the_threshold_is_that_of_the_sum_of_squares_of_gaussian_numbers() -> None:
-    assert [round(sampled_elements.threshold(count), 1) for count in (1, 8, 64)] == [6.8, 2.9, 1.6]
+    assert [round(sampled_errors.threshold(count), 1) for count in (1, 8, 64)] == [6.8, 2.9, 1.6]
     squares = np.random.default_rng(0).standard_normal((100_000, 64)) ** 2
-    assert squares.mean(axis=1).max() < sampled_elements.threshold(64) ** 2
+    assert squares.mean(axis=1).max() < sampled_errors.threshold(64) ** 2
 
 
 @pytest.mark.parametrize("narrower", ["TF32", "bfloat16"])
