@@ -29,6 +29,8 @@ from distmm.worker.tasks.arrivals import arrived
 from distmm.worker.tasks.kernel_choice import KernelChoice
 
 if TYPE_CHECKING:
+    from distributed import Client
+
     from distmm.product.product import Gemm
 
 # Most seconds that the plan expects: after Ctrl-C the call waits for its task, which uses memory of this process.
@@ -36,6 +38,11 @@ MOST_SECONDS = 1.0
 
 # Most seconds of arithmetic of a product that this process computes although there is a cluster.
 SHORT_SECONDS = 0.01
+
+
+def at_once(product: Gemm, plan: Plan, choices: Choices, client: Client | None) -> Any:
+    """Return the product if this process computes it: without a client `block`, else `short`. None otherwise."""
+    return block(product, plan) if client is None else short(product, replace(choices, client=client))
 
 
 def block(product: Gemm, plan: Plan) -> Any:
@@ -70,31 +77,31 @@ def may_be_a_call(product: Gemm, plan: Plan) -> bool:
     return here and _is_one_task(product, plan)
 
 
-def is_called(product: Gemm, choices: Choices, out: Any) -> bool:
-    """Fill `out` in this process if that takes less time than the messages of the client's cluster, and say whether.
+def short(product: Gemm, choices: Choices, out: Any = None) -> Any:
+    """Return a short product, which this process computes in less time than the messages of the client's cluster take.
 
-    Not if the caller has named the client, or how to multiply.
+    None for a longer one, if its operands or `out` are not in the memory of one device here, and if the caller has
+    named the client, or how to multiply.
     """
     problem, given = product.problem, choices.kernel or choices.blocks or choices.plan or choices.reproducible
     if choices.client is None or choices.named or given or choices.precision == "ieee" or problem.batch:
-        return False
+        return None
     on_gpu, like = on_one_gpu(product), product.a.source
     device: DeviceChoice = "gpu" if on_gpu else "cpu"
-    if choices.device not in ("auto", device) or package_of(out) != package_of(like):
-        return False
-    if on_gpu and out.device != like.device:
-        return False
+    if choices.device not in ("auto", device) or (out is not None and package_of(out) != package_of(like)):
+        return None
+    if on_gpu and out is not None and out.device != like.device:
+        return None
     here = replace(choices, client=None, device=device, blocks=product.whole)
     if problem.flops > SHORT_SECONDS * here.described(None, problem.multiplied, on_gpu).rate:
-        return False
+        return None
     plan = product.plan(here, out)
     if plan.shortfall or not may_be_a_call(product, plan):
-        return False
+        return None
     try:
-        out[...] = computed(product, plan)
+        return computed(product, plan)
     except DeviceMemoryError:  # workers may have all of the GPU's memory
-        return False
-    return True
+        return None
 
 
 def on_one_gpu(product: Gemm) -> bool:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from distributed import Client
 
 Fill = Callable[[Any, "Client"], bool]  # computes a product into an array; returns False if Dask has to do it
-Here = Callable[[], Any]  # computes a product without a client; returns None if Dask has to do it
+Here = Callable[["Client | None"], Any]  # computes a product in this process; returns None if it may not
 
 
 class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untyped
@@ -47,7 +47,7 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
         cls,
         array: da.Array,
         fill: Fill | None = None,
-        here: Here = lambda: None,
+        here: Here = lambda _: None,
         package: str = "",
         device: int | None = None,
         blocks: da.Array | None = None,
@@ -84,8 +84,8 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
             view = within(out)
             return view is not None and self._fill is not None and self._fill(view, client)
 
-        def here() -> Any:
-            block = self._here()
+        def here(client: Client | None) -> Any:
+            block = self._here(client)
             return None if block is None else turned(block)
 
         return ProductArray.of(array, fill, here, self._package, self._device)
@@ -125,8 +125,9 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
 
     def _computed(self, client: Client | None) -> Any:
         """Return the computed array; None if Dask has to compute it."""
-        if client is None:
-            return self._here()
+        block = None if self._is_on(client) else self._here(client)
+        if client is None or block is not None:
+            return block
         out = self._empty()
         return out if out is not None and self._filled(out, client) else None
 
@@ -142,7 +143,7 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
 
         from distmm.product import sinks
 
-        if self._fill is not None and next(flatten(self.__dask_keys__())) not in client.futures:
+        if self._fill is not None and not self._is_on(client):
             return self._fill(out, client)
         if self._fill is None and not futures_of(self):
             return False
@@ -150,6 +151,10 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
         if to is not None:
             sinks.store(lambda: [(self, [None])], out, to, client)
         return to is not None
+
+    def _is_on(self, client: Client | None) -> bool:
+        """Whether the cluster has the array already, or computes it."""
+        return client is not None and next(flatten(self.__dask_keys__())) in client.futures
 
     def __dask_postpersist__(self) -> tuple[Callable[..., ProductArray], tuple[Any, ...]]:
         return _rebuilt, (*super().__dask_postpersist__(), self._package, self._device)
