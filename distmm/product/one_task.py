@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from dask.callbacks import Callback
@@ -69,12 +69,14 @@ def computed(product: Gemm, plan: Plan) -> Any:
 
 def may_be_a_call(product: Gemm, plan: Plan) -> bool:
     """Whether the plan has one task, and the operands are in the memory of its device, in this process."""
-    here = (
-        on_one_gpu(product)
-        if plan.cluster.device == "cuda"
-        else all(isinstance(x.source, np.ndarray) and x.file is None for x in product.operands)
-    )
-    return here and _is_one_task(product, plan)
+    return plan.cluster.device == _device_of(product) and _is_one_task(product, plan)
+
+
+def _device_of(product: Gemm) -> Literal["cpu", "cuda"] | None:
+    """Return the device in whose memory all operands are, in this process. None if they are elsewhere."""
+    if on_one_gpu(product):
+        return "cuda"
+    return "cpu" if all(isinstance(x.source, np.ndarray) and x.file is None for x in product.operands) else None
 
 
 def short(product: Gemm, choices: Choices, out: Any = None) -> Any:
@@ -86,9 +88,12 @@ def short(product: Gemm, choices: Choices, out: Any = None) -> Any:
     problem, given = product.problem, choices.kernel or choices.blocks or choices.plan or choices.reproducible
     if choices.client is None or choices.named or given or choices.precision == "ieee" or problem.batch:
         return None
-    on_gpu, like = on_one_gpu(product), product.a.source
+    where, like = _device_of(product), product.a.source
+    if where is None or (out is not None and package_of(out) != package_of(like)):
+        return None
+    on_gpu = where == "cuda"
     device: DeviceChoice = "gpu" if on_gpu else "cpu"
-    if choices.device not in ("auto", device) or (out is not None and package_of(out) != package_of(like)):
+    if choices.device not in ("auto", device):
         return None
     if on_gpu and out is not None and out.device != like.device:
         return None

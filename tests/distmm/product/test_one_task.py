@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import dask
 import dask.array as da
@@ -142,6 +143,22 @@ def test_a_product_goes_to_the_cluster_if_the_caller_says_how(
         how = {"plan": str(distmm.plan(A, B))}
     with pytest.raises(AssertionError, match="the cluster is used"):
         distmm.matmul(A, B, out=np.empty((N, N)), **({"client": client} if "client" in how else how))
+
+
+@pytest.mark.parametrize("rows", [0, 5])
+def test_a_short_product_of_chunks_goes_to_the_cluster(
+    client: Client, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    monkeypatch.setattr(one_task, "SHORT_SECONDS", 0.01)
+    monkeypatch.setattr(one_task, "computed", Mock(side_effect=AssertionError("a call")))
+    with client.as_current():
+        chunks = da.from_array(A, 20)[:rows]
+        for lazy in (chunks, chunks.persist()):
+            for product, expected in (
+                (distmm.matmul(lazy, B), A[:rows] @ B),
+                (distmm.gemm(1, A[:rows], B, 1, lazy), A[:rows] @ B + A[:rows]),
+            ):
+                np.testing.assert_array_equal(product.compute(), expected)
 
 
 def test_a_long_product_goes_to_the_cluster(unused: None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,6 +378,22 @@ def gpus() -> Iterator[Client]:
     cuda = pytest.importorskip("dask_cuda")
     with cuda.LocalCUDACluster(n_workers=1, dashboard_address=":0") as cluster, Client(cluster) as client:
         yield client
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [0, 5, 300])
+def test_short_products_of_cupy_chunks_are_the_clusters(
+    gpus: Client, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    cupy = pytest.importorskip("cupy")
+    monkeypatch.setattr(one_task, "SHORT_SECONDS", 0.01)
+    monkeypatch.setattr(one_task, "computed", Mock(side_effect=AssertionError("a call")))
+    a = cupy.ones((300, 300), "f4")
+    X = da.from_array(a, 100, asarray=False)[:rows]
+    for product in (distmm.matmul(X, X.T), distmm.matmul(X, a), distmm.matmul(X, a).persist()):
+        got = product.compute()
+        assert isinstance(got, cupy.ndarray)
+        assert (got == 300).all()
 
 
 @pytest.mark.gpu
