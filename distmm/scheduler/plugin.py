@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
@@ -29,7 +28,6 @@ from distmm.scheduler.dask_extensions import AdaptiveTarget, Changes, MemoryMana
 from distmm.scheduler.new_graph import NewGraph
 from distmm.scheduler.output_slots import reached
 from distmm.scheduler.products import Products
-from distmm.scheduler.replicas import Replica
 
 logger = logging.getLogger(__name__)
 
@@ -229,14 +227,14 @@ class PlacementPlugin(SchedulerPlugin):
         self.deciding = False
         scheduler, known = self.scheduler, self.scheduler.tasks
         decided = self.products.decide(self._holders)
-        for address, keys in self._by_worker(decided.drop):
+        for address, keys in self.products.ranks.by_address(decided.drop).items():
             dask_internals.drop_blocks(scheduler, address, keys)
         started: list[TaskState] = []
         for key, rank in decided.start:
             if (ts := known.get(key)) is not None:
                 dask_internals.place(ts, self.ranks[rank])
                 started.append(ts)
-        for address, keys in self._by_worker(decided.copy):
+        for address, keys in self.products.ranks.by_address(decided.copy).items():
             dask_internals.copy_blocks(scheduler, address, keys)
         dask_internals.start(scheduler, started)
         if decided.busy is not None:
@@ -267,12 +265,6 @@ class PlacementPlugin(SchedulerPlugin):
         if ts is None or ts.state != "memory":
             return ()
         return {alive[worker.address] for worker in ts.who_has or () if worker.address in alive}
-
-    def _by_worker(self, replicas: list[Replica]) -> Iterable[tuple[str, list[object]]]:
-        found: defaultdict[str, list[object]] = defaultdict(list)
-        for key, rank in replicas:
-            found[self.ranks[rank]].append(key)
-        return found.items()
 
     # Faults
 

@@ -76,6 +76,12 @@ class PlannedTask(NamedTuple):
     operands: tuple[Key, ...]
     priority: tuple[Any, ...] = (0,)
 
+    @property
+    def held_priority(self) -> tuple[Any, ...]:
+        """Priority of the task when it is held: see `Arrangement`."""
+        first, *rest = self.priority
+        return (first + self.where.order, *rest)
+
 
 class OperandBlock(NamedTuple):
     """A block of A or B, as the scheduler knows it when a product arrives.

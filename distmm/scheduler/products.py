@@ -264,7 +264,7 @@ class Products:
                 for key, rank in held.tasks.items():
                     task = product.tasks.get(key)
                     if product.slots is not None and task is not None and task.is_first:
-                        product.slots.ask(key, task.where, _priority(task))
+                        product.slots.ask(key, task.where, task.held_priority)
                     else:
                         decided.start.append((key, rank))
 
@@ -297,9 +297,3 @@ class Products:
         """Open another step of the product if this task was the last one of its step."""
         if product.lookahead.finish(task.where.order, task.key):
             self.opening |= dict.fromkeys((task.where.product, product.after))
-
-
-def _priority(task: PlannedTask) -> tuple[object, ...]:
-    """Priority of a task that is held: see `Arrangement`."""
-    first, *rest = task.priority
-    return (first + task.where.order, *rest)

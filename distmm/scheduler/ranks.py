@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections import defaultdict
+from collections.abc import Hashable, Iterable
 
 
 class Ranks:
@@ -23,6 +24,13 @@ class Ranks:
 
     def __len__(self) -> int:
         return len(self.addresses)
+
+    def by_address(self, items: Iterable[tuple[object, int]]) -> dict[str, list[object]]:
+        """Return the items of each worker; each item comes with a rank."""
+        found: defaultdict[str, list[object]] = defaultdict(list)
+        for item, rank in items:
+            found[self.addresses[rank]].append(item)
+        return found
 
     def join(self, address: str, name: Hashable) -> str | None:
         """Give a worker a rank: that of the dead worker with its name, of any dead worker, or a new one, in this order.
