@@ -16,7 +16,6 @@ import time
 import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distmm.clusters.results import take_tickets
@@ -68,6 +67,10 @@ class _View:
     answers: dict[Question, tuple[float, int, Any]] = field(default_factory=dict)
     changes: int = 0
 
+    def is_near(self, address: str) -> bool:
+        """Whether a worker reads this process's memory, and so runs on its host."""
+        return self.reads.get(address, False)
+
     def known(self, question: Question, old: bool) -> Any:
         """Return the answer that was kept; None if it is older than `FRESH_SECONDS`, or than a change, if not `old`."""
         when, changes, answer = self.answers.get(question, (-math.inf, 0, None))
@@ -102,7 +105,7 @@ def ask(client: Client, question: Question | None = None, old: bool = False) -> 
     if view is None:
         view = _views[client] = _View()
         client.subscribe_topic(CHANGES_TOPIC, _Changed(client))
-        take_tickets(client, partial(_is_near, view))
+        take_tickets(client, view.is_near)
     if view.hosts is not None and view.since > time.monotonic() - FRESH_SECONDS:
         if question is None:
             return {}
@@ -136,11 +139,6 @@ def _asked(client: Client, view: _View, question: Question | None) -> dict[str, 
         if question is not None:
             view.keep(question, answers, now - age, changes)
     return answers
-
-
-def _is_near(view: _View, address: str) -> bool:
-    """Whether the worker at an address reads this process's memory, and so runs on its host."""
-    return view.reads.get(address, False)
 
 
 def on_scheduler(client: Client, function: Callable[..., Any], argument: Hashable, old: bool = False) -> Any:

@@ -25,10 +25,9 @@ STEPS = (1, 2, 4, 8, 16, 32, 64)
 DEEPER_STEPS = (256, 1024, 4096, 16384, 65536)
 MOST_PANELS = 1 << 17
 
-# Products of chunks for each worker from which on blocks may be unions of the user's chunks: on CPUs and one GPU, and
-# on several GPUs. There a block needs many small transfers before its product begins, and products of chunks overlap
-# with them: n = 16384 in chunks of 2048 takes 0.26 s on two H200 with UCX either way, with TCP 2.9 s where it took 1.5.
-MANY_PRODUCTS, MANY_ON_GPUS = 64, 2048
+# Products of chunks for each worker from which on blocks may be unions of the chunks. n = 16384 in chunks of 2048,
+# on two H200 (2026-11-28): with its sum 0.18 s by unions, 0.41 by chunks; n = 32768 in chunks of 4096 0.31 and 0.38.
+MANY_PRODUCTS = 64
 
 # Owners that move more than so many times the fewest bytes are left out if that takes longer than all arithmetic.
 # Unions of chunks, which save tasks alone, are left out if it takes longer than a worker's share of the arithmetic.
@@ -165,8 +164,7 @@ def _unions(blocking: Blocking, cluster: ClusterSpec) -> Iterator[tuple[Blocking
     panels are united only if the product would have more than `MOST_PRODUCTS` block products.
     """
     chunks, workers = (len(blocking.m), len(blocking.k), len(blocking.n)), cluster.workers
-    many = MANY_ON_GPUS if cluster.device == "cuda" and workers > 1 else MANY_PRODUCTS
-    if math.prod(chunks) <= many * workers:
+    if math.prod(chunks) <= MANY_PRODUCTS * workers:
         return
     side, seen = math.isqrt(workers - 1) + 1, {(chunks[0], chunks[2])}
     for each in (1, 2, 4):
