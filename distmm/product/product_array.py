@@ -113,7 +113,7 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
         by_chunks = reduction(self, *args, **how)
         if self._blocks is None or self.name != self._made_as or how.get("out") is not None:
             return by_chunks
-        return reduction(self._blocks, *args, **how).rechunk(by_chunks.chunks)
+        return reduction(self._blocks, *args, **how).rechunk(by_chunks.chunks, method="tasks")
 
     # These take no memory beside a block.
     sum = partialmethod(_reduced, da.Array.sum)
