@@ -63,4 +63,5 @@ def _received(ticket: ClientArray) -> Any:
     try:
         return received(ticket)
     except Exception as error:
+        logger.warning("a result of process %d was not copied from GPU to GPU: %s", ticket.pid, error)
         raise EOFError(f"no array came from process {ticket.pid}: {error}") from error
