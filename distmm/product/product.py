@@ -223,11 +223,9 @@ class Gemm:
         package = package_among(self.operands)
         here = [x.source.device.id for x in self.operands if is_on_gpu(x.source)]
         device = here[0] if here else None
-
         at_once = partial(one_task.at_once, self, plan, choices)
         if choices.client is None or any(self.vectors):
-            own = package or one_task.may_be_a_call(self, plan)
-            own = own or blocks is not None
+            own = package or blocks is not None or one_task.may_be_a_call(self, plan)
             return ProductArray.of(array, None, at_once, package, device, blocks) if own else array
         annotations = dask.get_annotations()  # those of the call hold for the graph that `compute` makes
 
