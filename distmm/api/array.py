@@ -72,8 +72,9 @@ def matmul(A: Any, B: Any, *, out: Any = None, **choices: Unpack[BlockKeywords])
     client : distributed.Client, optional
         Cluster to use. By default the one with which Dask's ``compute`` would compute here: the ``scheduler`` of its
         configuration, the cluster of the task that calls this, or the current client. Without a client the product runs
-        on Dask's local scheduler. If it is not named here, this process itself computes short products (about 10 ms) of
-        its own NumPy or CuPy arrays into `out` or by ``compute()``, because the cluster's messages take longer.
+        on Dask's local scheduler. If no client is named here, and nothing is annotated (`dask.annotate`), this process
+        itself computes short products (up to 10 ms) of its own NumPy or CuPy arrays into `out` or by ``compute()``,
+        because the cluster's messages take longer.
     blocks : tuple of int, optional
         Block edges (m, k, n). By default the chunks of Dask arrays; else the planner chooses.
     plan : Plan or str, optional

@@ -1,8 +1,9 @@
 """Results of GPU workers of this host come to the client by tickets (`distmm.transfer.serialization`).
 
-Dask's client gets a result by the scheduler: from GPU to host, by two connections, and from host to GPU, at 0.6 GB/s
-(an H200, TCP). A client whose memory a worker reads runs on the worker's host. It asks such a worker itself, and copies
-large CuPy arrays from GPU to GPU. It does so while `distmm.accelerate` is on.
+Dask's client gets a result through the scheduler: the result is copied from the GPU to the host, sent over two
+connections, and copied to the client's GPU, at 0.6 GB/s (an H200, TCP). While `distmm.accelerate` is on, the client
+asks the workers of its own host itself, and copies large CuPy arrays from GPU to GPU. A worker that reads the client's
+memory runs on its host.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ _on = False
 
 
 def by_tickets(on: bool) -> None:
-    """Switch it on, or off, for all clients."""
+    """Let all clients get results by tickets, or as Dask does."""
     global _on
     _on = on
 
 
 def take_tickets(client: Client, near: Callable[[str], bool]) -> None:
-    """Let a client get results itself from the workers with a `near` address, while that is switched on."""
+    """Let a client get results itself from the workers with a `near` address, while `by_tickets` is on."""
     from distmm.transfer import gpu_allocations, serialization  # late: only a cluster needs them
     from distmm.worker.neighbours import CLIENT
 
@@ -39,8 +40,8 @@ def take_tickets(client: Client, near: Callable[[str], bool]) -> None:
     def failed(addresses: list[str]) -> None:
         refused.update(addresses)
         logger.warning(
-            "results of %s come by the scheduler from now on, which is slower: this process has not got one from there "
-            "by itself. Reasons may be a worker that has ended, MIG, GPUs without peer access, another user, or a "
+            "results of %s come by the scheduler from now on, which is slower: this process could not fetch one from "
+            "there itself. Reasons may be a worker that has ended, MIG, GPUs without peer access, another user, or a "
             "container with an IPC namespace of its own",
             ", ".join(addresses),
         )

@@ -8,6 +8,7 @@ from functools import wraps
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, Unpack, cast
 
+import dask
 import numpy as np
 
 from distmm import config
@@ -71,7 +72,8 @@ def takes(keywords: type) -> Callable[[Function], Function]:
 class Choices:
     """The caller's choices: the keywords, with defaults filled in.
 
-    `hardware` is the `cluster` of `distmm.plan`. `named` tells whether the caller has named the client.
+    `hardware` is the `cluster` of `distmm.plan`. `named` tells whether the caller has said where to multiply: by the
+    client, or by Dask's annotations.
     """
 
     precision: Precision = "highest"
@@ -120,7 +122,7 @@ class Choices:
                 raise InputError(f"blocks is {blocks!r}: give two positive edges, those of m and k")
             blocks = (*blocks, blocks[0])
         client = None if hardware is not None else computing(given.get("client"), now)
-        at = client, given.get("client") is not None
+        at = client, given.get("client") is not None or bool(dask.get_annotations())
         if not isinstance(plan, Plan):
             return cls(accuracy, kernel, where, blocks, plan, hardware, promised, *at)
         of_plan: cluster.DeviceChoice = "cpu" if plan.cluster.device == "cpu" else "gpu"

@@ -1,8 +1,9 @@
 """Products of one task: small ones, of arrays of this process and of persisted arrays of one chunk.
 
-Without a client, the task is a call in this process. So it is for a short product if the caller has not named a client,
-because the messages of a cluster would take longer. On a cluster, a graph of one task reads the operands in this
-process's memory, or on the worker that holds them, and writes C to `out`: there are no tasks for loads and stores.
+Without a client, the task is a call in this process. So it is for a short product if the caller has not said where or
+how to multiply, because the messages of a cluster would take longer. On a cluster, a graph of one task reads the
+operands in this process's memory, or on the worker that holds them, and writes C to `out`: there are no tasks for loads
+and stores.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def short(product: Gemm, choices: Choices, out: Any = None) -> Any:
     """Return a short product, which this process computes in less time than the messages of the client's cluster take.
 
     None for a longer one, if its operands or `out` are not in the memory of one device here, and if the caller has
-    named the client, or how to multiply.
+    said where or how to multiply.
     """
     problem, given = product.problem, choices.kernel or choices.blocks or choices.plan or choices.reproducible
     if choices.client is None or choices.named or given or choices.precision == "ieee" or problem.batch:

@@ -13,6 +13,7 @@ import numpy as np
 
 from distmm.clusters import view
 from distmm.errors import DeviceMemoryError, InputError
+from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
 from distmm.planning.problem import FLOAT8, Problem, Symmetry
 from distmm.planning.write_units import unit_of
@@ -189,15 +190,18 @@ class Gemm:
 
         on_gpu = plan.cluster.device == "cuda" and isinstance(to, ClientArray)  # tasks write from GPU memory
         chains = Chains(replace(self, once=True), plan, "cupy" if on_gpu else self.a.kind, client)
+
+        def written(wave: Wave | None) -> da.Array:
+            chunks, blocks = chains.arrays(wave)
+            return chunks if to is None else blocks
+
         if isinstance(to, ClientArray) and one_task.writes_itself(self, plan):
             sinks.store_block(chains, out, to)
         elif client is None or any(self.vectors) or len(plan.waves) == 1:
-            sinks.store(lambda: [(chains.arrays(None)[to is not None], [None])], out, to, client)
+            sinks.store(lambda: [(written(None), [None])], out, to, client)
         else:
             regions = plan.blocking.regions
-            sinks.store(
-                lambda: ((chains.arrays(wave)[to is not None], regions(wave)) for wave in plan.waves), out, to, client
-            )
+            sinks.store(lambda: ((written(wave), regions(wave)) for wave in plan.waves), out, to, client)
 
     def epilogue(self, dtype: np.dtype, kind: Literal["numpy", "cupy"], diagonal: Symmetry | None = None) -> Epilogue:
         """Return what is done with finished sums of type `dtype`, which become blocks of a `kind`.

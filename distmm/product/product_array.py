@@ -109,13 +109,13 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
         return as_given(super().compute(**kwargs) if out is None else out, self._package)
 
     def _reduced(self, reduction: Callable[..., da.Array], *args: Any, **how: Any) -> da.Array:
-        """Reduce the plan's blocks, of which there are fewer. The result has the chunks that it has by the chunks."""
+        """Return a reduction that reads the plan's blocks, if these are fewer than the chunks. It has Dask's chunks."""
         by_chunks = reduction(self, *args, **how)
         if self._blocks is None or self.name != self._made_as or how.get("out") is not None:
             return by_chunks
         return reduction(self._blocks, *args, **how).rechunk(by_chunks.chunks, method="tasks")
 
-    # These take no memory beside a block.
+    # Reductions of a block that need no further memory of its size.
     sum = partialmethod(_reduced, da.Array.sum)
     mean = partialmethod(_reduced, da.Array.mean)
     max = partialmethod(_reduced, da.Array.max)

@@ -16,7 +16,9 @@ until the receiver has answered, which it does after the copy. If the connection
 the block. So the receiver checks the mark of the ticket after the copy. If it is gone, the message counts as truncated,
 and Dask asks again.
 
-A sender gives tickets only to a worker that has read random bytes in its host memory and in its GPU memory.
+A sender gives tickets to a worker that has read random bytes in its host memory and in its GPU memory, and to a client
+that asks for them (`distmm.clusters.results`). If such a client cannot copy the block, its message counts as truncated,
+too, and the client gets the elements through the scheduler.
 
 *Types.* Dask describes a CuPy block by CUDA's array interface, which supports only NumPy's own types. So a bfloat16
 block would arrive as untyped elements of two bytes (``|V2``).
@@ -138,7 +140,7 @@ def _with_types(send: Send, receive: Receive) -> tuple[Send, Receive]:
 
 
 def _with_tickets(send: Send, receive: Receive, received: Callable[[Any], Any] | None) -> tuple[Send, Receive]:
-    """Wrap both functions to send a ticket to a worker that reads this process's GPU memory."""
+    """Wrap both functions to send a ticket to a worker or client that reads this process's GPU memory."""
 
     def named(x: Any) -> tuple[dict[str, Any], list[Any]]:
         ticket = ticket_for(x)
@@ -191,7 +193,8 @@ def _with_sums(send: Send, receive: Receive) -> tuple[Send, Receive]:
 # Blocks of fewer bytes are sent through host memory.
 LEAST_BY_TICKET = 1 << 20
 
-# The ids of the blocks in the message that is written now, if it goes to a worker that reads this process's GPU memory.
+# The ids of the blocks in the message that is written now, if it goes to a worker that reads this process's GPU memory,
+# or to a client that asks for tickets.
 to_neighbour: ContextVar[frozenset[int]] = ContextVar("to_neighbour", default=frozenset())
 
 
@@ -208,7 +211,7 @@ def _warn() -> None:
 def leaves_gpu(block: Any) -> bool:
     """Whether a CuPy block is sent by a ticket or through host memory, also where UCX could send it.
 
-    UCX sends blocks to the client and to other hosts, and blocks with gaps between their elements.
+    UCX sends blocks to other hosts, to clients that ask for no tickets, and blocks with gaps between their elements.
     """
     return id(block) in to_neighbour.get() and not has_gaps(block)
 
