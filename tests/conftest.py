@@ -6,7 +6,7 @@ import gc
 import logging
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import dask
 import pytest
@@ -15,6 +15,9 @@ from hypothesis import HealthCheck, settings
 
 from tests import forked
 from tests.until import until
+
+if TYPE_CHECKING:
+    from distmm_kernels.device import Device
 
 # No example fails for the time that it takes, and each run draws the same ones.
 settings.register_profile("distmm", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
@@ -93,6 +96,16 @@ def client(request: pytest.FixtureRequest) -> Iterator[Client]:
         request.config.stash[SHARED] = cluster
         yield client
         del request.config.stash[SHARED]
+
+
+@pytest.fixture
+def gpu() -> Device:
+    """The GPU that tests run on; without one the test is skipped and says what is missing."""
+    from distmm_kernels import device
+
+    if missing := device.why_no_gpu():
+        pytest.skip(missing)
+    return device.current()
 
 
 @pytest.fixture(autouse=True)

@@ -44,9 +44,10 @@ def kernels(
     distmm bench kernels --part race
     ```
     """
+    from distmm.bench import ladder
     from distmm.cli import session
     from distmm.errors import InputError
-    from distmm_kernels import bench as experiment
+    from distmm_kernels import bench
     from distmm_kernels import device as devices
 
     on, missing = options.device_name(device), devices.why_no_gpu()
@@ -64,11 +65,11 @@ def kernels(
             types = [text for text in dtype or () if part == "ladder" or text not in ("bfloat16", "float16", "int8")]
             if types or not dtype:
                 chosen: dict[str, Any] = {"dtypes": [options.element(text) for text in types]} if types else {}
-                found["ladder"] = experiment.run(options.sizes(size), repeat=repeat, seed=seed, device=here, **chosen)
+                found["ladder"] = ladder.run(options.sizes(size), repeat=repeat, seed=seed, device=here, **chosen)
                 console.print(found["ladder"].table())
         if part != "ladder" and here.kind == "cuda":
-            heats = [heat for heat in experiment.HEATS if not dtype or heat.dtype in dtype]
-            found["race"] = experiment.race(here, options.sizes(size) or experiment.SIZES, heats, repeat, seed)
+            heats = [heat for heat in bench.HEATS if not dtype or heat.dtype in dtype]
+            found["race"] = bench.race(here, options.sizes(size) or bench.SIZES, heats, repeat, seed)
             console.print(found["race"].table())
     except (TypeError, ValueError) as error:
         raise InputError(str(error)) from error

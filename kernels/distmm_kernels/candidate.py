@@ -42,8 +42,6 @@ class Candidate:
         The strictest of ``PRECISIONS`` that float products meet; integer products are exact in every kernel.
     tile
         Rows and columns of C that one thread block owns. A tile that extends beyond C takes as long as a whole one.
-    loads
-        Loads from global memory for one element of C; None for kernels whose tiles tensor cores multiply.
     capabilities
         The lowest and the highest compute capability on which it runs.
     worth_it
@@ -91,7 +89,6 @@ class Candidate:
     dtypes: frozenset[str]
     precision: str
     tile: tuple[int, int] = (1, 1)
-    loads: Callable[[Problem], int] | None = None
     capabilities: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (99, 0))
     worth_it: frozenset[tuple[int, int]] | None = None
     unit: Unit | Mapping[str, Unit] = "plain"

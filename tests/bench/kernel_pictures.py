@@ -12,7 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from distmm_kernels.bench import Report, Results, Row, Run
+from distmm.bench.ladder_report import Report, Row
+from distmm_kernels.bench import Results, Run
 
 __all__ = ["draw", "ladder", "roofline"]
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from distmm.bench.ladder_report import Report, Row
 from distmm_kernels import device
-from distmm_kernels.bench import Report, Results, Row, Run
+from distmm_kernels.bench import Results, Run
 from distmm_kernels.config import Problem
 from tests.bench import kernel_pictures
 

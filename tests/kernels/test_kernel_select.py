@@ -270,15 +270,6 @@ def test_the_table_agrees_with_the_kernels(candidate):
     assert (kernel.name, kernel.granule) == (candidate.name, candidate.granule)
 
 
-def test_loads_fall_by_the_tile():
-    loads = {candidate.name: candidate.loads for candidate in CANDIDATES if candidate.loads}
-    assert loads["tiled"](problem(k=1024)) == 64
-    assert loads["tiled"](problem(k=1025)) == 66
-    assert loads["tiled"](problem(k=0)) == 0
-    assert loads["register_tiled"](problem(k=1024)) == 16
-    assert loads["register_tiled"](problem(k=0)) == 0
-
-
 @pytest.mark.parametrize("candidate", [c for c in CANDIDATES if c.device_kind == "cuda"], ids=lambda c: c.name)
 def test_rates_rise_with_size_and_every_type_has_one(candidate):
     for dtype in candidate.dtypes:

@@ -29,7 +29,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from distmm_kernels.bench.experiment import rotation
 from distmm_kernels.bench.peers import peer
 from distmm_kernels.bench.report import Results, Run, versions
 from distmm_kernels.config import Problem
@@ -278,3 +277,8 @@ def copy_rate() -> float:
     source = cupy.ones(1 << 28, np.float32)
     target = cupy.empty_like(source)
     return float(2 * source.nbytes / seconds_of(lambda _: cupy.copyto(target, source), 10))
+
+
+def rotation(operand_bytes: int, l2_bytes: int) -> int:
+    """Return how many copies of the operands to use in rotation, so that none is still in the L2 cache."""
+    return max(1, min(32, -(-2 * l2_bytes // max(1, operand_bytes))))

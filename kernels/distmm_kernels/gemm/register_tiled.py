@@ -79,13 +79,6 @@ def _address(array: Array | None) -> int:
     return 0 if array is None else stack.address(array)
 
 
-def _loads(problem: Problem) -> int:
-    """Count the loads for an element of C, where a thread block loads a tile of A and a tile of B in each stage."""
-    tiling = TILINGS[problem.accumulator.name][0]
-    steps = -(-problem.k // tiling.depth) * tiling.depth
-    return -(-steps * (tiling.rows + tiling.columns) // (tiling.rows * tiling.columns))
-
-
 TABLE = (
     Candidate(
         RegisterTiledKernel,
@@ -93,7 +86,6 @@ TABLE = (
         frozenset(name for name in ALL if not name.startswith("complex")),
         "ieee",
         tile=(64, 64),
-        loads=_loads,
         capabilities=AMPERE,
         in_place="B",
         prepared=1.0,  # A in C order is copied

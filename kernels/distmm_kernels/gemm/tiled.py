@@ -44,8 +44,6 @@ TABLE = (
         ALL,
         "ieee",
         tile=(TILE, TILE),
-        # a thread loads one element of A and one of B for each tile along k
-        loads=lambda problem: 2 * -(-problem.k // TILE),
         worth_it=frozenset({(7, 0), (7, 2), (7, 5)}),
     ),
 )

@@ -37,16 +37,19 @@ def compiled(kernel, dtype, architecture, *options, signature=None):
 
 def simple(kernel, dtype, architecture):
     """A kernel without register tiles, with blocks of 32 x 32 threads: PTX, and the log of its machine code."""
+    from distmm.bench.teaching_kernels import naive_source
+    from distmm_kernels.device_code import tiled
     from distmm_kernels.launch import compiler
 
-    made = importlib.import_module(f"distmm_kernels.device_code.{kernel}").source(dtype.name, 32)
+    make = {"tiled": tiled.source, "naive": naive_source}[kernel]
+    made = make(dtype.name, 32)
     ptx, _ = compiled(made.function, None, architecture, signature=made.signature)
     return ptx, compiler.build(made, architecture).log
 
 
 def function_of_a_row(dtype, architecture):
     """A row of C times B, as the generalised ufunc runs it."""
-    from distmm_kernels.device_code.guvectorized import row_times_b
+    from distmm.bench.teaching_kernels import row_times_b
 
     function, signature = row_times_b(np.dtype(dtype))
     return compiled(function, np.dtype(dtype), architecture, signature=signature)

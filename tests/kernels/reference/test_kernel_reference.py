@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from distmm_kernels.bench.experiment import triple_loop
+from distmm.bench.ladder import triple_loop
 from tests.kernels.reference import products as reference
 from tests.kernels.reference.matrices import STRIDES, error_bound, matrix, strided
 from tests.kernels.reference.products import first_difference

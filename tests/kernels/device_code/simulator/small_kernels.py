@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from distmm_kernels.bench.teaching import NaiveKernel
+from distmm.bench.teaching_kernels import NaiveKernel
 from distmm_kernels.gemm.dmma import DmmaKernel
 from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
 from distmm_kernels.gemm.tiled import TiledKernel

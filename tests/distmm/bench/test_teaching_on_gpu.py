@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
+from distmm.bench.teaching_kernels import TEACHING
 from distmm_kernels import device
-from distmm_kernels.bench.teaching import TEACHING
 from distmm_kernels.config import Problem
 from distmm_kernels.gemm.tiled import TiledKernel
 from tests.kernels.reference.matrices import RAGGED_SHAPES, STRIDES, matrix, on_gpu

@@ -1,4 +1,8 @@
-"""Runs the experiment: NumPy, plain Python, the CPU kernel, and every CUDA kernel on the same matrices."""
+"""The ladder: NumPy, plain Python, the CPU kernel, and every CUDA kernel multiply the same matrices, one after another.
+
+`run` measures times with and without transfers, residual norms, and the ratios to NumPy, cuBLAS and `naive`.
+``distmm bench kernels --part ladder`` prints them.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +16,16 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from distmm.bench.ladder_report import Report, Row
+from distmm.bench.teaching_kernels import TEACHING
 from distmm_kernels import device as devices
-from distmm_kernels.bench.report import Report, Row
-from distmm_kernels.bench.teaching import TEACHING
-from distmm_kernels.config import Problem, compute_dtype
+from distmm_kernels.bench.race import rotation
+from distmm_kernels.config import TILE, Problem, compute_dtype
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Kernel
 from distmm_kernels.measured import event_seconds
 from distmm_kernels.select import CANDIDATES, select, why_not
+from distmm_kernels.tiles.tiling import TILINGS
 
 Size = int | tuple[int, int, int]
 
@@ -148,8 +154,21 @@ def _rows(problem: Problem, order: str, device: Device, repeat: int, seed: int) 
                 seconds,
                 seconds_with_transfers=with_transfers,
                 residual=residual(c if where.kind == "cpu" else c.get()),
-                loads=None if candidate.loads is None else candidate.loads(problem),
+                loads=loads(candidate.name, problem),
             )
+
+
+def loads(name: str, problem: Problem) -> int | None:
+    """Return the loads from global memory for one element of C; None for other kernels than those with plain loads."""
+    if name in ("naive", "guvectorized"):
+        return 2 * problem.k
+    if name == "tiled":  # a thread loads one element of A and one of B for each tile along k
+        return 2 * -(-problem.k // TILE)
+    if name == "register_tiled":  # a thread block loads a tile of A and a tile of B in each stage
+        tiling = TILINGS[problem.accumulator.name][0]
+        steps = -(-problem.k // tiling.depth) * tiling.depth
+        return -(-steps * (tiling.rows + tiling.columns) // (tiling.rows * tiling.columns))
+    return None
 
 
 def _cpu_times(kernel: Kernel, a: NDArray[Any], b: NDArray[Any], repeat: int) -> tuple[float, None]:
@@ -202,8 +221,3 @@ def _median(first: float, once: Callable[[], float], repeat: int) -> float:
     while first < BUDGET and len(taken) < repeat and sum(taken) < BUDGET:
         taken.append(once())
     return statistics.median(taken or [first])
-
-
-def rotation(operand_bytes: int, l2_bytes: int) -> int:
-    """Return how many copies of the operands to use in rotation, so that none is still in the L2 cache."""
-    return max(1, min(32, -(-2 * l2_bytes // max(1, operand_bytes))))

@@ -1,0 +1,1 @@
+"""The ladder of kernels: the teaching programs that distmm grew from, beside NumPy and the kernels of products."""
