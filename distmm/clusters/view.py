@@ -8,15 +8,13 @@ last counts, and a worker that has never answered is left out.
 
 from __future__ import annotations
 
-import asyncio
 import inspect
-import logging
 import math
 import time
 import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from distmm.clusters.results import take_tickets
 from distmm.errors import InputError
@@ -25,9 +23,7 @@ from distmm.telemetry.faults import tolerated
 from distmm.transfer import lending, process_memory
 
 if TYPE_CHECKING:
-    from distributed import Client, Scheduler, Worker
-
-logger = logging.getLogger(__name__)
+    from distributed import Client, Scheduler
 
 # Seconds in which a worker answers. Longer than a task that holds the interpreter's lock, shorter than patience.
 ANSWER_SECONDS = 10.0
@@ -37,9 +33,6 @@ SCHEDULER_SECONDS = 60.0
 
 # Seconds after which answers are old, though no change was told of: workers free some memory when no task runs.
 FRESH_SECONDS = 10.0
-
-# A worker whose results take at most so many bytes more than before is not asked again: plans round more off.
-LITTLE = 1 << 20
 
 # A function of a worker, and its arguments; the worker is its last argument.
 Question = tuple[Callable[..., Any], tuple[Hashable, ...]]
@@ -122,7 +115,8 @@ def _asked(client: Client, view: _View, question: Question | None) -> dict[str, 
 
     process_memory.allow()
     proof = process_memory.proof()
-    changes, again = view.changes, view.hosts is not None and question in view.answers
+    changes = view.changes
+    again = FRESH_SECONDS if view.hosts is not None and question in view.answers else 0.0
     asked = client.id, dumps(DevicePlugin()), dumps(question) if question else None, proof, ANSWER_SECONDS, again
     hosts, reads, answers, age = _run(client, _answer, *asked)
     send_soon(client)
@@ -216,31 +210,21 @@ class _Changed:
             lending.forget_reach(client)
 
 
-class _Said(NamedTuple):
-    """What a worker has answered: when, and how many bytes of results it held then."""
-
-    when: float
-    held: int
-    answer: Any
-
-
 async def _answer(
     client: str,
     plugin: bytes,
     question: bytes | None,
     proof: Any,
     seconds: float,
-    again: bool,
+    again: float,
     dask_scheduler: Scheduler,
 ) -> tuple[dict[str, str], dict[str, bool], dict[str, Any], float]:
     """Install plugins, and ask all workers; return hosts, who reads the client's memory, answers and their age.
 
-    If the client asks `again`, as for the second of two equal products, no worker is asked whose answer is fresh and
-    that holds about as little as then. Runs on the scheduler.
+    Runs on the scheduler. `again` is an argument of `ask_workers`.
     """
-    from distributed.protocol.pickle import dumps
-
     from distmm.scheduler.plugin import PlacementPlugin
+    from distmm.scheduler.worker_answers import ask_workers, send
     from distmm.telemetry.scheduler import Telemetry
     from distmm.transfer import loan_readers
     from distmm.worker.dask_internals import send_soon
@@ -255,65 +239,6 @@ async def _answer(
     placement.changes.tell(client)  # of changes from now on
     if DevicePlugin.name not in dask_scheduler.worker_plugins:
         dask_scheduler.worker_plugins[DevicePlugin.name] = plugin  # the scheduler sends it to new workers
-        await _send(dask_scheduler, {"op": "plugin-add", "plugin": plugin, "name": DevicePlugin.name}, seconds)
+        await send(dask_scheduler, {"op": "plugin-add", "plugin": plugin, "name": DevicePlugin.name}, seconds)
     hosts = {address: worker.host for address, worker in dask_scheduler.workers.items()}
-    held = {address: worker.nbytes for address, worker in dask_scheduler.workers.items()}
-    now = time.monotonic()
-    said: dict[str, _Said] = {} if question is None else placement.said.get(question, {})
-    fresh = [each for each in map(said.get, hosts) if each and each.when > now - FRESH_SECONDS]
-    if again and 0 < len(hosts) == len(fresh) and all(held[at] <= said[at].held + LITTLE for at in hosts):
-        return hosts, {}, {address: said[address].answer for address in hosts}, now - min(each.when for each in fresh)
-    message = {"op": "run", "function": dumps(_answer_of_worker), "args": dumps((question, proof)), "wait": True}
-    found = await _send(dask_scheduler, message, seconds)
-    reads = {address: answer["result"][0] for address, answer in found.items()}
-    if question is None:
-        return hosts, reads, {}, 0.0
-    said = said | {address: _Said(now, held[address], answer["result"][1]) for address, answer in found.items()}
-    placement.said[question] = {address: each for address, each in said.items() if address in hosts}
-    return hosts, reads, {address: each.answer for address, each in placement.said[question].items()}, 0.0
-
-
-async def _send(scheduler: Scheduler, message: dict[str, Any], seconds: float) -> dict[str, Any]:
-    """Send a message to all workers; return the answers of those that live and do answer. Errors in them are raised."""
-
-    async def one(address: str) -> Any:
-        try:
-            sent = scheduler.broadcast(msg=message, workers=[address], on_error="return")
-            answer = (await asyncio.wait_for(sent, seconds))[address]
-        except TimeoutError:
-            logger.warning("the worker at %s has not answered for %.0f s: is it stopped?", address, seconds)
-            return None
-        if isinstance(answer, BaseException):
-            return None
-        return {name: _deserialized(value) for name, value in answer.items()}
-
-    addresses = list(scheduler.workers)
-    answers = dict(zip(addresses, await asyncio.gather(*map(one, addresses)), strict=True))
-    found = {address: answer for address, answer in answers.items() if answer is not None}
-    for answer in found.values():
-        if answer["status"] == "error":
-            from distributed.core import clean_exception
-
-            _, error, trace = clean_exception(answer["exception"], answer["traceback"])
-            raise error.with_traceback(trace)
-    return found
-
-
-def _deserialized(value: Any) -> Any:
-    """Return what a worker has sent: a scheduler leaves it to clients to deserialise answers."""
-    from distributed.protocol import Serialize, Serialized, deserialize
-
-    if isinstance(value, Serialized):
-        return deserialize(value.header, value.frames)
-    return value.data if isinstance(value, Serialize) else value
-
-
-def _answer_of_worker(question: bytes | None, proof: Any, dask_worker: Worker) -> tuple[bool, Any]:
-    """Return whether this worker reads the client's memory, and its answer to the question. Runs on workers."""
-    from distributed.protocol.pickle import loads
-
-    reads = process_memory.can_read(*proof)
-    if question is None:
-        return reads, None
-    function, arguments = loads(question)
-    return reads, function(*arguments, dask_worker)
+    return hosts, *await ask_workers(dask_scheduler, placement.said, question, proof, seconds, again)

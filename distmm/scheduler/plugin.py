@@ -72,7 +72,7 @@ class PlacementPlugin(SchedulerPlugin):
         self.deciding = False
         self.watch: asyncio.TimerHandle | None = None
         self.changes = Changes(scheduler)
-        self.said: dict[bytes, dict[str, Any]] = {}  # last answer of each worker to a question of clients (`view`)
+        self.said: dict[bytes, dict[str, Any]] = {}  # last answer of each worker to a question (`worker_answers`)
         for worker in sorted(scheduler.workers.values(), key=lambda ws: (str(type(ws.name)), ws.name)):
             self.add_worker(scheduler, worker.address)
 

@@ -16,6 +16,7 @@ import distmm
 from distmm.clusters import view
 from distmm.errors import InputError
 from distmm.product import request
+from distmm.scheduler import worker_answers
 from distmm.scheduler.plugin import PlacementPlugin
 from tests import forked
 from tests.until import until
@@ -151,7 +152,7 @@ def test_a_large_product_asks_workers_again_only_if_they_hold_more(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sent: list[str] = []
-    send = view._send
+    send = worker_answers.send
 
     async def noted(scheduler: Scheduler, message: dict[str, Any], seconds: float) -> dict[str, Any]:
         sent.append(message["op"])
@@ -164,7 +165,7 @@ def test_a_large_product_asks_workers_again_only_if_they_hold_more(
         distmm.plan(a, a, client=client)
         return list(sent)
 
-    monkeypatch.setattr(view, "_send", noted)
+    monkeypatch.setattr(worker_answers, "send", noted)
     monkeypatch.setattr(request, "SMALL_SHARE", 0.0)
     a = np.ones((N, N))
     view.forget(client)
