@@ -98,11 +98,9 @@ def short(product: Gemm, choices: Choices, out: Any = None) -> Any:
         return None
     if on_gpu and out is not None and out.device != like.device:
         return None
-    here = replace(choices, client=None, device=device, blocks=product.whole)
-    if problem.flops > SHORT_SECONDS * here.described(None, problem.multiplied, on_gpu).rate:
-        return None
-    plan = product.plan(here, out)
-    if plan.shortfall or not may_be_a_call(product, plan):
+    plan = product.plan(replace(choices, client=None, device=device, blocks=product.whole), out)
+    is_short = problem.flops <= SHORT_SECONDS * plan.cluster.rate
+    if not is_short or plan.shortfall or not may_be_a_call(product, plan):
         return None
     try:
         return computed(product, plan)

@@ -58,6 +58,7 @@ def cpu() -> Device:
     return Device("cpu", _cpu_name(), 0, memory, None, cores)
 
 
+@functools.cache
 def _cpu_name() -> str:
     """Read the model name from Linux; platform.processor() returns only the instruction set there."""
     with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as lines:
