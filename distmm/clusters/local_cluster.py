@@ -22,7 +22,7 @@ from distributed import Client, LocalCluster, Status
 from distributed.system import MEMORY_LIMIT
 
 from distmm.clusters import cluster
-from distmm.clusters.gpus import compute_capability, gpu_count, missing_for_gpu
+from distmm.clusters.gpus import gpu_count, missing_for_gpu
 from distmm.clusters.hardware import Hardware
 from distmm.clusters.warm_up import warm_up
 from distmm.config import chosen
@@ -132,8 +132,9 @@ def local(
     Thread(target=import_module, args=("dask.array",), name="distmm-import", daemon=True).start()
     if make is not LocalCluster:
         from distmm_kernels import background
+        from distmm_kernels import device as devices
 
-        background.begin("float32", compute_capability(0))  # while the workers start
+        background.begin("float32", devices.of_driver()[0][0].compute_capability)  # while the workers start
     # The scheduler's web server always runs, also without a dashboard: it answers /health and /metrics.
     address = "127.0.0.1:0" if dashboard is None else _free_address(dashboard)
     routes = {} if dashboard is not None else {"distributed.scheduler.http.routes": dashboard_access.PROBED}

@@ -40,9 +40,12 @@ def begin_for(recipe: Recipe, capability: tuple[int, int]) -> None:
             return
 
 
-def begin(dtype: str, capability: tuple[int, int]) -> None:
-    """Start to build the kernels of a type, before one is missed; not where a folder has kernels that are built."""
-    if not os.environ.get("DISTMM_KERNELS_DIR") and capability >= AMPERE[0] and dtype in ahead.TYPES:
+def begin(dtype: str, capability: tuple[int, int] | None) -> None:
+    """Start to build the kernels of a type, before one is missed; not where a folder has kernels that are built.
+
+    A CPU has no compute capability, and needs none.
+    """
+    if not os.environ.get("DISTMM_KERNELS_DIR") and capability and capability >= AMPERE[0] and dtype in ahead.TYPES:
         _start(dtype, capability)
 
 

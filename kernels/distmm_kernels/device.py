@@ -108,7 +108,7 @@ def _usable_devices() -> tuple[Device, ...]:
         )
     missing = _missing_library(oldest)
     if missing is not None:
-        extra = "cuda13" if cuda >= 13000 and not _needs_cuda_12(oldest) else "cuda12"
+        extra = extra_of(devices, cuda)
         raise _NoGpuError(f"GPU found ({oldest.name}), but {missing}: type pip install '.[{extra}]'")
     # The simulator replaces Numba's CUDA by Python threads. Its kernels do not take CuPy's arrays.
     if _simulated():
@@ -118,6 +118,22 @@ def _usable_devices() -> tuple[Device, ...]:
 
 class _NoGpuError(Exception):
     """No NVIDIA GPU or driver is usable; the message is for the user."""
+
+
+def of_driver() -> tuple[tuple[Device, ...], int]:
+    """Return the GPUs that the driver grants this process, whatever else is installed, and its version of CUDA.
+
+    The driver obeys ``CUDA_VISIBLE_DEVICES``. ``/dev/nvidia*`` is not read: some containers with GPUs lack these files.
+    """
+    try:
+        return _driver_devices()
+    except _NoGpuError:
+        return (), 0
+
+
+def extra_of(devices: tuple[Device, ...], cuda: int) -> str:
+    """Return the extra whose compilers support all of these GPUs, and whose code a driver of this version can load."""
+    return "cuda13" if cuda >= 13000 and not any(map(_needs_cuda_12, devices)) else "cuda12"
 
 
 def _driver_devices() -> tuple[tuple[Device, ...], int]:

@@ -95,7 +95,7 @@ def kernel_facts(
     problem = _large(choice)
     try:
         here = _here(choice) if absent is None else device.Device("cuda", absent[0], 0, 0, absent[1], 0)
-        if absent is None and here.compute_capability is not None:
+        if absent is None:
             background.begin(problem.dtype.name, here.compute_capability)  # while the product is planned
         needed = absent is None and choice.name is None and not measured.is_shipped(here)
         rates = measured.rates_for(problem, here, choice.precision) if needed else None

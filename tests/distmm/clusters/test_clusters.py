@@ -27,10 +27,10 @@ from distributed import Client, LocalCluster, WorkerPlugin
 
 from distmm import clusters
 from distmm.all_workers import workers_of
-from distmm.clusters import cluster, gpus, local_cluster
+from distmm.clusters import cluster, local_cluster
 from distmm.errors import InputError
 from distmm.worker import gpu_worker_setup
-from distmm_kernels import background
+from distmm_kernels import background, device
 
 
 @pytest.fixture(scope="module")
@@ -246,31 +246,21 @@ def test_a_script_without_main_guard_is_told_of_it(tmp_path: Path) -> None:
 
 
 def test_a_gpu_asked_for_where_there_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "_driver", lambda: None)
+    grant(monkeypatch)
     with pytest.raises(InputError, match=r"a GPU was asked for.*no NVIDIA GPU"), clusters.local("gpu"):
         pass
 
 
-class Driver:
-    """Stands for libcuda where there is no GPU: two devices, and a version."""
+def grant(monkeypatch: pytest.MonkeyPatch, *capabilities: tuple[int, int], version: int = 13000) -> None:
+    """Let a driver of this version of CUDA grant GPUs of these compute capabilities."""
+    granted = tuple(device.Device("cuda", "GPU", i, 1 << 36, each, 100) for i, each in enumerate(capabilities))
 
-    def __init__(self, version: int, initialises: int = 0, second: tuple[int, int] = (9, 0)) -> None:
-        self.version, self.initialises, self.capabilities = version, initialises, [(9, 0), second]
+    def answer() -> Any:
+        if not granted:
+            raise device._NoGpuError("no usable NVIDIA GPU here")
+        return granted, version
 
-    def cuDeviceGetAttribute(self, out: Any, attribute: int, device: int) -> int:  # noqa: N802
-        out._obj.value = self.capabilities[device][attribute - 75]  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
-        return 0
-
-    def cuInit(self, flags: int) -> int:  # noqa: N802
-        return self.initialises
-
-    def cuDeviceGetCount(self, out: Any) -> int:  # noqa: N802
-        out._obj.value = 2
-        return 0
-
-    def cuDriverGetVersion(self, out: Any) -> int:  # noqa: N802
-        out._obj.value = self.version
-        return 0
+    monkeypatch.setattr(device, "_driver_devices", answer)
 
 
 @pytest.mark.parametrize(
@@ -285,7 +275,7 @@ class Driver:
 def test_a_gpu_without_the_extra_names_the_command_to_type(
     version: int, second: tuple[int, int], extra: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpus, "_driver", lambda: Driver(version, second=second))
+    grant(monkeypatch, (9, 0), second, version=version)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert clusters.missing_for_gpu() == (
         f"2 GPU(s) found, but not the package(s) dask_cuda, cupy, rmm: type pip install '.[{extra}]'"
@@ -293,7 +283,7 @@ def test_a_gpu_without_the_extra_names_the_command_to_type(
 
 
 def test_a_driver_that_grants_no_device_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "_driver", lambda: Driver(13000, initialises=100))
+    grant(monkeypatch)
     assert clusters.gpu_count() == 0
 
 
@@ -304,14 +294,17 @@ def test_arguments_of_local_cuda_cluster_with_the_class_replaced(monkeypatch: py
         seen.update(arguments, stealing=dask.config.get("distributed.scheduler.work-stealing"))
         return LocalCluster(n_workers=1, processes=False, dashboard_address=":0")
 
-    monkeypatch.setattr(gpus, "_driver", lambda: Driver(13000))
+    grant(monkeypatch, (9, 0), (9, 0))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setitem(sys.modules, "dask_cuda", types.SimpleNamespace(LocalCUDACluster=stand_in))
     begun: list[tuple[str, tuple[int, int]]] = []
     monkeypatch.setattr(background, "begin", lambda dtype, capability: begun.append((dtype, capability)))
     with clusters.local("auto", memory_limit="8GB", dashboard=None):
         pass
-    assert begun == [("float32", (9, 0))]
+    assert begun[0] == (
+        "float32",
+        (9, 0),
+    )  # CPU workers, which stand for those with GPUs here, have no compute capability
     assert seen == {
         "n_workers": 2,
         "threads_per_worker": gpu_worker_setup.THREADS,
@@ -371,7 +364,7 @@ def test_why_a_gpu_worker_does_not_start_is_raised(monkeypatch: pytest.MonkeyPat
         made.sync(made._correct_state)
         return made
 
-    monkeypatch.setattr(gpus, "_driver", lambda: Driver(13000))
+    grant(monkeypatch, (9, 0), (9, 0))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setitem(sys.modules, "dask_cuda", types.SimpleNamespace(LocalCUDACluster=stand_in))
     with (
