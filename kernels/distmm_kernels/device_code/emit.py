@@ -17,7 +17,7 @@ write another version of this file. It offers:
     Reads what Numba otherwise reads when a process compiles its first kernel.
 
 The kernels' language (``cuda.threadIdx``, ``cuda.shared.array``, number types) is re-exported as ``cuda`` and
-``types``. Intrinsics may call the methods of llvmlite's ``IRBuilder`` that are named in `BUILDER_METHODS`.
+``types``. Which methods of llvmlite's ``IRBuilder`` intrinsics call is in ``tests/kernels/device_code/test_emit.py``.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import functools
 import gc
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from llvmlite import ir
@@ -38,13 +38,6 @@ from numba import types as types
 
 VERSIONS_SEEN = ("0.30",)
 """Versions of numba-cuda, by their first two numbers, that this file was tested with."""
-
-BUILDER_METHODS = (
-    "add", "addrspacecast", "and_", "ashr", "bitcast", "extract_element", "extract_value", "fadd", "fma", "fmul",
-    "fsub", "gep", "icmp_signed", "if_then", "insert_element", "load", "lshr", "mul", "or_", "ptrtoint", "select",
-    "sext", "shl", "store", "sub", "trunc", "xor", "zext",
-)  # fmt: skip
-"""Methods of a builder that intrinsics may call."""
 
 ARRAY_FIELDS = ("meminfo", "parent", "nitems", "itemsize", "data", "shape", "strides")
 """Parameters that an array becomes, in this order. `distmm_kernels.launch.driver.array_arguments` writes them."""
@@ -324,18 +317,13 @@ def shared_scopes() -> Iterator[None]:
     Nothing is collected as garbage meanwhile: compilers make many objects. Places and collections took a fifth of the
     remaining time.
     """
-    lock: Any = nullcontext()
-    kinds: tuple[Any, ...] = ()
-    with suppress(ImportError):  # another numba-cuda compiles as it does
-        from numba.cuda.core.compiler_lock import global_compiler_lock
-        from numba.cuda.core.ir import Loc, Scope
+    from numba.cuda.core.compiler_lock import global_compiler_lock
+    from numba.cuda.core.ir import Loc, Scope
 
-        lock, kinds = global_compiler_lock, (Loc, Scope)
-    with lock, ExitStack() as changed:  # nothing else is compiled meanwhile
-        for kind in kinds:
-            if "__deepcopy__" not in vars(kind):  # one that copies them in its own way does so
-                kind.__deepcopy__ = lambda it, _: it
-                changed.callback(delattr, kind, "__deepcopy__")
+    with global_compiler_lock, ExitStack() as changed:  # nothing else is compiled meanwhile
+        for kind in (Loc, Scope):
+            kind.__deepcopy__ = lambda it, _: it
+            changed.callback(delattr, kind, "__deepcopy__")
         if gc.isenabled():
             gc.disable()
             changed.callback(gc.enable)
@@ -349,21 +337,16 @@ def check() -> None:
     Raises
     ------
     RuntimeError
-        If arrays do not become the parameters that launches pass, or llvmlite's builder lacks a method.
+        If arrays do not become the parameters that launches pass.
     """
     from importlib.metadata import version
 
-    numba_cuda = f"numba-cuda {version('numba-cuda')}"
-    remedy = f"install numba-cuda {' or '.join(VERSIONS_SEEN)}, or change {__name__} to suit this one"
-    try:
-        from numba.cuda.descriptor import cuda_target
+    from numba.cuda.descriptor import cuda_target
 
-        manager = cuda_target.target_context.data_model_manager
-        fields = tuple(manager.lookup(types.Array(types.float32, 3, "A"))._fields)
-    except (ImportError, AttributeError) as error:
-        raise RuntimeError(f"{numba_cuda} does not say how it passes arrays ({error}): {remedy}") from error
+    manager = cuda_target.target_context.data_model_manager
+    fields = tuple(manager.lookup(types.Array(types.float32, 3, "A"))._fields)
     if fields != ARRAY_FIELDS:
-        raise RuntimeError(f"{numba_cuda} passes an array as {fields}, launches as {ARRAY_FIELDS}: {remedy}")
-    lacking = [name for name in BUILDER_METHODS if not hasattr(ir.IRBuilder, name)]
-    if lacking:
-        raise RuntimeError(f"llvmlite {version('llvmlite')} has no {', '.join(lacking)} in its builder: {remedy}")
+        raise RuntimeError(
+            f"numba-cuda {version('numba-cuda')} passes an array as {fields}, launches as {ARRAY_FIELDS}: install "
+            f"numba-cuda {' or '.join(VERSIONS_SEEN)}, or change {__name__} to suit this one"
+        )

@@ -97,11 +97,6 @@ class Residues:
     layout: Layout
     memory: Any
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of device memory."""
-        return self.layout.end
-
     def granule(self, index: int, matrix: int) -> Stack:
         """Return the residues ``(forms * moduli, rows, k)`` of one granule of one matrix."""
         at = self.layout

@@ -98,11 +98,6 @@ class Parts:
         """Whether the parts have k contiguous. Otherwise the rows are contiguous."""
         return self.layout.k_major
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of device memory."""
-        return self.layout.end
-
     def piece(self, index: int) -> Piece:
         """Return one granule."""
         at = self.layout

@@ -68,11 +68,6 @@ class GuardedOperand(Prepared):
     found: Found
     by_tf32: dict[int, bool] = field(default_factory=dict)
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of device memory, those of the operand itself included."""
-        return int(self.matrices.nbytes) + super().nbytes
-
     def granule(self, index: int) -> Array:
         """Return one granule of the operand itself."""
         return self.matrices[..., index * GRANULE : (index + 1) * GRANULE]

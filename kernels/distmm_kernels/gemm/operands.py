@@ -38,11 +38,6 @@ class Prepared:
     batch: tuple[int, ...] = ()
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of device memory."""
-        return int(self.made.nbytes)
-
-    @property
     def transposed(self) -> Self:
         """A left operand's transpose as a right operand, in the same memory."""
         return replace(self, shape=(*self.shape[:-2], self.shape[-1], self.shape[-2]))
@@ -65,11 +60,6 @@ class Operand(Prepared):
 
     format: hopper_tiles.OperandFormat
     major: Any
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of device memory."""
-        return sum(int(panel.nbytes) for panel in self.made)
 
     @functools.cached_property
     def stacks(self) -> tuple[Stack, ...]:

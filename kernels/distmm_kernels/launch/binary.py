@@ -6,7 +6,6 @@ changes. Here the key has everything that the machine code depends on, so no ent
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import importlib
 import json
@@ -44,7 +43,7 @@ class Recipe:
         """Return 64 hexadecimal digits that change with anything the machine code depends on."""
         facts = [
             cache.sources(),
-            _versions(),
+            compiler.versions(),
             compiler.architecture(compute_capability),
             self.maker,
             repr(self.parameters),
@@ -83,11 +82,6 @@ def kept(recipe: Recipe, compute_capability: tuple[int, int]) -> Binary | None:
 
 def _file(recipe: Recipe, compute_capability: tuple[int, int]) -> str:
     return f"{recipe.key(compute_capability)}.kernel"
-
-
-@functools.cache
-def _versions() -> str:
-    return compiler.versions()
 
 
 def _read(path: Path) -> Binary | None:

@@ -6,6 +6,7 @@ ignores ``setmaxnreg`` and serialises ``wgmma``.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -70,6 +71,7 @@ def architecture(compute_capability: tuple[int, int], specific: bool = False) ->
     return f"sm_{major}{minor}{'a' if specific else ''}"
 
 
+@functools.cache
 def versions() -> str:
     """Return the versions of all packages and libraries that compile a kernel."""
     from importlib.metadata import version

@@ -15,13 +15,13 @@ from distmm_kernels.launch.tensor_map import TensorMap, TensorMaps, tensor_map
 from distmm_kernels.layout.stack import Stack
 from distmm_kernels.tiles.hopper_places import rows_in_pairs
 from distmm_kernels.tiles.hopper_tiles import (
-    C_BOX_COLUMNS,
     COORDINATES,
     ROWS,
     WARP_ROWS,
     WIDEST_OF_BLOCKS,
     WIDEST_OF_TWO,
     HopperTile,
+    box_columns,
 )
 from distmm_kernels.tiles.hopper_widths import best_columns
 
@@ -102,7 +102,7 @@ class HopperGemm:
         self._device = device
         self._a_box = (ROWS, tile.depth) if tile.a_major == "k" else (tile.depth, 64)
         self._b_box = (tile.columns, tile.depth) if tile.b_major == "k" else (tile.depth, 64)
-        self._d_box = (WARP_ROWS, tile.box_columns)
+        self._d_box = (WARP_ROWS, box_columns(tile.output))
         # CuPy reuses freed memory, so products of the same size soon have the same addresses again. To encode the
         # descriptor of a D at a new address takes longer than the rest of a launch.
         self._kept = functools.lru_cache(maxsize=MOST)(self._launch)
@@ -163,9 +163,9 @@ class HopperGemm:
         a_maps = [tensor_map(part, tile.operand, *self._a_box) for part in a]
         b_maps = [tensor_map(part, tile.b_operand or tile.operand, *self._b_box) for part in b]
         d_map = tensor_map(d, tile.output, *self._d_box)
-        c_map = d_map if c is None else tensor_map(c, tile.accumulator, ROWS, C_BOX_COLUMNS)
+        c_map = d_map if c is None else tensor_map(c, tile.accumulator, ROWS, box_columns(tile.accumulator))
         c0 = finish.c0
-        c0_map = d_map if c0 is None or tile.c0 is None else tensor_map(c0, tile.c0, ROWS, tile.c0_columns)
+        c0_map = d_map if c0 is None or tile.c0 is None else tensor_map(c0, tile.c0, ROWS, box_columns(tile.c0))
         maps = TensorMaps(a_maps), TensorMaps(b_maps), c_map, d_map, c0_map
         high, wide = -(-m // ROWS), -(-n // tile.columns)
         if tile.symmetric:

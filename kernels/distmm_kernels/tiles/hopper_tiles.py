@@ -49,8 +49,7 @@ STRETCH_OF_FLOAT8 = 128
 
 COORDINATES = 2**31  # the TMA counts elements along each axis, and matrices of a batch, with signed 32-bit numbers
 
-C_BOX_COLUMNS = SPAN // 4  # columns of a box of C, in 32-bit elements. A box has 128 bytes of each row of a tile
-C_BOX_BYTES = ROWS * SPAN
+C_BOX_BYTES = ROWS * SPAN  # of a box of C, which has 128 bytes of each row of a tile
 MOST_C_STAGES = 3  # the most stages in which a tile of C is loaded
 MAP_BYTES = 128  # size of a TMA descriptor
 MOST_PANELS = 8  # of one launch: their descriptors take 2 of the 4 KiB of a kernel's parameters
@@ -71,6 +70,11 @@ BITS = {
 }  # fmt: skip
 _INTEGERS = ("int8", "uint8")
 _FLOAT8 = ("float8_e4m3fn", "float8_e5m2")
+
+
+def box_columns(kind: Output) -> int:
+    """Columns of a C, C0 or D of this type in one box, whose rows have 128 bytes."""
+    return SPAN * 8 // BITS[kind]
 
 
 @dataclass(frozen=True)
@@ -169,8 +173,8 @@ class HopperTile:
             self.output in ("uint8", "bool") or (self.products == 3 and self.output != self.accumulator)
         ):
             raise ValueError(f"{self}: a symmetric D has 16 or 32 bits, that of three products 32: convert it later")
-        if self.columns % self.box_columns:
-            raise ValueError(f"{self}: bytes are stored in boxes of {self.box_columns} columns")
+        if self.columns % box_columns(self.output):
+            raise ValueError(f"{self}: bytes are stored in boxes of {box_columns(self.output)} columns")
         if self.panels and (self.products == 3 or self.sliced or self.promotes != (self.accumulator == "float32")):
             raise ValueError(
                 f"{self}: panels are of one product, and sums of floats are added to the totals after each"
@@ -250,30 +254,10 @@ class HopperTile:
         """Bytes of shared memory that one stage takes."""
         return self.parts * (self.a_bytes + self.b_bytes)
 
-    @property
-    def c_boxes(self) -> int:
-        """Boxes of C in a tile."""
-        return self.columns // C_BOX_COLUMNS
-
-    @property
-    def c_stage_boxes(self) -> int:
-        """Boxes of C that are loaded in one stage. The last stage may have fewer."""
-        return min(self.c_boxes, self.stage_bytes // C_BOX_BYTES)
-
-    @property
-    def c0_boxes(self) -> int:
-        """Boxes of C0 in a tile."""
-        return 0 if self.c0 is None else self.columns // self.c0_columns
-
-    @property
-    def c0_columns(self) -> int:
-        """Columns of C0 in a box."""
-        return SPAN * 8 // BITS[self.c0 or "float32"]
-
-    @property
-    def c0_stage_boxes(self) -> int:
-        """Boxes of C0 that are loaded in one stage. The last stage may have fewer."""
-        return min(self.c0_boxes, self.stage_bytes // C_BOX_BYTES)
+    def boxes(self, kind: Output) -> tuple[int, int]:
+        """Boxes of a C or C0 of this type in a tile, and in a stage of its loads. The last stage may have fewer."""
+        boxes = self.columns // box_columns(kind)
+        return boxes, min(boxes, self.stage_bytes // C_BOX_BYTES)
 
     @property
     def staging_bytes(self) -> int:
@@ -283,7 +267,7 @@ class HopperTile:
     @property
     def slots(self) -> int:
         """Staging boxes of a warp, used in turn. Their number divides the number of boxes that it stores of a tile."""
-        boxes, most = self.columns // self.box_columns * (2 if self.mirrors else 1), 3 if self.deep else 2
+        boxes, most = self.columns // box_columns(self.output) * (2 if self.mirrors else 1), 3 if self.deep else 2
         return max(slots for slots in range(1, most + 1) if boxes % slots == 0)
 
     @property
@@ -301,11 +285,6 @@ class HopperTile:
     def shared_bytes(self) -> int:
         """Bytes of shared memory of a block."""
         return self.stages * self.stage_bytes + self.staging_bytes + BARRIERS
-
-    @property
-    def box_columns(self) -> int:
-        """Columns of D in one box, whose rows have 128 bytes."""
-        return SPAN * 8 // BITS[self.output]
 
     @property
     def registers(self) -> tuple[int, int]:

@@ -127,14 +127,9 @@ class Tiling:
         return self.rows // (self.warp[0] * self.thread_rows)
 
     @property
-    def shared_elements(self) -> int:
-        """Elements of all stages in shared memory."""
-        return self.stages * (self.stage_elements(0) + self.stage_elements(1))
-
-    @property
     def shared_bytes(self) -> int:
-        """The same in bytes."""
-        return self.shared_elements * VECTOR_BYTES // self.vector
+        """Bytes of all stages in shared memory."""
+        return self.stages * (self.stage_elements(0) + self.stage_elements(1)) * VECTOR_BYTES // self.vector
 
     def row_of(self, element: int) -> int:
         """Row of a thread's element ``0 ... thread_rows - 1``, from its first. The lanes' vectors are interleaved."""

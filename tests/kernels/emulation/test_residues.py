@@ -184,7 +184,7 @@ def test_granules_of_all_matrices_lie_side_by_side(batch, rows, k):
 
     at = Layout.of(batch, rows, k)
     residues = Residues(at, SimpleNamespace(ptr=1 << 20))
-    assert 2 * 8 * batch * rows * k <= residues.nbytes
+    assert 2 * 8 * batch * rows * k <= at.end
     spans = []
     for index in range(-(-k // GRANULE)):
         for matrix in range(batch):
@@ -196,7 +196,7 @@ def test_granules_of_all_matrices_lie_side_by_side(batch, rows, k):
             spans.append((residues.factors(index, matrix), residues.factors(index, matrix) + 8 * rows))
     spans.sort()
     assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
-    assert spans[-1][1] <= (1 << 20) + residues.nbytes
+    assert spans[-1][1] <= (1 << 20) + at.end
 
 
 @given(st.integers(1, 100_000), st.integers(1, 3_000_000))

@@ -42,7 +42,7 @@ def builds(monkeypatch, tmp_path):
         return compiler.Binary(b"\n\0cubin %d" % next(counter), 128, 50_000, "log\nof two lines")
 
     monkeypatch.setattr(compiler, "build", build)
-    monkeypatch.setattr(module, "_versions", lambda: "numba-cuda 0.30")
+    monkeypatch.setattr(compiler, "versions", lambda: "numba-cuda 0.30")
     monkeypatch.setattr(module.importlib, "import_module", lambda name: __import__("types").SimpleNamespace(make=maker))
     monkeypatch.setenv("DISTMM_CACHE_DIR", str(tmp_path / "cache"))
     return asked
@@ -64,7 +64,7 @@ def test_whatever_the_code_depends_on_changes_the_key(builds, monkeypatch):
 
     keys = [key(), recipe(Size(2)).key(HOPPER), recipe(Size(1)).key((8, 0)), Recipe("a:b", (Size(1),)).key(HOPPER)]
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_versions", lambda: "numba-cuda 0.31")
+        patch.setattr(compiler, "versions", lambda: "numba-cuda 0.31")
         keys.append(key())
     with monkeypatch.context() as patch:
         patch.setattr(cache, "sources", lambda: "one character more")

@@ -21,7 +21,6 @@ from distmm_kernels.tiles.hopper_places import (
 )
 from distmm_kernels.tiles.hopper_tiles import (
     C_BOX_BYTES,
-    C_BOX_COLUMNS,
     GROUP,
     MOST_C_STAGES,
     MOST_STAGES,
@@ -31,6 +30,7 @@ from distmm_kernels.tiles.hopper_tiles import (
     STAGES_OF_DEEP,
     UNPACED,
     HopperTile,
+    box_columns,
 )
 from distmm_kernels.tiles.hopper_widths import best_columns, cost
 from tests.tables import for_each
@@ -104,25 +104,27 @@ def test_tiles_fit_in_shared_memory_and_have_as_many_stages_as_they_may(tile):
 
 @for_each(ALL)
 def test_boxes_of_a_tile_use_their_buffers_in_turn(tile):
-    boxes = tile.columns // tile.box_columns
-    assert boxes * tile.box_columns == tile.columns
+    boxes = tile.columns // box_columns(tile.output)
+    assert boxes * box_columns(tile.output) == tile.columns
     assert boxes * (2 if tile.symmetric and tile.output != "int8" else 1) % tile.slots == 0
     assert 1 <= tile.slots <= (3 if tile.promotes and tile.columns == 192 else 2)
 
 
 @for_each(ALL)
 def test_a_tile_of_c_comes_in_few_stages(tile):
-    assert tile.c_boxes * C_BOX_COLUMNS == tile.columns
-    assert tile.c_stage_boxes * C_BOX_BYTES <= tile.stage_bytes
-    assert 0 < tile.c_boxes <= MOST_C_STAGES * tile.c_stage_boxes
+    boxes, together = tile.boxes(tile.accumulator)
+    assert boxes * box_columns(tile.accumulator) == tile.columns
+    assert together * C_BOX_BYTES <= tile.stage_bytes
+    assert 0 < boxes <= MOST_C_STAGES * together
 
 
 @for_each([tile for tile in ALL if tile.c0])
 def test_a_tile_of_c0_comes_in_few_stages(tile):
-    assert tile.c0_boxes * tile.c0_columns == tile.columns
-    assert tile.c0_columns * (4 if tile.c0 == "float32" else 2) == 128
-    assert tile.c0_stage_boxes * C_BOX_BYTES <= tile.stage_bytes
-    assert 0 < tile.c0_boxes <= MOST_C_STAGES * tile.c0_stage_boxes
+    boxes, together = tile.boxes(tile.c0)
+    assert boxes * box_columns(tile.c0) == tile.columns
+    assert box_columns(tile.c0) * (4 if tile.c0 == "float32" else 2) == 128
+    assert together * C_BOX_BYTES <= tile.stage_bytes
+    assert 0 < boxes <= MOST_C_STAGES * together
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ def test_every_real_type_has_tilings_the_largest_first():
 def test_vectors_are_of_16_bytes_and_tiles_fit_where_every_gpu_has_room(name, tiling):
     itemsize = np.dtype(name).itemsize
     assert tiling.vector * itemsize == VECTOR_BYTES
-    assert tiling.shared_elements * itemsize <= 48 * 1024
-    assert tiling.shared_elements * itemsize * tiling.blocks <= 99 * 1024 + 1024 * tiling.blocks, "sm_120 has 100 KB"
+    assert tiling.shared_bytes <= 48 * 1024
+    assert tiling.shared_bytes * tiling.blocks <= 99 * 1024 + 1024 * tiling.blocks, "sm_120 has 100 KB"
     assert tiling.threads * tiling.blocks <= 1024
 
 

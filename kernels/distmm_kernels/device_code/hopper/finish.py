@@ -14,7 +14,7 @@ from distmm_kernels.device_code.emit import inlined, types
 from distmm_kernels.device_code.hopper import instructions
 from distmm_kernels.device_code.hopper.epilogue import finish_d, not_zero, read_c, residue, scale
 from distmm_kernels.device_code.hopper.ring import following
-from distmm_kernels.tiles.hopper_tiles import MOST_C_STAGES, HopperTile
+from distmm_kernels.tiles.hopper_tiles import MOST_C_STAGES, HopperTile, Output
 
 uint32, uint64 = types.uint32, types.uint64
 
@@ -69,8 +69,8 @@ def last_step_of(tile: HopperTile) -> Callable[..., Any]:
     C0 is the last operand in the ring, so the function returns the next stage and parity.
     """
     if tile.c0 is not None:
-        return _take(tile, tile.c0_boxes, tile.c0_stage_boxes, lambda first, count: finish_d(first, count, tile.c0))
-    multiplies, multiplied = tile.finishes, finish_d(0, tile.c_boxes, None)
+        return _take(tile, tile.c0, lambda first, count: finish_d(first, count, tile.c0))
+    multiplies, multiplied = tile.finishes, finish_d(0, tile.boxes("float32")[0], None)
 
     def finish(totals, ring, stage, parity, at, permuted, lane, factors):
         if multiplies:
@@ -82,18 +82,16 @@ def last_step_of(tile: HopperTile) -> Callable[..., Any]:
 
 def take_c_of(tile: HopperTile, added: bool) -> Callable[..., Any]:
     """Make what `_take` makes, for C, without factors: read a tile of C to accumulators, or add it."""
-    return _take(
-        tile, tile.c_boxes, tile.c_stage_boxes, lambda first, count: read_c(first, count, tile.accumulator, added)
-    )
+    return _take(tile, tile.accumulator, lambda first, count: read_c(first, count, tile.accumulator, added))
 
 
-def _take(tile: HopperTile, boxes: int, together: int, reader: Callable[[int, int], Any]) -> Callable[..., Any]:
-    """Make ``(acc, ring, stage, parity, at, permuted, lane, factors)``: read a tile's boxes, several from each stage.
+def _take(tile: HopperTile, kind: Output, reader: Callable[[int, int], Any]) -> Callable[..., Any]:
+    """Make ``(acc, ring, stage, parity, at, permuted, lane, factors)``: read a tile's boxes of elements of this type.
 
     ``at`` is the thread's address in a box, and ``permuted`` its position in that row. ``reader(first, count)`` makes
     the function that reads ``count`` boxes, from number ``first`` on. Returns the next stage and parity.
     """
-    stage_bytes, after = uint32(tile.stage_bytes), following(tile)
+    (boxes, together), stage_bytes, after = tile.boxes(kind), uint32(tile.stage_bytes), following(tile)
 
     def taker(first):
         """Make the function that reads the stage with box ``first``. Without such a box, it does nothing."""

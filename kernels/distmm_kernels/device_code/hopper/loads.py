@@ -11,7 +11,7 @@ from typing import Any
 from distmm_kernels.device_code.emit import cuda, inlined, types
 from distmm_kernels.device_code.hopper import instructions, pace
 from distmm_kernels.device_code.hopper.ring import following, locate, slice_of
-from distmm_kernels.tiles.hopper_tiles import C_BOX_BYTES, C_BOX_COLUMNS, MAP_BYTES, ROWS, SPAN, HopperTile
+from distmm_kernels.tiles.hopper_tiles import C_BOX_BYTES, MAP_BYTES, ROWS, SPAN, HopperTile, Output, box_columns
 
 int32, uint32, uint64 = types.int32, types.uint32, types.uint64
 
@@ -26,11 +26,11 @@ def load_tiles(tile: HopperTile) -> Callable[..., None]:
     # plain names: Numba's closures take numbers and functions, not the fields of a dataclass
     add_c, add_c0 = tile.adds and not tile.adds_early, tile.c0 is not None
     rows, columns = uint32(ROWS), uint32(tile.columns)
-    load_c, own = _load_boxes(tile, tile.c_boxes, tile.c_stage_boxes, C_BOX_COLUMNS), slice_of(tile)
+    load_c, own = _load_boxes(tile, tile.accumulator), slice_of(tile)
     find = locate(tile)
     load_one = _load_with_c(tile, load_c) if tile.adds_early else _load_k(tile)
     load_k = _load_panels(tile, load_one) if tile.panels else load_one
-    load_c0 = _load_boxes(tile, tile.c0_boxes, tile.c0_stage_boxes, tile.c0_columns)
+    load_c0 = _load_boxes(tile, tile.c0 or "float32")
 
     def load(ring, grid, t, last, maps, steps, counter):
         stage, parity = uint32(0), uint32(1)
@@ -153,14 +153,14 @@ def _load_operand(tile: HopperTile, along_k: bool, lines: int) -> Callable[..., 
     return inlined(load)
 
 
-def _load_boxes(tile: HopperTile, count: int, each: int, box_columns: int) -> Callable[..., Any]:
-    """Make ``(ring, stage, parity, c, x, y, z)``: load a tile of C, ``each`` boxes per stage.
+def _load_boxes(tile: HopperTile, kind: Output) -> Callable[..., Any]:
+    """Make ``(ring, stage, parity, c, x, y, z)``: load a tile of a C of this type, several boxes in each stage.
 
     Returns the next stage and parity.
     """
-    boxes, together = uint32(count), uint32(each)
+    boxes, together = map(uint32, tile.boxes(kind))
     stage_bytes, after = uint32(tile.stage_bytes), following(tile)
-    box_bytes, columns = uint32(C_BOX_BYTES), uint32(box_columns)
+    box_bytes, columns = uint32(C_BOX_BYTES), uint32(box_columns(kind))
 
     def load(ring, stage, parity, c, x, y, z):
         box = uint32(0)

@@ -8,7 +8,7 @@ from typing import Any
 from distmm_kernels.device_code.elements import Registers
 from distmm_kernels.device_code.emit import ANY, F32, I32, I64, assembly, intrinsic, types
 from distmm_kernels.device_code.hopper.epilogue import fence, hand_over, quads_of, together
-from distmm_kernels.tiles.hopper_tiles import SPAN, WARP_ROWS, HopperTile, Output
+from distmm_kernels.tiles.hopper_tiles import SPAN, WARP_ROWS, HopperTile, Output, box_columns
 
 i32, u32, u64 = types.int32, types.uint32, types.uint64
 
@@ -28,7 +28,8 @@ def store_d(tile: HopperTile) -> Callable[..., None]:
     stored once. So each box of D is stored once, whatever the tile's width. ``image`` has the warp and its warpgroup,
     and where the lane writes: `distmm_kernels.tiles.hopper_places.mirrored_place`, its first box as an offset in bytes.
     """
-    slots, put = tile.slots, {32: _put_words, 64: _put_halves, 128: _put_bytes}[tile.box_columns]
+    slots, columns = tile.slots, box_columns(tile.output)
+    put = {32: _put_words, 64: _put_halves, 128: _put_bytes}[columns]
     first_lane = "{ .reg .pred p; setp.eq.u32 p, $0, 0; @p %s }"
     free = assembly(first_lane % f"cp.async.bulk.wait_group.read {slots - 1};", [], [I32], ["r"])
     # commit a group even without a store, so that there is one group for each box
@@ -44,8 +45,8 @@ def store_d(tile: HopperTile) -> Callable[..., None]:
 
     def write(builder, array, buffers, row, permuted, lane, tensor_map, x, y, z, left, image):
         acc = Registers(builder, array)
-        for box in range(tile.columns // tile.box_columns):
-            along, number = I32(box * tile.box_columns), box
+        for box in range(tile.columns // columns):
+            along, number = I32(box * columns), box
             column, inside = builder.add(x, along), builder.sub(left, along)
             if mirrored is not None:
                 number = 2 * box + 1
@@ -68,7 +69,7 @@ def _mirror(tile: HopperTile, free: Callable[..., Any], send: Callable[..., Any]
     elements of D above it are replaced by their mirror images, before the box itself is stored.
     """
     all_warps = assembly("bar.sync $0, 128;", [], [I32], ["r"])  # of the warpgroup
-    words = tile.box_columns == 32
+    words = box_columns(tile.output) == 32
     warp_bytes, put = tile.slots * WARP_ROWS * SPAN, _put_mirrored_words if words else _put_mirrored_halves
 
     def write(builder, acc, box, buffers, row, permuted, lane, tensor_map, column, y, z, inside, image):
@@ -84,7 +85,7 @@ def _mirror(tile: HopperTile, free: Callable[..., Any], send: Callable[..., Any]
         group = builder.sub(y, builder.mul(warp, I32(WARP_ROWS)))
         down, across = (builder.lshr(warp, I32(1)), builder.and_(warp, I32(1))) if words else (warp, I32(0))
         to_row = builder.add(column, builder.mul(down, I32(WARP_ROWS)))
-        to_column = builder.add(group, builder.mul(across, I32(tile.box_columns)))
+        to_column = builder.add(group, builder.mul(across, I32(box_columns(tile.output))))
         left = builder.sub(builder.add(inside, column), to_column)
         left = builder.select(builder.icmp_signed("<", to_row, to_column), left, I32(0))
         buffer = builder.add(buffers, I32(slot))
