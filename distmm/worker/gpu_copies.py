@@ -89,21 +89,16 @@ def pieces(block: np.ndarray) -> Iterator[Any]:
         yield upload(ClientArray.of(block[first : first + height]))
 
 
-def fetch(block: Any) -> np.ndarray:
-    """Return a NumPy copy of a CuPy block."""
+def to_host(block: Any) -> Any:
+    """Return a NumPy copy of a CuPy block; a NumPy block as it is."""
+    if not (hasattr(block, "get") and hasattr(block, "__cuda_array_interface__")):
+        return block
     out = np.empty(block.shape, block.dtype)
     if out.ndim < 2 or out.nbytes < STAGE:
         block.get(out=out)
     else:
         download(ClientArray.of(out), block)
     return out
-
-
-def to_host(block: Any) -> Any:
-    """Return a NumPy copy of a CuPy block; a NumPy block as it is."""
-    if not (hasattr(block, "get") and hasattr(block, "__cuda_array_interface__")):
-        return block
-    return fetch(block)
 
 
 def _matrices(host: ClientArray, device: Any) -> Iterator[tuple[ClientArray, Any]]:

@@ -15,7 +15,7 @@ from distmm.worker import gpu, prepared_operands
 from distmm.worker.blas_threads import shared_by
 from distmm.worker.client_output import ClientOutput
 from distmm.worker.tasks.arrivals import Arrivals, Union
-from distmm.worker.tasks.epilogue import Block, Epilogue, finish, flipped, last_product
+from distmm.worker.tasks.epilogue import Block, Epilogue, applied, flipped
 from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_for
 from distmm.worker.tasks.loads import Load
 from distmm.worker.tasks.metrics import exponents, scaled, unscaled
@@ -175,7 +175,7 @@ def _step(
         c = kernel.multiply(left, right, c, symmetry=symmetry, wait=False)
     if epilogue is None:
         return kernel.multiply(a, b, c, symmetry=symmetry, wait=False)
-    return reduced(last_product(kernel, a, b, c, epilogue, c0))
+    return reduced(applied(epilogue, partial(kernel.multiply, a, b, c, wait=False), c0))
 
 
 def _reduced(
@@ -215,7 +215,7 @@ def combine(
             if epilogue is None:
                 return c
             kernel = kernel_for(choice, c.shape[-2], 1, c.shape[-1], c.shape[:-2])
-            return _reduced(reduction, norms, choice.dtype, finish(kernel, c, epilogue, c0))
+            return _reduced(reduction, norms, choice.dtype, applied(epilogue, partial(kernel.finish, c), c0))
 
     if choice.device == "cuda":
         what = f"a sum of two blocks of C, {left.shape[-2]} x {left.shape[-1]} {left.dtype},"

@@ -81,19 +81,14 @@ class BlockReduction:
 
         `norms` are squared norms of the rows that the block's rows, and its columns, are inner products of.
         """
-        with contextlib.nullcontext() if gpu.namespace(block) is np else gpu.product_lock:
-            return self._parts(block, norms)
-
-    def _parts(self, block: Block, norms: list[np.ndarray] | None) -> tuple[Part, ...]:
-        there: Norms | None = None
-        if norms is not None:
-            rows, columns = map(gpu.namespace(block).asarray, norms)
-            there = rows, columns
-        parts = [self._part(block, self.row, self.column, there)]
-        if self.mirrored is not None:
-            turned = None if there is None else there[::-1]
-            parts.append(self._part(flipped(block, self.mirrored), self.column, self.row, turned))
-        return tuple(parts)
+        library = gpu.namespace(block)
+        with contextlib.nullcontext() if library is np else gpu.product_lock:
+            there: Norms | None = None if norms is None else (library.asarray(norms[0]), library.asarray(norms[1]))
+            parts = [self._part(block, self.row, self.column, there)]
+            if self.mirrored is not None:
+                turned = None if there is None else there[::-1]
+                parts.append(self._part(flipped(block, self.mirrored), self.column, self.row, turned))
+            return tuple(parts)
 
     def _part(self, block: Block, row: int, column: int, norms: Norms | None) -> Part:
         if self.down:

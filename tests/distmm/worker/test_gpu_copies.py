@@ -57,7 +57,7 @@ def test_pieces_larger_than_the_staging_buffers_arrive() -> None:
     block = gpu_copies.upload(ClientArray.of(array).part((slice(None), slice(1, 1400))))
     assert block.nbytes > 2 * gpu_copies.STAGE
     np.testing.assert_array_equal(block.get(), array[:, 1:1400])
-    np.testing.assert_array_equal(gpu_copies.fetch(block), array[:, 1:1400])
+    np.testing.assert_array_equal(gpu_copies.to_host(block), array[:, 1:1400])
 
 
 class Stream:
@@ -131,7 +131,7 @@ def test_blocks_come_in_pieces_and_go_back_without_the_system(simulated: None, m
     pieces = list(gpu_copies.pieces(array))
     assert len(pieces) == 25
     np.testing.assert_array_equal(np.concatenate(pieces), array)
-    np.testing.assert_array_equal(gpu_copies.fetch(array), array)
+    np.testing.assert_array_equal(gpu_copies.to_host(array.view(GpuBlock)), array)
 
 
 class GpuBlock(np.ndarray):
