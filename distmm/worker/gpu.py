@@ -13,7 +13,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, Literal, TypeVar
 
 import numpy
@@ -128,26 +128,23 @@ def retrying(work: Callable[[], Returned], what: str, needs: int | None = None, 
     DeviceMemoryError
         If the memory stays full. The worker goes on: nothing that the failed task allocated is kept.
     """
-    try:
-        return work()
-    except Exception as error:
-        if not is_full(error):
-            raise
-        reason = _reason(error)
-    for tries, pause in enumerate(PAUSES, 1):
-        prepared_operands.prepared.clear()
-        gc.collect()
-        empty_pools()
-        time.sleep(pause)
+    reason = ""  # of the last try
+    for number, pause in enumerate((None, *PAUSES), 1):
+        if pause is not None:
+            prepared_operands.prepared.clear()
+            gc.collect()
+            empty_pools()
+            time.sleep(pause)
         try:
-            with _turns.turn(alone=True):
+            with nullcontext() if pause is None else _turns.turn(alone=True):
                 made = work()
         except Exception as error:
             if not is_full(error):
                 raise
-            reason = _reason(error)
+            reason = str(error) or type(error).__name__
         else:
-            _tell_healed(what, reason, tries)
+            if reason:
+                _tell_healed(what, reason, number)
             return made
     known = [
         f"{what} found no room ({reason})",
@@ -161,14 +158,10 @@ def retrying(work: Callable[[], Returned], what: str, needs: int | None = None, 
     )
 
 
-def _reason(error: Exception) -> str:
-    return str(error) or type(error).__name__
-
-
-def _tell_healed(what: str, reason: str, tries: int) -> None:
+def _tell_healed(what: str, reason: str, number: int) -> None:
     """Say in the log, and to telemetry, that the memory was full for a while."""
     logger.warning(
-        "the GPU's memory was full (%s): %s was made at try %d, alone on the GPU", reason, what.rstrip(","), tries + 1
+        "the GPU's memory was full (%s): %s was made at try %d, alone on the GPU", reason, what.rstrip(","), number
     )
     if in_task():
         from distributed import get_worker
