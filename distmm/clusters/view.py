@@ -8,12 +8,12 @@ last counts, and a worker that has never answered is left out.
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
 import weakref
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from distmm.clusters.results import take_tickets
@@ -97,7 +97,7 @@ def ask(client: Client, question: Question | None = None, old: bool = False) -> 
     view = _views.get(client)
     if view is None:
         view = _views[client] = _View()
-        client.subscribe_topic(CHANGES_TOPIC, _Changed(client))
+        client.subscribe_topic(CHANGES_TOPIC, partial(_changed, weakref.ref(client)))  # which the client holds
         take_tickets(client, view.is_near)
     if view.hosts is not None and view.since > time.monotonic() - FRESH_SECONDS:
         if question is None:
@@ -136,7 +136,7 @@ def _asked(client: Client, view: _View, question: Question | None) -> dict[str, 
 
 
 def on_scheduler(client: Client, function: Callable[..., Any], argument: Hashable, old: bool = False) -> Any:
-    """Return ``function(argument, dask_scheduler=...)``; the answer is kept until a task or worker changes.
+    """Return ``await function(argument, dask_scheduler=...)``; the answer is kept until a task or worker changes.
 
     With `old`, a change of a task does not matter, and the answer is kept for `FRESH_SECONDS`.
     """
@@ -160,10 +160,8 @@ async def _told(client: str, function: Callable[..., Any], argument: Hashable, d
 
     from distmm.scheduler.plugin import PlacementPlugin
 
-    if (placement := dask_scheduler.plugins.get(PlacementPlugin.name)) is not None:
-        placement.changes.tell(client)
-    answer = function(argument, dask_scheduler=dask_scheduler)
-    return dumps(await answer if inspect.isawaitable(answer) else answer)
+    dask_scheduler.plugins[PlacementPlugin.name].changes.tell(client)
+    return dumps(await function(argument, dask_scheduler=dask_scheduler))
 
 
 def _run(client: Client, function: Callable[..., Any], *args: Any) -> Any:
@@ -192,22 +190,16 @@ def hosts_of(client: Client) -> dict[str, str]:
     return _views[client].hosts or {}
 
 
-class _Changed:
-    """Handler of the scheduler's message that something has changed."""
-
-    def __init__(self, client: Client) -> None:
-        self.client = weakref.ref(client)  # the client holds the handler
-
-    def __call__(self, event: tuple[float, str]) -> None:
-        client = self.client()
-        if client is None:
-            return
-        view = _views[client]
-        view.changes += 1
-        if event[1] == "workers":
-            view.hosts = None
-            view.answers.clear()
-            lending.forget_reach(client)
+def _changed(reference: weakref.ref[Client], event: tuple[float, str]) -> None:
+    """Handle the scheduler's message that something has changed."""
+    if (client := reference()) is None:
+        return
+    view = _views[client]
+    view.changes += 1
+    if event[1] == "workers":
+        view.hosts = None
+        view.answers.clear()
+        lending.forget_reach(client)
 
 
 async def _answer(

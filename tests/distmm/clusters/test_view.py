@@ -68,7 +68,7 @@ def test_lazy_calls_send_nothing_while_nothing_changes_and_one_message_afterward
     del future  # not earlier: its release is another change
 
 
-def tasks_of(prefix: str, dask_scheduler: Scheduler) -> int:
+async def tasks_of(prefix: str, dask_scheduler: Scheduler) -> int:
     return sum(str(key).startswith(prefix) for key in dask_scheduler.tasks)
 
 
