@@ -13,19 +13,17 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import dask
 import dask.array as da
 import numpy as np
-from dask.system import CPU_COUNT
 
-from distmm.checking import sampled_elements, sampled_errors, sketch, thin_products
+from distmm.checking import sampled_elements, sampled_errors, sketch
+from distmm.checking.block_rows import Part, Pass, Sampled, whole
 from distmm.checking.comparison import compared, elements, stands_out
 from distmm.checking.scaling import EMPTY, SPOILT, exponents, scaled, uneven, weights
 from distmm.checking.thin_products import Sums
 from distmm.checking.verdict import Outcome, Verdict, of_tolerance
-from distmm.worker.blas_threads import shared_by
 from distmm.worker.gpu_copies import to_host
 from distmm_kernels.tolerance import SIGMAS, Tolerance, mantissa
 
@@ -60,15 +58,17 @@ class ProductCheck:
         """Test all rows, then compute the rows again that fail or are outliers."""
         x = sketch.vectors(seed, 0, self.c.shape[1], self.tolerance.exact, VECTORS)
         if self.tolerance.exact:
-            left, right = self._both_sides(x, None)
-            return self._by_rows(left, right, np.zeros((1, len(x)), np.int32))
+            a, _, c = self._parts(x, None)
+            return self._by_rows(a.sums, c.sums, np.zeros((1, len(x)), np.int32))
         # Half of the vectors are for an eighth of the columns each: errors of fewer columns then hide a small one.
         eighth = np.arange(len(x)) * (VECTORS // 2) // max(1, len(x))
         x[:, VECTORS // 2 :] *= eighth[:, None] == np.arange(VECTORS // 2)
-        largest = _by_block(partial(_largest, work=self.tolerance.work), "ij", self.b, dtype=np.dtype(float))
-        left, right, columns, *samples = self._both_sides(x, None, largest.max(axis=0), *self._samples(seed))
-        verdict = self._floats(x, left, right, exponents(columns))
-        message = self._rounding(*samples) if samples and verdict.outcome != "wrong" else None
+        sampled = self._positions(seed)
+        a, b, c = self._parts(x, None, sampled)
+        verdict = self._floats(x, a.sums, c.sums, exponents(b.largest))
+        message = (
+            self._rounding(*(each.sampled for each in (a, b, c))) if sampled and verdict.outcome != "wrong" else None
+        )
         return Verdict("wrong", math.inf, message) if message else verdict
 
     def full(self) -> Verdict:
@@ -93,15 +93,15 @@ class ProductCheck:
         rows = (np.frexp(left.norms)[1] + left.exponents)[np.isfinite(left.norms) & (left.norms > 0)]
         product = int(rows.max(initial=EMPTY)) + mantissa(self.alpha)[1]
         by = weights(columns, math.frexp(self.tolerance.underflow(self.alpha))[1] - product)[None]
-        left, right = self._both_sides(x, by)
-        return self._by_rows(left, right, by[:, ~spoilt[1]], spoilt[0])
+        a, _, c = self._parts(x, by)
+        return self._by_rows(a.sums, c.sums, by[:, ~spoilt[1]], spoilt[0])
 
-    def _samples(self, seed: int) -> tuple[da.Array, ...]:
-        """Return sampled rows of A and columns of B, and the elements of C in these rows and columns."""
+    def _positions(self, seed: int) -> tuple[np.ndarray, np.ndarray] | None:
+        """Return the rows of A, and the columns of B, of which elements of C are sampled."""
         if not self.tolerance.narrow or 0 in self.c.shape:
-            return ()
-        rows, columns = (sampled_elements.positions(size, seed, axis) for axis, size in enumerate(self.c.shape))
-        return self.a[rows], self.b[:, columns], self.c[rows][:, columns]
+            return None
+        m, n = self.c.shape
+        return sampled_elements.positions(m, seed, 0), sampled_elements.positions(n, seed, 1)
 
     def _rounding(self, rows: np.ndarray, columns: np.ndarray, given: np.ndarray) -> str | None:
         """Return a message if the errors of the sampled elements are larger than the precision allows."""
@@ -146,8 +146,8 @@ class ProductCheck:
             own[(own == EMPTY) | (own == SPOILT)] = 0
             panel = scaled(panel, -own[:, None])
             panel = np.concatenate([panel, abs(panel)])
-        (product,) = fetch(self._across(self.b.T, panel.T, len(at)))
-        values, norms, shift, sizes = (x.T for x in Sums.unpacked(product, len(at)))
+        (product,) = dask.compute(Pass("B", work, len(at)).over(self.b.T, panel.T))
+        values, norms, shift, sizes = (x.T for x in whole(product).sums)
         compare = partial(elements, self.tolerance, Sums(values, norms, shift + own[:, None], sizes), given, self.alpha)
         truth, ratio, unknown = compare()
         if not self.tolerance.exact and (ratio > 1 / SIGMAS).any():  # more than one standard deviation
@@ -204,49 +204,29 @@ class ProductCheck:
                 return f"at {at} C has {given[other]}, but {word} {line} of {source} has inf or NaN"
         return None
 
-    def _both_sides(self, x: np.ndarray, by: np.ndarray | None, *more: da.Array) -> tuple[Any, ...]:
-        """Return ``A (B X)`` and ``C X``, and the results of `more`, computed in the same pass over the blocks."""
-        y = self._across(self.b, x, VECTORS, by)
-        y = y.map_blocks(_with_norms, dtype=y.dtype, chunks=(y.chunks[0], (VECTORS + 1,)), meta=y)
-        y = y.rechunk((self.a.chunks[1], y.shape[1]))
-        left, right, *found = fetch(self._across(self.a, y, VECTORS), self._across(self.c, x, VECTORS, by), *more)
-        return Sums.unpacked(left, VECTORS), Sums.unpacked(right, VECTORS), *found
+    def _parts(
+        self, x: np.ndarray, by: np.ndarray | None, sampled: tuple[np.ndarray, np.ndarray] | None = None
+    ) -> tuple[Part, Part, Part]:
+        """Return what one pass finds in A, B and C: A times ``B X``, B times X, C times X, and sampled elements.
 
-    def _across(self, matrix: da.Array, panel: Any, vectors: int, by: np.ndarray | None = None) -> da.Array:
-        """Multiply a matrix by the first columns of a panel, and its absolute values by the others: packed `Sums`."""
-        work, width = self.tolerance.sketched, panel.shape[1] + 2
-        if not isinstance(panel, da.Array):
-            panel = da.from_array(panel, chunks=(matrix.chunks[1], panel.shape[1]), name=False)
-        weighted = (None, None) if by is None else (da.from_array(by[0], chunks=(matrix.chunks[1],), name=False), "j")
-        function = partial(_times, work=work, vectors=vectors)
-        parts = _by_block(function, "jiv", matrix, panel, "jv", *weighted, dtype=work, v=width)
-        add = partial(_summed, vectors=vectors)
-        return da.reduction(parts, add, add, axis=0, dtype=work, meta=np.empty((0, 0), work))
-
-
-def _by_block(function: Any, indices: str, matrix: da.Array, *others: Any, dtype: np.dtype, **more: int) -> da.Array:
-    """Apply a function to each block ``ij``. The results have length 1 along the first index, and `more` lengths."""
-    chunks, meta = {indices[0]: 1, **more}, np.empty((0,) * len(indices), dtype)
-    return da.blockwise(function, indices, matrix, "ij", *others, adjust_chunks=chunks, dtype=dtype, meta=meta)
+        Without weights `by` also the largest absolute values of the columns of B, if they are floats.
+        """
+        work, weights = self.tolerance.sketched, None if by is None else by[0]
+        largest = None if self.tolerance.exact or by is not None else self.tolerance.work
+        rows, columns = sampled or (None, None)
+        of_a, of_b, of_c = (
+            (None, None, None) if sampled is None else (Sampled(rows), Sampled(None, columns), Sampled(rows, columns))
+        )
+        b = Pass("B", work, VECTORS, largest, of_b).over(self.b, x, weights)
+        chunks = self.b.chunks[0], (VECTORS + 1,)
+        y = b.map_blocks(_with_norms, dtype=work, chunks=chunks, new_axis=1, meta=np.empty((0, 0), work))
+        a = Pass("A", work, VECTORS, None, of_a).over(self.a, y.rechunk((self.a.chunks[1], VECTORS + 1)))
+        c = Pass("C", work, VECTORS, None, of_c).over(self.c, x, weights)
+        found = dask.compute(a, b, c)
+        return whole(found[0]), whole(found[1]), whole(found[2])
 
 
-def _times(block: Any, panel: np.ndarray, by: np.ndarray | None, *, work: np.dtype, vectors: int) -> np.ndarray:
-    by, sizes = None if by is None else by[None], panel[:, vectors:].real
-    with shared_by(CPU_COUNT):  # the products of pieces are too small for several threads each
-        return thin_products.times(block, panel[:, :vectors], work, by, sizes).packed()[None]
-
-
-def _largest(block: Any, *, work: np.dtype) -> np.ndarray:
-    return thin_products.largest(block, work)[None]
-
-
-def _summed(parts: np.ndarray, axis: Any, keepdims: bool, *, vectors: int) -> np.ndarray:
-    """Add packed sums that are stacked along the first axis."""
-    whole = thin_products.summed([Sums.unpacked(part, vectors) for part in parts]).packed()
-    return whole[None] if keepdims else whole
-
-
-def _with_norms(packed: np.ndarray) -> np.ndarray:
-    """Return sums and norms as the vectors for A, and for its absolute values."""
-    sums = Sums.unpacked(packed, VECTORS).at(0)
+def _with_norms(part: np.ndarray) -> np.ndarray:
+    """Return sums and norms of a row of blocks as the vectors for A, and for its absolute values."""
+    sums = part[0].sums.at(0)
     return np.hstack([sums.values, sums.norms.astype(sums.values.dtype)])

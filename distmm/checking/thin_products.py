@@ -36,16 +36,6 @@ class Sums(NamedTuple):
         values, norms, sizes = (scaled(x, shift) if x.size else x for x in (self.values, self.norms, self.sizes))
         return Sums(values, norms, self.exponents - shift, sizes)
 
-    def packed(self) -> np.ndarray:
-        """Return everything as the columns of one array, for sums with one norm and integers or floats of 64 bits."""
-        return np.hstack([x.astype(self.values.dtype) for x in self])
-
-    @classmethod
-    def unpacked(cls, array: np.ndarray, vectors: int) -> Sums:
-        """Return the sums in an array that `packed` has made."""
-        values, norms, exponents, sizes = np.split(array, [vectors, vectors + 1, vectors + 2], axis=1)
-        return cls(values, norms.real, exponents.real.astype(np.int32), sizes.real)
-
 
 def summed(parts: Sequence[Sums]) -> Sums:
     """Add the sums of blocks that lie side by side."""

@@ -82,7 +82,6 @@ def test_pieces_and_parts_give_the_product_of_the_whole_block(m: int, k: int, he
         ]
         found = thin_products.summed(parts)
         largest = thin_products.largest(block, work)
-    found = thin_products.Sums.unpacked(found.packed(), 3)
     factor = 2.0**found.exponents / scale if scale < 1 else 1 / (scale / 2.0**found.exponents)
     expected = wide @ panel, np.linalg.norm(wide, axis=1)[:, None], abs(wide) @ sizes
     for values, right in zip((found.values, found.norms, found.sizes), expected, strict=True):

@@ -1,0 +1,168 @@
+"""One pass over the blocks of a matrix: each block is read by one task, and its rows of blocks are joined.
+
+A task of its own for each question would be a message to the scheduler more for each block, and keep the block longer.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import dask.array as da
+import numpy as np
+from dask.array.core import slices_from_chunks
+from dask.highlevelgraph import HighLevelGraph
+from dask.system import CPU_COUNT
+
+from distmm.checking import thin_products
+from distmm.checking.sampled_elements import lines
+from distmm.checking.thin_products import Sums
+from distmm.graph.dask_tasks import List, Task, TaskRef
+from distmm.worker.blas_threads import shared_by
+from distmm.worker.tasks.arrivals import arrived
+
+# Parts that a task joins: they are small.
+GROUP = 16
+
+
+class Part(NamedTuple):
+    """What is found in a block, or in blocks of one row: in host memory.
+
+    Attributes
+    ----------
+    sums : Sums
+        Their rows times the vectors.
+    largest : array of shape (n,)
+        The largest absolute value of each column. Empty if nobody asked for it.
+    sampled : array of shape (r, c)
+        The elements in the sampled rows and columns.
+    """
+
+    sums: Sums
+    largest: np.ndarray
+    sampled: np.ndarray
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """Positions of sampled rows and of sampled columns, ascending; None: all of them."""
+
+    rows: np.ndarray | None = None
+    columns: np.ndarray | None = None
+
+    def of(self, block: Any) -> np.ndarray:
+        """Return the sampled elements of a block, whose positions these are."""
+        if self.rows is None:
+            assert self.columns is not None
+            return Sampled(self.columns).of(block.T).T
+        if not self.rows.size:
+            return np.empty((0, block.shape[1] if self.columns is None else len(self.columns)), block.dtype)
+        return lines(block, self.rows, self.columns)
+
+    def within(self, rows: slice, columns: slice) -> Sampled:
+        """Return the positions that are in a block, counted from its first row and column."""
+        return Sampled(_within(self.rows, rows), _within(self.columns, columns))
+
+
+def _within(at: np.ndarray | None, part: slice) -> np.ndarray | None:
+    return None if at is None else at[(part.start <= at) & (at < part.stop)] - part.start
+
+
+@dataclass(frozen=True)
+class Pass:
+    """What a pass over a matrix computes.
+
+    Attributes
+    ----------
+    name : str
+        Name of the matrix in messages.
+    work : dtype
+        Of the sums.
+    vectors : int
+        The columns of the panel that the matrix is multiplied by; its absolute values are multiplied by the others.
+    largest : dtype, optional
+        In which the largest absolute values of columns are looked for.
+    sampled : Sampled, optional
+    """
+
+    name: str
+    work: np.dtype[Any]
+    vectors: int
+    largest: np.dtype[Any] | None = None
+    sampled: Sampled | None = None
+
+    def of_block(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], sampled: Sampled | None, block: Any, panel: np.ndarray,
+        by: np.ndarray | None,
+    ) -> Part:  # fmt: skip
+        """Return what is found in a block that its array says has this shape and type. Runs on workers."""
+        block = arrived(block, f"a block of {self.name}", shape, dtype)
+        weights, sizes = None if by is None else by[None], panel[:, self.vectors :].real
+        with shared_by(CPU_COUNT):  # the products of pieces are too small for several threads each
+            sums = thin_products.times(block, panel[:, : self.vectors], self.work, weights, sizes)
+            largest = np.empty(0) if self.largest is None else thin_products.largest(block, self.largest)
+        return Part(sums, largest, np.empty((0, 0)) if sampled is None else sampled.of(block))
+
+    def over(self, matrix: da.Array, panel: Any, by: np.ndarray | None = None) -> da.Array:
+        """Return a lazy array with the `Part` of each row of blocks.
+
+        Parameters
+        ----------
+        matrix : dask.array.Array
+        panel : array
+            Of any chunks along its columns, and along its rows those of the matrix's columns, if it is a Dask array.
+        by : array of int, optional
+            Exponents of the weights of the columns.
+        """
+        columns = (matrix.chunks[1],)
+        panels = panel if isinstance(panel, da.Array) else da.from_array(panel, (*columns, -1), name=False)
+        weights = None if by is None else da.from_array(by, columns, name=False)
+        name = f"distmm-block-rows-{uuid.uuid4().hex}"
+        read = [each for each in (matrix, panels, weights) if each is not None]
+        graph = HighLevelGraph.from_collections(name, {task.key: task for task in self._tasks(name, *read)}, read)
+        rows = matrix.numblocks[0]
+        return da.Array(graph, name, ((1,) * rows,), meta=np.empty(0, object))
+
+    def _tasks(self, name: str, matrix: da.Array, panel: da.Array, weights: da.Array | None = None) -> Iterator[Task]:
+        places = iter(slices_from_chunks(matrix.chunks))
+        for i in range(matrix.numblocks[0]):
+            keys: list[Any] = []
+            for j in range(matrix.numblocks[1]):
+                rows, columns = next(places)
+                shape = rows.stop - rows.start, columns.stop - columns.start
+                sampled = None if self.sampled is None else self.sampled.within(rows, columns)
+                find = partial(self.of_block, shape, matrix.dtype, sampled)
+                by = None if weights is None else TaskRef((weights.name, j))
+                keys.append((f"{name}-block", i, j))
+                yield Task(keys[-1], find, TaskRef((matrix.name, i, j)), TaskRef((panel.name, j, 0)), by)
+            level = 0
+            while len(keys) > GROUP:
+                groups = [keys[at : at + GROUP] for at in range(0, len(keys), GROUP)]
+                keys = [(f"{name}-part", i, level, number) for number in range(len(groups))]
+                for key, group in zip(keys, groups, strict=True):
+                    yield Task(key, _joined, List(*map(TaskRef, group)))
+                level += 1
+            yield Task((name, i), _as_array, List(*map(TaskRef, keys)))
+
+
+def _joined(parts: list[Part]) -> Part:
+    """Return what is found in blocks that lie side by side."""
+    sums, largest, sampled = zip(*parts, strict=True)
+    return Part(thin_products.summed(sums), np.concatenate(largest), np.concatenate(sampled, axis=1))
+
+
+def _as_array(parts: list[Part]) -> np.ndarray:
+    """Return the joined parts as an array of one element."""
+    found = np.empty(1, object)
+    found[0] = _joined(parts)
+    return found
+
+
+def whole(parts: np.ndarray) -> Part:
+    """Return what is found in a matrix, from the parts of all its rows of blocks. Its columns' largest values are."""
+    sums, largest, sampled = zip(*parts, strict=True)
+    stacked = Sums(*(np.concatenate(each) for each in zip(*sums, strict=True)))
+    return Part(stacked, np.maximum.reduce(largest), np.concatenate(sampled))
