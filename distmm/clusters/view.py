@@ -160,7 +160,8 @@ async def _told(client: str, function: Callable[..., Any], argument: Hashable, d
 
     from distmm.scheduler.plugin import PlacementPlugin
 
-    dask_scheduler.plugins[PlacementPlugin.name].changes.tell(client)
+    if (placement := dask_scheduler.plugins.get(PlacementPlugin.name)) is not None:  # None: it has just been restarted
+        placement.changes.tell(client)
     return dumps(await function(argument, dask_scheduler=dask_scheduler))
 
 
