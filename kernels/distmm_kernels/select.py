@@ -6,6 +6,7 @@ These functions are pure: the device is an argument, and only the chosen kernel 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -158,14 +159,15 @@ def facts(
     *,
     reproducible: bool = False,
     name: str | None = None,
-    measured: Mapping[str, float] | None = None,
+    measured: Mapping[str, float] | tuple[tuple[str, float], ...] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Return what plans need to know of the kernels that may be chosen: by name, the best one first.
 
     Parameters
     ----------
     measured
-        Operations per second by kernel for a product of this size, from rates measured on this GPU. Only these
+        Operations per second by kernel for a product of this size, from rates measured on this GPU: a mapping, or
+        its items. Only these
         kernels may be chosen then.
 
     Returns
@@ -189,11 +191,10 @@ def facts(
         listed = ranked(problem, device, precision, reproducible=reproducible, everywhere=measured is not None)
     rates = {candidate.name: rate(candidate, problem, device, edge_of(problem)) for candidate, _ in listed}
     if measured is not None:
-        listed = [
-            (each, time * rates[each.name] / measured[each.name]) for each, time in listed if each.name in measured
-        ]
+        given = dict(measured)
+        listed = [(each, time * rates[each.name] / given[each.name]) for each, time in listed if each.name in given]
         listed.sort(key=lambda each: _cost(each[0], each[1], problem))
-        rates = dict(measured)
+        rates = given
     return {
         candidate.name: {
             "rate": rates[candidate.name],
@@ -209,6 +210,10 @@ def facts(
         }
         for candidate, expected in listed
     }
+
+
+# `facts`, which took 0.6 ms of each plan, and of each worker's answer. Callers do not change what it returns.
+kept_facts = functools.lru_cache(maxsize=64)(facts)
 
 
 def serves(name: str, problem: Problem, device: Device) -> bool:

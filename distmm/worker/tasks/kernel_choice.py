@@ -90,7 +90,7 @@ def kernel_facts(
     which. If the choice has a name, it is that one alone. "unmeasured" says whether they are guesses, from the rates of
     another model, which `measure` would replace.
     """
-    from distmm_kernels import background, device, measured
+    from distmm_kernels import background, device, measured, select
 
     problem = _large(choice)
     try:
@@ -99,28 +99,13 @@ def kernel_facts(
             background.begin(problem.dtype.name, here.compute_capability)  # while the product is planned
         needed = absent is None and choice.name is None and not measured.is_shipped(here)
         rates = measured.rates_for(problem, here, choice.precision) if needed else None
-        asked = problem, here, choice.precision, reproducible, choice.name
-        kept = _facts(*asked, None if rates is None else tuple(rates.items()))
+        items = None if rates is None else tuple(rates.items())
+        how = {"reproducible": reproducible, "name": choice.name, "measured": items}
+        kept = select.kept_facts(problem, here, choice.precision, **how)
         kernels = {name: {**known} for name, known in kept.items()}  # the caller may change them
     except (ValueError, RuntimeError) as error:
         return {"no kernel": str(error)}
     return {"kernels": kernels, "unmeasured": needed and rates is None}
-
-
-@lru_cache(maxsize=64)
-def _facts(
-    problem: Problem,
-    here: Device,
-    precision: Precision,
-    reproducible: bool,
-    name: str | None,
-    rates: tuple[tuple[str, float], ...] | None,
-) -> dict[str, dict[str, Any]]:
-    """Return `select.facts`. They took 0.6 ms of each plan in this process, and of each worker's answer."""
-    from distmm_kernels import select
-
-    measured = None if rates is None else dict(rates)
-    return select.facts(problem, here, precision, reproducible=reproducible, name=name, measured=measured)
 
 
 def measure(choice: KernelChoice) -> None:

@@ -14,7 +14,7 @@ from distmm.graph import product_graph
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
-from distmm.worker.tasks import kernel_choice, warm_up
+from distmm.worker.tasks import warm_up
 from distmm.worker.tasks.epilogue import Epilogue
 from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_facts
 from distmm.worker.tasks.products import multiply
@@ -91,15 +91,12 @@ def test_warming_up_loads_what_tasks_of_one_panel_and_of_several_launch(
     assert launched == want + [("a a", "b b", *step) for step in chain] * joins
 
 
-def test_facts_of_kernels_are_found_once_and_a_caller_may_change_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[str] = []
-    real = select.facts
-    monkeypatch.setattr(select, "facts", lambda *args, **how: calls.append(args[2]) or real(*args, **how))
-    kernel_choice._facts.cache_clear()
+def test_facts_of_kernels_are_found_once_and_a_caller_may_change_them() -> None:
+    select.kept_facts.cache_clear()
     choice, absent = KernelChoice("cuda", F4), ("NVIDIA H200", (9, 0))
     first = kernel_facts(choice, absent=absent)
     for facts in first["kernels"].values():
         facts["rate"] = 0.0
     assert all(facts["rate"] > 0 for facts in kernel_facts(choice, absent=absent)["kernels"].values())
-    assert calls == ["highest"]
+    assert select.kept_facts.cache_info().misses == 1
     assert kernel_facts(choice, True, absent)["kernels"].keys() != first["kernels"].keys()  # asked otherwise
