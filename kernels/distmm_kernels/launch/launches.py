@@ -17,7 +17,7 @@ from distmm_kernels.kernel import Array, Kernel
 from distmm_kernels.launch import driver
 from distmm_kernels.launch.binary import Recipe
 from distmm_kernels.layout.copies import NUMBERS, TILE
-from distmm_kernels.layout.float8 import carried
+from distmm_kernels.layout.float8 import carrier
 from distmm_kernels.layout.stack import Stack
 from distmm_kernels.symmetric import Symmetry
 
@@ -46,7 +46,7 @@ class CudaKernel(Kernel):
         block = np.asarray(block)
         if not block.dtype.isnative:  # from big-endian files; CuPy has native types only
             block = block.astype(block.dtype.newbyteorder("="))
-        return cupy.asarray(carried(block))
+        return cupy.asarray(block.view(carrier(block.dtype)))
 
     def _on_device(self) -> Any:
         return self._module.cuda.Device(self.device.index)

@@ -27,12 +27,6 @@ def carrier(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return _CARRIERS.get(dtype, dtype)
 
 
-def carried(block: Array) -> Array:
-    """View a NumPy array of 8-bit floats as CuPy can hold it. Other arrays are returned unchanged."""
-    kind = carrier(block.dtype)
-    return block if kind == block.dtype else block.view(kind)
-
-
 def widened(block: Array) -> Array:
     """Return 8-bit floats as float16, which has all of their values. Other arrays are returned unchanged."""
     dtype = native(block.dtype)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from distmm_kernels.config import FLOAT8, Problem
-from distmm_kernels.layout.float8 import carried, native, widened
+from distmm_kernels.layout.float8 import carrier, native, widened
 from distmm_kernels.scaled import scaled_product
 from tests.kernels.reference import twins
 
@@ -72,7 +72,7 @@ def test_bits_do_not_depend_on_how_k_is_cut_or_joined(kernel):
 def test_batches_and_other_layouts(kernel):
     a, b = integers((3, 140, 200), 1, FLOAT8[0]), integers((200, 130), 2, FLOAT8[1])
     np.testing.assert_array_equal(kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), None).get(), exact(a, b))
-    on_gpu = [kernel._module.asarray(carried(np.asfortranarray(x))) for x in (a[0][::2, ::-1], b)]
+    on_gpu = [kernel._module.asarray(np.asfortranarray(x).view(carrier(x.dtype))) for x in (a[0][::2, ::-1], b)]
     d = kernel.multiply(kernel.prepare_a(on_gpu[0]), kernel.prepare_b(on_gpu[1]), None)
     np.testing.assert_array_equal(d.get(), exact(a[0][::2, ::-1], b))
 
@@ -100,7 +100,7 @@ def test_scales_of_tensors_rows_and_blocks(hopper, of_a, of_b, out, name):
 @pytest.mark.parametrize("dtype", FLOAT8)
 def test_every_8_bit_float_widens_to_itself_on_the_gpu(kernel, dtype):
     every = np.arange(256, dtype="u1").view(dtype)
-    moved = kernel._module.asarray(carried(every))
+    moved = kernel._module.asarray(every.view(carrier(every.dtype)))
     assert native(moved.dtype) == dtype
     np.testing.assert_array_equal(widened(moved).get(), every.astype("f2"))
 
