@@ -26,7 +26,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from distmm_kernels.bench.peers import peer
@@ -69,10 +68,6 @@ class Heat:
     tf32: bool = False
 
 
-def _dtype(name: str) -> np.dtype[Any]:
-    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
-
-
 # Kernels with less than this share of the fastest kernel's rate are left out of heats.
 SLOW = 0.25
 MEASURED = Device("cuda", "NVIDIA H200", 0, 0, (9, 0), 0)  # a kernel is slow by its rate on this device
@@ -80,7 +75,7 @@ MEASURED = Device("cuda", "NVIDIA H200", 0, 0, (9, 0), 0)  # a kernel is slow by
 
 def _heat_of(dtype: str, precision: str, out: str, tf32: bool = False) -> Heat:
     """Return the heat of all kernels of exactly this precision except slow ones, the fastest one first."""
-    problem = Problem(1, 1, 1, _dtype(dtype))
+    problem = Problem(1, 1, 1, np.dtype(dtype))
     rates = {
         each.name: rate(each, problem, MEASURED, 8192)
         for each in CANDIDATES
@@ -161,7 +156,7 @@ def _heat(heat: Heat, size: Size, device: Device, rounds: int, seed: int) -> lis
     import cupy
 
     m, k, n = size
-    dtype, out = _dtype(heat.dtype), _dtype(heat.out)
+    dtype, out = np.dtype(heat.dtype), np.dtype(heat.out)
     peer_name, adopt, multiply = peer(dtype, out, heat.tf32)
     problem = Problem(m, k, n, dtype)
     here = {each.name for each in CANDIDATES if why_not(each, problem, device) is None}

@@ -133,7 +133,7 @@ class Fp16x3Kernel(GuardedKernel):
         if self._expected(a.shape[-1]) != (self.first,) or (known and not self._allowed(a, b)):
             return None
         d, c, c0 = self._empty(shape, last.dtype), self._loadable(c), self._loadable(c0)
-        finish = Finish.of(float(last.alpha), float(last.beta), None if c0 is None else Stack.for_tensor_map(c0))
+        finish = Finish.of(last.alpha, last.beta, c0)
         left, right, to = a.made.piece(0), b.made.piece(0), Stack.for_tensor_map(d)
         gemm = self._gemm(a.made, b.made, to, adds=c is not None, symmetric=symmetric, finishes=True, c0=kind)
         added = None if c is None else Stack.for_tensor_map(c)

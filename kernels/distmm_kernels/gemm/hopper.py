@@ -25,7 +25,7 @@ from distmm_kernels.gemm.operands import Operand, joined
 from distmm_kernels.kernel import Array, Enqueue, product_shape
 from distmm_kernels.last_step import Last
 from distmm_kernels.launch.bounded import MOST
-from distmm_kernels.launch.hopper_launch import NO_SCALES, Finish, HopperGemm, HopperGemms
+from distmm_kernels.launch.hopper_launch import NO_FINISH, NO_SCALES, Finish, HopperGemm, HopperGemms
 from distmm_kernels.layout.stack import VECTOR_BYTES, Stack, address, distinct
 from distmm_kernels.layout.vectors import in_vectors, row_pitch
 from distmm_kernels.tiles import hopper_tiles, slices
@@ -194,11 +194,8 @@ class HopperKernel(AlignedKernel):
             a, b, to, d.dtype, promotes=promotes, adds=c is not None, panels=panels, finishes=last is not None,
             c0=None if c0 is None else c0.dtype.name, symmetric=symmetric,
         )  # fmt: skip
-        if last is None:
-            gemm(*stacks, added, to)
-        else:
-            of_c0 = None if c0 is None else Stack.for_tensor_map(c0)
-            gemm(*stacks, added, to, NO_SCALES, Finish.of(float(last.alpha), float(last.beta), of_c0))
+        finish = NO_FINISH if last is None else Finish.of(last.alpha, last.beta, c0)
+        gemm(*stacks, added, to, NO_SCALES, finish)
 
     def _slices_at_once(self, shape: tuple[int, ...], k: int, symmetric: bool = False) -> int:
         """Return how many slices of k to multiply at the same time for a result of this shape."""

@@ -67,10 +67,10 @@ class Finish(NamedTuple):
     c0: Stack | None
 
     @classmethod
-    def of(cls, alpha: float, beta: float, c0: Stack | None) -> Finish:
-        """Make the step for these factors."""
+    def of(cls, alpha: float, beta: float, c0: Any) -> Finish:
+        """Make the step for these factors, and an array that the TMA loads, or None."""
         first, second = struct.unpack("2I", struct.pack("2f", alpha, beta))
-        return cls((first, second), c0)
+        return cls((first, second), None if c0 is None else Stack.for_tensor_map(c0))
 
 
 NO_FINISH = Finish.of(1, 0, None)

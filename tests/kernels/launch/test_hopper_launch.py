@@ -136,7 +136,7 @@ def test_the_finish_has_its_factors_and_boxes_of_c0(launches, kind, columns, ite
     gemm = HopperGemm(tile, SimpleNamespace(multiprocessors=132))
     a, b, d = stack(1, 300, 100, 3), stack(2, 100, 500, 3), stack(3, 300, 500, 3)
     for matrices in (1, 3):
-        gemm((a,), (b,), None, d, finish=Finish.of(0.3, -2.0, stack(4, 300, 500, matrices, itemsize)))
+        gemm((a,), (b,), None, d, finish=Finish.of(0.3, -2.0, None)._replace(c0=stack(4, 300, 500, matrices, itemsize)))
         _, maps, values = launches.pop()
         assert maps[4] == [(4, kind, 128, columns)]
         assert struct.unpack("2f", struct.pack("2I", *values[16:18])) == (np.float32(0.3), -2.0)
