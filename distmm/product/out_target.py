@@ -42,9 +42,9 @@ def check_out(
     Raises
     ------
     InputError
-        If `out` has another shape, or a type that would change values. If it is read-only, has elements that share
-        memory, or shares memory or storage with an operand. If it is a Dask array with blocks of another kind (NumPy,
-        CuPy) than the product.
+        If `out` has another shape, or a type that would change values. If it is read-only, has a hard mask or elements
+        that share memory, or shares memory or storage with an operand. If it is a Dask array with blocks of another
+        kind (NumPy, CuPy) than the product.
     """
     check_like_array(out, "out", "__setitem__")
     if tuple(out.shape) != shape or not np.can_cast(dtype, np.dtype(out.dtype), "same_kind"):
@@ -57,6 +57,8 @@ def check_out(
         return  # it may also be an operand: the product keeps the old tasks of `out`
     if (isinstance(out, np.ndarray) and not out.flags.writeable) or getattr(out, "read_only", False):
         raise InputError("out is read-only: give a writable array")
+    if getattr(out, "hardmask", False):
+        raise InputError("out has a hard mask, below which nothing is written: call its soften_mask() first")
     if repeats(out):
         raise InputError(f"elements of out share memory (shape {out.shape}, strides {out.strides}): give a copy of it")
     for name, operand in operands.items():

@@ -109,9 +109,12 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
         return as_given(super().compute(**kwargs) if out is None else out, self._package)
 
     def _reduced(self, reduction: Callable[..., da.Array], *args: Any, **how: Any) -> da.Array:
-        """Return a reduction that reads the plan's blocks, if these are fewer than the chunks. It has Dask's chunks."""
+        """Return a reduction that reads the plan's blocks, if these are fewer than the chunks. It has Dask's chunks.
+
+        It reads chunks that the cluster has already, because blocks of these are gone.
+        """
         by_chunks = reduction(self, *args, **how)
-        if self._blocks is None or self.name != self._made_as or how.get("out") is not None:
+        if self._blocks is None or self.name != self._made_as or how.get("out") is not None or self._is_on(computing()):
             return by_chunks
         return reduction(self._blocks, *args, **how).rechunk(by_chunks.chunks, method="tasks")
 

@@ -75,6 +75,7 @@ def test_an_out_that_cannot_take_the_product_is_refused_before_work() -> None:
         (np.zeros((20, 30)), "give an out of that shape and type"),
         (np.zeros((30, 20), "i4"), "give an out of that shape and type"),
         (read_only, "read-only"),
+        (np.ma.array(np.zeros((30, 20)), mask=True, hard_mask=True), "soften_mask"),
         ([1, 2], "list without"),
         (a[:, ::-1], "shares memory with A"),
     ):

@@ -221,6 +221,15 @@ def test_a_product_that_was_changed_is_reduced_as_it_is_now() -> None:
     np.testing.assert_array_equal(distmm.matmul(CHUNKED, CHUNKED).persist().max(axis=0).compute(), (A @ A).max(axis=0))
 
 
+def test_a_sum_reads_the_chunks_that_the_cluster_has() -> None:
+    C = distmm.matmul(CHUNKED, CHUNKED)
+    kept = C.persist()
+    assert "-chunks" in keys_of(C.sum())
+    assert C.sum().compute() == kept.sum().compute() == (A @ A).sum()
+    del kept
+    assert "-chunks" not in keys_of(C.sum())
+
+
 def test_a_product_and_its_sum_are_computed_at_once() -> None:
     C = distmm.matmul(CHUNKED, CHUNKED)
     product, total, chunk = dask.compute(C, C.sum(), C[:5].sum())
