@@ -28,6 +28,9 @@ from distmm.transfer.gpu_allocations import empty_on
 if TYPE_CHECKING:
     from distributed import Client
 
+# Parts that a task of a reduction joins along each axis. Dask joins two: 16 blocks are then 15 tasks, in four rounds.
+PARTS = 16
+
 Fill = Callable[[Any, "Client"], bool]  # computes a product into an array; returns False if Dask has to do it
 Here = Callable[["Client | None"], Any]  # computes a product in this process; returns None if it may not
 
@@ -109,10 +112,12 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
         return as_given(super().compute(**kwargs) if out is None else out, self._package)
 
     def _reduced(self, reduction: Callable[..., da.Array], *args: Any, **how: Any) -> da.Array:
-        """Return a reduction that reads the plan's blocks, if these are fewer than the chunks. It has Dask's chunks.
+        """Return a reduction in few tasks, with the chunks that Dask's reduction has.
 
-        It reads chunks that the cluster has already, because blocks of these are gone.
+        It reads the plan's blocks, if these are fewer than the chunks, but not if the cluster has the chunks: blocks of
+        these are gone.
         """
+        how.setdefault("split_every", dict.fromkeys(range(self.ndim), PARTS))
         by_chunks = reduction(self, *args, **how)
         if self._blocks is None or self.name != self._made_as or how.get("out") is not None or self._is_on(computing()):
             return by_chunks

@@ -205,6 +205,18 @@ def test_blocks_are_reduced_in_place_of_the_chunks_that_are_parts_of_them() -> N
         np.testing.assert_array_equal(found, wanted)
 
 
+def test_a_reduction_joins_the_parts_of_many_blocks_in_a_task(client: Client) -> None:
+    X, W = da.from_array(A, (10, N)), da.from_array(B[:, :5], (N, 5))
+    C, tall = distmm.matmul(X, W, client=client), A @ B[:, :5]
+    assert C.numblocks == (40, 1)
+    tasks = keys_of(C.sum())
+    assert (tasks.count("sum-partial"), tasks.count("sum-aggregate")) == (3, 1)  # in groups of at most 16
+    assert keys_of(C.sum(split_every=2)).count("sum-partial") > 30
+    kept = C.persist()
+    for array, axis in itertools.product((C, kept), (None, 0, 1)):
+        np.testing.assert_array_equal(client.compute(array.sum(axis=axis)).result(), tall.sum(axis=axis))
+
+
 def test_a_product_of_a_vector_is_reduced_by_blocks() -> None:
     v = np.arange(N) % 7.0
     assert distmm.matmul(CHUNKED, v).sum().compute() == (A @ v).sum()
