@@ -170,8 +170,8 @@ def gather_from(
 
     While it is not `wanted`, the client asks the scheduler for all, as Dask does.
 
-    A result that does not come, because a worker has died or its message could not be read, comes by the scheduler,
-    too. ``failed(addresses)`` is called with the workers that had it.
+    A result that does not come, because it has moved, its worker has died or its message could not be read, comes by
+    the scheduler, too. ``failed(addresses)`` is called with workers whose connection has broken.
 
     It replaces ``Client.scheduler.gather``, the message by which Dask's client asks the scheduler for results.
     """
@@ -182,11 +182,11 @@ def gather_from(
     async def gather(keys: list[Any], **how: Any) -> dict[str, Any]:
         holders = await scheduler.who_has(keys=keys) if wanted() else {}
         asked = {key: found for key, addresses in holders.items() if (found := [at for at in addresses if near(at)])}
-        data = (await gather_from_workers(asked, rpc=pool, who=who))[0]
+        data, _, _, lost = await gather_from_workers(asked, rpc=pool, who=who)
+        if lost:
+            failed(sorted(lost))
         if data and len(data) == len(keys):
             return {"status": "OK", "data": data}
-        if missing := [key for key in asked if key not in data]:
-            failed(sorted({at for key in missing for at in asked[key]}))
         response: dict[str, Any] = await usual(keys=[key for key in keys if key not in data], **how)
         if response["status"] == "OK":
             response["data"].update(data)

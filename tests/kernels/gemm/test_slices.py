@@ -14,6 +14,7 @@ from distmm_kernels.device import Device
 from distmm_kernels.gemm import aligned
 from distmm_kernels.gemm.hopper import HopperKernel
 from distmm_kernels.launch import hopper_launch
+from distmm_kernels.launch.hopper_launch import NO_FINISH, NO_SCALES
 from distmm_kernels.layout import stack
 from distmm_kernels.tiles import slices
 from distmm_kernels.tiles.hopper_tiles import STRETCH
@@ -33,7 +34,8 @@ def launched(monkeypatch):
     kernels = []
 
     def gemm(tile, device):
-        def run(a, b, c, d):
+        def run(a, b, c, d, scales=NO_SCALES, finish=NO_FINISH):
+            assert (scales, finish) == (NO_SCALES, NO_FINISH)
             kernels.append((tile, d.matrices))
             left, right = (at(x.address, x.shape, x.strides, tile.operand) for (x,) in (a, b))
             left = left if tile.a_major == "k" else left.swapaxes(1, 2)
