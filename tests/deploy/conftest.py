@@ -6,6 +6,7 @@ import getpass
 import os
 import secrets
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -65,6 +66,10 @@ PartitionName=high Nodes=ALL PriorityTier=9 PreemptMode=OFF State=UP
 """
 
 
+# Starts the daemon of a node again if it crashes, as systemd does: that of Debian 12 (22.05) has ended by a segfault.
+NODE = 'trap : TERM; until slurmd -D -f "$0" -N "$1"; do sleep 1; done'
+
+
 @pytest.fixture(autouse=True)
 def user_data(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Keys of jobs go to a temporary folder, not to the data of the user who runs the tests."""
@@ -91,11 +96,11 @@ def slurm() -> Iterator[Path]:
             yield folder
         finally:
             for process in reversed(running):
-                process.terminate()
+                os.killpg(process.pid, signal.SIGTERM)
                 try:
                     process.wait(60)
                 except subprocess.TimeoutExpired:
-                    process.kill()
+                    os.killpg(process.pid, signal.SIGKILL)
                     process.wait()
 
 
@@ -120,7 +125,7 @@ def _start(folder: Path, running: list[subprocess.Popen[bytes]]) -> None:
     commands = [
         ["munged", "--foreground", "--force", f"--key-file={key}", *munge],
         ["slurmctld", "-D", "-f", f"{folder}/slurm.conf"],
-        *(["slurmd", "-D", "-f", f"{folder}/slurm.conf", "-N", f"n{n + 1}"] for n in range(NODES)),
+        *(["sh", "-c", NODE, f"{folder}/slurm.conf", f"n{n + 1}"] for n in range(NODES)),
     ]
 
     def logs() -> str:
@@ -132,7 +137,7 @@ def _start(folder: Path, running: list[subprocess.Popen[bytes]]) -> None:
 
     for command in commands:
         with (folder / f"{len(running)}-{command[0]}.out").open("wb") as out:
-            running.append(subprocess.Popen(command, stdout=out, stderr=out))
+            running.append(subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True))
         if command[0] == "munged":  # the others end if it is not there
             until((folder / "munge.socket").exists, logs)
     until(lambda: seen() == ["idle"] * NODES, lambda: f"Slurm did not start: {seen()}\n{logs()}")
