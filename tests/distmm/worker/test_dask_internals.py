@@ -194,21 +194,24 @@ def test_a_client_gets_results_from_workers_of_its_host_itself(kind: type[Told],
     assert failed == ([near] * 2 if kind is Fragile and wanted else [])
 
 
-def test_a_result_comes_by_the_scheduler_if_a_worker_of_the_host_has_died() -> None:
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_result_comes_by_the_scheduler_if_its_worker_has_died_or_it_has_moved(moved: bool) -> None:
     gone, failed = "tcp://127.0.0.1:9", list[str]()
-
-    async def before(keys: list[Any]) -> dict[Any, list[str]]:
-        return {key: [gone] for key in keys}
 
     with (
         dask.config.set({"distributed.comm.timeouts.connect": "500ms"}),
-        LocalCluster(n_workers=1, threads_per_worker=1, processes=False, protocol="tcp", dashboard_address=":0") as own,
+        LocalCluster(n_workers=2, threads_per_worker=1, processes=False, protocol="tcp", dashboard_address=":0") as own,
         Client(own, set_as_default=False) as client,
     ):
+        holder, other = client.scheduler_info()["workers"]
+
+        async def before(keys: list[Any]) -> dict[Any, list[str]]:
+            return {key: [other if moved else gone] for key in keys}
+
         dask_internals.gather_from(client, lambda: True, lambda _: True, "me", failed.extend)
         client.scheduler.who_has = before
-        assert client.submit(len, "four").result() == 4
-    assert failed == [gone]
+        assert client.submit(len, "four", workers=[holder]).result() == 4
+    assert failed == ([] if moved else [gone])  # a worker that lives is asked again
 
 
 def test_a_client_calls_a_function_every_second_until_it_is_closed() -> None:
