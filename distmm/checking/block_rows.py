@@ -1,6 +1,6 @@
-"""One pass over the blocks of a matrix: each block is read by one task, and its rows of blocks are joined.
+"""One pass over a matrix: one task reads each block and finds all that a check asks of it. Rows of blocks are joined.
 
-A task of its own for each question would be a message to the scheduler more for each block, and keep the block longer.
+With a task for each question, the scheduler has more tasks for each block, and workers keep the block for longer.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class Pass:
         ----------
         matrix : dask.array.Array
         panel : array
-            Of any chunks along its columns, and along its rows those of the matrix's columns, if it is a Dask array.
+            NumPy's, or Dask's with the chunks of the matrix's columns along its rows, and one chunk along its columns.
         by : array of int, optional
             Exponents of the weights of the columns.
         """
@@ -162,7 +162,7 @@ def _as_array(parts: list[Part]) -> np.ndarray:
 
 
 def whole(parts: np.ndarray) -> Part:
-    """Return what is found in a matrix, from the parts of all its rows of blocks. Its columns' largest values are."""
+    """Return what is found in a matrix, from the parts of all its rows of blocks."""
     sums, largest, sampled = zip(*parts, strict=True)
     stacked = Sums(*(np.concatenate(each) for each in zip(*sums, strict=True)))
     return Part(stacked, np.maximum.reduce(largest), np.concatenate(sampled))
