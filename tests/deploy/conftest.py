@@ -137,7 +137,8 @@ def _start(folder: Path, running: list[subprocess.Popen[bytes]]) -> None:
 
     for command in commands:
         with (folder / f"{len(running)}-{command[0]}.out").open("wb") as out:
-            running.append(subprocess.Popen(command, stdout=out, stderr=out, start_new_session=True))
+            # In the folder, where the core file of a daemon that crashes is removed with it.
+            running.append(subprocess.Popen(command, cwd=folder, stdout=out, stderr=out, start_new_session=True))
         if command[0] == "munged":  # the others end if it is not there
             until((folder / "munge.socket").exists, logs)
     until(lambda: seen() == ["idle"] * NODES, lambda: f"Slurm did not start: {seen()}\n{logs()}")
