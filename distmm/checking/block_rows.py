@@ -20,7 +20,7 @@ from dask.system import CPU_COUNT
 from distmm.checking import thin_products
 from distmm.checking.sampled_elements import lines
 from distmm.checking.thin_products import Sums
-from distmm.graph.dask_tasks import List, Task, TaskRef
+from distmm.graph.dask_tasks import Task, TaskRef, tree
 from distmm.worker.blas_threads import shared_by
 from distmm.worker.tasks.arrivals import arrived
 
@@ -138,14 +138,8 @@ class Pass:
                 by = None if weights is None else TaskRef((weights.name, j))
                 keys.append((f"{name}-block", i, j))
                 yield Task(keys[-1], find, TaskRef((matrix.name, i, j)), TaskRef((panel.name, j, 0)), by)
-            level = 0
-            while len(keys) > GROUP:
-                groups = [keys[at : at + GROUP] for at in range(0, len(keys), GROUP)]
-                keys = [(f"{name}-part", i, level, number) for number in range(len(groups))]
-                for key, group in zip(keys, groups, strict=True):
-                    yield Task(key, _joined, List(*map(TaskRef, group)))
-                level += 1
-            yield Task((name, i), _as_array, List(*map(TaskRef, keys)))
+            for own, parts, _ in tree((name, i), keys, GROUP, (f"{name}-part", i)):
+                yield Task(own, _as_array if own == (name, i) else _joined, parts)
 
 
 def _joined(parts: list[Part]) -> Part:

@@ -66,9 +66,9 @@ class ProductCheck:
         sampled = self._positions(seed)
         a, b, c = self._parts(x, None, sampled)
         verdict = self._floats(x, a.sums, c.sums, exponents(b.largest))
-        message = (
-            self._rounding(*(each.sampled for each in (a, b, c))) if sampled and verdict.outcome != "wrong" else None
-        )
+        if sampled is None or verdict.outcome == "wrong":
+            return verdict
+        message = self._rounding(a.sampled, b.sampled, c.sampled)
         return Verdict("wrong", math.inf, message) if message else verdict
 
     def full(self) -> Verdict:
@@ -211,17 +211,17 @@ class ProductCheck:
 
         Without weights `by` also the largest absolute values of the columns of B, if they are floats.
         """
-        work, weights = self.tolerance.sketched, None if by is None else by[0]
+        work, by_column = self.tolerance.sketched, None if by is None else by[0]
         largest = None if self.tolerance.exact or by is not None else self.tolerance.work
-        rows, columns = sampled or (None, None)
-        of_a, of_b, of_c = (
-            (None, None, None) if sampled is None else (Sampled(rows), Sampled(None, columns), Sampled(rows, columns))
-        )
-        b = Pass("B", work, VECTORS, largest, of_b).over(self.b, x, weights)
+        of_a, of_b, of_c = None, None, None
+        if sampled is not None:
+            rows, columns = sampled
+            of_a, of_b, of_c = Sampled(rows), Sampled(None, columns), Sampled(rows, columns)
+        b = Pass("B", work, VECTORS, largest, of_b).over(self.b, x, by_column)
         chunks = self.b.chunks[0], (VECTORS + 1,)
         y = b.map_blocks(_with_norms, dtype=work, chunks=chunks, new_axis=1, meta=np.empty((0, 0), work))
         a = Pass("A", work, VECTORS, None, of_a).over(self.a, y.rechunk((self.a.chunks[1], VECTORS + 1)))
-        c = Pass("C", work, VECTORS, None, of_c).over(self.c, x, weights)
+        c = Pass("C", work, VECTORS, None, of_c).over(self.c, x, by_column)
         found = dask.compute(a, b, c)
         return whole(found[0]), whole(found[1]), whole(found[2])
 

@@ -160,7 +160,7 @@ async def _told(client: str, function: Callable[..., Any], argument: Hashable, d
 
     from distmm.scheduler.plugin import PlacementPlugin
 
-    if (placement := dask_scheduler.plugins.get(PlacementPlugin.name)) is not None:  # None: it has just been restarted
+    if (placement := dask_scheduler.plugins.get(PlacementPlugin.name)) is not None:  # None: a new scheduler
         placement.changes.tell(client)
     return dumps(await function(argument, dask_scheduler=dask_scheduler))
 

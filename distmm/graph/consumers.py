@@ -27,7 +27,7 @@ import numpy as np
 from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
 
-from distmm.graph.dask_tasks import STORES, List, PlacedTask, Task, TaskRef
+from distmm.graph.dask_tasks import STORES, PlacedTask, Task, TaskRef, tree
 from distmm.graph.parametric_layer import ParametricLayer, with_layer
 from distmm.graph.placement import Key, Placement
 from distmm.graph.product_graph import Reduced
@@ -222,19 +222,9 @@ class Merge:
         token = name.rpartition("-")[2]
         count = len(blocking.m if self.reduced.down else blocking.n)
         keys, sides = zip(*(self._source(tuple(line), at) for at in range(count)), strict=True)
-        level, of_blocks = 0, True
-        while True:
-            groups = range(0, len(keys), GROUP)
-            last, merged = len(groups) == 1, []
-            for number, start in enumerate(groups):
-                own = key if last else (f"distmm-merge-{token}", *line, level, number)
-                made = List(*map(TaskRef, keys[start : start + GROUP]))
-                of = sides[start : start + GROUP] if of_blocks else None
-                yield Task(own, merge, self.reduced.reduction, made, of, last, self.plan.cluster.device)
-                merged.append(own)
-            if last:
-                return
-            keys, level, of_blocks = tuple(merged), level + 1, False
+        for own, made, first in tree(key, keys, GROUP, (f"distmm-merge-{token}", *line)):
+            of = None if first is None else sides[first : first + GROUP]
+            yield Task(own, merge, self.reduced.reduction, made, of, own == key, self.plan.cluster.device)
 
     def _source(self, line: Index, at: int) -> tuple[Key, int]:
         """Key of the task that makes the part of a line in its block `at`, and the index of this part in its result."""

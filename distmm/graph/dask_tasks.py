@@ -7,7 +7,7 @@ That module has a private name, and since Dask 2024.12 there is no other way to 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from operator import getitem
@@ -173,6 +173,38 @@ def copied(task: GraphNode, names: Mapping[str, str], blocker: Any = None) -> Gr
         more = {"plan": task.plan, "annotations": task.annotations} if isinstance(task, ProductTask) else {}
         return type(task)(key, task.func, where, argument, *others, **task.kwargs, **more)
     return Task(key, chunks.bind, task, TaskRef(blocker)) if waits else task
+
+
+def tree(root: Key, keys: Sequence[Key], most: int, inner: Key) -> Iterator[tuple[Key, List, int | None]]:
+    """Yield the tasks of a tree that joins results in their order, leaves first: its shape follows from their number.
+
+    Parameters
+    ----------
+    root : tuple
+        Key of the task that joins all.
+    keys : sequence of tuple
+        Of the results, at least one.
+    most : int
+        Number of results that a task reads.
+    inner : tuple
+        Keys of the other tasks begin with this.
+
+    Yields
+    ------
+    key : tuple
+    read : List
+    first : int or None
+        For a leaf, which reads results of `keys`: the position of the first one.
+    """
+    level = 0
+    while True:
+        starts = range(0, len(keys), most)
+        own = [root] if len(starts) == 1 else [(*inner, level, number) for number in range(len(starts))]
+        for key, start in zip(own, starts, strict=True):
+            yield key, List(*map(TaskRef, keys[start : start + most])), None if level else start
+        if len(own) == 1:
+            return
+        keys, level = own, level + 1
 
 
 def transposed(array: da.Array) -> da.Array | None:
