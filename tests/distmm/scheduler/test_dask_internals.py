@@ -28,6 +28,14 @@ def two() -> Iterator[Client]:
         yield client
 
 
+@pytest.fixture
+def no_amm(two: Client) -> Iterator[None]:
+    """Copies stay: every two seconds, Dask's memory manager would remove those that nobody waits for."""
+    two.amm.stop()
+    yield
+    two.amm.start()
+
+
 class Holding(SchedulerPlugin):
     """Holds every task of a new graph, and notes the states of tasks."""
 
@@ -209,6 +217,7 @@ def test_held_tasks_fail_with_a_reason_and_all_that_need_them(two: Client, holdi
             future.result(timeout=60)
 
 
+@pytest.mark.usefixtures("no_amm")
 def test_blocks_are_copied_and_dropped(two: Client) -> None:
     first, second = sorted(workers_of(two))
     future = two.submit(lambda: 1, key="copied", workers=[first])
@@ -242,6 +251,7 @@ def test_a_worker_whose_connection_is_closed_gets_no_messages_until_dask_removes
         until(lambda: second not in cluster.scheduler.workers)
 
 
+@pytest.mark.usefixtures("no_amm")
 def test_a_worker_fetches_blocks_in_the_order_in_which_they_are_asked_for(two: Client) -> None:
     first, second = sorted(workers_of(two))
     names = [f"fetched-{i}" for i in (3, 0, 2, 5, 1, 4)]
