@@ -161,10 +161,6 @@ class Blocking:
         diagonal = len(wave.batches) * len(wave.rows) if wave.triangle else 0
         return wave.c_blocks - diagonal if self.triangle else 0
 
-    def batches(self) -> Iterator[tuple[int, ...]]:
-        """Every batch block index of C, in row-major order."""
-        return product(*(range(len(edges)) for edges in self.batch))
-
     def waves(self, parts: tuple[int, int, int], multiple: tuple[int, int]) -> tuple[Wave, ...]:
         """Cut C into at most `parts` (batch blocks, block rows, block columns) waves, at multiples of the grid's edges.
 
@@ -177,12 +173,6 @@ class Blocking:
             Wave(index, at, down, across, self.triangle and down == across)
             for index, (at, (down, across)) in enumerate(product(batches, areas))
         )
-
-    def count_waves(self, parts: tuple[int, int, int], multiple: tuple[int, int]) -> int:
-        """Count the waves of `waves`, without making them."""
-        batches, rows, columns = self._cuts(parts, multiple)
-        areas = len(rows) * (len(rows) + 1) // 2 if self.triangle else len(rows) * len(columns)
-        return len(batches) * areas
 
     def kinds_of_waves(self, parts: tuple[int, int, int], multiple: tuple[int, int]) -> tuple[tuple[Wave, int], ...]:
         """Return one wave of each kind, and how many waves are of that kind: their blocks have the same edges.
@@ -237,7 +227,8 @@ class Blocking:
     def c_indices(self, wave: Wave | None = None) -> Iterator[tuple[tuple[int, ...], int, int]]:
         """Every block of C that is multiplied, or of one wave of it, as ``(batch index, i, j)``, in row-major order."""
         wave = self.whole if wave is None else wave
-        batches = islice(self.batches(), wave.batches.start, wave.batches.stop)
+        every = product(*(range(len(edges)) for edges in self.batch))
+        batches = islice(every, wave.batches.start, wave.batches.stop)
         return ((b, i, j) for b in batches for i in wave.rows for j in wave.columns if i >= j or not wave.triangle)
 
 

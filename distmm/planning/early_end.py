@@ -10,8 +10,6 @@ import math
 from collections import Counter
 
 from distmm.errors import DoesNotFitError
-from distmm.planning.cluster_spec import ClusterSpec
-from distmm.planning.problem import Problem
 from distmm.planning.schedule import Schedule
 
 # Share of a run that a wave may take: a run should lose at most a fifth of its work, and a wave may take 1.4 times as
@@ -43,22 +41,6 @@ def doublings_too_long(wave_seconds: float, run_seconds: float | None) -> int:
     if run_seconds is None or wave_seconds <= WAVE_SHARE * run_seconds:
         return 0
     return math.ceil(math.log2(wave_seconds / (WAVE_SHARE * run_seconds)))
-
-
-def short_enough(
-    waves: list[tuple[int, int]], problem: Problem, cluster: ClusterSpec, run_seconds: float | None
-) -> list[tuple[int, int]]:
-    """Leave out numbers of waves, down and across, for which the arithmetic of one wave alone takes too long.
-
-    The last number always stays, so that there is a plan whose error can say what is missing.
-    """
-    seconds = problem.flops / cluster.rate / cluster.workers
-    areas = 1 if problem.symmetry is None else 2  # a square below the diagonal is twice its share of a triangle
-    return [
-        cuts
-        for cuts in waves
-        if cuts == waves[-1] or not doublings_too_long(seconds * min(1, areas / math.prod(cuts)), run_seconds)
-    ]
 
 
 def refuse(wave_seconds: float, seconds: float, run_seconds: float, workers: int, edges: tuple[int, int, int]) -> None:

@@ -59,8 +59,8 @@ def of_grid(
     chunks: tuple[Chunks, Chunks, Chunks] | None = None,
 ) -> Owners:
     """Return the owners of C by a grid of one layer, block-cyclic."""
-    table = tuple(tuple(grid.owner(i, j) for j in range(len(blocking.n))) for i in range(len(blocking.m)))
-    return Owners(grid.size, grid.text, table, homes, chunks=chunks, triangle=blocking.triangle)
+    table = tuple((tuple(grid.owner(i, j) for j in range(len(blocking.n))),) for i in range(len(blocking.m)))
+    return Owners(grid.size, grid.text, table, homes, chunks=chunks)
 
 
 def of_family(
@@ -83,20 +83,16 @@ def of_family(
     m, k, n = (np.array(edges, np.int64) for edges in (blocking.m, blocking.k, blocking.n))
     of_m, of_k, of_n = chunks or tuple(tuple((edge,) for edge in edges.tolist()) for edges in (m, k, n))
     a, b = _held(homes.a, of_m, of_k, workers), _held(homes.b, of_k, of_n, workers)
-    held, work = {
-        "k": (a.sum(axis=1) + (0 if blocking.triangle else b.sum(axis=2)), k),
-        "r": (a.sum(axis=2), np.cumsum(m) if blocking.triangle else m),
-        "c": (b.sum(axis=1), n),
-        "a": (a.reshape(workers, -1), np.outer(m, k).ravel()),
-        "b": (b.reshape(workers, -1), np.outer(k, n).ravel()),
+    held, work, shape = {
+        "k": (a.sum(axis=1) + (0 if blocking.triangle else b.sum(axis=2)), k, (1, -1, 1)),
+        "r": (a.sum(axis=2), np.cumsum(m) if blocking.triangle else m, (-1, 1, 1)),
+        "c": (b.sum(axis=1), n, (1, 1, -1)),
+        "a": (a.reshape(workers, -1), np.outer(m, k).ravel(), (len(m), len(k), 1)),
+        "b": (b.reshape(workers, -1), np.outer(k, n).ravel(), (1, len(k), len(n))),
     }[family.lower()]
     ranks = _shared_out(held, work, BALANCE if family.isupper() else math.inf)
-    shape = {"k": (1, -1), "r": (-1, 1), "c": (1, -1), "a": (len(m), len(k)), "b": (len(k), len(n))}[family.lower()]
-    table = ranks.reshape(shape)
-    if family in "rcRC":
-        table = np.broadcast_to(table, (len(m), len(n)))
-    rows = tuple(map(tuple, table.tolist()))
-    return Owners(workers, family, rows, homes, chunks=chunks, triangle=blocking.triangle)
+    table = tuple(tuple(map(tuple, plane)) for plane in ranks.reshape(shape).tolist())
+    return Owners(workers, family, table, homes, chunks=chunks)
 
 
 @lru_cache(maxsize=8)  # all families of some blocks ask for the same

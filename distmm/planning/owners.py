@@ -119,8 +119,8 @@ class Owners:
         Number of workers.
     stays : str
         One of `FAMILIES`, or the text of a grid, ``"2x2x1"``.
-    table : tuple of tuple of int
-        Rank by (i, j) if C stays, by (i, p) for A, by (p, j) for B, and by (0, p) for panels.
+    table : tuple of tuple of tuple of int
+        Rank by (i, p, j). It has the length 1 along dimensions on which the rank does not depend.
     homes : Places
     fewest : int, optional
         The fewest bytes that any family moves from these homes, whatever its balance. None if this was not computed, or
@@ -128,17 +128,14 @@ class Owners:
     chunks : tuple of Chunks, optional
         If blocks are unions of the user's chunks: the edges of the chunks of each block, along m, k and n. `homes` are
         then those of the chunks.
-    triangle : bool
-        Whether only the blocks of C with ``i >= j`` are multiplied.
     """
 
     size: int
     stays: str
-    table: tuple[tuple[int, ...], ...]
+    table: tuple[tuple[tuple[int, ...], ...], ...]
     homes: Places
     fewest: int | None = None
     chunks: tuple[Chunks, Chunks, Chunks] | None = None
-    triangle: bool = False
 
     # A schedule reads these of a `Grid`, too. C is one wave, so waves are cut at no multiple.
     rows = columns = 1
@@ -155,17 +152,13 @@ class Owners:
 
     def rank(self, i: int, p: int, j: int) -> int:
         """Rank that multiplies ``A[i, p]`` by ``B[p, j]``."""
-        if self.c_stays:
-            return self.table[i][j]
-        if self.stays in "kK":
-            return self.table[0][p]
-        return self.table[i][p] if self.stays in "aA" else self.table[p][j]
+        plane = self.table[i % len(self.table)]
+        line = plane[p % len(plane)]
+        return line[j % len(line)]
 
     def ranks(self, m: int, k: int, n: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
         """All ranks ``(m, k, n)``, for numbers of blocks along m, k and n."""
-        table = np.array(self.table, np.int64)
-        shaped = table[:, None, :] if self.c_stays else table[:, :, None] if self.stays in "akAK" else table[None]
-        return np.broadcast_to(shaped, (m, k, n))
+        return np.broadcast_to(np.array(self.table, np.int64), (m, k, n))
 
     def chains(self, i: int, j: int, panels: int) -> list[tuple[int, list[int]]]:
         """Return the ranks that multiply for ``C[i, j]``, each with its panels in ascending k.
@@ -179,18 +172,20 @@ class Owners:
         turn = (i + j) % len(ordered)
         return ordered[turn:] + ordered[:turn]
 
-    def homes_of_chunks(self, m: int, k: int, n: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    def homes_of_chunks(
+        self, m: int, k: int, n: int, triangle: bool
+    ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Ranks of the chunks of A and of B, for m x k x n blocks; a chunk in no memory goes to a rank that reads it.
 
-        Chunks of other numbers have other readers, so that loads are shared out.
+        Chunks of other numbers have other readers, so that loads are shared out. With `triangle`, only the blocks of C
+        with ``i >= j`` are multiplied.
         """
         cuts = self.chunks or tuple(((0,),) * count for count in (m, k, n))
         of_m, of_k, of_n = (np.repeat(np.arange(len(blocks)), [len(each) for each in blocks]) for blocks in cuts)
-        rows = 1 if self.stays in "bBkK" else len(self.table)  # of blocks of C that the table tells apart
-        columns = 1 if self.stays in "aAkK" else len(self.table[0])
+        rows, columns = len(self.table), len(self.table[0][0])  # of blocks of C that the table tells apart
         ranks = self.ranks(m, k, n)
         a, b = (np.add.outer(np.arange(len(x)), np.arange(len(y))) for x, y in ((of_m, of_k), (of_k, of_n)))
-        j = a % (of_m[:, None] + 1 if self.triangle else columns)
+        j = a % (of_m[:, None] + 1 if triangle else columns)
         readers = ranks[of_m[:, None], of_k, j], ranks[b % rows, of_k[:, None], of_n]
         at = [None if homes is None else homes_array(homes) for homes in self.homes[:2]]
         a, b = (
@@ -201,11 +196,10 @@ class Owners:
 
     def lines(self, blocking: Blocking) -> list[tuple[list[int], int]]:
         """Return the lengths of the chains of a block of C, with the number of blocks of C that have such chains."""
-        m, k, n = len(blocking.m), len(blocking.k), len(blocking.n)
         if self.c_stays:
-            return [([k], blocking.whole.c_blocks)]
-        by_line = self.table if self.stays in "akAK" else tuple(zip(*self.table, strict=True))
-        each = {"k": blocking.whole.c_blocks, "a": n, "b": m}[self.stays.lower()]
+            return [([len(blocking.k)], blocking.whole.c_blocks)]
+        by_line = [line for plane in self.table for line in zip(*plane, strict=True)]
+        each = blocking.whole.c_blocks // len(by_line)
         return [(list(Counter(line).values()), each) for line in by_line]
 
     @property

@@ -57,8 +57,8 @@ class Schedule:
 
     @property
     def wave_count(self) -> int:
-        """Number of waves, without making them."""
-        return self.blocking.count_waves(self.wave_cuts, (self.grid.rows, self.grid.columns))
+        """Number of waves."""
+        return sum(count for _, count in self.kinds_of_waves)
 
     @property
     def steps(self) -> int:
@@ -159,7 +159,8 @@ class Schedule:
     def _homes(self) -> tuple[list[list[int]], list[list[int]]]:
         """Rank of each chunk of A, and of B."""
         assert isinstance(self.grid, Owners)
-        a, b = self.grid.homes_of_chunks(len(self.blocking.m), len(self.blocking.k), len(self.blocking.n))
+        blocks = self.blocking
+        a, b = self.grid.homes_of_chunks(len(blocks.m), len(blocks.k), len(blocks.n), blocks.triangle)
         return a.tolist(), b.tolist()
 
     @cached_property

@@ -12,7 +12,7 @@ from operator import index
 from typing import Any, SupportsIndex
 
 from distmm.errors import InputError
-from distmm.planning import candidates, early_end
+from distmm.planning import candidates
 from distmm.planning.blocks import Blocking, cut
 from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec
 from distmm.planning.owners import NOWHERE, Grid, Owners, Places
@@ -139,10 +139,9 @@ def _best(asked: Plan, multiples: tuple[int, int, int] | None) -> Plan:
     """
     best = None
     for waves in candidates.waves(asked.problem, asked.cluster, asked.c_stays):
-        tried = early_end.short_enough(waves, asked.problem, asked.cluster, asked.run_seconds)
-        best = _in_waves(asked, multiples, tried, best)
+        best = _in_waves(asked, multiples, waves, best)
         if multiples is not None and best.shortfall:
-            best = _deeper(asked, multiples, tried, best)
+            best = _deeper(asked, multiples, waves, best)
         if not best.shortfall:
             break
     assert best is not None

@@ -43,7 +43,7 @@ def products(owners: Owners, m: int, k: int, n: int, triangle: bool) -> Products
         mine &= np.tri(m, dtype=bool)[:, None]
     before = np.cumsum(mine, axis=2) - 1
     place = np.take_along_axis(before, ranks[None], axis=0)[0]
-    a, b = owners.homes_of_chunks(m, k, n)
+    a, b = owners.homes_of_chunks(m, k, n, triangle)
     return Products(mine, place, (a, a.T if triangle else b))
 
 

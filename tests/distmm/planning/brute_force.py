@@ -79,10 +79,10 @@ class BruteForce:
         for i in self._indices(down, row):
             for j in self._indices(across, column):
                 if of == "A":
-                    lines = row + 1 if blocking.triangle else len(grid.table[0]) if grid.stays[0] not in "aAkK" else 1
+                    lines = row + 1 if blocking.triangle else len(grid.table[0][0])
                     reader = grid.rank(row, column, (i + j) % lines)
                 else:
-                    reader = grid.rank((i + j) % (len(grid.table) if grid.stays[0] not in "bBkK" else 1), row, column)
+                    reader = grid.rank((i + j) % len(grid.table), row, column)
                 found[name, batch, i, j] = reader if homes is None or homes[i][j] < 0 else homes[i][j]
         return found
 

@@ -129,8 +129,7 @@ def test_no_rank_has_much_more_than_its_share_if_work_can_be_passed_on(product, 
     if blocking.triangle or family not in work:
         return
     owners = of_family(family, blocking, homes, workers)
-    line = {"K": owners.table[0], "R": [row[0] for row in owners.table], "C": owners.table[0]}[family]
-    loads = np.bincount(line, np.array(work[family]), workers)
+    loads = np.bincount(np.ravel(owners.table), np.array(work[family]), workers)
     # One item more than the share is left if no single item can be passed on with a gain.
     assert loads.max() <= max(BALANCE * loads.mean(), loads.min() + max(work[family]))
 
