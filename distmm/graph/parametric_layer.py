@@ -51,7 +51,7 @@ class ParametricLayer(Layer):  # type: ignore[misc]
 
     def clone(self, keys: Collection[Key], seed: Hashable, bind_to: Key | None = None) -> tuple[Layer, bool]:
         """Return a copy with other names, and whether tasks that read no copy wait for `bind_to`. Dask calls it."""
-        return _Copy.of(self, keys, seed, bind_to), bind_to is not None
+        return _copy(self, keys, seed, bind_to)
 
     def is_materialized(self) -> bool:
         """Whether the tasks have been made."""
@@ -80,10 +80,6 @@ class _Copy(ParametricLayer):
         super().__post_init__()
         self.annotations = self.layer.annotations
 
-    @classmethod
-    def of(cls, layer: Layer, keys: Collection[Key], seed: Hashable, blocker: Key | None) -> _Copy:
-        return cls(layer, {name: clone_key(name, seed) for name in _names(keys)}, seed, blocker)
-
     def get_output_keys(self) -> set[Key]:
         """Keys of the copied tasks that the layer's users read."""
         return {renamed(key, self.names) for key in self.layer.get_output_keys()}
@@ -96,11 +92,15 @@ class _Copy(ParametricLayer):
         return (copied(task, names, self.blocker) for task in self.layer.values())
 
 
+def _copy(layer: Layer, keys: Collection[Key], seed: Hashable, bind_to: Key | None) -> tuple[Layer, bool]:
+    return _Copy(layer, {name: clone_key(name, seed) for name in _names(keys)}, seed, bind_to), bind_to is not None
+
+
 class _CopyableTasks(MaterializedLayer):  # type: ignore[misc]
     def clone(self, keys: Collection[Key], seed: Hashable, bind_to: Key | None = None) -> tuple[Layer, bool]:
         if self.has_legacy_tasks:  # Dask copies these as it should
             return super().clone(keys, seed, bind_to)
-        return _Copy.of(self, keys, seed, bind_to), bind_to is not None
+        return _copy(self, keys, seed, bind_to)
 
 
 def copyable(graph: HighLevelGraph) -> HighLevelGraph:

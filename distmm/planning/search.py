@@ -236,8 +236,8 @@ def _is_settled(plan: Plan) -> bool:
 
 def _score(plan: Plan) -> tuple[float, ...]:
     """Bytes that are missing, then waves that are too long, then predicted seconds, bytes and tasks."""
-    c = plan.cost
-    return plan.shortfall, plan.waves_too_long, _weighed(plan, c.seconds), c.bytes_moved, c.peak_bytes, c.tasks
+    seconds, moved = _weighed(plan, plan.cost.seconds), plan.cost.bytes_moved
+    return plan.shortfall, plan.waves_too_long, seconds, moved, plan.peak.worker, plan.schedule.tasks
 
 
 def _weighed(plan: Plan, seconds: float) -> float:

@@ -13,7 +13,7 @@ import numpy as np
 
 from distmm.planning.blocks import Wave
 from distmm.planning.layout import Ints, Layout, Traffic
-from distmm.planning.owners import Chunks, Owners
+from distmm.planning.owners import Owners
 
 
 class Products(NamedTuple):
@@ -45,11 +45,6 @@ def products(owners: Owners, m: int, k: int, n: int, triangle: bool) -> Products
     place = np.take_along_axis(before, ranks[None], axis=0)[0]
     a, b = owners.homes_of_chunks(m, k, n, triangle)
     return Products(mine, place, (a, a.T if triangle else b))
-
-
-def _chunks_of_blocks(blocks: Chunks) -> list[int]:
-    """Return how many chunks each block has."""
-    return [len(block) for block in blocks]
 
 
 class TableLayout(Layout[Owners]):
@@ -169,8 +164,8 @@ class TableLayout(Layout[Owners]):
         chunks = self.schedule.chunks
         if chunks is None:
             return users
-        by_rows = np.repeat(users, _chunks_of_blocks(chunks[down]), axis=1)
-        return np.repeat(by_rows, _chunks_of_blocks(chunks[across]), axis=2)
+        by_rows = np.repeat(users, list(map(len, chunks[down])), axis=1)
+        return np.repeat(by_rows, list(map(len, chunks[across])), axis=2)
 
     @cached_property
     def _areas(self) -> Ints:

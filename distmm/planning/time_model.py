@@ -1,4 +1,4 @@
-"""Time that a schedule takes, predicted from sizes alone; with it the bytes moved and the number of tasks.
+"""Time that a schedule takes, predicted from sizes alone; with it the bytes moved.
 
 The model counts what the runtime does by construction: stationary C, one chain for each block of C, 2-D block-cyclic
 homes, blocks of A and B of at most `lookahead` steps in memory (`distmm.graph.product_graph`,
@@ -63,10 +63,6 @@ class Cost:
         The same if all of C is one wave: on a full grid ``mk (columns - 1) + kn (rows - 1)`` elements, and
         ``mn (layers - 1)`` accumulators. No waves move less. If the operands are in the workers' memory: the fewest
         that any table of owners moves from there (`distmm.planning.owners`).
-    peak_bytes, peak_host_bytes : int
-        `worker` and `host` of `distmm.planning.memory.Peak`.
-    tasks : int
-        Product tasks in the graph; without the mirror images of a symmetric product.
     seconds : float
         On GPU clusters the longest of arithmetic, transfers, loading, storing and scheduling, and what does not overlap
         with it; on CPU clusters the sum of all.
@@ -76,9 +72,6 @@ class Cost:
 
     bytes_moved: int
     bytes_bound: int
-    peak_bytes: int
-    peak_host_bytes: int
-    tasks: int
     seconds: float
     bound_by: Resource
 

@@ -16,7 +16,7 @@ from concurrent.futures import CancelledError
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from distributed import Client, Future, Scheduler
+from distributed import Client, Future
 
 from distmm.clusters.waiting import seceded, unless_silent
 from distmm.transfer.counted_writes import CountedRun
@@ -152,13 +152,7 @@ class Waves:
 
     def _begun(self) -> set[Any]:
         """Return the keys of the tasks that the scheduler has sent to a worker: their inputs are computed."""
-        keys = list(self._pending)
-
-        def processing(dask_scheduler: Scheduler) -> list[Any]:
-            tasks = dask_scheduler.tasks
-            return [key for key in keys if key in tasks and tasks[key].state == "processing"]
-
-        return set(self.client.run_on_scheduler(processing))
+        return self._pending.keys() & {key for keys in self.client.processing().values() for key in keys}
 
     def _await(self, keys: Iterable[Any], deadline: float) -> None:
         """Wait until these tasks have ended, or until the deadline (a time of `time.monotonic`)."""

@@ -53,7 +53,7 @@ QUANTITIES = {
         "B",
         lambda lane, *_: lane.peak_blocks,
         lambda lane, *_: lane.peak_process,
-        lambda record: record.plan.cost.peak_bytes,
+        lambda record: record.plan.peak.worker,
     ),
     "transfers": Quantity(
         "Received from workers\nline: share of the 2-D bound",

@@ -22,7 +22,7 @@ class Fact(NamedTuple):
 
 def facts(record: Record, f: Figures) -> list[Fact]:
     """Return what there is to say of a product, in the order of importance; `f`: its figures at that time."""
-    lanes, cluster, cost = record.lanes.values(), record.plan.cluster, record.plan.cost
+    lanes, cluster, planned = record.lanes.values(), record.plan.cluster, record.plan.peak.worker
     under_way, over = f.state in UNDER_WAY, record.over
     peak, others = (max((getattr(lane, of) for lane in lanes), default=0) for of in ("peak_blocks", "others"))
     busy = sum(lane.seconds["multiply"] for lane in lanes) / max(1e-9, f.seconds * len(lanes))
@@ -48,7 +48,7 @@ def facts(record: Record, f: Figures) -> list[Fact]:
         Fact("rate (of the plan)", f"{units.scaled(f.rate, 'FLOP/s')} ({f.rate / cluster.rate / cluster.workers:.0%})"),
         Fact("workers busy", f"{busy:.0%}"),
         Fact("moved (2-D bound)", f"{units.size(f.moved)} ({units.size(f.bound)})"),
-        Fact("most memory on a worker (planned)", f"{units.size(peak)} ({units.size(cost.peak_bytes)}){beside}"),
+        Fact("most memory on a worker (planned)", f"{units.size(peak)} ({units.size(planned)}){beside}"),
         Fact("checked", checked(record), f.refuted > 0),
         Fact("failed", str(f.failed), f.failed > 0),
         *(Fact(label, str(count)) for label, count in happened.items() if count),

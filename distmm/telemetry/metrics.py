@@ -115,7 +115,7 @@ def of_records(records: Sequence[Record], past: Counter[str]) -> Iterator[Readin
         last = records[-1]
         others = max((lane.others for lane in last.lanes.values()), default=0)
         yield "distmm_planned_flops_per_second", "", last.plan.cluster.rate
-        yield "distmm_planned_peak_bytes", "", last.plan.cost.peak_bytes + others
+        yield "distmm_planned_peak_bytes", "", last.plan.peak.worker + others
 
 
 # The plugins of all schedulers and workers of this process, which share one Prometheus registry. Their `readings` are

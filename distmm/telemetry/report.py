@@ -87,7 +87,7 @@ def html(record: Record, *, title: str = "", certificate: Rows = (), runs: Seque
         rate=charts.lines(
             seconds, charts.rate(record, end), (plan.cluster.rate, "the kernel's rate in the plan"), "FLOP/s"
         ),
-        memory=charts.lines(seconds, charts.memory(record, end), (plan.cost.peak_bytes, "the plan's peak"), "B"),
+        memory=charts.lines(seconds, charts.memory(record, end), (plan.peak.worker, "the plan's peak"), "B"),
         certificate=[("block by block", checked(record)), *certificate],
         reasons=f.reasons or ["Nothing that takes a second."],
         runs=runs,

@@ -115,13 +115,7 @@ class ClientArray:
 
     def __setitem__(self, index: tuple[slice, ...], block: Any) -> None:
         """Write a block of host memory; raises OSError if the lease has ended."""
-        part = self.part(index)
-        view = part.local_view()
-        if view is not None:
-            with self.writing():
-                view[...] = block
-            return
-        part, swapped = part.with_contiguous_rows()
+        part, swapped = self.part(index).with_contiguous_rows()
         block = np.ascontiguousarray(np.swapaxes(block, -1, -2) if swapped else block, part.dtype)
         if block.shape != part.shape:
             raise ValueError(f"a block of shape {block.shape} cannot be written to a part of shape {part.shape}")

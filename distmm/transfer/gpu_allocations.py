@@ -211,21 +211,19 @@ def close(addresses: list[int]) -> None:
 
     with _mapping:
         _unused.extend(addresses)
-    threading.Thread(target=_close_unused, args=(runtime.getDevice(),), name="distmm-close", daemon=True).start()
+    arguments = runtime.getDevice(), addresses
+    threading.Thread(target=_close_unused, args=arguments, name="distmm-close", daemon=True).start()
 
 
-def _close_unused(device: int) -> None:
+def _close_unused(device: int, addresses: list[int]) -> None:
     from cupy.cuda import runtime
 
     runtime.setDevice(device)  # of this thread
-    with _mapping:
-        addresses = list(_unused)
     runtime.deviceSynchronize()  # copies from there may still run
     with _mapping:
         for address in addresses:
-            if address in _unused:  # no other thread has closed it
-                _unused.remove(address)
-                runtime.ipcCloseMemHandle(address)
+            _unused.remove(address)
+            runtime.ipcCloseMemHandle(address)
         _mapping.notify_all()
 
 

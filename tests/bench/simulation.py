@@ -283,10 +283,11 @@ def main() -> None:
         started = time.perf_counter()
         plan = planned(size, gpus, options.dtype, virtual)
         r = simulate(plan, virtual)
-        task = plan.problem.flops / plan.cost.tasks / virtual.rate
+        task = plan.problem.flops / plan.schedule.tasks / virtual.rate
         cells = (
-            gpus, size, plan, plan.cost.tasks, f"{task * 1e3:.0f} ms", f"{r.seconds:.2f}", f"{r.ideal / r.seconds:.1%}",
-            f"{r.fetched / plan.cost.bytes_bound:.4f}", f"{r.peak / plan.cost.peak_bytes:.2f}", r.live,
+            gpus, size, plan, plan.schedule.tasks, f"{task * 1e3:.0f} ms", f"{r.seconds:.2f}",
+            f"{r.ideal / r.seconds:.1%}",
+            f"{r.fetched / plan.cost.bytes_bound:.4f}", f"{r.peak / plan.peak.worker:.2f}", r.live,
             f"{r.first_task:.2f} s", f"{time.perf_counter() - started:.0f} s",
         )  # fmt: skip
         console.print(f"| {' | '.join(map(str, cells))} |", markup=False)

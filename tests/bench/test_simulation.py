@@ -19,7 +19,7 @@ def test_the_planners_own_plans_keep_gpus_busy_move_the_bound_and_hold_what_they
     result = simulation.simulate(plan, virtual)
     assert result.ideal / result.seconds > 0.9
     assert result.fetched == plan.bytes_moved == plan.cost.bytes_bound
-    assert plan.cost.peak_bytes / 1.25 <= result.peak <= plan.cost.peak_bytes
+    assert plan.peak.worker / 1.25 <= result.peak <= plan.peak.worker
     assert result.seconds <= 1.1 * plan.cost.seconds
 
 

@@ -239,4 +239,4 @@ def _counted(client: Client, on_gpu: bool) -> Iterator[dict[str, Any]]:
 
 
 def _planned(plan: distmm.Plan) -> dict[str, Any]:
-    return {"predicted": plan.cost.seconds, "planned_peak": plan.cost.peak_bytes, "note": str(plan)}
+    return {"predicted": plan.cost.seconds, "planned_peak": plan.peak.worker, "note": str(plan)}

@@ -164,7 +164,7 @@ def test_complex_products_take_no_more_memory_of_a_gpu_than_planned(gpus: Client
         peak = max(gpus.run(products.peak_bytes).values())
         verdict = distmm.verify(A, B, C)
     assert verdict.ok, verdict.message
-    assert 16 * 2**20 * C.dtype.itemsize <= peak <= plan.cost.peak_bytes
+    assert 16 * 2**20 * C.dtype.itemsize <= peak <= plan.peak.worker
 
 
 @pytest.mark.multigpu

@@ -158,7 +158,7 @@ def test_plans_make_every_block_of_one_triangle_and_their_text_gives_them_back(
         assert layout.multiplied(whole, triangles=True) == below * k
     assert layout.multiplied(whole, triangles=True) <= layout.multiplied(whole, triangles=False)
     parts = blocking.parts(plan.grid.layers)
-    assert plan.cost.tasks == len(made) * (sum(map(len, parts)) + len(parts) - 1)
+    assert plan.schedule.tasks == len(made) * (sum(map(len, parts)) + len(parts) - 1)
     assert make_plan(problem, spec, text=str(plan), result=result) == plan
 
 

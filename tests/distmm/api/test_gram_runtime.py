@@ -71,7 +71,7 @@ def test_tasks_and_bytes_are_the_plans_and_less_than_those_of_matmul(measured: C
         tasks.append(products)
         plans.append(plan)
     assert moved[0] == plans[0].bytes_moved < plans[1].bytes_moved <= moved[1]
-    assert tasks == [plan.cost.tasks for plan in plans] == [BLOCKS * (BLOCKS + 1) // 2 * DEPTH, BLOCKS**2 * DEPTH]
+    assert tasks == [plan.schedule.tasks for plan in plans] == [BLOCKS * (BLOCKS + 1) // 2 * DEPTH, BLOCKS**2 * DEPTH]
 
 
 @pytest.mark.minutes
@@ -85,7 +85,7 @@ def test_no_worker_holds_more_than_the_plan_says(measured: Client, dtype: str, e
         kept = measured.persist(distmm.gram(A, plan=plan, client=measured))
         peak = lockstep.largest_held(measured, kept, edge * edge * np.dtype(dtype).itemsize)
     # Conjugates come while the last blocks of A go: their sum, which the plan allows for, is not reached.
-    assert plan.cost.peak_bytes / slack <= peak <= plan.cost.peak_bytes
+    assert plan.peak.worker / slack <= peak <= plan.peak.worker
 
 
 def test_images_are_views_beside_their_sources(measured: Client) -> None:
@@ -169,7 +169,7 @@ def test_telemetry_knows_the_blocks_that_are_not_multiplied(client: Client) -> N
     for _ in range(2):
         figures = client.run_on_scheduler(newest)
         assert (figures.blocks_done, figures.blocks, figures.state) == (BLOCKS**2, BLOCKS**2, "complete")
-        assert figures.done == figures.total == plan.cost.tasks
+        assert figures.done == figures.total == plan.schedule.tasks
         distmm.gram(lazy(10), plan=plan, client=client, out=np.zeros((BLOCKS * EDGE,) * 2, "f4"))
 
 

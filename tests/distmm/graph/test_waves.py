@@ -104,7 +104,7 @@ def test_a_small_c_and_a_long_k_use_all_workers(client: Client) -> None:
     a, b = np.zeros((64, 1 << 20), "f4"), np.zeros((1 << 20, 64), "f4")
     p = plan(a, b, client=client)
     assert p.grid.layers > 1
-    assert p.cost.peak_bytes > 0
+    assert p.peak.worker > 0
 
 
 def test_a_plans_text_is_refused_for_a_product_of_other_dimensions() -> None:

@@ -67,7 +67,7 @@ def test_any_mix_of_formats_gives_numpys_product(
     np.testing.assert_array_equal(open_matrix(tmp_path / out)[...], expected)
     assert sorted(os.listdir(tmp_path)) == sorted([a.name, b.name, *beside(out)])
     assert plans == [summary.plan]
-    assert seen[-1] == (plans[0].cost.tasks, plans[0].cost.tasks)
+    assert seen[-1] == (plans[0].schedule.tasks, plans[0].schedule.tasks)
     assert (summary.shape, summary.dtype, summary.blocks, summary.kept) == ((M, N), np.float64, 9, 0)
     assert summary.residual is not None
     assert summary.residual <= 1

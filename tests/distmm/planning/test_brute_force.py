@@ -73,7 +73,7 @@ def test_bytes_and_tasks_are_those_of_every_block_and_step_and_no_worker_ever_ho
 ) -> None:
     counted = BruteForce(plan)
     assert plan.bytes_moved == counted.moved
-    assert plan.cost.tasks == counted.tasks
+    assert plan.schedule.tasks == counted.tasks
     assert counted.held <= plan.peak.worker
 
 

@@ -34,7 +34,7 @@ def test_fewer_and_deeper_tasks_are_worth_more_waves_than_it_needs_to_fit() -> N
     best = planned(CPU)
     assert not best.shortfall
     assert len(best.waves) == 2 * len(first_that_fits.waves)
-    assert best.cost.tasks == first_that_fits.cost.tasks / 4
+    assert best.schedule.tasks == first_that_fits.schedule.tasks / 4
     assert best.cost.seconds < first_that_fits.cost.seconds
 
 

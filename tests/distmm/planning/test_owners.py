@@ -66,7 +66,7 @@ def test_bytes_tasks_and_memory_are_those_of_every_block(product, lookahead, ope
     plan = plan_of(problem, blocking, owners, lookahead=lookahead, operands=operands)
     counted = BruteForce(plan)
     assert plan.bytes_moved == counted.moved
-    assert plan.cost.tasks == counted.tasks
+    assert plan.schedule.tasks == counted.tasks
     assert counted.held <= plan.peak.worker
 
 
@@ -90,7 +90,7 @@ def test_chunks_of_blocks_move_from_where_each_of_them_is(product, lookahead, op
     plan = plan_of(problem, blocking, owners, lookahead=lookahead, operands=operands)
     counted = BruteForce(plan)
     assert plan.bytes_moved == counted.moved
-    assert plan.cost.tasks == counted.tasks
+    assert plan.schedule.tasks == counted.tasks
     assert counted.held <= plan.peak.worker
 
 
@@ -102,7 +102,7 @@ def test_many_small_chunks_become_few_blocks_for_each_worker() -> None:
     for at, where in ((Places(homes, homes), "resident"), (Places(), "loaded")):
         blocking = Blocking(edges, edges, edges)
         plan = make_plan(problem, cluster, blocking=blocking, homes=at, operands=(where, where), unions=True)  # type: ignore[arg-type]
-        assert plan.cost.tasks <= 256
+        assert plan.schedule.tasks <= 256
         assert plan.schedule.cuts == (edges, edges, edges)
         apart = make_plan(problem, cluster, blocking=blocking, homes=at, operands=(where, where))  # type: ignore[arg-type]
         assert apart.schedule.chunks is None
@@ -298,4 +298,4 @@ def test_many_lazy_chunks_are_united_to_few_tasks() -> None:
         problem = Problem(10 * count, 10 * count, 10 * count, F8)
         plan = make_plan(problem, cluster, blocking=Blocking(edges, edges, edges), unions=True)
         assert max(len(plan.blocking.m), len(plan.blocking.n)) <= 8
-        assert plan.cost.tasks <= 5000
+        assert plan.schedule.tasks <= 5000

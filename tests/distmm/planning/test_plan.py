@@ -52,9 +52,9 @@ def test_plans_cover_the_product_and_their_text_gives_them_back(
     parts = blocking.parts(plan.grid.layers)
     assert chains == blocking.c_blocks
     assert [p for part in parts for step in part for p in step] == list(range(len(blocking.k)))
-    assert plan.cost.tasks == chains * (sum(map(len, parts)) + len(parts) - 1)
+    assert plan.schedule.tasks == chains * (sum(map(len, parts)) + len(parts) - 1)
     assert plan.cost.bytes_moved >= plan.cost.bytes_bound >= 0
-    assert plan.cost.peak_bytes > 0
+    assert plan.peak.worker > 0
     assert make_plan(problem, spec, text=str(plan), result=result) == plan
     assert dict(plan.rows())["plan"] == str(plan)
     if plan.shortfall:
@@ -162,7 +162,7 @@ def test_bytes_are_those_of_the_blocks_that_leave_home(
 )
 def test_the_plan_chosen_is_the_best_of_all_though_few_are_costed(problem: Problem, workers: int, memory: int) -> None:
     def score(plan: Plan) -> tuple[float, float]:
-        seconds = max(plan.cost.seconds, plan.cost.tasks * SCHEDULER_SECONDS / 0.3)
+        seconds = max(plan.cost.seconds, plan.schedule.tasks * SCHEDULER_SECONDS / 0.3)
         return plan.shortfall, seconds * (1 + 0.01 * plan.lookahead)
 
     spec = replace(CPU, workers=workers, memory=memory)
@@ -300,7 +300,7 @@ def test_where_blocks_given_by_hand_fit_the_planner_finds_some_that_do(
 
 
 def test_small_products_stay_whole() -> None:
-    assert make_plan(Problem(100, 100, 100, F4), CPU).cost.tasks == 1
+    assert make_plan(Problem(100, 100, 100, F4), CPU).schedule.tasks == 1
 
 
 def test_users_blocks_are_kept_and_short_tasks_take_several_panels() -> None:

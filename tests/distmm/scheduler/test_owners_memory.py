@@ -70,5 +70,5 @@ def test_no_worker_holds_more_than_a_plan_of_owners_says(client: Client, case: s
     with lockstep.gate(client):
         C = client.persist(distmm.matmul(A, B, plan=plan))
         peak = lockstep.largest_held(client, C, EDGE * EDGE * 8)
-    assert 1 <= plan.cost.peak_bytes / peak <= most
+    assert 1 <= plan.peak.worker / peak <= most
     np.testing.assert_allclose(C.compute(), A.compute() @ B.compute())

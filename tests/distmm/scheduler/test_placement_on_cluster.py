@@ -131,8 +131,8 @@ def test_no_worker_holds_more_than_the_plan_says(client: Client, resident: bool)
         peak = lockstep.largest_held(client, C, block)
     # C, the blocks of two steps (half of each panel is copied, half is at home), the block that is being written, and
     # two that are not yet freed.
-    assert p.cost.peak_bytes == (own + 2 * panel * (1 if resident else 2) + 3) * block
-    assert p.cost.peak_bytes / 1.25 <= peak <= p.cost.peak_bytes
+    assert p.peak.worker == (own + 2 * panel * (1 if resident else 2) + 3) * block
+    assert p.peak.worker / 1.25 <= peak <= p.peak.worker
     assert moved_bytes(client) - before == p.bytes_moved == blocks * depth * 2 * block
 
 
@@ -148,7 +148,7 @@ def test_what_one_wave_of_a_lazy_product_has_loaded_stays_for_the_next(client: C
         C = client.persist(matmul(A, B, client=client, plan=p))
         peak = lockstep.largest_held(client, C, edge * edge * 8)
     # A of one row of waves and all of B, which the plan counts in full, are not there at the same time.
-    assert p.cost.peak_bytes / 1.4 <= peak <= p.cost.peak_bytes
+    assert p.peak.worker / 1.4 <= peak <= p.peak.worker
 
 
 def test_every_block_of_c_is_made_by_its_owner(client: Client) -> None:
@@ -197,7 +197,7 @@ def test_the_plugin_forgets_products_that_are_gone(client: Client, nothing_is_le
     wait(C)
     done, total = finished(client, product_of(C.name))
     assert done == total > 0
-    name, tasks = C.name, plan(lazy(9), lazy(10), client=client).cost.tasks
+    name, tasks = C.name, plan(lazy(9), lazy(10), client=client).schedule.tasks
 
     def planned(dask_scheduler: Scheduler) -> int:
         return dask_scheduler.plugins[PlacementPlugin.name].products.products[name].total

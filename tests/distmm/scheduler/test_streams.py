@@ -196,7 +196,7 @@ def test_no_worker_holds_more_than_the_plan_says_though_nothing_is_read(
     with lockstep.gate(client):
         peak = lockstep.largest_held(client, client.compute(stored), edge * edge * 8)
     # Of what is kept for the next wave, that one frees the first blocks before it makes its last ones.
-    assert p.cost.peak_bytes / (1.25 if files else 1.4) <= peak <= p.cost.peak_bytes
+    assert p.peak.worker / (1.25 if files else 1.4) <= peak <= p.peak.worker
 
 
 @pytest.mark.minutes

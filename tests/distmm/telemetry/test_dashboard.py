@@ -255,7 +255,7 @@ def synthetic(workers: int, product: str) -> Record:
                     free[owner] = start + seconds
     for at, name in enumerate(names):
         for tenth in range(10):
-            time_, blocks = now - 30 + 3 * tenth, int(plan.cost.peak_bytes * (0.05 * tenth + 0.4 * rng.random()))
+            time_, blocks = now - 30 + 3 * tenth, int(plan.peak.worker * (0.05 * tenth + 0.4 * rng.random()))
             received = int(plan.bytes_moved / workers * 0.05 * rng.random() * 2)
             record.work(name, "receive", time_, time_ + 0.4)
             record.lane(name).sample(time_, blocks, blocks + 10**9, received)

@@ -192,12 +192,12 @@ def test_figures_of_a_real_product_are_exact(current: Client, monkeypatch: pytes
     r = telemetry.read(current, C.name)
     assert r is not None
     f = r.figures(time.time())
-    assert (f.state, f.done, f.total, f.blocks_done) == ("complete", made.cost.tasks, made.cost.tasks, 36)
+    assert (f.state, f.done, f.total, f.blocks_done) == ("complete", made.schedule.tasks, made.schedule.tasks, 36)
     assert f.flops == made.problem.flops
     assert f.moved == f.bound == made.bytes_moved
-    assert sum(lane.steps for lane in r.lanes.values()) == made.cost.tasks
+    assert sum(lane.steps for lane in r.lanes.values()) == made.schedule.tasks
     assert {r.owners[r.chain((), i, j)] for i in range(6) for j in range(6)} == set(r.lanes)
-    assert len(r.activities) + len(r.transfers) > made.cost.tasks
+    assert len(r.activities) + len(r.transfers) > made.schedule.tasks
     assert all(transfer.stop >= transfer.start >= r.submitted for transfer in r.transfers)
     # Memory is sampled with each heartbeat, and once more by `read`.
     assert all(lane.blocks.points for lane in r.lanes.values())
@@ -242,7 +242,7 @@ def test_memory_counts_what_the_plan_counts(current: Client) -> None:
     assert r is not None
     assert r.resident == {A.name, B.name}
     peak = max(lane.peak_blocks for lane in r.lanes.values())
-    assert C.nbytes / 4 <= peak <= r.plan.cost.peak_bytes
+    assert C.nbytes / 4 <= peak <= r.plan.peak.worker
     assert sum(lane.others for lane in r.lanes.values()) >= A.nbytes + B.nbytes
     del kept
 
