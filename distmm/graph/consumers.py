@@ -148,6 +148,14 @@ def product_of(name: str) -> str:
 # Blocks that are written
 
 
+def places_along(chunks: Chunks, begin: Index) -> list[list[slice]]:
+    """Return where blocks lie along each dimension of an array if the first one begins at `begin`."""
+    return [
+        [slice(start + at.start, start + at.stop) for at in slices(edges)]
+        for start, edges in zip(begin, chunks, strict=True)
+    ]
+
+
 @dataclass(frozen=True)
 class Store:
     """Writes blocks of an array. `first` is the index of the first block, and `begin` its place."""
@@ -160,10 +168,7 @@ class Store:
 
     @cached_property
     def _places(self) -> list[list[slice]]:
-        return [
-            [slice(start + at.start, start + at.stop) for at in slices(edges)]
-            for start, edges in zip(self.begin, self.chunks, strict=True)
-        ]
+        return places_along(self.chunks, self.begin)
 
     def __call__(self, key: Key) -> Iterator[Task]:
         """Yield the tasks of one result."""

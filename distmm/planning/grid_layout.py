@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from distmm.planning.blocks import Wave, are_even
-from distmm.planning.layout import Ints, Layout, Traffic
+from distmm.planning.layout import Ints, Layout, Traffic, counted
 from distmm.planning.owners import Grid
 
 
@@ -135,18 +135,22 @@ class GridLayout(Layout[Grid]):
         A block comes from its home once to each rank that needs it.
         """
         depths = self._depths(steps)
-        if self.problem.symmetry is not None:
-            received, sent, home, both = self._symmetric_operand(wave, depths)
-            return Traffic(received, sent, (home, np.zeros_like(home)), both)
-        heights, widths = self._sums(wave, self._edges[0], self._edges[2])
         ranks = np.arange(self.grid.size).reshape(self._shape)
-        a = self._operand(wave, self.problem.a_batch, ranks, heights, widths, depths.by_column)
-        b = self._operand(wave, self.problem.b_batch, ranks.swapaxes(1, 2), widths, heights, depths.by_row)
-        received, sent, _ = a + b
-        return Traffic(received, sent, (a[2], b[2]), np.zeros_like(sent))
+        if self.problem.symmetry is not None:
+            a, both = self._symmetric_operand(wave, ranks, depths)
+            return self._traffic(a, np.zeros_like(a), both)
+        heights, widths = self._sums(wave, self._edges[0], self._edges[2])
+        a, b = (
+            self._of_all_batches(counted(self._needs(wave, own, homes, others), homes, held), wave, own)
+            for own, homes, others, held in (
+                (self.problem.a_batch, ranks, widths, heights[:, None] * depths.by_column[:, None]),
+                (self.problem.b_batch, ranks.swapaxes(1, 2), heights, widths[:, None] * depths.by_row[:, None]),
+            )
+        )
+        return self._traffic(a, b, np.zeros(self.grid.size, np.int64))
 
-    def _operand(self, wave: Wave, own: tuple[int, ...], ranks: Ints, edges: Ints, others: Ints, depths: Ints) -> Ints:
-        """Bytes of one operand that each rank receives, sends, and has at home: ``(3, ranks)``.
+    def _needs(self, wave: Wave, own: tuple[int, ...], lines: Ints, others: Ints) -> Ints:
+        """Whether each rank needs the blocks of each line of the grid: ``(layers, lines, ranks)``.
 
         A *line* is a row of the grid for A, whose blocks are needed along it, and a column for B.
 
@@ -155,33 +159,24 @@ class GridLayout(Layout[Grid]):
         wave : Wave
         own : tuple of int
             The operand's batch dimensions.
-        ranks : array of int ``(layers, lines, along)``
-        edges : array of int ``(lines,)``
-            Elements of the operand's blocks of each line, along m for A and along n for B.
+        lines : array of int ``(layers, lines, along)``
+            Ranks of each line, at which its blocks are.
         others : array of int ``(along,)``
-            Those of the other operand: as many workers of a line as have any, from the first one on, have blocks of C.
-        depths : array of int ``(layers, along)``
-            Elements along k of the panels at home there.
+            Elements of the other operand's blocks: as many workers of a line as have any, from the first one on, have
+            blocks of C.
         """
-        needs = np.zeros(self.grid.size, np.int64)  # by rank: the blocks of line 0 on layer 0
-        needs[ranks[0, 0, : np.count_nonzero(others)]] = 1
+        needs: Ints = np.zeros(self.grid.size, np.int64)  # by rank: the blocks of line 0 on layer 0
+        needs[lines[0, 0, : np.count_nonzero(others)]] = 1
         for length, blocks in zip(self._aligned(own), self.blocking.wave_batches(wave), strict=True):
             if length == 1:  # all batch blocks of C read the same blocks, and are on other ranks
                 needs = np.minimum(turned(needs, blocks, np.ones(len(blocks), np.int64)), 1)
-        users, at_home, used = np.flatnonzero(needs), needs[ranks[0, 0]], edges > 0
-        received = np.zeros(self.grid.size, np.int64)
-        size = np.outer(depths.sum(axis=1), edges[used])
-        np.add.at(received, (ranks[:, used, :1] + users).ravel() % self.grid.size, np.repeat(size.ravel(), len(users)))
-        home = edges[:, None] * depths[:, None]
-        figures = np.empty((3, self.grid.size), np.int64)
-        figures[:, ranks] = received[ranks] - home * at_home, home * (len(users) - at_home), home
-        return self._of_all_batches(figures, wave, own) * self.problem.dtype.itemsize
+        return needs[(np.arange(self.grid.size) - lines[..., :1]) % self.grid.size]
 
-    def _symmetric_operand(self, wave: Wave, depths: Depths) -> Ints:
-        """Bytes of A that each rank receives, sends, has at home, and needs both as A and as its transpose."""
+    def _symmetric_operand(self, wave: Wave, ranks: Ints, depths: Depths) -> tuple[Ints, Ints]:
+        """Elements of A as by `counted`, and those that each rank needs both as A and as its transpose."""
         rows, columns = self.grid.rows, self.grid.columns
         line = np.array(sorted({*wave.rows, *wave.columns}), np.int64)  # block rows of A that the wave needs
-        every = np.arange(len(line))
+        layer, every = np.arange(self.grid.layers)[:, None], np.arange(len(line))
         # C[i, j] of block row i are in columns of the grid from wave.columns.start on: as many as there are, or up to
         # the diagonal. Likewise C[r, i] of block column i, from the diagonal on.
         is_row, is_column = ((at.start <= line) & (line < at.stop) for at in (wave.rows, wave.columns))
@@ -190,25 +185,16 @@ class GridLayout(Layout[Grid]):
         down = np.where(is_column, wave.rows.stop - first, 0)
         as_a = (np.arange(columns) - wave.columns.start) % columns < across[:, None]
         as_b = (np.arange(rows) - first[:, None]) % rows < down[:, None]
-        row, column = line % rows, line % columns
+        row, column, edges = line % rows, line % columns, self._edges[0][line]
+        needs = np.zeros((len(layer), len(line), *self._shape), np.int64)
+        needs[layer, every, layer, row] = as_a
+        needs[layer, every, layer, :, column] |= as_b
+        both = np.zeros(self.grid.size, np.int64)
         twice = as_a[every, column] & as_b[every, row]
-        once = as_b.copy()
-        once[every, row] &= ~twice
-        needed = as_a.copy()  # by the homes of the row's blocks
-        needed[every, column] |= as_b[every, row]
-        users = np.count_nonzero(as_a, axis=1) + np.count_nonzero(once, axis=1)
-        edges = self._edges[0][line]
-        at_home, needed_at_home, given, used, doubled = (np.zeros((rows, columns), np.int64) for _ in range(5))
-        np.add.at(at_home, row, edges[:, None])
-        np.add.at(needed_at_home, row, edges[:, None] * needed)
-        np.add.at(given, row, edges[:, None] * (users[:, None] - needed))
-        np.add.at(used, row, edges[:, None] * as_a)
-        np.add.at(used.T, column, edges[:, None] * once)
-        np.add.at(doubled, (row, column), edges * twice)
-        whole, part = depths.whole[:, None, None], depths.by_column[:, None]
-        figures = whole * used - part * needed_at_home, part * given, part * at_home, whole * doubled
-        by_rank = np.reshape(figures, (4, self.grid.size))
-        return self._of_all_batches(by_rank, wave, self.problem.batch) * self.problem.dtype.itemsize
+        np.add.at(both, ranks[:, row, column], depths.whole[:, None] * edges * twice)
+        held, batch = edges[:, None] * depths.by_column[:, None], self.problem.batch
+        a = counted(needs.reshape(*needs.shape[:2], -1), ranks[:, row], held)
+        return self._of_all_batches(a, wave, batch), self._of_all_batches(both, wave, batch)
 
     @property
     def _shape(self) -> tuple[int, int, int]:

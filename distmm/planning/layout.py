@@ -64,6 +64,12 @@ class Layout(Generic[Ranks]):
         m, k, n = (np.array(edges, np.int64) for edges in (self.blocking.m, self.blocking.k, self.blocking.n))
         return m, k, n
 
+    def _traffic(self, a: Ints, b: Ints, both: Ints) -> Traffic:
+        """Return bytes, given elements of A and of B as by `counted`, and those that ranks need in both places."""
+        a, b, both = (figures * self.problem.dtype.itemsize for figures in (a, b, both))
+        received, sent, _ = a + b
+        return Traffic(received, sent, (a[2], b[2]), both)
+
     @abstractmethod
     def chains(self, wave: Wave) -> Ints:
         """Chains of each rank, for the blocks of C of a wave."""
@@ -72,3 +78,26 @@ class Layout(Generic[Ranks]):
     def busiest(self) -> int:
         """Chains of the busiest rank."""
         return int(self.chains(self.blocking.whole).max())
+
+
+def counted(needs: Ints, homes: Ints, held: Ints) -> Ints:
+    """Elements of an operand that each rank receives, sends, and has at home if any rank needs them: ``(3, ranks)``.
+
+    A *part* of the operand is what the same ranks need. A block comes from its home once to each rank that needs it.
+
+    Parameters
+    ----------
+    needs : array of int or bool ``(*parts, ranks)``
+        Whether a rank needs a part.
+    homes : array of int ``(*parts, along)``
+        Ranks at which the blocks of a part are.
+    held : array of int ``(*parts, along)``
+        Elements that are there.
+    """
+    own = held * np.take_along_axis(needs, homes, axis=-1)
+    figures = np.zeros((3, needs.shape[-1]), np.int64)
+    figures[0] = np.tensordot(held.sum(axis=-1), needs, 2)
+    np.add.at(figures[0], homes, -own)
+    np.add.at(figures[1], homes, held * needs.sum(axis=-1, keepdims=True) - own)
+    np.add.at(figures[2], homes, held * needs.any(axis=-1, keepdims=True))
+    return figures

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from distmm.planning.blocks import Wave
-from distmm.planning.layout import Ints, Layout, Traffic
+from distmm.planning.layout import Ints, Layout, Traffic, counted
 from distmm.planning.owners import Owners
 
 
@@ -146,18 +146,11 @@ class TableLayout(Layout[Owners]):
             as_b = np.swapaxes(as_b, 1, 2) if self.blocking.triangle else as_b
             both = ((as_a & as_b) * area).sum(axis=(1, 2))
             read = [(as_a | as_b, area)]
-        received, sent = np.zeros_like(both), np.zeros_like(both)
-        at_home = []
-        ranks = np.arange(self.grid.size)[:, None, None]
-        for (users, area), home in zip(read, homes, strict=False):
-            own = ranks == home
-            received += ((users & ~own) * area).sum(axis=(1, 2))
-            others = (users & ~own).sum(axis=0)
-            sent += (own * (others * area)).sum(axis=(1, 2))
-            at_home.append((own * (users.any(axis=0) * area)).sum(axis=(1, 2)))
-        item = self.problem.dtype.itemsize
-        at_home += [np.zeros_like(both)] * (2 - len(at_home))
-        return Traffic(received * item, sent * item, (at_home[0] * item, at_home[1] * item), both * item)
+        figures = [
+            counted(np.moveaxis(users, 0, -1), home[..., None], area[..., None])
+            for (users, area), home in zip(read, homes, strict=False)
+        ]
+        return self._traffic(figures[0], figures[1] if len(figures) > 1 else np.zeros_like(figures[0]), both)
 
     def _of_chunks(self, users: Ints, down: int, across: int) -> Ints:
         """Return which rank reads each chunk ``(ranks, rows, columns)``, given which reads each block."""

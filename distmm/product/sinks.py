@@ -13,6 +13,7 @@ A Dask array has no memory to write to. As `out` it becomes the lazy product, as
 from __future__ import annotations
 
 import concurrent.futures
+import itertools
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,7 +26,7 @@ import numpy as np
 from dask.array.core import handle_out
 from distributed import Client, Future, futures_of
 
-from distmm.graph.consumers import stored
+from distmm.graph.consumers import places_along, stored
 from distmm.planning.write_units import are_shared, unit_of, whole_units
 from distmm.product.chains import Chains
 from distmm.product.out_target import target
@@ -205,12 +206,9 @@ def _write_here(waves: Iterable[WaveRegions], out: Any, client: Client) -> None:
             parts, places = _parts(product, regions, out)
             region_of: dict[Any, Region] = {}
             for part, place in zip(parts, places, strict=True):
-                blocks = da.core.slices_from_chunks(part.chunks)
-                for index, block in zip(np.ndindex(*part.numblocks), blocks, strict=True):
-                    region_of[part.name, *index] = tuple(
-                        slice(whole.start + at.start, whole.start + at.stop)
-                        for whole, at in zip(place, block, strict=True)
-                    )
+                along = places_along(part.chunks, tuple(at.start for at in place))
+                keys = ((part.name, *index) for index in np.ndindex(*part.numblocks))
+                region_of.update(zip(keys, itertools.product(*along), strict=True))
             yield parts, region_of
 
     receive(sent(), out.__setitem__, client, 0.0)
