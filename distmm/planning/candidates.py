@@ -189,9 +189,9 @@ def free(
     cluster: ClusterSpec,
     multiples: tuple[int, int, int],
     waves: tuple[int, int],
-    lengths: tuple[int, ...] = STEPS,
-    lookahead: int = LOOKAHEAD,
-    operands: tuple[Residence, Residence] = ("loaded", "loaded"),
+    lengths: tuple[int, ...],
+    lookahead: int,
+    operands: tuple[Residence, Residence],
 ) -> Iterator[Schedule]:
     """Schedules of blocks of one size, at multiples of the kernel's tile or of a file's chunks.
 

@@ -121,11 +121,10 @@ class Schedule:
 
         Of a block that is a union of chunks, those of its chunks, in rows.
         """
+        blocks = ((line, p) if operand == "A" else (p, line) for p in panels)
         if isinstance(self.grid, Grid):
             length = self.blocking.part_panels(self.grid.layers)
-            at = ((line, p) if operand == "A" else (p, line) for p in panels)
-            return [self.grid.owner(*index, batch, p // length) for index, p in zip(at, panels, strict=True)]
-        blocks = ((line, p) if operand == "A" else (p, line) for p in panels)
+            return [self.grid.owner(*block, batch, p // length) for block, p in zip(blocks, panels, strict=True)]
         homes = self._homes[operand == "B"]
         return [homes[i][j] for block in blocks for row in self.chunk_indices(operand, *block) for i, j in row]
 

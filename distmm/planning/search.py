@@ -140,8 +140,10 @@ def _best(asked: Plan, multiples: tuple[int, int, int] | None) -> Plan:
     best = None
     for waves in candidates.waves(asked.problem, asked.cluster, asked.c_stays):
         best = _in_waves(asked, multiples, waves, best)
-        if multiples is not None and best.shortfall:
-            best = _deeper(asked, multiples, waves, best)
+        for tried, steps in itertools.pairwise((candidates.STEPS[-1], *candidates.DEEPER_STEPS)):
+            # Blocks cannot be shorter along k than one multiple.
+            if multiples is not None and best.shortfall and tried * multiples[1] < asked.problem.k:
+                best = _in_waves(asked, multiples, waves, best, (steps,))
         if not best.shortfall:
             break
     assert best is not None
@@ -151,9 +153,13 @@ def _best(asked: Plan, multiples: tuple[int, int, int] | None) -> Plan:
 
 
 def _in_waves(
-    asked: Plan, multiples: tuple[int, int, int] | None, tried: list[tuple[int, int]], best: Plan | None
+    asked: Plan,
+    multiples: tuple[int, int, int] | None,
+    tried: list[tuple[int, int]],
+    best: Plan | None,
+    lengths: tuple[int, ...] = candidates.STEPS,
 ) -> Plan:
-    """Return the fastest plan with the first number of waves that fits, or with the next one."""
+    """Return the fastest plan with the first number of waves that fits, or the next one; `lengths` as in `free`."""
     problem, cluster = asked.problem, asked.cluster
     # GPUs load the blocks of a step while they multiply. With a step more in memory, they do not wait for them.
     lookaheads = (LOOKAHEAD + 1, LOOKAHEAD) if multiples and cluster.device == "cuda" else (LOOKAHEAD,)
@@ -165,7 +171,7 @@ def _in_waves(
             schedules = (
                 candidates.given(problem, asked.blocking, cluster, waves)
                 if multiples is None
-                else candidates.free(problem, cluster, multiples, waves, lookahead=lookahead, operands=asked.operands)
+                else candidates.free(problem, cluster, multiples, waves, lengths, lookahead, asked.operands)
             )
             best = _fastest((replace(asked, schedule=schedule) for schedule in schedules), best)
             if not best.shortfall:
@@ -173,20 +179,6 @@ def _in_waves(
         if fitted:
             break
     assert best is not None
-    return best
-
-
-def _deeper(asked: Plan, multiples: tuple[int, int, int], waves: list[tuple[int, int]], best: Plan) -> Plan:
-    """Return a plan with more steps, as few as fit, for a product that no other plan fits."""
-    problem, cluster = asked.problem, asked.cluster
-    for tried, steps in itertools.pairwise((candidates.STEPS[-1], *candidates.DEEPER_STEPS)):
-        if tried * multiples[1] >= problem.k:
-            break  # blocks cannot be shorter along k than those that were tried
-        for cuts in waves:
-            schedules = candidates.free(problem, cluster, multiples, cuts, (steps,), operands=asked.operands)
-            best = _fastest((replace(asked, schedule=schedule) for schedule in schedules), best)
-            if not best.shortfall:
-                return best
     return best
 
 

@@ -166,19 +166,21 @@ def test_the_plan_chosen_is_the_best_of_all_though_few_are_costed(problem: Probl
         return plan.shortfall, seconds * (1 + 0.01 * plan.lookahead)
 
     spec = replace(CPU, workers=workers, memory=memory)
-    best, fitted, done = (math.inf, math.inf), False, False
-    several = [(waves, candidates.STEPS) for waves in next(candidates.waves(problem, spec, stays=False))]
-    deeper = [(waves, (steps,)) for steps in candidates.DEEPER_STEPS for waves, _ in several]
-    for tried, (waves, steps) in enumerate(several + deeper):
-        # Twice as many waves as fit are tried, for fewer and deeper tasks may be faster; more steps where nothing fits.
-        if fitted and (tried >= len(several) or done):
+    best = math.inf, math.inf
+    several = next(candidates.waves(problem, spec, stays=False))
+    for lengths in (candidates.STEPS, *((steps,) for steps in candidates.DEEPER_STEPS)):
+        for waves in several:
+            fitted = best[0] == 0
+            for s in candidates.free(
+                problem, spec, (TILE, TILE, TILE), waves, lengths, LOOKAHEAD, ("loaded", "loaded")
+            ):
+                p = Plan(problem, s, spec, result="out")
+                assert p.least_seconds <= p.cost.seconds
+                best = min(best, score(p))
+            if fitted:  # twice as many waves as fit are tried, for fewer and deeper tasks may be faster
+                break
+        if best[0] == 0:  # more steps are tried where nothing fits
             break
-        done = fitted
-        for s in candidates.free(problem, spec, (TILE, TILE, TILE), waves, steps):
-            p = Plan(problem, s, spec, result="out")
-            assert p.least_seconds <= p.cost.seconds
-            best = min(best, score(p))
-        fitted = best[0] == 0
     assert score(make_plan(problem, spec, result="out")) == best
 
 

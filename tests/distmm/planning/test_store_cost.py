@@ -123,7 +123,7 @@ def test_more_waves_are_made_where_they_pay(result: str) -> None:
 
 def test_where_the_way_of_c_takes_next_to_nothing_one_number_of_waves_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     tried, free = [], candidates.free
-    monkeypatch.setattr(candidates, "free", lambda *args, **how: tried.append(args[-1]) or free(*args, **how))
+    monkeypatch.setattr(candidates, "free", lambda *args, **how: tried.append(args[3]) or free(*args, **how))
     make_plan(Problem(2048, 2**21, 2048, F4), F4_H200, result="out")
     assert tried == [(1, 1)]
     make_plan(Problem(65536, 65536, 65000, F4), F4_H200, result="out")
