@@ -43,7 +43,7 @@ def are_even(edges: tuple[int, ...]) -> bool:
 
 def ranges(count: int, parts: int, multiple: int = 1) -> tuple[range, ...]:
     """Cut ``range(count)`` into at most `parts` ranges of one length, a multiple of `multiple`, the last one ragged."""
-    length = _length(count, parts, multiple)
+    length = math.ceil(math.ceil(count / parts) / multiple) * multiple
     return tuple(range(start, min(start + length, count)) for start in range(0, count, length))
 
 
@@ -51,10 +51,6 @@ def ranges(count: int, parts: int, multiple: int = 1) -> tuple[range, ...]:
 def part_lengths(count: int, parts: int, multiple: int) -> tuple[int, ...]:
     """Return the lengths of the `ranges`. A search for a plan asks for the same ones thousands of times."""
     return tuple(map(len, ranges(count, parts, multiple)))
-
-
-def _length(count: int, parts: int, multiple: int) -> int:
-    return math.ceil(math.ceil(count / parts) / multiple) * multiple
 
 
 @lru_cache(maxsize=256)
@@ -153,8 +149,8 @@ class Blocking:
         return tuple(tuple(range(p, min(p + self.panels, part.stop)) for p in part[:: self.panels]) for part in parts)
 
     def part_panels(self, layers: int) -> int:
-        """Count the panels of each part of k, a multiple of the panels of a step. The last part may have fewer."""
-        return _length(len(self.k), layers, self.panels)
+        """Count the panels of the first part of k, and of the others but the last, which may have fewer."""
+        return part_lengths(len(self.k), layers, self.panels)[0]
 
     def mirrored(self, wave: Wave) -> int:
         """Count the blocks of C that are transposes of a wave's blocks."""

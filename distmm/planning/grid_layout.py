@@ -99,13 +99,6 @@ class GridLayout(Layout[Grid]):
             by_rank = turned(by_rank, blocks, np.ones(len(blocks), np.int64))
         return by_rank
 
-    @property
-    def deepest_step(self) -> slice:
-        """The step with the most elements along k."""
-        if are_even(self.blocking.k):
-            return slice(0, 1)
-        return max(self.windows(1), key=lambda steps: int(self._depths(steps).whole.max()))
-
     def windows(self, length: int, resident: bool = True) -> list[slice]:
         """Ranges of `length` steps: the deepest one for each arrangement of the homes of their panels.
 

@@ -122,7 +122,10 @@ class MemoryModel:
             a, b, _ = self._block_bytes(item)
             held += cluster.threads * min(layout.blocking.panels, len(layout.blocking.k)) * (a + b)
         if cluster.device == "cuda":
-            step = layout.operand_bytes(largest, layout.deepest_step)
+            steps = (
+                layout.operand_bytes(largest, at) for at in layout.windows(1, not set(self.operands) <= set(BY_STEP))
+            )
+            step = max(steps, key=lambda each: int((each.received + each.both + sum(each.homes)).max()))
             prepared = self._prepared_elements(step)
             edges = layout.blocking.m, layout.blocking.k, layout.blocking.n
             held += math.ceil(prepared * item * cluster.prepared * max(map(_padding, edges)))

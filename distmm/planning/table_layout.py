@@ -114,17 +114,6 @@ class TableLayout(Layout[Owners]):
         below = self._areas - np.diag(np.diag(self._areas))
         return (self._made * below).sum(axis=(1, 2)) * itemsize
 
-    @property
-    def deepest_step(self) -> slice:
-        """The step in which a rank needs most of A and B."""
-        whole = self.blocking.whole
-
-        def needed(steps: slice) -> int:
-            traffic = self.operand_bytes(whole, steps)
-            return int((traffic.received + traffic.both + sum(traffic.homes)).max())
-
-        return max(self.windows(1), key=needed)
-
     def windows(self, length: int, resident: bool = True) -> list[slice]:
         """Ranges of `length` steps."""
         return [slice(s, s + length) for s in range(max(1, self.schedule.steps - length + 1))]
