@@ -233,15 +233,17 @@ def reshaped(array: da.Array, chunks: tuple[tuple[int, ...], ...]) -> da.Array:
     """Return an array of these chunks whose blocks, in C order, are the reshaped blocks of `array`, in C order.
 
     No block moves, and none depends on two blocks. If dimensions are merged of which others than the first are cut, the
-    order of elements is not that of `numpy.reshape`. Reshaping to the first chunks gives the first array again.
+    order of elements is not that of `numpy.reshape`. Reshaping to the first chunks gives the first array again. A block
+    without dimensions is a scalar, as in results of NumPy's functions.
     """
     import dask.array as da
 
     name = f"distmm-reshape-{tokenize(array.name, array.chunks, chunks)}"
     sources = itertools.product(*(range(len(edges)) for edges in array.chunks))
     indices = itertools.product(*(range(len(edges)) for edges in chunks))
+    function, first = (np.reshape, None) if chunks else (getitem, (0,) * array.ndim)  # no dimensions: a scalar
     made = {
-        (name, *index): Task((name, *index), np.reshape, TaskRef((array.name, *source)), shape)
+        (name, *index): Task((name, *index), function, TaskRef((array.name, *source)), first or shape)
         for source, index, shape in zip(sources, indices, itertools.product(*chunks), strict=True)
     }
     graph = HighLevelGraph.from_collections(name, made, dependencies=[array])

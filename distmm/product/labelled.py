@@ -12,6 +12,7 @@ import dask.array as da
 import numpy as np
 from distributed import Client
 
+from distmm.graph.dask_tasks import reshaped
 from distmm.planning.problem import accumulator_dtype
 from distmm.product.arrays_in_graphs import whole
 from distmm.product.operand import Operand, checked, uploaded
@@ -88,7 +89,8 @@ class Labelled(Operand):
             cuts = {self.labels.index(label): cut for label, cut in edges.items()}
             return self.made(source.rechunk(cuts), self.labels)
         if not self.labels:
-            return self.made(da.from_array(source if self.kind == "cupy" else np.asarray(source), asarray=False), ())
+            element = (source if self.kind == "cupy" else np.asarray(source)).reshape(1)
+            return self.made(reshaped(da.from_array(element, asarray=False), ()), ())
         stored = self.storage_chunk or ("auto",) * len(self.labels)
         wanted = tuple(edges.get(label, size) for label, size in zip(self.labels, stored, strict=True))
         chunks = chosen(wanted, self.shape, self.dtype)

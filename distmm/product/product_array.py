@@ -109,7 +109,8 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
         """
         changed = self.name != self._made_as  # for example by C[0] = 1, or as `out` of a NumPy function
         out = None if kwargs or changed else self._computed(computing())
-        return as_given(super().compute(**kwargs) if out is None else out, self._package)
+        result = as_given(super().compute(**kwargs) if out is None else out, self._package)
+        return result[()] if isinstance(result, np.ndarray) else result
 
     def _reduced(self, reduction: Callable[..., da.Array], *args: Any, **how: Any) -> da.Array:
         """Return a reduction in few tasks, with the chunks that Dask's reduction has.

@@ -55,7 +55,8 @@ def arrived(block: Any, what: str, shape: Shape | None = None, dtype: Any = None
     what : str
         Its name in messages.
     shape, dtype : optional
-        What its array says. A type that holds fewer values, such as float32 for float64, is converted.
+        What its array says. Elements of another type are converted if none loses its value, such as those of the
+        float64 zeros that `dask.array.linalg.lu` puts into float32 matrices.
 
     Raises
     ------
@@ -83,13 +84,19 @@ def arrived(block: Any, what: str, shape: Shape | None = None, dtype: Any = None
         or block.dtype == gpu.carrier(dtype)
     ):
         return block
-    if not np.can_cast(block.dtype, dtype, "safe"):
+    if not np.can_cast(block.dtype, dtype, "safe") and not _keeps_values(block, dtype):
         raise InputError(
             f"{what} is a {given} of {block.dtype} elements, and its array says {dtype}: state the true dtype (dtype= "
             "of map_blocks or from_delayed), or convert the blocks where they are made (netCDF4: "
             "variable.set_auto_scale(False))"
         )
     return block.astype(dtype)
+
+
+def _keeps_values(block: Any, dtype: np.dtype[Any]) -> bool:
+    """Whether a type of the same kind holds the values of all elements."""
+    with np.errstate(over="ignore"):
+        return np.can_cast(block.dtype, dtype, "same_kind") and bool((block.astype(dtype) == block).all())
 
 
 def arrived_at(

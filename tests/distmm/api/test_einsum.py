@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 from unittest.mock import patch
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -69,7 +70,9 @@ def test_it_is_numpys_for_any_subscripts(network: tuple[str, list[np.ndarray]], 
         C = distmm.einsum(text, *given)
     assert isinstance(C, da.Array)
     assert (C.shape, C.dtype) == (expected.shape, expected.dtype)
-    np.testing.assert_array_equal(C.compute(), expected)
+    for computed in (C.compute(), dask.compute(C)[0]):
+        assert isinstance(computed, np.ndarray if expected.shape else np.generic)
+        np.testing.assert_array_equal(computed, expected)
 
 
 @pytest.mark.parametrize("text", ["ij,jk->ik", "ij,k->k", "ij,ij->i", "i,j->ij", "ij->j"])

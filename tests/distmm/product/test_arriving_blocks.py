@@ -112,3 +112,10 @@ def test_a_block_on_the_host_becomes_a_plain_array() -> None:
     assert arrived(ml_dtypes.bfloat16(1) * np.ones((2, 2), ml_dtypes.bfloat16), "it", (2, 2), "f4").dtype == "f4"
     with pytest.raises(InputError, match="it is a dict of shape"):
         arrived({}, "it", (7, 6))
+
+
+def test_a_wider_type_is_converted_if_no_element_is_rounded() -> None:
+    given = da.from_array(A, chunks=(7, 2)).astype("f4").map_blocks(np.ndarray.astype, "f8", dtype="f4")
+    np.testing.assert_array_equal(distmm.matmul(given, B).compute(), A @ B)
+    with pytest.raises(InputError, match="of float64 elements, and its array says float32"):
+        distmm.matmul(given.map_blocks(np.add, 1e-9, dtype="f4"), B).compute()
