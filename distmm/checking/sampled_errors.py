@@ -83,7 +83,8 @@ def level(
     with np.errstate(invalid="ignore", over="ignore", under="ignore", divide="ignore"):
         whole = mine["sums"]
         product = whole[0] if len(whole) == 1 else (whole[0] - whole[1]) + 1j * (whole[2] + whole[3])
-        truth, size = alpha * product, abs(alpha) * abs(whole).sum(axis=0)
+        factor = np.abs(np.complex128(alpha))  # its square may be infinite; Python's numbers would raise OverflowError
+        truth, size = alpha * product, factor * abs(whole).sum(axis=0)
         if added is not None:
             before = beta * lines(added, sample.rows, at).astype(tolerance.work)
             truth, size = truth + before, size + abs(before)
@@ -92,12 +93,12 @@ def level(
         walk *= (tolerance.u * sample.dependence[position]) ** 2
         halves = HALVES**2 * ((whole**2).sum(axis=0) + mine["terms"] + mine["groups"]) + COARSE**2 * mine["coarse"]
         rounding = (tolerance.u_out * abs(truth)) ** 2 + (4 * tolerance.u * size) ** 2
-        limit = np.sqrt(abs(alpha) ** 2 * (walk + halves) + rounding)
+        limit = np.sqrt(factor**2 * (walk + halves) + rounding)
         if tolerance.cuts:
             sure = CUT_OFF * (mine["cut"] + np.sqrt(sample.groups * mine["terms"]))
         else:
             sure = 2 * tolerance.u_in * mine["spread"]
-        sure = abs(alpha) * sure + tolerance.underflow(alpha)
+        sure = factor * sure + tolerance.underflow(alpha)
         error = np.maximum(abs(truth - given) - sure, 0)
         ratio = np.where(error == 0, 0.0, error / limit)
     counts = np.isfinite(truth) & np.isfinite(given) & np.isfinite(limit) & (abs(truth) + sure < tolerance.most / 2)

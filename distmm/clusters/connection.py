@@ -73,8 +73,8 @@ def connect(where: str = "local", *, timeout: float = 10, tls: str = "none", **o
     except (OSError, ValueError) as error:
         raise InputError(
             f"no scheduler answers at {where} within {timeout:g} s ({str(error) or type(error).__name__}); is it "
-            f"running (dask scheduler), does it speak {address.partition(':')[0]}, and can this machine reach it? A "
-            f"longer timeout may help"
+            f"running (dask scheduler), does it speak {address.partition(':')[0]}, has the address a port, as in "
+            f"tcp://10.0.0.1:8786, and can this machine reach it? A longer timeout may help"
         ) from error
     with client, client.as_current():
         try:

@@ -63,7 +63,8 @@ def located(url: str) -> str:
         )
     parts = [part for part in rest.split("/") if part]
     if len(parts) < 2:
-        raise InputError(f"{url}: is a bucket without the name of an array; write {url.rstrip('/')}/C.zarr")
+        bucket = parts[0] if parts else "bucket"
+        raise InputError(f"{url}: is a bucket without the name of an array; write {scheme}://{bucket}/C.zarr")
     if set(rest) & set("*?[]"):
         raise InputError(f"{url}: has a character that fsspec reads as a pattern (*, ?, [ or ]); choose another name")
     suffix = os.path.splitext(parts[-1])[1].lower()

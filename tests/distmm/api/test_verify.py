@@ -41,6 +41,15 @@ def product(
     return a, b, c
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+@pytest.mark.parametrize(("check", "outcome"), [("freivalds", "cannot tell"), ("full", "right")])
+@pytest.mark.parametrize("alpha", [1e300, 10**300], ids=["float", "int"])
+def test_a_factor_whose_square_no_float_holds_is_checked(alpha: float, check: str, outcome: str) -> None:
+    a, b, c = product("f")
+    assert verify(a, b, c * np.float32(alpha), alpha=alpha, check=check).outcome == outcome
+    assert verify(a, b, c, alpha=alpha, check=check).outcome == "wrong"
+
+
 @pytest.mark.parametrize("check", ["freivalds", "full"])
 @pytest.mark.parametrize("draw", later([wide, normal, uniform]))
 @pytest.mark.parametrize("dtype", list("fdFD"))
