@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
+import dask
 import dask.array as da
 from dask.array.utils import meta_from_array
 from dask.base import tokenize
@@ -97,7 +98,8 @@ class Chains:
             # Arrays of this process have new names in each graph.
             shared = all(isinstance(x.source, da.Array) for x in product.operands)
             again = shared and not product.once and self.reduced is None
-            how = turned, product.problem, plan.schedule, KernelChoice.of(plan), epilogue
+            # Annotations too: what failed under some of them must not be found as the result under others.
+            how = turned, product.problem, plan.schedule, KernelChoice.of(plan), epilogue, dask.get_annotations()
             own = tokenize([x.name for x in (a, b, c) if isinstance(x, da.Array)], *how) if again else uuid.uuid4().hex
             self.name = f"distmm-matmul-{own}"
         return product_graph.build(

@@ -130,6 +130,16 @@ def test_operands_of_a_refused_product_can_be_read_by_another_one(client: Client
     np.testing.assert_array_equal(client.compute(C).result(timeout=60), 2 * (expected + b.sum(axis=0).compute()))
 
 
+def test_a_product_refused_for_its_annotation_runs_without_it_while_a_future_keeps_the_failed_tasks(
+    client: Client,
+) -> None:
+    with dask.annotate(resources={"NOBODY_HAS": 1}):
+        refused = client.compute(product(client, 9)[0])
+    assert isinstance(refused.exception(timeout=60), distmm.InputError)
+    C, expected = product(client, 9)
+    np.testing.assert_array_equal(client.compute(C).result(timeout=60), expected)
+
+
 def test_a_product_that_does_not_fit_on_the_workers_left_is_refused(client: Client, workers: list[str]) -> None:
     memory = min(info["memory_limit"] for info in client.scheduler_info()["workers"].values())
     n = int((memory / 4 / 2.2) ** 0.5) // 4 * 4  # float32: C takes 0.45 of the memory of each worker
