@@ -100,9 +100,8 @@ def level(
             sure = 2 * tolerance.u_in * mine["spread"]
         sure = factor * sure + tolerance.underflow(alpha)
         error = np.maximum(abs(truth - given) - sure, 0)
-        ratio = np.where(error == 0, 0.0, error / limit)
-    counts = np.isfinite(truth) & np.isfinite(given) & np.isfinite(limit) & (abs(truth) + sure < tolerance.most / 2)
+        counts = np.isfinite(truth) & np.isfinite(given) & np.isfinite(limit) & (abs(truth) + sure < tolerance.most / 2)
+        ratio = np.where(counts & (error > 0), error / limit, 0.0)
     number = len(np.unique(truth[counts & (mine["terms"] > 0)]))
-    ratio = np.where(counts, ratio, 0.0)
     row = int(sample.rows[np.argmax(ratio.max(axis=1, initial=0.0))])
     return math.sqrt((ratio**2).sum() / max(1, counts.sum())) / threshold(max(1, number)), row

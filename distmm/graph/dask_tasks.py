@@ -239,12 +239,11 @@ def reshaped(array: da.Array, chunks: tuple[tuple[int, ...], ...]) -> da.Array:
     import dask.array as da
 
     name = f"distmm-reshape-{tokenize(array.name, array.chunks, chunks)}"
-    sources = itertools.product(*(range(len(edges)) for edges in array.chunks))
-    indices = itertools.product(*(range(len(edges)) for edges in chunks))
+    numbers = np.ndindex(array.numblocks), np.ndindex(tuple(map(len, chunks)))
     function, first = (np.reshape, None) if chunks else (getitem, (0,) * array.ndim)  # no dimensions: a scalar
     made = {
         (name, *index): Task((name, *index), function, TaskRef((array.name, *source)), first or shape)
-        for source, index, shape in zip(sources, indices, itertools.product(*chunks), strict=True)
+        for source, index, shape in zip(*numbers, itertools.product(*chunks), strict=True)
     }
     graph = HighLevelGraph.from_collections(name, made, dependencies=[array])
     return da.Array(graph, name, chunks, meta=array)

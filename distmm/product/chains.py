@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
-import dask
 import dask.array as da
 from dask.array.utils import meta_from_array
-from dask.base import tokenize
+from dask.base import get_annotations, tokenize
 
 from distmm.graph import product_graph
 from distmm.graph.consumers import in_chunks
@@ -96,10 +95,10 @@ class Chains:
         epilogue = product.epilogue((self.reduced and self.reduced.dtype) or product.dtype, self.kind)
         if not self.name:
             # Arrays of this process have new names in each graph.
-            shared = all(isinstance(x.source, da.Array) for x in product.operands)
-            again = shared and not product.once and self.reduced is None
+            again = not product.once and self.reduced is None
+            again &= all(isinstance(x.source, da.Array) for x in product.operands)
             # Annotations too: what failed under some of them must not be found as the result under others.
-            how = turned, product.problem, plan.schedule, KernelChoice.of(plan), epilogue, dask.get_annotations()
+            how = turned, product.problem, plan.schedule, KernelChoice.of(plan), epilogue, get_annotations()
             own = tokenize([x.name for x in (a, b, c) if isinstance(x, da.Array)], *how) if again else uuid.uuid4().hex
             self.name = f"distmm-matmul-{own}"
         return product_graph.build(

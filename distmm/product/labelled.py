@@ -49,8 +49,7 @@ class Labelled(Operand):
             If `source` is not an array, or distmm does not multiply its type.
         """
         array = super().of(source, name)
-        labels = tuple(range(len(array.shape)))
-        return replace(array, labels=labels, unchecked=isinstance(array.source, da.Array))
+        return replace(array, labels=tuple(range(len(array.shape))), unchecked=isinstance(array.source, da.Array))
 
     def made(self, source: Any, labels: Sequence[Label], name: str | None = None) -> Labelled:
         """Return what was made of its elements, by default with its name."""
@@ -130,8 +129,7 @@ class Labelled(Operand):
         array, labels = self, list(self.labels)
         while len(set(labels)) < len(labels):
             label = next(label for label in labels if labels.count(label) > 1)
-            first = labels.index(label)
-            second = labels.index(label, first + 1)
+            first, second = [axis for axis, each in enumerate(labels) if each == label][:2]
             source = array.movable().source
             take = da.diagonal if isinstance(source, da.Array) else type(source).diagonal
             labels = [*labels[:first], *labels[first + 1 : second], *labels[second + 1 :], label]

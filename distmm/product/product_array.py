@@ -107,8 +107,8 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
             Of the operands' package: NumPy, CuPy, PyTorch or JAX. Writable (JAX has no writable arrays), in this
             process's memory, on the GPU of the operands if they are on one.
         """
-        changed = self.name != self._made_as  # for example by C[0] = 1, or as `out` of a NumPy function
-        out = None if kwargs or changed else self._computed(computing())
+        # Dask computes an array that was changed, for example by C[0] = 1, or as `out` of a NumPy function.
+        out = None if kwargs or self.name != self._made_as else self._computed(computing())
         result = as_given(super().compute(**kwargs) if out is None else out, self._package)
         return result[()] if isinstance(result, np.ndarray) else result
 

@@ -63,8 +63,7 @@ def located(url: str) -> str:
         )
     parts = [part for part in rest.split("/") if part]
     if len(parts) < 2:
-        bucket = parts[0] if parts else "bucket"
-        raise InputError(f"{url}: is a bucket without the name of an array; write {scheme}://{bucket}/C.zarr")
+        raise InputError(f"{url}: is a bucket without an array's name; write {scheme}://{(*parts, 'bucket')[0]}/C.zarr")
     if set(rest) & set("*?[]"):
         raise InputError(f"{url}: has a character that fsspec reads as a pattern (*, ?, [ or ]); choose another name")
     suffix = os.path.splitext(parts[-1])[1].lower()

@@ -78,11 +78,8 @@ def arrived(block: Any, what: str, shape: Shape | None = None, dtype: Any = None
             f"{what} is a {given} of shape {block.shape}, and its array says {shape}: state the true chunks, for "
             "example with chunks= of map_blocks or shape= of from_delayed"
         )
-    if (
-        dtype is None
-        or block.dtype == (dtype := np.dtype(dtype).newbyteorder("="))
-        or block.dtype == gpu.carrier(dtype)
-    ):
+    dtype = block.dtype if dtype is None else np.dtype(dtype).newbyteorder("=")
+    if block.dtype == dtype or block.dtype == gpu.carrier(dtype):  # the second needs an import
         return block
     if not np.can_cast(block.dtype, dtype, "safe") and not _keeps_values(block, dtype):
         raise InputError(

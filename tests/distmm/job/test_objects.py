@@ -175,7 +175,7 @@ def test_outputs_that_an_object_store_cannot_take_are_refused_before_any_work(
 ) -> None:
     refused: list[tuple[str, dict[str, Any], str]] = [
         ("ftp://host/C.zarr", {}, "to object stores"),
-        (f"s3://{BUCKET}", {}, f"is a bucket without the name of an array; write s3://{BUCKET}/C.zarr"),
+        (f"s3://{BUCKET}", {}, f"is a bucket without an array's name; write s3://{BUCKET}/C.zarr"),
         ("s3://", {}, "write s3://bucket/C.zarr"),
         (url("C[1].zarr"), {}, "reads as a pattern"),
         (url("C.npy"), {}, rf"only Zarr arrays to object stores; write {url('C.zarr')}"),
