@@ -35,6 +35,7 @@ from distmm.planning.blocks import Wave, slices
 from distmm.planning.owners import Chunks
 from distmm.planning.plan import Plan
 from distmm.worker.tasks import products
+from distmm.worker.tasks.epilogue import of_c, of_matrix
 from distmm.worker.tasks.reductions import Kinds, merge
 
 # Parts that a task merges. The scheduler takes 0.35 ms for a task. With eight parts, trees add at most one task for
@@ -106,6 +107,7 @@ class View:
 
     source: str
     plan: Plan
+    dropped: tuple[int, ...]
 
     @cached_property
     def _parts(self) -> list[list[tuple[int, slice]]]:
@@ -122,9 +124,11 @@ class View:
 
     def __call__(self, key: Key) -> Iterator[Task]:
         """Yield the tasks of one result."""
-        (row, rows), (column, columns) = (along[at] for along, at in zip(self._parts, key[1:], strict=True))
-        block = TaskRef((self.source, row, column))
-        yield PlacedTask(key, products.part, self._places[row, column], block, (rows, columns))
+        at = of_matrix(key[1:], self.dropped, 0)
+        (row, rows), (column, columns) = (along[index] for along, index in zip(self._parts, at, strict=True))
+        block = TaskRef((self.source, *of_c((row, column), self.dropped)))
+        part = of_c((rows, columns), self.dropped)
+        yield PlacedTask(key, products.part, self._places[row, column], block, part)
 
     def _place(self, i: int, j: int) -> Placement:
         schedule = self.plan.schedule
@@ -133,11 +137,13 @@ class View:
         return Placement(self.source, (), *source, schedule.steps, schedule.wave_orders, owners[0], owners)
 
 
-def in_chunks(blocks: da.Array, plan: Plan) -> da.Array:
-    """Return an array of a plan's blocks of C as an array of the user's chunks."""
+def in_chunks(blocks: da.Array, plan: Plan, dropped: tuple[int, ...] = ()) -> da.Array:
+    """Return an array of a plan's blocks of C as an array of the user's chunks. C lacks the axes that are `dropped`."""
     m, _, n = plan.schedule.cuts
-    layer = ConsumerLayer(blocks.name + SUFFIX, Grid((len(m), len(n))), View(blocks.name, plan))
-    return da.Array(with_layer(blocks.dask, layer, blocks.name), layer.name, (m, n), meta=blocks)
+    chunks = of_c((m, n), dropped)
+    grid = Grid(tuple(map(len, chunks)))
+    layer = ConsumerLayer(blocks.name + SUFFIX, grid, View(blocks.name, plan, dropped))
+    return da.Array(with_layer(blocks.dask, layer, blocks.name), layer.name, chunks, meta=blocks)
 
 
 def product_of(name: str) -> str:

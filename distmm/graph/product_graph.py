@@ -33,8 +33,8 @@ from distmm.planning.blocks import Wave, slices
 from distmm.planning.plan import Plan
 from distmm.planning.problem import operand_batch
 from distmm.worker.tasks import products
-from distmm.worker.tasks.arrivals import Arrivals
-from distmm.worker.tasks.epilogue import Epilogue
+from distmm.worker.tasks.arrivals import Arrivals, Form
+from distmm.worker.tasks.epilogue import Epilogue, of_c
 from distmm.worker.tasks.kernel_choice import KernelChoice
 from distmm.worker.tasks.loads import Load
 from distmm.worker.tasks.metrics import needs_exponents
@@ -84,7 +84,7 @@ class ProductLayer(ParametricLayer):
     reduced: Reduced | None = None
     dtypes: tuple[np.dtype[Any] | None, ...] = (None, None, None)
     out: Any = None
-    turned: tuple[bool, bool] = (False, False)
+    forms: tuple[Form, Form] = ("matrix", "matrix")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,7 +93,11 @@ class ProductLayer(ParametricLayer):
     def get_output_keys(self) -> set[Key]:
         """Keys of the blocks of C."""
         blocks = self.plan.blocking.c_indices(self.wave)
-        return {(self.name, *b, *at) for b, i, j in blocks for at in ((i, j), *([(j, i)] if self.mirrored else []))}
+        return {self._key(*b, *at) for b, i, j in blocks for at in ((i, j), *([(j, i)] if self.mirrored else []))}
+
+    def _key(self, *index: int) -> Key:
+        """Key of the block ``C[*batch, i, j]``."""
+        return (self.name, *of_c(index, self.epilogue.dropped))
 
     def __len__(self) -> int:
         blocking = self.plan.blocking
@@ -142,7 +146,7 @@ class ProductLayer(ParametricLayer):
 
         for chain in plan.blocking.c_indices(wave):
             batch, i, j = chain
-            c_key = (self.name, *batch, i, j)
+            c_key = self._key(*batch, i, j)
             a_batch, b_batch = (operand_batch(batch, own) for own in (plan.problem.a_batch, plan.problem.b_batch))
             chains = schedule.chains(batch, i, j)
             owners = tuple(rank for rank, _ in chains)
@@ -183,7 +187,7 @@ class ProductLayer(ParametricLayer):
                 partial = sums + partial[2 * len(sums) :]
                 order += 1
             if self.mirrored and i != j:
-                yield PlacedTask((self.name, *batch, j, i), products.mirror, end.placement, symmetry, TaskRef(c_key))
+                yield PlacedTask(self._key(*batch, j, i), products.mirror, end.placement, symmetry, TaskRef(c_key))
 
     def _block(self, of: Literal["A", "B"], name: Source, batch: tuple[int, ...], row: int, column: int) -> Any:
         """Return a block of A or B as an argument: a load, one chunk, or the rows of chunks that it is made of."""
@@ -192,11 +196,16 @@ class ProductLayer(ParametricLayer):
             blocking = self.plan.blocking
             down, across = (blocking.m, blocking.k) if of == "A" else (blocking.k, blocking.n)
             return name._replace(block=(slices(down)[row], slices(across)[column]))
-        way = -1 if self.turned[of == "B"] else 1
+        along_k = slice(1, 2) if of == "A" else slice(0, 1)
+        ways: dict[Form, slice] = {"matrix": slice(2), "transpose": slice(None, None, -1), "vector": along_k}
+        way = ways[self.forms[of == "B"]]
+
+        def chunk(at: tuple[int, ...]) -> TaskRef:
+            return TaskRef((name, *batch, *at[way]))
+
         if schedule.chunks is None:
-            return TaskRef((name, *batch, *(row, column)[::way]))
-        rows = schedule.chunk_indices(of, row, column)
-        return List(*(List(*(TaskRef((name, *batch, *at[::way])) for at in line)) for line in rows))
+            return chunk((row, column))
+        return List(*(List(*map(chunk, line)) for line in schedule.chunk_indices(of, row, column)))
 
     def _arrivals(self, chain: Chain, panels: Sequence[int] = ()) -> Arrivals:
         """Return what the operands say of the blocks that a task reads."""
@@ -216,7 +225,8 @@ class ProductLayer(ParametricLayer):
                 a = tuple(_grid_of(down, deep) for deep in along)
             if not isinstance(self.operands[right], Load):
                 b = tuple(_grid_of(*((deep, across) if right else (across, deep))) for deep in along)
-        return Arrivals(a, b, (*own, m, n), self.dtypes, (self.turned[0], self.turned[right]))
+        forms = self.forms[0], self.forms[right]
+        return Arrivals(a, b, of_c((*own, m, n), self.epilogue.dropped), self.dtypes, forms)
 
     def _norms(self, chain: Chain) -> dict[str, Any]:
         """Return the norms of the rows whose inner products are a block, if its reduction needs them."""
@@ -264,9 +274,9 @@ def build(
     reduced: Reduced | None = None,
     norms: tuple[da.Array, ...] = (),
     out: Any = None,
-    turned: tuple[bool, bool] = (False, False),
+    forms: tuple[Form, Form] = ("matrix", "matrix"),
 ) -> HighLevelGraph:
-    """Return the graph of C, with keys ``(name, *batch, i, j)``.
+    """Return the graph of C, with keys ``(name, *batch, i, j)``, without those indices that ``epilogue.dropped`` names.
 
     Parameters
     ----------
@@ -289,12 +299,13 @@ def build(
         Those that `reduced` names.
     out : ClientOutput, optional
         For a product of one task, which writes C there, and may load operands itself.
-    turned : pair of bool
-        Whether `a` and `b` are transposes of the operands, without a batch. The tasks of the product transpose blocks.
+    forms : pair of {"matrix", "transpose", "vector"}
+        Whether `a` and `b` are the operands, their transposes without a batch, or vectors. The tasks of the product
+        transpose and reshape blocks.
     """
     given = a, a if b is None else b, c0
     names = tuple(x.name if isinstance(x, da.Array) else x for x in given)
     dtypes = tuple((a if x is None else x).dtype for x in given)
-    layer = ProductLayer(name, plan, names, epilogue, wave, run, reduced, dtypes, out, turned)
+    layer = ProductLayer(name, plan, names, epilogue, wave, run, reduced, dtypes, out, forms)
     read = [x for x in (a, b, c0, *norms) if isinstance(x, da.Array)]
     return copyable(HighLevelGraph.from_collections(name, layer, dependencies=read))

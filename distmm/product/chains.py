@@ -13,11 +13,11 @@ from dask.base import get_annotations, tokenize
 
 from distmm.graph import product_graph
 from distmm.graph.consumers import in_chunks
-from distmm.graph.parametric_layer import with_copies
 from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
 from distmm.product.operand import Operand
 from distmm.product.users_blocks import Chunks, batch_chunks
+from distmm.worker.tasks.epilogue import of_c
 from distmm.worker.tasks.kernel_choice import KernelChoice
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from distmm.product.product import Gemm
     from distmm.worker.client_output import ClientOutput
+    from distmm.worker.tasks.arrivals import Form
     from distmm.worker.tasks.loads import Load
 
 
@@ -55,28 +56,22 @@ class Chains:
     out: ClientOutput | None = None
     name: str = field(default="", init=False)  # in the keys of C's blocks; the first graph gives it to all waves
     # Blocks of operands that all waves read.
-    _shared: dict[tuple[int, Chunks], tuple[da.Array, bool]] = field(default_factory=dict, init=False, repr=False)
+    _shared: dict[tuple[int, Chunks], tuple[da.Array, Form]] = field(default_factory=dict, init=False, repr=False)
 
     @cached_property
     def chunks(self) -> Chunks:
         """The plan's blocks of C."""
         blocking = self.plan.blocking
-        return (*blocking.batch, blocking.m, blocking.n)
+        return of_c((*blocking.batch, blocking.m, blocking.n), self.product.dropped)
 
     def arrays(self, wave: Wave | None) -> tuple[da.Array, da.Array]:
         """Return C, lazy, in the user's chunks and in the plan's blocks. With a wave, only its blocks have tasks."""
         a = self.product.a
         graph = self.graph(wave)
         meta = meta_from_array(a.source if a.kind == "cupy" else None, ndim=len(self.chunks), dtype=self.product.dtype)
-        c = da.Array(graph, self.name, self.chunks, meta=meta)
-        blocks = self._as_product(c)
-        return (blocks if self.plan.schedule.chunks is None else self._as_product(in_chunks(c, self.plan))), blocks
-
-    def _as_product(self, c: da.Array) -> da.Array:
-        """Return C without the dimensions that the product of a vector lacks."""
-        vector_a, vector_b = self.product.vectors
-        c = c[..., 0, :] if vector_a else c
-        return with_copies(c[..., 0] if vector_b else c)
+        blocks = da.Array(graph, self.name, self.chunks, meta=meta)
+        chunked = self.plan.schedule.chunks is not None
+        return in_chunks(blocks, self.plan, self.product.dropped) if chunked else blocks, blocks
 
     def graph(self, wave: Wave | None) -> HighLevelGraph:
         """Return the graph of one wave, or of all of C."""
@@ -88,9 +83,9 @@ class Chains:
 
     def _graph(self, wave: Wave | None) -> HighLevelGraph:
         product, plan, (m, k, n) = self.product, self.plan, self.plan.schedule.cuts
-        a, a_turned = self._blocks(product.a, (m, k), len(n) == 1)
-        b, b_turned = (None, False) if product.symmetry else self._blocks(product.b, (k, n), len(m) == 1)
-        turned = a_turned, b_turned
+        a, form_a = self._blocks(product.a, (m, k), len(n) == 1)
+        b, form_b = (None, form_a) if product.symmetry else self._blocks(product.b, (k, n), len(m) == 1)
+        forms = form_a, form_b
         c = None if product.c is None else self._added(product.c)
         epilogue = product.epilogue((self.reduced and self.reduced.dtype) or product.dtype, self.kind)
         if not self.name:
@@ -98,26 +93,26 @@ class Chains:
             again = not product.once and self.reduced is None
             again &= all(isinstance(x.source, da.Array) for x in product.operands)
             # Annotations too: what failed under some of them must not be found as the result under others.
-            how = turned, product.problem, plan.schedule, KernelChoice.of(plan), epilogue, get_annotations()
+            how = forms, product.problem, plan.schedule, KernelChoice.of(plan), epilogue, get_annotations()
             own = tokenize([x.name for x in (a, b, c) if isinstance(x, da.Array)], *how) if again else uuid.uuid4().hex
             self.name = f"distmm-matmul-{own}"
         return product_graph.build(
             self.name, plan, a, b, epilogue, c, wave,
-            reduced=self.reduced, norms=self.norms, out=self.out, turned=turned,
+            reduced=self.reduced, norms=self.norms, out=self.out, forms=forms,
         )  # fmt: skip
 
-    def _blocks(self, x: Operand, cuts: Chunks, once: bool) -> tuple[da.Array | Load, bool]:
-        """Return the blocks of A or B for one wave, and whether they are those of the transpose.
+    def _blocks(self, x: Operand, cuts: Chunks, once: bool) -> tuple[da.Array | Load, Form]:
+        """Return the blocks of A or B for one wave, and how they arrive.
 
         Each call gives the operand new names. Blocks that one wave has read are then freed at its end, and the next
         wave loads them again. Waves of a streamed plan share the blocks that cannot be loaded again.
         """
         if self.out is not None and (load := x.load(self.plan.cluster.device, self.client)) is not None:
-            return load, False
+            return load, "matrix"
         if (id(x), cuts) in self._shared:
             return self._shared[id(x), cuts]
         plan, chunks = self.plan, (*batch_chunks(x, self.plan.blocking), *cuts)
-        blocks = x.turned_or_not(chunks, plan.cluster.device, self.client, once)
+        blocks = x.arriving(chunks, plan.cluster.device, self.client, once)
         if plan.streamed and not x.loads_again:
             self._shared[id(x), cuts] = blocks
         return blocks
@@ -128,13 +123,10 @@ class Chains:
         Workers read a NumPy array of the product's shape from the client's memory. An array that has to be broadcast
         is smaller, and is sent inside the graph.
         """
-        shape = self.product.problem.shape
+        shape = self.product.shape
         if self.out is not None and (load := c.load("cpu", self.client)) is not None:
             return load
         if c.shape == shape:
             return c.blocked(self.chunks, "cpu", self.client)
         source = c.source if isinstance(c.source, da.Array) else c.blocked(tuple((n,) for n in c.shape), "cpu")
-        # C lacks the dimensions that the product of a vector lacks.
-        source = source[..., None] if self.product.vectors[1] else source
-        source = source[..., None, :] if self.product.vectors[0] else source
         return da.broadcast_to(source, shape).rechunk(self.chunks)

@@ -130,6 +130,6 @@ def writes_itself(product: Gemm, plan: Plan) -> bool:
 
 
 def _is_one_task(product: Gemm, plan: Plan) -> bool:
-    """Whether one short task computes a product of matrices, and a C that is added needs no broadcast."""
-    whole = product.c is None or product.c.shape == product.problem.shape
-    return whole and not any(product.vectors) and plan.schedule.tasks == 1 and plan.cost.seconds <= MOST_SECONDS
+    """Whether one short task computes a product, and a C that is added needs no broadcast."""
+    whole = product.c is None or product.c.shape == product.shape
+    return whole and plan.schedule.tasks == 1 and plan.cost.seconds <= MOST_SECONDS

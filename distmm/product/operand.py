@@ -17,7 +17,7 @@ from distmm.transfer import has_gaps, share, shared_memory
 from distmm.transfer.gpu_allocations import is_on_gpu
 from distmm.transfer.memory_map import MappedFile, is_mapped
 from distmm.worker.tasks import loads
-from distmm.worker.tasks.arrivals import arrived_at
+from distmm.worker.tasks.arrivals import Form, arrived_at
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -43,6 +43,8 @@ class Operand:
         The file, if `source` is a memory map.
     package : str
         Name of the package whose array the user gave, such as "torch"; `source` may be a view of that array.
+    vector : dask.array.Array, optional
+        The user's vector, if `source` is made from one.
     """
 
     source: Any
@@ -51,6 +53,7 @@ class Operand:
     transposed: bool = False
     file: MappedFile | None = None
     package: str = ""
+    vector: da.Array | None = None
 
     @classmethod
     def of(cls, source: Any, name: str) -> Self:
@@ -121,7 +124,7 @@ class Operand:
     def first(self, count: int, axis: Literal[-1, -2]) -> Operand:
         """Return its first elements along an axis."""
         index = (slice(count),) if (axis == -1) != self.transposed else (slice(count), slice(None))
-        return replace(self, source=self.source[(..., *index)], file=None)
+        return replace(self, source=self.source[(..., *index)], file=None, vector=None)
 
     def for_later(self) -> Operand:
         """Return the operand of a lazy product. Elements of arrays in memory may still be read after the call.
@@ -177,20 +180,24 @@ class Operand:
             array = _loaded(source if self.file is None else self.file, own, device, name, noted, meta)
         return array.swapaxes(-1, -2) if self.transposed else array
 
-    def turned_or_not(
+    def arriving(
         self, chunks: tuple[tuple[int, ...], ...], device: Literal["cpu", "cuda"], client: Client | None, once: bool
-    ) -> tuple[da.Array, bool]:
-        """Return what `blocked` does, or its transpose, and which of them it is.
+    ) -> tuple[da.Array, Form]:
+        """Return what `blocked` does, its transpose or the vector that it is made from, and which of them it is.
 
-        A transpose that Dask makes costs a task for each block. Product tasks transpose blocks themselves where each
-        block is read `once`, and on CPUs. GPUs keep the form of a block in which a kernel reads it.
+        A transpose or a reshape that Dask makes costs a task for each block. Product tasks do it themselves. They
+        transpose blocks where each block is read `once`, and on CPUs. GPUs keep the form of a block in which a kernel
+        reads it.
         """
         from distmm.graph.dask_tasks import transposed  # late, as Dask arrays above
 
+        if self.vector is not None:
+            own = _swapped(chunks, self.transposed)[-1:]
+            return Operand(self.vector, self.name, self.kind).blocked(own, device, client), "vector"
         inner = transposed(self.source) if is_dask(self.source) and not self.transposed else None
         if inner is None or inner.ndim > 2 or not (once or device == "cpu"):
-            return self.blocked(chunks, device, client), False
-        return replace(self, source=inner).blocked(chunks[::-1], device, client), True
+            return self.blocked(chunks, device, client), "matrix"
+        return replace(self, source=inner).blocked(chunks[::-1], device, client), "transpose"
 
     def load(self, device: Literal["cpu", "cuda"], client: Client | None) -> loads.Load | None:
         """Return an array of this process as one block that a task reads while the caller keeps the array alive.
@@ -270,8 +277,8 @@ def as_matrix(operand: Operand, axis: int) -> Operand:
         import dask.array as da
 
         source = da.from_array(source, chunks=operand.storage_chunk or "auto")
-    source = source[None, :] if axis == 0 else source[:, None]
-    return Operand(source, operand.name, operand.kind, package=operand.package)
+    vector = source.copy() if is_dask(source) else None
+    return Operand(source[None, :], operand.name, operand.kind, axis == 1, package=operand.package, vector=vector)
 
 
 def kind_of(source: Any, name: str) -> Literal["numpy", "cupy"]:

@@ -30,7 +30,7 @@ from distmm.product.smaller_plan import smaller_plan
 from distmm.product.users_blocks import Chunks
 from distmm.transfer import ClientArray
 from distmm.transfer.gpu_allocations import is_on_gpu
-from distmm.worker.tasks.epilogue import Epilogue
+from distmm.worker.tasks.epilogue import Epilogue, of_c, of_matrix
 
 if TYPE_CHECKING:
     import dask.array as da
@@ -45,8 +45,8 @@ class Gemm:
     ----------
     a, b : Operand
         Of two dimensions or more. In a symmetric product, b is the transpose of a.
-    vectors : tuple of bool
-        Whether A was a vector, and whether B was one. The user's C then has no rows, or no columns.
+    dropped : tuple of int
+        The axes that the user's C lacks: -2 if A was a vector, and -1 if B was one.
     alpha, beta : scalars
     c : Operand, optional
         Given if beta is not 0.
@@ -59,7 +59,7 @@ class Gemm:
 
     a: Operand
     b: Operand
-    vectors: tuple[bool, bool]
+    dropped: tuple[int, ...]
     alpha: complex = 1
     beta: complex = 0
     c: Operand | None = None
@@ -69,10 +69,11 @@ class Gemm:
     @classmethod
     def of(cls, a: Operand, b: Operand, **more: Any) -> Gemm:
         """Make a product of the user's operands, which may be vectors. With an alpha of 0 they are not read."""
+        dropped = tuple(axis for axis, x in ((-2, a), (-1, b)) if len(x.shape) == 1)
         matrices = as_matrix(a, 0), as_matrix(b, 1)
         if more.get("alpha", 1) == 0:
             matrices = matrices[0].first(0, -1), matrices[1].first(0, -2)
-        return cls(*matrices, (len(a.shape) == 1, len(b.shape) == 1), **more)
+        return cls(*matrices, dropped, **more)
 
     @property
     def operands(self) -> list[Operand]:
@@ -96,9 +97,7 @@ class Gemm:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the user's C: vectors add no dimension."""
-        *batch, m, n = self.problem.shape
-        vector_a, vector_b = self.vectors
-        return (*batch, *(() if vector_a else (m,)), *(() if vector_b else (n,)))
+        return of_c(self.problem.shape, self.dropped)
 
     def plan(self, choices: Choices, out: Any = None, c_chunks: Chunks | None = None, **more: Any) -> Plan:
         """Plan the product.
@@ -109,8 +108,8 @@ class Gemm:
         """
         written = out_target.is_written(out)
         unit = unit_of(out) if written else None
-        c_chunks = self._as_matrix(out.chunks, (1,)) if is_dask(out) else c_chunks
-        unit = None if unit is None else self._as_matrix(unit, 1)
+        c_chunks = of_matrix(out.chunks, self.dropped, (1,)) if is_dask(out) else c_chunks
+        unit = None if unit is None else of_matrix(unit, self.dropped, 1)
         request = PlanRequest(self.problem, self.a, self.b, choices, written, c_chunks, unit, **more)
         free = choices.client is None and choices.blocks is None and choices.plan is None
         if free and not (more or self.problem.batch) and one_task.on_one_gpu(self):  # nothing is loaded meanwhile
@@ -123,15 +122,6 @@ class Gemm:
     def whole(self) -> tuple[int, int, int]:
         """Edges of the blocks of a product of one task."""
         return max(1, self.problem.m), max(1, self.problem.k), max(1, self.problem.n)
-
-    def _as_matrix(self, by_dimension: tuple[Any, ...], one: Any) -> tuple[Any, ...]:
-        """Insert `one` for each dimension that C lacks because A or B is a vector."""
-        values = list(by_dimension)
-        if self.vectors[1]:
-            values.append(one)
-        if self.vectors[0]:
-            values.insert(-1, one)
-        return tuple(values)
 
     def array(self, choices: Choices, out: Any = None, c_chunks: Chunks | None = None) -> Any:
         """Plan the product. Return it as a lazy array, or fill `out` and return that."""
@@ -197,11 +187,11 @@ class Gemm:
 
         if isinstance(to, ClientArray) and one_task.writes_itself(self, plan):
             sinks.store_block(chains, out, to)
-        elif client is None or any(self.vectors) or len(plan.waves) == 1:
+        elif client is None or len(plan.waves) == 1:
             sinks.store(lambda: [(written(None), [None])], out, to, client)
         else:
-            regions = plan.blocking.regions
-            sinks.store(lambda: ((written(wave), regions(wave)) for wave in plan.waves), out, to, client)
+            regions = {wave: [of_c(at, self.dropped) for at in plan.blocking.regions(wave)] for wave in plan.waves}
+            sinks.store(lambda: ((written(wave), regions[wave]) for wave in plan.waves), out, to, client)
 
     def epilogue(self, dtype: np.dtype, kind: Literal["numpy", "cupy"], diagonal: Symmetry | None = None) -> Epilogue:
         """Return what is done with finished sums of type `dtype`, which become blocks of a `kind`.
@@ -209,7 +199,7 @@ class Gemm:
         `diagonal` is the symmetry of a block on the diagonal of a symmetric product.
         """
         conjugate = self.symmetry == "hermitian" and self.a.transposed
-        return Epilogue(dtype, kind, self.alpha, self.beta, conjugate=conjugate, symmetry=diagonal)
+        return Epilogue(dtype, kind, self.alpha, self.beta, conjugate, diagonal, self.dropped)
 
     def _for_later(self) -> Gemm:
         """Return the product of the operands as they are at the call (`Operand.for_later`)."""
@@ -228,7 +218,7 @@ class Gemm:
         here = [x.source.device.id for x in self.operands if is_on_gpu(x.source)]
         device = here[0] if here else None
         at_once = partial(one_task.at_once, self, plan, choices)
-        if choices.client is None or any(self.vectors):
+        if choices.client is None:
             own = package or blocks is not None or one_task.may_be_a_call(self, plan)
             return ProductArray.of(array, None, at_once, package, device, blocks) if own else array
         annotations = dask.get_annotations()  # those of the call hold for the graph that `compute` makes

@@ -110,7 +110,7 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
         # Dask computes an array that was changed, for example by C[0] = 1, or as `out` of a NumPy function.
         out = None if kwargs or self.name != self._made_as else self._computed(computing())
         result = as_given(super().compute(**kwargs) if out is None else out, self._package)
-        return result[()] if isinstance(result, np.ndarray) else result
+        return result[()] if isinstance(result, np.ndarray) and not result.ndim else result
 
     def _reduced(self, reduction: Callable[..., da.Array], *args: Any, **how: Any) -> da.Array:
         """Return a reduction in few tasks, with the chunks that Dask's reduction has.

@@ -90,7 +90,7 @@ def pieces(block: np.ndarray) -> Iterator[Any]:
 
 
 def to_host(block: Any) -> Any:
-    """Return a NumPy copy of a CuPy block; a NumPy block as it is."""
+    """Return a NumPy copy of a CuPy block, a scalar if it has no dimensions; a NumPy block as it is."""
     if not (hasattr(block, "get") and hasattr(block, "__cuda_array_interface__")):
         return block
     out = np.empty(block.shape, block.dtype)
@@ -98,7 +98,7 @@ def to_host(block: Any) -> Any:
         block.get(out=out)
     else:
         download(ClientArray.of(out), block)
-    return out
+    return out if out.ndim else out[()]
 
 
 def _matrices(host: ClientArray, device: Any) -> Iterator[tuple[ClientArray, Any]]:

@@ -6,9 +6,10 @@ rows that it should have. Masked elements would be multiplied by the value that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from distmm.errors import InputError
 from distmm.worker import gpu
 
 Shape = tuple[int, ...]
+
+# How blocks of an operand arrive: as they are multiplied, as their transposes, or as parts of a vector.
+Form = Literal["matrix", "transpose", "vector"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,33 +119,37 @@ class Arrivals:
         Of the block of ``beta * C``.
     dtypes : tuple of dtype or None
         Of A, B and C. None: of any type.
-    turned : pair of bool
-        Whether the blocks of A, or of B, arrive as their transposes.
+    forms : pair of {"matrix", "transpose", "vector"}
+        How blocks of A, and of B, arrive.
     """
 
     a: tuple[Any, ...]
     b: tuple[Any, ...]
     c0: Shape
     dtypes: tuple[np.dtype[Any] | None, ...]
-    turned: tuple[bool, bool] = (False, False)
+    forms: tuple[Form, Form] = ("matrix", "matrix")
 
     def checked(self, a_blocks: Sequence[Any], b_blocks: Sequence[Any], c0: Any) -> tuple[list[Any], list[Any], Any]:
         """Return the blocks as `arrived` does. A block that is in both lists stays one object."""
-        (of_a, of_b, of_c), (turn_a, turn_b) = self.dtypes, self.turned
-        left = [_checked(x, "a block of A", shape, of_a, turn_a) for x, shape in zip(a_blocks, self.a, strict=True)]
-        seen = {(_identity(x), turn_a): made for x, made in zip(a_blocks, left, strict=True)}
+        (of_a, of_b, of_c), (form_a, form_b) = self.dtypes, self.forms
+        left = [_checked(x, "a block of A", shape, of_a, form_a) for x, shape in zip(a_blocks, self.a, strict=True)]
+        seen = {(_identity(x), form_a, shape): made for x, made, shape in zip(a_blocks, left, self.a, strict=True)}
         right = [
-            seen[key] if (key := (_identity(x), turn_b)) in seen else _checked(x, "a block of B", shape, of_b, turn_b)
+            seen[key]
+            if (key := (_identity(x), form_b, shape)) in seen
+            else _checked(x, "a block of B", shape, of_b, form_b)
             for x, shape in zip(b_blocks, self.b, strict=True)
         ]
         return left, right, None if c0 is None else arrived(c0, "a block of C", self.c0, of_c)
 
 
-def _checked(block: Any, what: str, shape: Any, dtype: Any, turn: bool) -> Any:
+def _checked(block: Any, what: str, shape: Any, dtype: Any, form: Form) -> Any:
     if isinstance(block, list):
         lines = (zip(*line, strict=True) for line in zip(block, shape, strict=True))
-        return Union([[_checked(x, what, own, dtype, turn) for x, own in line] for line in lines])
-    return arrived(block, what, shape[::-1], dtype).T if turn else arrived(block, what, shape, dtype)
+        return Union([[_checked(x, what, own, dtype, form) for x, own in line] for line in lines])
+    if form == "vector":
+        return arrived(block, what, (math.prod(shape),), dtype).reshape(shape)
+    return arrived(block, what, shape[::-1], dtype).T if form == "transpose" else arrived(block, what, shape, dtype)
 
 
 def _identity(block: Any) -> Any:

@@ -45,7 +45,9 @@ def test_vectors_follow_numpy(sa: tuple[int, ...], sb: tuple[int, ...]) -> None:
     for A, B in [(a, b), (da.from_array(a, chunks=2), da.from_array(b, chunks=2))]:
         c = matmul(A, B)
         assert c.shape == (a @ b).shape
-        np.testing.assert_allclose(c.compute(), a @ b, rtol=1e-12)
+        made = c.compute()
+        assert type(made) is type(a @ b)
+        np.testing.assert_allclose(made, a @ b, rtol=1e-12)
 
 
 @pytest.mark.parametrize("left", list("?bBiIlQefdFD"))

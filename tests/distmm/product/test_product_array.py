@@ -133,7 +133,7 @@ def test_with_arguments_or_beside_others_it_is_computed_by_dask(by_dask: list[An
     small = distmm.matmul(A[:5], B).compute()
     np.testing.assert_array_equal(small, A[:5] @ B)
     np.testing.assert_array_equal(distmm.matmul(A, B[0]).compute(), A @ B[0])
-    assert len(by_dask) == 3  # that of the vector is
+    assert len(by_dask) == 3  # a small result is fetched
 
 
 def test_other_schedulers_compute_it() -> None:
