@@ -121,9 +121,9 @@ class Operand:
             return None
         return _swapped(chunk, self.transposed)
 
-    def first(self, count: int, axis: Literal[-1, -2]) -> Operand:
-        """Return its first elements along an axis."""
-        index = (slice(count),) if (axis == -1) != self.transposed else (slice(count), slice(None))
+    def part(self, cut: slice, axis: Literal[-1, -2]) -> Operand:
+        """Return a part of it along an axis."""
+        index = (cut,) if (axis == -1) != self.transposed else (cut, slice(None))
         return replace(self, source=self.source[(..., *index)], file=None, vector=None)
 
     def for_later(self) -> Operand:

@@ -72,7 +72,7 @@ class Gemm:
         dropped = tuple(axis for axis, x in ((-2, a), (-1, b)) if len(x.shape) == 1)
         matrices = as_matrix(a, 0), as_matrix(b, 1)
         if more.get("alpha", 1) == 0:
-            matrices = matrices[0].first(0, -1), matrices[1].first(0, -2)
+            matrices = matrices[0].part(slice(0), -1), matrices[1].part(slice(0), -2)
         return cls(*matrices, dropped, **more)
 
     @property
@@ -212,16 +212,25 @@ class Gemm:
         Its `compute` returns an array of the operands' package. `blocks` is the product in the plan's blocks, if these
         are not the chunks of `array`.
         """
-        from distmm.product.product_array import ProductArray
+        from distmm.product.product_array import InBlocks, ProductArray
 
         package = package_among(self.operands)
         here = [x.source.device.id for x in self.operands if is_on_gpu(x.source)]
         device = here[0] if here else None
         at_once = partial(one_task.at_once, self, plan, choices)
+        annotations = dask.get_annotations()  # those of the call hold for the graphs that are made later
+
+        def part(box: tuple[slice, ...]) -> da.Array | None:
+            if self.symmetry == "hermitian" or self.c is not None:  # it would have tasks that conjugate, or cut C
+                return None
+            rows, columns = of_matrix(box, self.dropped, slice(None))
+            with dask.annotate(**annotations):
+                return replace(self, a=self.a.part(rows, -2), b=self.b.part(columns, -1), symmetry=None).array(choices)
+
+        in_blocks = None if blocks is None else InBlocks(blocks, part)
         if choices.client is None:
             own = package or blocks is not None or one_task.may_be_a_call(self, plan)
-            return ProductArray.of(array, None, at_once, package, device, blocks) if own else array
-        annotations = dask.get_annotations()  # those of the call hold for the graph that `compute` makes
+            return ProductArray.of(array, None, at_once, package, device, in_blocks) if own else array
 
         def fill(out: Any, client: Client) -> bool:
             # If workers cannot write to `out`, Dask's `compute` fetches C as one array, provided that C fits.
@@ -231,7 +240,7 @@ class Gemm:
                 self.array(replace(choices, client=client), out)
             return True
 
-        return ProductArray.of(array, fill, at_once, package, device, blocks)
+        return ProductArray.of(array, fill, at_once, package, device, in_blocks)
 
     def plan_reduced(self, choices: Choices, kept: Callable[[Plan], int], shared: bool = False) -> Plan:
         """Plan a product whose finished blocks are reduced at once, and prepare the cluster for it.

@@ -10,15 +10,19 @@ are finished: `__dask_postcompute__` returns a task for a worker, and `__dask_op
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partialmethod
-from typing import TYPE_CHECKING, Any
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import dask.array as da
 import numpy as np
 import psutil
+from dask.array.slicing import normalize_index
 from dask.core import flatten
 
+from distmm.planning.blocks import slices
 from distmm.product.array_types import package_of
 from distmm.product.context import computing
 from distmm.product.dlpack import as_given
@@ -31,8 +35,18 @@ if TYPE_CHECKING:
 # Parts that a task of a reduction joins along each axis. Dask joins two: 16 blocks are then 15 tasks, in four rounds.
 PARTS = 16
 
+# Some chunks of C become a product of their own if they have at most this share of the elements of their blocks.
+SMALL_PART = 0.25
+
 Fill = Callable[[Any, "Client"], bool]  # computes a product into an array; returns False if Dask has to do it
 Here = Callable[["Client | None"], Any]  # computes a product in this process; returns None if it may not
+
+
+class InBlocks(NamedTuple):
+    """A product whose chunks are parts of the plan's blocks."""
+
+    blocks: da.Array  # the product, in the plan's blocks
+    part: Callable[[tuple[slice, ...]], da.Array | None]  # makes a part of C a product of its own; None if it may not
 
 
 class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untyped
@@ -43,7 +57,7 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
     _made_as: str
     _package: str
     _device: int | None
-    _blocks: da.Array | None
+    _in_blocks: InBlocks | None
 
     @classmethod
     def of(
@@ -53,7 +67,7 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
         here: Here = lambda _: None,
         package: str = "",
         device: int | None = None,
-        blocks: da.Array | None = None,
+        in_blocks: InBlocks | None = None,
     ) -> ProductArray:
         """Make one from a Dask array.
 
@@ -68,12 +82,12 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
             Name of the package of the arrays that `compute` returns (`distmm.product.dlpack.as_given`).
         device : int, optional
             This process's GPU that receives blocks of CuPy; by default the current one.
-        blocks : dask.array.Array, optional
+        in_blocks : InBlocks, optional
             The same product in the plan's blocks, if chunks are parts of them.
         """
         self = cls(array.dask, array.name, array.chunks, meta=array)
         self._fill, self._here = fill, here
-        self._made_as, self._package, self._device, self._blocks = array.name, package, device, blocks
+        self._made_as, self._package, self._device, self._in_blocks = array.name, package, device, in_blocks
         return self
 
     def rearranged(self, array: da.Array, within: Callable[[Any], Any], turned: Callable[[Any], Any]) -> ProductArray:
@@ -112,17 +126,37 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
         result = as_given(super().compute(**kwargs) if out is None else out, self._package)
         return result[()] if isinstance(result, np.ndarray) and not result.ndim else result
 
-    def _reduced(self, reduction: Callable[..., da.Array], *args: Any, **how: Any) -> da.Array:
-        """Return a reduction in few tasks, with the chunks that Dask's reduction has.
+    def __getitem__(self, index: Any) -> da.Array:
+        """Return a part of C as Dask does. Its chunks become a product of their own if their blocks are much larger."""
+        part, in_blocks = super().__getitem__(index), self._still_in_blocks()
+        given = index if isinstance(index, tuple) else (index,)
+        if in_blocks is None or not part.size or not all(map(_is_plain, given)):
+            return part
+        there = normalize_index(given, self.shape)
+        cuts = [at if isinstance(at, slice) else slice(at, at + 1) for at in there]
+        ranges = [range(n)[cut] for cut, n in zip(cuts, self.shape, strict=True)]
+        chunks, blocks = (tuple(map(_hull, edges, ranges)) for edges in (self.chunks, in_blocks.blocks.chunks))
+        elements, touched = (math.prod(at.stop - at.start for at in hull) for hull in (chunks, blocks))
+        own = in_blocks.part(chunks) if elements <= SMALL_PART * touched else None
+        if own is None:
+            return part
+        moved = ((at.start - by.start, at.stop - by.start, at.step) for at, by in zip(ranges, chunks, strict=True))
+        return own[tuple(slice(*m) if isinstance(at, slice) else m[0] for at, m in zip(there, moved, strict=True))]
 
-        It reads the plan's blocks, if these are fewer than the chunks, but not if the cluster has the chunks: blocks of
-        these are gone.
+    def _still_in_blocks(self) -> InBlocks | None:
+        """Return the plan's blocks, but not if C is another array by now, nor if the cluster has the chunks.
+
+        The blocks of these are gone.
         """
+        return None if self.name != self._made_as or self._is_on(computing()) else self._in_blocks
+
+    def _reduced(self, reduction: Callable[..., da.Array], *args: Any, **how: Any) -> da.Array:
+        """Return a reduction in few tasks, with the chunks that Dask's reduction has. It reads the plan's blocks."""
         how.setdefault("split_every", dict.fromkeys(range(self.ndim), PARTS))
-        by_chunks = reduction(self, *args, **how)
-        if self._blocks is None or self.name != self._made_as or how.get("out") is not None or self._is_on(computing()):
+        by_chunks, in_blocks = reduction(self, *args, **how), self._still_in_blocks()
+        if in_blocks is None or how.get("out") is not None:
             return by_chunks
-        return reduction(self._blocks, *args, **how).rechunk(by_chunks.chunks, method="tasks")
+        return reduction(in_blocks.blocks, *args, **how).rechunk(by_chunks.chunks, method="tasks")
 
     # Reductions of a block that need no further memory of its size.
     sum = partialmethod(_reduced, da.Array.sum)
@@ -167,6 +201,17 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
 
     def __dask_postpersist__(self) -> tuple[Callable[..., ProductArray], tuple[Any, ...]]:
         return _rebuilt, (*super().__dask_postpersist__(), self._package, self._device)
+
+
+def _is_plain(at: Any) -> bool:
+    """Whether an index is an integer, an ellipsis or an ascending range."""
+    return isinstance(at, Integral) or at is Ellipsis or (isinstance(at, slice) and (at.step is None or at.step > 0))
+
+
+def _hull(edges: tuple[int, ...], at: range) -> slice:
+    """Return the range of all parts with these edges that overlap a range."""
+    inside = [part for part in slices(edges) if part.start < at.stop and at.start < part.stop]
+    return slice(inside[0].start, inside[-1].stop)
 
 
 def of_package(array: da.Array, package: str) -> da.Array:

@@ -185,6 +185,7 @@ def test_an_error_of_a_task_is_raised_and_leaves_nothing(client: Client) -> None
 
 
 CHUNKED = da.from_array(A, (40, 30))  # of so many chunks that a block of C has several
+FINE = da.from_array(A, 10)
 
 
 def keys_of(array: da.Array) -> str:
@@ -248,3 +249,52 @@ def test_a_product_and_its_sum_are_computed_at_once() -> None:
     product, total, chunk = dask.compute(C, C.sum(), C[:5].sum())
     np.testing.assert_array_equal(product, A @ A)
     assert (total, chunk) == ((A @ A).sum(), (A @ A)[:5].sum())
+
+
+PARTS = {
+    "a chunk": np.s_[40:80, 80:120],
+    "a row": np.s_[-3],
+    "a column": np.s_[..., 5],
+    "an element": np.s_[7, 9],
+    "every third": np.s_[3:50:3, 90:],
+}
+WHOLE = {
+    "backwards": np.s_[::-1],
+    "a new axis": np.s_[None, 3],
+    "a list": np.s_[[1, 5]],
+    "nothing": np.s_[5:5],
+    "half": np.s_[: N // 2],
+}
+
+
+@pytest.mark.parametrize("multiply", [distmm.matmul, lambda X, _: distmm.gram(X)], ids=["matmul", "gram"])
+@pytest.mark.parametrize("name", [*PARTS, *WHOLE])
+def test_chunks_of_a_product_in_larger_blocks_are_a_product_of_their_own(name: str, multiply: Any) -> None:
+    index = {**PARTS, **WHOLE}[name]
+    C, plain = multiply(FINE, FINE.T), da.from_array(A @ A.T, 10)
+    part = C[index]
+    assert (C.name in part.dask.layers) == (name in WHOLE)
+    assert part.chunks == plain[index].chunks
+    made = part.compute()
+    assert type(made) is type((A @ A.T)[index])
+    np.testing.assert_array_equal(made, (A @ A.T)[index])
+
+
+def test_a_part_of_what_c_is_now_is_no_product_of_its_own(client: Client) -> None:
+    C, kept = distmm.matmul(FINE, FINE), distmm.matmul(FINE, FINE)
+    C[3] = 7
+    expected = A @ A
+    expected[3] = 7
+    np.testing.assert_array_equal(C[2:5, :4].compute(), expected[2:5, :4])
+    of_cluster = kept.persist()
+    assert kept.name in kept[:5].dask.layers
+    np.testing.assert_array_equal(dask.compute(of_cluster[:5], kept[:5])[1], (A @ A)[:5])
+
+
+def test_parts_of_sums_and_of_hermitian_products_are_read_from_blocks() -> None:
+    for C, expected in (
+        (distmm.gemm(1, FINE, FINE, 2, A), A @ A + 2 * A),
+        (distmm.gram(FINE + 1j * FINE.T), (A + 1j * A.T) @ (A + 1j * A.T).conj().T),
+    ):
+        assert C.name in C[:5].dask.layers
+        np.testing.assert_array_equal(C[:5].compute(), expected[:5])
