@@ -57,21 +57,27 @@ MOST_WAVES = 1 << 16
 SMALLEST_SHARE = 512 * 512
 
 
-def waves(problem: Problem, cluster: ClusterSpec, stays: bool) -> Iterator[list[tuple[int, int]]]:
+def waves(
+    problem: Problem, cluster: ClusterSpec, stays: bool, operands_stay: tuple[bool, bool] = (False, False)
+) -> Iterator[list[tuple[int, int]]]:
     """Yield a list of numbers of waves down and across, ascending, and then one of many waves.
 
     The second list is for a C that does not fit in fewer waves. If C cannot fit at all, there is one list with one
     entry: the error of its plan says what is missing. `stays` says whether finished blocks of C stay in the memory of
-    the workers.
+    the workers, and `operands_stay` whether those of A, and of B, that a wave has loaded stay for the next ones.
     """
     triangle = problem.symmetry is not None
     elements = math.prod(problem.shape) / (2 if triangle else 1) / cluster.workers
     accumulators = elements * problem.accumulator_bytes
     kept = elements * problem.dtype.itemsize if stays else 0
+    a, b = (edge * problem.k * problem.dtype.itemsize / cluster.workers for edge in (problem.m, problem.n))
 
     def fits(cuts: tuple[int, int]) -> bool:
         share = (2 if triangle else 1) / math.prod(cuts)  # of C, in the largest wave: a square below the diagonal
-        return accumulators * share + kept * (1 - share) < cluster.memory
+        of_operands = 0.0
+        if not problem.batch and not triangle:  # each row of waves reads all of B, and its own rows of A
+            of_operands = a / cuts[0] * (operands_stay[0] and cuts[1] > 1) + b * (operands_stay[1] and cuts[0] > 1)
+        return accumulators * share + kept * (1 - share) + of_operands < cluster.memory
 
     smaller = [WAVES[-1]]
     while math.prod(smaller[-1]) < MOST_WAVES:
@@ -80,7 +86,7 @@ def waves(problem: Problem, cluster: ClusterSpec, stays: bool) -> Iterator[list[
         smaller.append((2 * down, across) if higher else (down, 2 * across))
     few, many = ([w for w in tried if w[0] == w[1] or not triangle] for tried in (WAVES, smaller))
     fitting = [[w for w in tried if fits(w)] for tried in (few, many)]
-    yield from filter(None, fitting if any(fitting) else [few[:1] if stays else many[-1:]])
+    yield from filter(None, fitting if any(fitting) else [few[:1] if stays or any(operands_stay) else many[-1:]])
 
 
 def given(problem: Problem, blocking: Blocking, cluster: ClusterSpec, waves: tuple[int, int]) -> Iterator[Schedule]:

@@ -72,6 +72,12 @@ class Peak(NamedTuple):
     most_prepared: int
 
 
+def staying(operands: tuple[Residence, Residence], result: Result, streamed: bool) -> tuple[bool, bool]:
+    """Return whether blocks of A, and of B, that one wave has loaded stay in the workers' memory for the next ones."""
+    kept = set() if result == "out" else {"kept"} if streamed else {"kept", "loaded"}
+    return operands[0] in kept, operands[1] in kept
+
+
 @dataclass(frozen=True)
 class MemoryModel:
     """Predicts memory, for a schedule on `cluster` with A and B where `operands` says and C where `result` says.
@@ -174,7 +180,7 @@ class MemoryModel:
     def _of_needed_operands(self, largest: Wave, lookahead: int) -> Ints:
         """Bytes of A and B by rank, while `lookahead` steps of a wave are open."""
         of_operands = self._of_operands(largest, self.operands, lookahead)
-        if self.layout.schedule.wave_count > 1 and self.result != "out":
+        if self.layout.schedule.wave_count > 1 and any(staying(self.operands, self.result, self.streamed)):
             of_operands = np.maximum(of_operands, self._of_kept_operands(largest, lookahead))
         return of_operands
 
@@ -197,8 +203,8 @@ class MemoryModel:
         waves = schedule.waves
         rows, columns = len({wave.rows for wave in waves}) > 1, len({wave.columns for wave in waves}) > 1
         again = (True, True) if whole.triangle else (columns, rows)
-        stays = {"kept"} if self.streamed else {"kept", "loaded"}
-        a, b = ("whole" if at in stays and needed else at for at, needed in zip(self.operands, again, strict=True))
+        stay = staying(self.operands, self.result, self.streamed)
+        a, b = ("whole" if all(kept) else at for at, *kept in zip(self.operands, stay, again, strict=True))
         read = whole if whole.triangle else replace(largest, columns=whole.columns) if rows else largest
         if not self.streamed:
             return self._of_operands(read, (a, b), schedule.steps)

@@ -15,6 +15,7 @@ from distmm.errors import InputError
 from distmm.planning import candidates
 from distmm.planning.blocks import Blocking, cut
 from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec
+from distmm.planning.memory import staying
 from distmm.planning.owners import NOWHERE, Grid, Owners, Places
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
@@ -138,7 +139,8 @@ def _best(asked: Plan, multiples: tuple[int, int, int] | None) -> Plan:
     The answer is kept: a caller who repeats a product would wait each time for a search of 10 to 300 ms.
     """
     best = None
-    for waves in candidates.waves(asked.problem, asked.cluster, asked.c_stays):
+    stay = staying(asked.operands, asked.result, asked.streamed)
+    for waves in candidates.waves(asked.problem, asked.cluster, asked.c_stays, stay):
         best = _in_waves(asked, multiples, waves, best)
         for tried, steps in itertools.pairwise((candidates.STEPS[-1], *candidates.DEEPER_STEPS)):
             # Blocks cannot be shorter along k than one multiple.
