@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from operator import getitem
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from dask._task_spec import Alias, GraphNode
@@ -27,6 +27,7 @@ from dask.highlevelgraph import HighLevelGraph
 from distmm.graph.placement import Key, Placement
 from distmm.planning.plan import Plan
 from distmm.worker.tasks import products
+from distmm.worker.tasks.arrivals import rearranged
 from distmm.worker.tasks.largest import topk_of_chunk
 
 if TYPE_CHECKING:
@@ -229,21 +230,31 @@ def one_per_block(name: str, function: Callable[..., Any], arguments: dict[tuple
     return HighLevelGraph.from_collections(name, made)
 
 
-def reshaped(array: da.Array, chunks: tuple[tuple[int, ...], ...]) -> da.Array:
+def reshaped(
+    array: da.Array,
+    chunks: tuple[tuple[int, ...], ...],
+    axes: tuple[int, ...] | None = None,
+    unchecked: str | Literal[False] = False,
+) -> da.Array:
     """Return an array of these chunks whose blocks, in C order, are the reshaped blocks of `array`, in C order.
 
     No block moves, and none depends on two blocks. If dimensions are merged of which others than the first are cut, the
     order of elements is not that of `numpy.reshape`. Reshaping to the first chunks gives the first array again. A block
     without dimensions is a scalar, as in results of NumPy's functions.
+
+    With `axes`, the array is first transposed. With the name of an `unchecked` array, its blocks are checked.
     """
     import dask.array as da
 
-    name = f"distmm-reshape-{tokenize(array.name, array.chunks, chunks)}"
-    numbers = np.ndindex(array.numblocks), np.ndindex(tuple(map(len, chunks)))
-    function, first = (np.reshape, None) if chunks else (getitem, (0,) * array.ndim)  # no dimensions: a scalar
-    made = {
-        (name, *index): Task((name, *index), function, TaskRef((array.name, *source)), first or shape)
-        for source, index, shape in zip(*numbers, itertools.product(*chunks), strict=True)
-    }
+    axes = tuple(range(array.ndim)) if axes is None else axes
+    name = f"distmm-reshape-{tokenize(array.name, array.chunks, chunks, axes, unchecked)}"
+    sources = itertools.product(*(range(array.numblocks[axis]) for axis in axes))
+    indices = itertools.product(*(range(len(edges)) for edges in chunks))
+    made = {}
+    for source, index, shape in zip(sources, indices, itertools.product(*chunks), strict=True):
+        at = tuple(source[axes.index(axis)] for axis in range(array.ndim))
+        given = tuple(edges[i] for edges, i in zip(array.chunks, at, strict=True))
+        check = (f"a block of {unchecked}", given, array.dtype) if unchecked else None
+        made[name, *index] = Task((name, *index), rearranged, TaskRef((array.name, *at)), axes, shape, check)
     graph = HighLevelGraph.from_collections(name, made, dependencies=[array])
     return da.Array(graph, name, chunks, meta=array)

@@ -108,12 +108,12 @@ class _Matrices:
         """Choose the labels of rows, columns, k and batch, and give Dask arrays suitable chunks along k."""
         rows = _merged_labels(x, [label for label in x.labels if label not in y.labels])
         columns = _merged_labels(y, [label for label in y.labels if label not in x.labels])
-        x, y = x.movable() if len(rows) > 1 else x, y.movable() if len(columns) > 1 else y
+        x, y = x.chunked() if len(rows) > 1 else x, y.chunked() if len(columns) > 1 else y
         batch = tuple(label for label in output if label not in rows and label not in columns)
         in_memory = [array for array in (x, y) if array.in_memory]
         merged = _merged_labels(max(in_memory or (x, y), key=lambda array: array.size), inner)
         if len(merged) > 1 and len(in_memory) == 1:
-            x, y = (array if array.in_memory else _cut_in_order(array.lazy(), merged) for array in (x, y))
+            x, y = (array if array.in_memory else _cut_in_order(array.chunked(), merged) for array in (x, y))
         elif len(merged) > 1 and not in_memory:
             x, y = _cut_alike(x, y, merged)
         return cls(x, y, batch, rows, merged, columns)
@@ -167,13 +167,18 @@ class _Matrices:
             if own[-2:] == (*second, *first):
                 return replace(array, transposed=True)
         present = [label for label in self.batch if label in own]
-        array = array.movable().uploaded() if self.device == "cuda" else array
-        source = array.arranged([*present, *first, *second]).movable().source
-        if not isinstance(source, da.Array):
+        array = array.movable().uploaded() if self.device == "cuda" else array.chunked()
+        if not isinstance(array.source, da.Array):
+            source = array.arranged([*present, *first, *second]).source
             return wrap(source.reshape(self._shape(array, first, second)), array.name)
-        edges = dict(zip([*present, *first, *second], source.chunks, strict=True))
-        chunks = *(edges.get(label, (1,)) for label in self.batch), _merged(edges, first), _merged(edges, second)
-        return wrap(reshaped(source, chunks), array.name)
+        # On CPUs, product tasks transpose blocks: the same array may be an operand in both forms.
+        turned = self.device == "cpu" and not self.batch and own == (*second, *first)
+        first, second = (second, first) if turned else (first, second)
+        batch = (array.edges.get(label, (1,)) for label in self.batch)
+        chunks = *batch, _merged(array.edges, first), _merged(array.edges, second)
+        axes = tuple(array.labels.index(label) for label in (*present, *first, *second))
+        what = " and ".join(each.name for each in (self.x, self.y) if each.source is array.source)
+        return wrap(reshaped(array.source, chunks, axes, array.unchecked and what), array.name, turned)
 
     def _shape(self, array: Labelled, *groups: Labels) -> tuple[int, ...]:
         """Return the shape of an array as a stack of matrices, with the labels of two groups merged."""
@@ -239,16 +244,16 @@ def _is_copied(array: Labelled, *groups: Labels) -> bool:
 def _cut_alike(x: Labelled, y: Labelled, labels: Labels) -> tuple[Labelled, Labelled]:
     """Return both as Dask arrays with the same chunks along these labels: those of the larger Dask array."""
     given = [array for array in (x, y) if isinstance(array.source, da.Array)] or [x, y]
-    larger = max(given, key=lambda array: array.size).lazy().edges
+    larger = max(given, key=lambda array: array.size).chunked().edges
     edges = {label: larger[label] for label in labels}
-    return x.lazy(edges), y.lazy(edges)
+    return x.cut(edges), y.cut(edges)
 
 
 def _cut_in_order(array: Labelled, labels: Labels) -> Labelled:
     """Return a Dask array whose blocks are in C order along these labels, and no larger than before."""
     if _in_order(array, labels):
         return array
-    return array.lazy(_box(array, labels, math.prod(max(array.edges[label]) for label in labels)))
+    return array.cut(_box(array, labels, math.prod(max(array.edges[label]) for label in labels)))
 
 
 def _merged(edges: Edges, labels: Labels) -> tuple[int, ...]:

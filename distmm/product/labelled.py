@@ -95,15 +95,24 @@ class Labelled(Operand):
         chunks = chosen(wanted, self.shape, self.dtype)
         return self.made(self.blocked(chunks, device, client), self.labels)
 
+    def cut(self, edges: Edges) -> Labelled:
+        """Return it as a Dask array in which the labels in `edges` have those chunks; itself if it is one."""
+        given = self.edges if isinstance(self.source, da.Array) else {}
+        return self if given and given == {**given, **edges} else self.lazy(edges)
+
     def whole(self) -> Labelled:
         """Return a Dask array of blocks of one NumPy array of this process as that array, which is planned freely."""
         found = whole(self.source) if isinstance(self.source, da.Array) else None
         return self if found is None else self.made(found, self.labels)
 
+    def chunked(self) -> Labelled:
+        """Return it as an array in memory or a Dask array, whose blocks may be unchecked."""
+        return self if self.in_memory or isinstance(self.source, da.Array) else self.lazy()
+
     def movable(self) -> Labelled:
-        """Return it as an array that can be transposed and reshaped: an array in memory, or a Dask array."""
-        lazy = isinstance(self.source, da.Array) and not self.unchecked
-        return self if self.in_memory or lazy else self.lazy()
+        """Return it as an array that can be transposed and reshaped: an array in memory, or a checked Dask array."""
+        array = self.chunked()
+        return array.lazy() if array.unchecked else array
 
     def uploaded(self) -> Labelled:
         """Return a Dask array whose blocks are in GPU memory, for tasks of distmm. Other arrays are returned."""

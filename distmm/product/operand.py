@@ -194,10 +194,10 @@ class Operand:
         if self.vector is not None:
             own = _swapped(chunks, self.transposed)[-1:]
             return Operand(self.vector, self.name, self.kind).blocked(own, device, client), "vector"
-        inner = transposed(self.source) if is_dask(self.source) and not self.transposed else None
+        inner = None if not is_dask(self.source) else self.source if self.transposed else transposed(self.source)
         if inner is None or inner.ndim > 2 or not (once or device == "cpu"):
             return self.blocked(chunks, device, client), "matrix"
-        return replace(self, source=inner).blocked(chunks[::-1], device, client), "transpose"
+        return replace(self, source=inner, transposed=False).blocked(chunks[::-1], device, client), "transpose"
 
     def load(self, device: Literal["cpu", "cuda"], client: Client | None) -> loads.Load | None:
         """Return an array of this process as one block that a task reads while the caller keeps the array alive.

@@ -103,8 +103,18 @@ def _keeps_values(block: Any, dtype: np.dtype[Any]) -> bool:
 def arrived_at(
     block: Any, what: str, chunks: tuple[tuple[int, ...], ...], dtype: Any, block_id: tuple[int, ...] = ()
 ) -> Any:
-    """Return a block of a Dask array with these chunks as `arrived` does. For `map_blocks`, which sets `block_id`."""
-    return arrived(block, what, tuple(edges[i] for edges, i in zip(chunks, block_id, strict=True)), dtype)
+    """Return a block of a Dask array with these chunks as `arrived` does, as a scalar if it has no dimensions.
+
+    For `map_blocks`, which sets `block_id`.
+    """
+    made = arrived(block, what, tuple(edges[i] for edges, i in zip(chunks, block_id, strict=True)), dtype)
+    return made if made.ndim else made[()]
+
+
+def rearranged(block: Any, axes: tuple[int, ...], shape: Shape, check: tuple[Any, ...] | None) -> Any:
+    """Return a block with its dimensions in the order `axes`, reshaped. `check` has more arguments of `arrived`."""
+    block = (block if check is None else arrived(block, *check)).transpose(axes)
+    return block.reshape(shape) if shape else block.reshape(1)[0]
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,16 @@ def test_it_is_numpys_for_any_subscripts(network: tuple[str, list[np.ndarray]], 
         np.testing.assert_array_equal(computed, expected)
 
 
+@pytest.mark.parametrize("text", ["", ","])
+@pytest.mark.parametrize("lazy", [False, True])
+def test_arrays_without_dimensions_give_scalars(text: str, lazy: bool) -> None:
+    x = np.array(6)
+    C = distmm.einsum(text, *[da.from_array(x, chunks=1) if lazy else x] * (1 + len(text)))
+    for computed in (C.compute(), dask.compute(C)[0]):
+        assert isinstance(computed, np.int64)
+        assert computed == 6 ** (1 + len(text))
+
+
 @pytest.mark.parametrize("text", ["ij,jk->ik", "ij,k->k", "ij,ij->i", "i,j->ij", "ij->j"])
 @pytest.mark.parametrize("types", [("?", "?"), ("i1", "i1"), ("i1", "i8"), ("?", "f4"), ("f4", "c8"), ("f2", "f2")])
 def test_result_types_and_integers_that_wrap_are_numpys(text: str, types: tuple[str, str]) -> None:

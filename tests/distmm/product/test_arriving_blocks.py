@@ -52,6 +52,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "sum": lambda x: distmm.einsum("ij->i", x).compute(),
     "elements": lambda x: distmm.einsum("ij,j->ij", x, A[0]).compute(),
     "tensordot": lambda x: distmm.tensordot(x, B, 1).compute(),
+    "merged dimensions": lambda x: distmm.einsum("ij,ij->", x, x).compute(),
     "cov": lambda x: distmm.cov(x).compute(),
     "corrcoef": lambda x: distmm.corrcoef(x).compute(),
     "topk": lambda x: distmm.topk(x, B, 2)[0].compute(),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+import dask
 import dask.array as da
 import numpy as np
 import pytest
@@ -62,6 +64,17 @@ def test_boxes_follow_the_plans_blocks(client: Client, monkeypatch: pytest.Monke
         for each, other in ((a, b), (a, da.from_array(b, chunks=(4, 10, 8, 5))), (da.from_array(a, chunks=5), b)):
             C = distmm.einsum("aikl,amkl->im", each, other)
             np.testing.assert_array_equal(C.compute(), np.einsum("aikl,amkl->im", a, b))
+
+
+def test_one_task_reshapes_a_block_of_an_array_that_is_multiplied_by_itself(client: Client) -> None:
+    t = whole_numbers((16, 20, 30), "f8")
+    T = client.persist(da.from_array(t, (4, 20, 30)))
+    with client.as_current():
+        C = distmm.tensordot(T, T, axes=((0, 1), (0, 1)))
+        kinds = Counter(str(key[0]).rpartition("-")[0] for key in dict(dask.optimize(C)[0].dask))
+        np.testing.assert_array_equal(C.compute(), np.tensordot(t, t, axes=((0, 1), (0, 1))))
+    assert kinds["distmm-reshape"] == T.npartitions
+    assert set(kinds) <= {"distmm-reshape", "distmm-step", "distmm-sum", "distmm-matmul"}
 
 
 def test_the_largest_of_each_row_is_dasks_whatever_reads_the_blocks(client: Client) -> None:
