@@ -122,7 +122,9 @@ class Operand:
         return _swapped(chunk, self.transposed)
 
     def part(self, cut: slice, axis: Literal[-1, -2]) -> Operand:
-        """Return a part of it along an axis."""
+        """Return a part of it along an axis. All of it is itself."""
+        if range(self.shape[axis])[cut] == range(self.shape[axis]):
+            return self
         index = (cut,) if (axis == -1) != self.transposed else (cut, slice(None))
         return replace(self, source=self.source[(..., *index)], file=None, vector=None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import dask
@@ -220,10 +220,11 @@ class Gemm:
         at_once = partial(one_task.at_once, self, plan, choices)
         annotations = dask.get_annotations()  # those of the call hold for the graphs that are made later
 
-        def part(box: tuple[slice, ...]) -> da.Array | None:
+        @lru_cache(maxsize=64)
+        def part(box: tuple[range, ...]) -> da.Array | None:
             if self.symmetry == "hermitian" or self.c is not None:  # it would have tasks that conjugate, or cut C
                 return None
-            rows, columns = of_matrix(box, self.dropped, slice(None))
+            rows, columns = (slice(at.start, at.stop) for at in of_matrix(box, self.dropped, range(1)))
             with dask.annotate(**annotations):
                 return replace(self, a=self.a.part(rows, -2), b=self.b.part(columns, -1), symmetry=None).array(choices)
 

@@ -46,7 +46,7 @@ class InBlocks(NamedTuple):
     """A product whose chunks are parts of the plan's blocks."""
 
     blocks: da.Array  # the product, in the plan's blocks
-    part: Callable[[tuple[slice, ...]], da.Array | None]  # makes a part of C a product of its own; None if it may not
+    part: Callable[[tuple[range, ...]], da.Array | None]  # makes a part of C a product of its own; None if it may not
 
 
 class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untyped
@@ -136,7 +136,7 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
         cuts = [at if isinstance(at, slice) else slice(at, at + 1) for at in there]
         ranges = [range(n)[cut] for cut, n in zip(cuts, self.shape, strict=True)]
         chunks, blocks = (tuple(map(_hull, edges, ranges)) for edges in (self.chunks, in_blocks.blocks.chunks))
-        elements, touched = (math.prod(at.stop - at.start for at in hull) for hull in (chunks, blocks))
+        elements, touched = (math.prod(map(len, hull)) for hull in (chunks, blocks))
         own = in_blocks.part(chunks) if elements <= SMALL_PART * touched else None
         if own is None:
             return part
@@ -208,10 +208,10 @@ def _is_plain(at: Any) -> bool:
     return isinstance(at, Integral) or at is Ellipsis or (isinstance(at, slice) and (at.step is None or at.step > 0))
 
 
-def _hull(edges: tuple[int, ...], at: range) -> slice:
+def _hull(edges: tuple[int, ...], at: range) -> range:
     """Return the range of all parts with these edges that overlap a range."""
     inside = [part for part in slices(edges) if part.start < at.stop and at.start < part.stop]
-    return slice(inside[0].start, inside[-1].stop)
+    return range(inside[0].start, inside[-1].stop)
 
 
 def of_package(array: da.Array, package: str) -> da.Array:
