@@ -185,7 +185,7 @@ def test_an_error_of_a_task_is_raised_and_leaves_nothing(client: Client) -> None
 
 
 CHUNKED = da.from_array(A, (40, 30))  # of so many chunks that a block of C has several
-FINE = da.from_array(A, 10)
+FINE = da.from_array(A, 25)
 
 
 def keys_of(array: da.Array) -> str:
@@ -271,7 +271,7 @@ WHOLE = {
 @pytest.mark.parametrize("name", [*PARTS, *WHOLE])
 def test_chunks_of_a_product_in_larger_blocks_are_a_product_of_their_own(name: str, multiply: Any) -> None:
     index = {**PARTS, **WHOLE}[name]
-    C, plain = multiply(FINE, FINE.T), da.from_array(A @ A.T, 10)
+    C, plain = multiply(FINE, FINE.T), da.from_array(A @ A.T, 25)
     part = C[index]
     assert (C.name in part.dask.layers) == (name in WHOLE)
     assert part.chunks == plain[index].chunks
