@@ -110,7 +110,7 @@ class Plan:
 
     @cached_property
     def cost(self) -> Cost:
-        """Bytes moved and seconds (see `distmm.planning.time_model.Cost`)."""
+        """Bytes, peak memory, tasks and seconds (see `distmm.planning.time_model.Cost`)."""
         moved, seconds, bound_by = self._time_model.predict()
         if isinstance(self.grid, Owners) and self.grid.fewest is not None:
             bound = self.grid.fewest
@@ -119,7 +119,7 @@ class Plan:
         else:
             layout = self.layout
             bound = int(layout.operand_bytes(self.blocking.whole).received.sum()) + layout.summed_bytes()
-        return Cost(moved, bound, seconds, bound_by)
+        return Cost(moved, bound, self.peak.worker, self.peak.host, self.schedule.tasks, seconds, bound_by)
 
     @property
     def least_seconds(self) -> float:

@@ -52,7 +52,7 @@ def ranks(rows: int, columns: int, rank: Callable[[int, int], int]) -> list[list
 # sums of other ranks may come while the blocks of a last step are there; in lockstep they come when all have gone.
 CASES = {
     "panels": ("gk4", ranks(4, 8, lambda i, p: p), ranks(8, 3, lambda p, j: p + p // 4), 1.25),
-    "A": ("ga4", ranks(6, 6, lambda i, p: i + p), ranks(6, 2, lambda p, j: j), 1.5),
+    "A": ("ga4", ranks(6, 6, lambda i, p: i + p), ranks(6, 2, lambda p, j: j), 1.75),
     "C by rows of A": ("gr4", ranks(12, 4, lambda i, p: 3 * i), ranks(4, 2, lambda p, j: p), 1.25),
     "C on a grid": ("g2x2x1", ranks(6, 4, lambda i, p: 3 * i + p), ranks(4, 6, lambda p, j: p + j), 1.25),
 }
