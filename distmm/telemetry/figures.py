@@ -203,11 +203,10 @@ def reasons(record: Record, f: Figures, now: float) -> list[str]:
     if weak:
         found.append(f"while they compute, workers reach {median / record.plan.cluster.rate:.0%} of the plan's rate")
     if late and not found:
-        computing = _share(lanes, "multiply", f.seconds)
-        found.append(
-            f"it takes {units.duration(expected)}, {units.duration(planned)} were planned: workers compute for "
-            f"{computing:.0%} of the time, and wait for most of the rest"
-        )
+        share = _share(lanes, "multiply", f.seconds)
+        why = f"workers compute for {share:.0%} of the time, and wait for most of the rest"
+        why = why if rates else "no product of blocks has ended so far"
+        found.append(f"it takes {units.duration(expected)}, {units.duration(planned)} were planned: {why}")
     if record.refutations:
         found.append(f"checks that failed: {record.refutations}; such blocks are computed again")
     return found

@@ -83,7 +83,7 @@ def tall(setting: Setting) -> Products:
     rows, width = setting.size(1_000_000), setting.size(2048)
     with setting.started():
         X = setting.normal((rows, width), (-(-rows // 16), width))
-        W = setting.normal((width, width // 8), -1)
+        W, v = setting.normal((width, width // 8), -1), setting.normal((width,), -1)
         yield "X.T @ X", {"distmm": lambda: distmm.matmul(X.T, X).compute(), "Dask": lambda: (X.T @ X).compute()}
         yield "gram", {"distmm": lambda: distmm.gram(X.T).compute(), "Dask": lambda: (X.T @ X).compute()}
         yield (
@@ -93,6 +93,7 @@ def tall(setting: Setting) -> Products:
                 "Dask": lambda: (X @ W).sum().compute(),
             },
         )
+        yield "X @ v", {"distmm": lambda: distmm.matmul(X, v).compute(), "Dask": lambda: (X @ v).compute()}
         yield "cov", {"distmm": lambda: distmm.cov(X.T).compute(), "Dask": lambda: da.cov(X.T).compute()}
 
 

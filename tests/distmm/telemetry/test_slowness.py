@@ -170,6 +170,14 @@ def test_kernels_that_are_slower_than_planned_are_named() -> None:
     assert reason == "while they compute, workers reach 77% of the plan's rate"
 
 
+def test_a_late_product_says_that_none_of_its_products_of_blocks_has_ended() -> None:
+    r = record(workers=2)
+    r.seen = dict.fromkeys(r.lanes, START + 100)
+    (reason,) = r.figures(START + 100).reasons
+    assert reason.startswith("it takes 1 min 40 s")
+    assert reason.endswith("were planned: no product of blocks has ended so far")
+
+
 def test_a_product_under_way_names_missing_workers_and_repeated_steps() -> None:
     r = record(workers=2)
     r.seen = {"w0": START + 11}
