@@ -70,8 +70,9 @@ class Chains:
         graph = self.graph(wave)
         meta = meta_from_array(a.source if a.kind == "cupy" else None, ndim=len(self.chunks), dtype=self.product.dtype)
         blocks = da.Array(graph, self.name, self.chunks, meta=meta)
-        chunked = self.plan.schedule.chunks is not None
-        return in_chunks(blocks, self.plan, self.product.dropped) if chunked else blocks, blocks
+        if self.plan.schedule.chunks is None:
+            return blocks, blocks
+        return in_chunks(blocks, self.plan, self.product.dropped), blocks
 
     def graph(self, wave: Wave | None) -> HighLevelGraph:
         """Return the graph of one wave, or of all of C."""
@@ -85,7 +86,6 @@ class Chains:
         product, plan, (m, k, n) = self.product, self.plan, self.plan.schedule.cuts
         a, form_a = self._blocks(product.a, (m, k), len(n) == 1)
         b, form_b = (None, form_a) if product.symmetry else self._blocks(product.b, (k, n), len(m) == 1)
-        forms = form_a, form_b
         c = None if product.c is None else self._added(product.c)
         epilogue = product.epilogue((self.reduced and self.reduced.dtype) or product.dtype, self.kind)
         if not self.name:
@@ -93,12 +93,12 @@ class Chains:
             again = not product.once and self.reduced is None
             again &= all(isinstance(x.source, da.Array) for x in product.operands)
             # Annotations too: what failed under some of them must not be found as the result under others.
-            how = forms, product.problem, plan.schedule, KernelChoice.of(plan), epilogue, get_annotations()
+            how = form_a, form_b, product.problem, plan.schedule, KernelChoice.of(plan), epilogue, get_annotations()
             own = tokenize([x.name for x in (a, b, c) if isinstance(x, da.Array)], *how) if again else uuid.uuid4().hex
             self.name = f"distmm-matmul-{own}"
         return product_graph.build(
             self.name, plan, a, b, epilogue, c, wave,
-            reduced=self.reduced, norms=self.norms, out=self.out, forms=forms,
+            reduced=self.reduced, norms=self.norms, out=self.out, forms=(form_a, form_b),
         )  # fmt: skip
 
     def _blocks(self, x: Operand, cuts: Chunks, once: bool) -> tuple[da.Array | Load, Form]:

@@ -190,8 +190,11 @@ class Gemm:
         elif client is None or len(plan.waves) == 1:
             sinks.store(lambda: [(written(None), [None])], out, to, client)
         else:
-            regions = {wave: [of_c(at, self.dropped) for at in plan.blocking.regions(wave)] for wave in plan.waves}
-            sinks.store(lambda: ((written(wave), regions[wave]) for wave in plan.waves), out, to, client)
+
+            def regions(wave: Wave) -> list[tuple[slice, ...]]:
+                return [of_c(region, self.dropped) for region in plan.blocking.regions(wave)]
+
+            sinks.store(lambda: ((written(wave), regions(wave)) for wave in plan.waves), out, to, client)
 
     def epilogue(self, dtype: np.dtype, kind: Literal["numpy", "cupy"], diagonal: Symmetry | None = None) -> Epilogue:
         """Return what is done with finished sums of type `dtype`, which become blocks of a `kind`.
@@ -222,7 +225,9 @@ class Gemm:
 
         @lru_cache(maxsize=64)
         def part(box: tuple[range, ...]) -> da.Array | None:
-            if self.symmetry == "hermitian" or self.c is not None:  # it would have tasks that conjugate, or cut C
+            # It would have tasks that conjugate, or that cut the C that is added. Without a cluster it has no plan.
+            lost = choices.client is not None and choices.client.status != "running"
+            if self.symmetry == "hermitian" or self.c is not None or lost:
                 return None
             rows, columns = (slice(at.start, at.stop) for at in of_matrix(box, self.dropped, range(1)))
             with dask.annotate(**annotations):

@@ -83,7 +83,7 @@ def arrived(block: Any, what: str, shape: Shape | None = None, dtype: Any = None
             "example with chunks= of map_blocks or shape= of from_delayed"
         )
     dtype = block.dtype if dtype is None else np.dtype(dtype).newbyteorder("=")
-    if block.dtype == dtype or block.dtype == gpu.carrier(dtype):  # the second needs an import
+    if block.dtype == dtype or block.dtype == gpu.carrier(dtype):  # asked last: `carrier` imports
         return block
     if not np.can_cast(block.dtype, dtype, "safe") and not _keeps_values(block, dtype):
         raise InputError(

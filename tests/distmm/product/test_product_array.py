@@ -291,6 +291,15 @@ def test_a_part_of_what_c_is_now_is_no_product_of_its_own(client: Client) -> Non
     np.testing.assert_array_equal(dask.compute(of_cluster[:5], kept[:5])[1], (A @ A)[:5])
 
 
+def test_a_part_of_a_product_whose_client_is_closed_is_read_from_blocks(client: Client) -> None:
+    with Client(client.scheduler.address, set_as_default=False) as own:
+        C = distmm.matmul(FINE, FINE, client=own)
+        assert C.name not in C[:5].dask.layers
+    part = C[50:55]
+    assert C.name in part.dask.layers
+    np.testing.assert_array_equal(part.compute(), (A @ A)[50:55])
+
+
 def test_parts_of_sums_and_of_hermitian_products_are_read_from_blocks() -> None:
     for C, expected in (
         (distmm.gemm(1, FINE, FINE, 2, A), A @ A + 2 * A),

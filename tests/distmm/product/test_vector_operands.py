@@ -54,6 +54,14 @@ def test_they_have_no_tasks_but_those_of_the_product(name: str, chunk: int) -> N
         np.testing.assert_array_equal(out, A @ V)
 
 
+def test_waves_of_a_product_with_a_vector_fill_out() -> None:
+    plan = distmm.plan(A, V, plan="g1x1x1 b40x40x1 p1 w4x1 l2")
+    assert len(plan.waves) == 4
+    out = np.zeros(N)
+    distmm.matmul(A, V, out=out, plan=plan)
+    np.testing.assert_array_equal(out, A @ V)
+
+
 def test_blocks_of_another_length_are_refused_by_their_length() -> None:
     wrong = da.from_array(V, 40).map_blocks(lambda block: block[:-1], chunks=(40,), dtype="f8")
     with pytest.raises(distmm.InputError, match=r"a block of B is a ndarray of shape \(39,\), and .* says \(40,\)"):
