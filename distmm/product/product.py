@@ -30,6 +30,7 @@ from distmm.product.smaller_plan import smaller_plan
 from distmm.product.users_blocks import Chunks
 from distmm.transfer import ClientArray
 from distmm.transfer.gpu_allocations import is_on_gpu
+from distmm.worker.gpu_copies import to_host
 from distmm.worker.tasks.epilogue import Epilogue, of_c, of_matrix
 
 if TYPE_CHECKING:
@@ -173,13 +174,16 @@ class Gemm:
     def _store(self, plan: Plan, out: Any, to: Any, client: Client | None) -> None:
         """Compute the product, and write its blocks to `out`."""
         if client is None and (block := one_task.block(self, plan)) is not None:
-            out[tuple(slice(0, n) for n in block.shape)] = block
+            out[tuple(slice(0, n) for n in block.shape)] = block if is_on_gpu(out) else to_host(block)
             return
         from distmm.product import sinks
         from distmm.product.chains import Chains
 
-        on_gpu = plan.cluster.device == "cuda" and isinstance(to, ClientArray)  # tasks write from GPU memory
-        chains = Chains(replace(self, once=True), plan, "cupy" if on_gpu else self.a.kind, client)
+        if plan.cluster.device == "cuda" and isinstance(to, ClientArray):
+            kind: Literal["numpy", "cupy"] = "cupy"  # tasks write from GPU memory
+        else:
+            kind = self.a.kind if is_on_gpu(out) else "numpy"
+        chains = Chains(replace(self, once=True), plan, kind, client)
 
         def written(wave: Wave | None) -> da.Array:
             chunks, blocks = chains.arrays(wave)

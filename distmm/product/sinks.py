@@ -28,12 +28,15 @@ from distributed import Client, Future, futures_of
 
 from distmm.graph.consumers import places_along, stored
 from distmm.planning.write_units import are_shared, unit_of, whole_units
+from distmm.product.array_types import package_of
 from distmm.product.chains import Chains
+from distmm.product.operand import on_host
 from distmm.product.out_target import target
 from distmm.product.smaller_plan import memory_full
 from distmm.product.waves import SendWave, Waves
 from distmm.transfer import ClientArray
 from distmm.transfer.counted_writes import CountedTarget
+from distmm.transfer.gpu_allocations import is_on_gpu
 from distmm.transfer.write_lease import Lease
 from distmm.worker import gpu
 from distmm.worker.client_output import ClientOutput
@@ -60,7 +63,10 @@ def fill(out: Any, array: da.Array, client: Client | None) -> Any:
     """Compute a lazy array into `out`, and return `out`. A Dask array as `out` becomes the lazy array."""
     if isinstance(out, da.Array):
         return become(out, array)
-    store(lambda: [(array, [None])], out, target(out, client), client)
+    to = target(out, client)
+    if package_of(array._meta) == "cupy" and not (is_on_gpu(out) or isinstance(to, ClientArray)):
+        array = on_host(array)
+    store(lambda: [(array, [None])], out, to, client)
     return out
 
 
