@@ -82,7 +82,7 @@ def test_products_on_gpus_are_written_to_any_out(
         elif verb == "sum":
             filled = distmm.einsum("ij->i", A, out=out)
         else:
-            filled = distmm.matmul(A, B, out=out, **({"blocks": 128} if verb == "small blocks" else {}))
+            filled = distmm.matmul(A, B, out=out, **({"blocks": (128, 128, 128)} if verb == "small blocks" else {}))
     assert filled is out
     got = out[...]
     np.testing.assert_array_equal(got.get() if hasattr(got, "get") else got, right)
