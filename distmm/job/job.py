@@ -29,13 +29,14 @@ from distmm.job.spec import Check, Spec
 from distmm.job.stop import Stop
 from distmm.job.summary import Summary
 from distmm.planning.plan import Plan
+from distmm.planning.schedule import parse
 from distmm.product.choices import BlockKeywords, Choices
 from distmm.product.context import computing
 from distmm.product.request import plan_for
 from distmm.product.scalars import checked_seed
 from distmm.product.verification import check_possible
-from distmm.storage import check_output, is_url
-from distmm.storage.output import Output, check_folder
+from distmm.storage import check_output, is_url, output_type
+from distmm.storage.output import check_folder
 from distmm.telemetry.figures import Figures
 
 Path = str | os.PathLike[str]
@@ -141,7 +142,9 @@ class Job:
         return complete_result(self.folder, self.spec, self.keywords.get("client"))
 
     def refuse(self) -> None:
-        """Refuse a check that is not possible, an output that would damage other data, and another unfinished job.
+        """Refuse a check or plan that is not possible, and an output that cannot be written or would damage other data.
+
+        Refuse another unfinished job, too.
 
         Raises
         ------
@@ -150,8 +153,13 @@ class Job:
         """
         check_possible(self.spec.check, self.spec.problem)
         self.spec.refuse(self.out, self.replaces)
-        if self.folder.exists() and not self.overwrite:
-            refuse_changes(self.folder, self.spec)
+        if isinstance(text := self.spec.choices.plan, str):
+            parse(text, self.spec.problem)
+        folder = self.folder
+        if folder.exists() and not self.overwrite:
+            refuse_changes(folder, self.spec)
+        else:
+            output_type(folder.target).reserve(folder.target, self.spec.contents.nbytes, self.replaces)
 
     def run(self, asked: Json) -> Summary:
         """Plan, and compute the missing units. After a full memory, repeat with a smaller plan.
@@ -247,8 +255,6 @@ def preflight(
         job.refuse()
         if folder.exists() and not overwrite:
             manifest = read_manifest(folder)
-        else:
-            Output.reserve(folder.target, spec.contents.nbytes, overwrite)
     if choices.hardware is None:
         yield "whether it fits: the machines are not known"
         return

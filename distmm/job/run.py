@@ -70,8 +70,6 @@ class Run:
         """Compute the missing units, and end the job."""
         self.plan.validate()
         self.plan.validate_run()
-        if self.begun is None:
-            output_type(self.folder.target).reserve(self.folder.target, self.contents.nbytes, self.job.replaces)
         with ExitStack() as stack:
             lock: Lock | None = None
             try:

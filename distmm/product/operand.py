@@ -16,7 +16,6 @@ from distmm.product.scalars import check_flags
 from distmm.transfer import has_gaps, share, shared_memory
 from distmm.transfer.gpu_allocations import is_on_gpu
 from distmm.transfer.memory_map import MappedFile, is_mapped
-from distmm.worker.gpu_copies import to_host
 from distmm.worker.tasks import loads
 from distmm.worker.tasks.arrivals import Form, arrived_at
 
@@ -251,11 +250,6 @@ def checked(array: da.Array, name: str) -> da.Array:
     """Return a user's Dask array for other tasks than products, which do not check the blocks that arrive."""
     what = f"a block of {name}"
     return array.map_blocks(arrived_at, what, array.chunks, array.dtype, dtype=array.dtype, meta=array)
-
-
-def on_host(array: da.Array) -> da.Array:
-    """Return a lazy array with its blocks copied to host memory."""
-    return array.map_blocks(to_host, dtype=array.dtype, meta=np.empty((0,) * array.ndim, array.dtype))
 
 
 def wrap(source: Any, name: str, transposed: bool = False) -> Operand:

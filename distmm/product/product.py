@@ -179,11 +179,9 @@ class Gemm:
         from distmm.product import sinks
         from distmm.product.chains import Chains
 
-        if plan.cluster.device == "cuda" and isinstance(to, ClientArray):
-            kind: Literal["numpy", "cupy"] = "cupy"  # tasks write from GPU memory
-        else:
-            kind = self.a.kind if is_on_gpu(out) else "numpy"
-        chains = Chains(replace(self, once=True), plan, kind, client)
+        # Tasks write from GPU memory. Blocks for other arrays, and for files, are copied to the host where they are made.
+        on_gpu = plan.cluster.device == "cuda" and (isinstance(to, ClientArray) or is_on_gpu(out))
+        chains = Chains(replace(self, once=True), plan, "cupy" if on_gpu else "numpy", client)
 
         def written(wave: Wave | None) -> da.Array:
             chunks, blocks = chains.arrays(wave)

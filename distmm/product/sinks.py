@@ -30,7 +30,6 @@ from distmm.graph.consumers import places_along, stored
 from distmm.planning.write_units import are_shared, unit_of, whole_units
 from distmm.product.array_types import package_of
 from distmm.product.chains import Chains
-from distmm.product.operand import on_host
 from distmm.product.out_target import target
 from distmm.product.smaller_plan import memory_full
 from distmm.product.waves import SendWave, Waves
@@ -41,6 +40,7 @@ from distmm.transfer.write_lease import Lease
 from distmm.worker import gpu
 from distmm.worker.client_output import ClientOutput
 from distmm.worker.copied_output import InMemoryError
+from distmm.worker.gpu_copies import on_host
 
 Place = TypeVar("Place")
 Region = tuple[slice, ...]

@@ -19,9 +19,10 @@ from distmm.planning.precision import Precision
 from distmm.planning.problem import Problem
 from distmm.product.array_types import check_sendable
 from distmm.product.context import computing
-from distmm.product.operand import Operand, checked, on_host
+from distmm.product.operand import Operand, checked
 from distmm.product.operand_pair import check_pair
 from distmm.product.scalars import check_scalars, checked_seed, plain
+from distmm.worker.gpu_copies import on_host
 from distmm_kernels.tolerance import Tolerance
 
 # The full comparison needs A, B and C in float64 at the same time. With more operations it would take minutes.

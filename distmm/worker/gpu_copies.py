@@ -11,13 +11,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from distmm.transfer import gpu_allocations, shared_memory
 from distmm.transfer.client_array import MOST_PITCH, ClientArray
 from distmm.worker import gpu
+
+if TYPE_CHECKING:
+    import dask.array as da
 
 # Bytes of a staging buffer: the device copies it in 1.2 ms, a hundred times as long as the start of a copy takes.
 STAGE = 64 << 20
@@ -99,6 +102,11 @@ def to_host(block: Any) -> Any:
     else:
         download(ClientArray.of(out), block)
     return out if out.ndim else out[()]
+
+
+def on_host(array: da.Array) -> da.Array:
+    """Return a lazy array with its blocks copied to host memory."""
+    return array.map_blocks(to_host, dtype=array.dtype, meta=np.empty((0,) * array.ndim, array.dtype))
 
 
 def _matrices(host: ClientArray, device: Any) -> Iterator[tuple[ClientArray, Any]]:

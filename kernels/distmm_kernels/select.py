@@ -122,7 +122,8 @@ def choose(
     reason = "there is no kernel of this name"
     if name in known:
         reason = str(why_not(known[name], problem, device, reproducible=reproducible))
-    raise ValueError(f"kernel {name!r} cannot compute {problem} on {device}: {reason}; use one of {', '.join(by_name)}")
+    others = ", ".join(by_name)
+    raise ValueError(f"kernel {name!r} does not multiply {problem.dtype} on {device}: {reason}; use one of {others}")
 
 
 def ranked(

@@ -145,7 +145,7 @@ def test_descriptions_of_nothing_are_refused(describe: Any, message: str) -> Non
         ({"cluster": distmm.gpus(2, "H100"), "client": "tcp://host"}, "cluster and a client are given"),
         ({"cluster": distmm.gpus(2, "H100"), "device": "cpu"}, "cluster and device='cpu' are given"),
         ({"cluster": distmm.gpus(2, "A100"), "kernel": "hopper_tf32"}, "needs compute capability 9.0, and A100"),
-        ({"cluster": distmm.cpus(2, memory="4GB"), "kernel": "tiled"}, "kernel 'tiled' cannot compute"),
+        ({"cluster": distmm.cpus(2, memory="4GB"), "kernel": "tiled"}, "kernel 'tiled' does not multiply"),
     ],
 )
 def test_wishes_that_contradict_the_description_are_refused(how: dict[str, Any], message: str) -> None:

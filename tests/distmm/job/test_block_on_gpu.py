@@ -276,21 +276,23 @@ def test_a_job_on_a_gpu_copies_c_to_the_host_once(tmp_path: Path, monkeypatch: p
     np.save(tmp_path / "B.npy", b)
 
     def count() -> None:
+        from distmm.job import judge
         from distmm.worker import gpu_copies as here
 
-        fetch, pieces = here.fetch, here.pieces
+        to_host, pieces = here.to_host, here.pieces
         here.counts = {"fetched": 0, "uploaded": 0}  # type: ignore[attr-defined]
 
         def fetched(block: Any) -> np.ndarray:
             if block.dtype == "f4":  # sketches and checksums have other types
                 here.counts["fetched"] += block.nbytes  # type: ignore[attr-defined]
-            return fetch(block)
+            return to_host(block)
 
         def uploaded(block: np.ndarray) -> Iterator[Any]:
             here.counts["uploaded"] += block.nbytes  # type: ignore[attr-defined]
             return pieces(block)
 
-        here.fetch, here.pieces = fetched, uploaded  # type: ignore[assignment]
+        judge.to_host = here.to_host = fetched
+        here.pieces = uploaded  # type: ignore[assignment]
 
     def counts() -> dict[str, int]:
         from distmm.worker import gpu_copies as here

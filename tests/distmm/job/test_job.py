@@ -261,3 +261,20 @@ def test_what_cannot_be_done_is_refused_before_any_work(client: Client, tmp_path
     d = save(tmp_path / "D.npy", np.ones((M, N)))
     refuse(InputError, "a full check does not support", tmp_path, a, b, d, client=client, beta=1, check="full")
     np.testing.assert_array_equal(np.load(c), [[0, 1], [2, 3]])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [({}, "C.npy: exists; give another name"), ({"plan": "nope"}, "plan 'nope' does not fit")]
+)
+def test_an_existing_output_and_a_wrong_plan_are_refused_before_a_cluster_starts(
+    options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    names = [tmp_path / f"{name}.npy" for name in "ABC"]
+    for name in names if not options else names[:2]:
+        np.save(name, np.ones((4, 4)))
+
+    def connect() -> Any:
+        raise AssertionError("a cluster starts")
+
+    with pytest.raises(InputError, match=message):
+        job.multiply(*names, connect=connect, **options)
