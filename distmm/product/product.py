@@ -179,7 +179,7 @@ class Gemm:
         from distmm.product import sinks
         from distmm.product.chains import Chains
 
-        # Tasks write from GPU memory. Blocks for other arrays, and for files, are copied to the host where they are made.
+        # Tasks write from GPU memory. Blocks for other arrays, and for files, come to the host where they are made.
         on_gpu = plan.cluster.device == "cuda" and (isinstance(to, ClientArray) or is_on_gpu(out))
         chains = Chains(replace(self, once=True), plan, "cupy" if on_gpu else "numpy", client)
 
