@@ -49,7 +49,8 @@ def open_matrix(path: str | os.PathLike[str]) -> Matrix:
     InputError
         If the path is missing or damaged, or the array is not two-dimensional or not of numbers.
     """
-    name = os.fspath(path)
+    if not (name := os.fspath(path)):
+        raise InputError(f"the name of a matrix is empty; distmm reads {FORMATS}")
     if is_url(name):
         return _open_zarr(name)
     raw = paths.raw(name)

@@ -58,11 +58,13 @@ def locate(path: str | os.PathLike[str]) -> tuple[str, str | None]:
     Raises
     ------
     InputError
-        For a suffix that is not of a writable format, or the URL of a store that distmm does not write to.
+        For no name, a suffix that is not of a writable format, or the URL of a store that distmm does not write to.
     """
     name = os.fspath(path)
     if is_url(name):
         return located(name), None
+    if not name:
+        raise InputError("the name of the result is empty; give name.npy, name.zarr or name.h5")
     file, dataset = hdf5(name) or (name, None)
     file = os.path.abspath(os.path.expanduser(file))
     if dataset is not None and os.fsencode(dataset) != dataset.encode(errors="replace"):

@@ -14,7 +14,7 @@ import pytest
 import zarr
 
 from distmm.errors import InputError
-from distmm.storage import open_matrix
+from distmm.storage import locate, open_matrix
 from tests.distmm.storage.samples import sample, stored
 
 
@@ -220,3 +220,10 @@ def test_an_array_that_one_may_not_read_is_not_called_damaged(monkeypatch: pytes
     monkeypatch.setattr("distmm.storage.zarr_folder.open_zarr", denied)
     with pytest.raises(InputError, match=r"A\.zarr: you may not read it: .*Permission denied"):
         open_matrix(tmp_path / "A.zarr")
+
+
+def test_empty_names_are_refused() -> None:
+    with pytest.raises(InputError, match="the name of a matrix is empty; distmm reads name.npy"):
+        open_matrix("")
+    with pytest.raises(InputError, match="the name of the result is empty; give name.npy"):
+        locate("")
