@@ -49,17 +49,17 @@ def chosen(name: str, given: Any = None) -> Any:
     Raises
     ------
     InputError
-        If the value is not valid for this setting. Of a caller's value only the names in `ALLOWED` are checked.
+        If the value is not valid for this setting. Of a caller's value only names are checked (`allowed`).
     """
     if given is not None:
-        if name in ALLOWED and given not in ALLOWED[name]:
-            raise InputError(f"{name} {given!r} is not one of {', '.join(ALLOWED[name])}")
+        if (names := allowed(name)) and given not in names:
+            raise InputError(f"{name} {given!r} is not one of {', '.join(names)}")
         return given
     value = dask.config.get(f"distmm.{name}", dask.config.get(name, config=DEFAULTS))
-    if name in ALLOWED and value not in ALLOWED[name]:
-        what = f"which is not one of {', '.join(ALLOWED[name])}"
-    elif name == "kernel" and not isinstance(value, (str, type(None))):
-        what = "which is not the name of a kernel: use one that distmm info lists, or null"
+    if name == "kernel" and value is None:
+        return value
+    if (names := allowed(name)) and value not in names:
+        what = f"which is not one of {', '.join(names)}"
     elif name == "reproducible" and not isinstance(value, bool):
         what = "which is neither true nor false"
     elif name == "gpu-pool" and not _is_pool(value):
@@ -73,6 +73,15 @@ def chosen(name: str, given: Any = None) -> Any:
         f"Dask's configuration has distmm.{name}: {value!r}, {what}; correct it in the YAML file, in the environment "
         f"variable {variable} or in dask.config.set, wherever it is set"
     )
+
+
+def allowed(name: str) -> tuple[str, ...]:
+    """Return the values of a setting that has a fixed set of them; an empty tuple for other settings."""
+    if name == "kernel":
+        from distmm_kernels.candidates import CANDIDATES  # late: the table takes 0.2 s, and few users name a kernel
+
+        return tuple(sorted({each.name for each in CANDIDATES}))
+    return ALLOWED.get(name, ())
 
 
 def _is_pool(value: Any) -> bool:

@@ -249,7 +249,7 @@ def test_bad_options_are_refused_with_the_good_ones() -> None:
     a = np.ones((4, 4))
     with pytest.raises(InputError, match="device 'tpu' is not one of"):
         matmul(a, a, device="tpu")
-    with pytest.raises(InputError, match="cpu"):
+    with pytest.raises(InputError, match=r"kernel 'fastest' is not one of .* cpu,"):
         matmul(a, a, kernel="fastest")
     with pytest.raises(InputError, match="three positive edges"):
         matmul(a, a, blocks=(2, 2))

@@ -264,9 +264,14 @@ def test_what_cannot_be_done_is_refused_before_any_work(client: Client, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("options", "message"), [({}, "C.npy: exists; give another name"), ({"plan": "nope"}, "plan 'nope' does not fit")]
+    ("options", "message"),
+    [
+        ({}, "C.npy: exists; give another name"),
+        ({"plan": "nope"}, "plan 'nope' does not fit"),
+        ({"kernel": "nope"}, "kernel 'nope' is not one of"),
+    ],
 )
-def test_an_existing_output_and_a_wrong_plan_are_refused_before_a_cluster_starts(
+def test_an_existing_output_and_wrong_choices_are_refused_before_a_cluster_starts(
     options: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     names = [tmp_path / f"{name}.npy" for name in "ABC"]
