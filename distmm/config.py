@@ -20,7 +20,7 @@ DEFAULTS: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("distmm.yaml"
 
 dask.config.update_defaults({"distmm": DEFAULTS})
 
-# Settings with a fixed set of values.
+# Settings with a fixed set of values. The names of kernels are a further set (`_allowed`).
 ALLOWED: dict[str, tuple[str, ...]] = {
     "precision": PRECISIONS,
     "device": ("auto", "cpu", "gpu"),
@@ -49,16 +49,16 @@ def chosen(name: str, given: Any = None) -> Any:
     Raises
     ------
     InputError
-        If the value is not valid for this setting. Of a caller's value only names are checked (`allowed`).
+        If the value is not valid for this setting. A caller's value is checked if the setting has a fixed set of them.
     """
     if given is not None:
-        if (names := allowed(name)) and given not in names:
+        if (names := _allowed(name)) and given not in names:
             raise InputError(f"{name} {given!r} is not one of {', '.join(names)}")
         return given
     value = dask.config.get(f"distmm.{name}", dask.config.get(name, config=DEFAULTS))
     if name == "kernel" and value is None:
         return value
-    if (names := allowed(name)) and value not in names:
+    if (names := _allowed(name)) and value not in names:
         what = f"which is not one of {', '.join(names)}"
     elif name == "reproducible" and not isinstance(value, bool):
         what = "which is neither true nor false"
@@ -75,12 +75,12 @@ def chosen(name: str, given: Any = None) -> Any:
     )
 
 
-def allowed(name: str) -> tuple[str, ...]:
+def _allowed(name: str) -> tuple[str, ...]:
     """Return the values of a setting that has a fixed set of them; an empty tuple for other settings."""
     if name == "kernel":
         from distmm_kernels.candidates import CANDIDATES  # late: the table takes 0.2 s, and few users name a kernel
 
-        return tuple(sorted({each.name for each in CANDIDATES}))
+        return tuple(sorted(each.name for each in CANDIDATES))
     return ALLOWED.get(name, ())
 
 

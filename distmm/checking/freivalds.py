@@ -24,7 +24,7 @@ from distmm.checking.comparison import compared, elements, stands_out
 from distmm.checking.scaling import EMPTY, SPOILT, exponents, scaled, uneven, weights
 from distmm.checking.thin_products import Sums
 from distmm.checking.verdict import Outcome, Verdict, of_tolerance
-from distmm.worker.gpu_copies import on_host
+from distmm.worker.gpu_copies import blocks_to_host
 from distmm_kernels.tolerance import SIGMAS, Tolerance, mantissa
 
 VECTORS = sketch.VECTORS_OF_INTEGERS  # a job has fewer: it tests each block on its own, and so finds smaller errors
@@ -40,7 +40,7 @@ def fetch(*arrays: da.Array) -> tuple[np.ndarray, ...]:
 
     A client that receives GPU blocks over UCX maps the worker's memory pool, which then cannot be freed until it exits.
     """
-    return tuple(dask.compute(*map(on_host, arrays)))
+    return tuple(dask.compute(*map(blocks_to_host, arrays)))
 
 
 @dataclass(frozen=True)

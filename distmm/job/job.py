@@ -142,9 +142,7 @@ class Job:
         return complete_result(self.folder, self.spec, self.keywords.get("client"))
 
     def refuse(self) -> None:
-        """Refuse a check or plan that is not possible, and an output that cannot be written or would damage other data.
-
-        Refuse another unfinished job, too.
+        """Refuse what needs no cluster to be found: a wrong check, plan or output, and another unfinished job.
 
         Raises
         ------
@@ -155,11 +153,15 @@ class Job:
         self.spec.refuse(self.out, self.replaces)
         if isinstance(text := self.spec.choices.plan, str):
             parse(text, self.spec.problem)
-        folder = self.folder
-        if folder.exists() and not self.overwrite:
-            refuse_changes(folder, self.spec)
+        if self.folder.exists() and not self.overwrite:
+            refuse_changes(self.folder, self.spec)
         else:
-            output_type(folder.target).reserve(folder.target, self.spec.contents.nbytes, self.replaces)
+            self.check_room()
+
+    def check_room(self) -> None:
+        """Raise `InputError` if the output of a new job exists, is in a read-only folder, or has too little space."""
+        path = self.folder.target
+        output_type(path).reserve(path, self.spec.contents.nbytes, self.replaces)
 
     def run(self, asked: Json) -> Summary:
         """Plan, and compute the missing units. After a full memory, repeat with a smaller plan.

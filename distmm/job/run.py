@@ -70,6 +70,8 @@ class Run:
         """Compute the missing units, and end the job."""
         self.plan.validate()
         self.plan.validate_run()
+        if self.begun is None:
+            self.job.check_room()  # again: the cluster may have started for hours
         with ExitStack() as stack:
             lock: Lock | None = None
             try:

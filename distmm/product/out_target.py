@@ -27,7 +27,8 @@ from distmm.product.array_types import check_like_array, is_dask, package_of
 from distmm.product.context import tasks_share_memory
 from distmm.product.dlpack import as_writable, is_foreign
 from distmm.product.operand import kind_of
-from distmm.transfer import share
+from distmm.transfer import ClientArray, share
+from distmm.transfer.gpu_allocations import is_on_gpu
 from distmm.worker.copied_output import CopiedOutput, is_light
 
 if TYPE_CHECKING:
@@ -130,6 +131,14 @@ def target(out: Any, client: Client | None) -> Any:
             "scheduler='threads', or a cluster"
         )
     return to
+
+
+def takes_gpu_blocks(out: Any, to: Any) -> bool:
+    """Whether blocks in GPU memory may be written. `to` is that of `target`.
+
+    Workers write them to memory of this process. As they are, only arrays in GPU memory take them.
+    """
+    return isinstance(to, ClientArray) or is_on_gpu(out)
 
 
 def _for_copies(out: Any, client: Client | None) -> Any:

@@ -179,8 +179,8 @@ class Gemm:
         from distmm.product import sinks
         from distmm.product.chains import Chains
 
-        # Tasks write from GPU memory. Blocks for other arrays, and for files, come to the host where they are made.
-        on_gpu = plan.cluster.device == "cuda" and (isinstance(to, ClientArray) or is_on_gpu(out))
+        # Other blocks are copied to the host by the task that makes them.
+        on_gpu = plan.cluster.device == "cuda" and out_target.takes_gpu_blocks(out, to)
         chains = Chains(replace(self, once=True), plan, "cupy" if on_gpu else "numpy", client)
 
         def written(wave: Wave | None) -> da.Array:

@@ -30,17 +30,16 @@ from distmm.graph.consumers import places_along, stored
 from distmm.planning.write_units import are_shared, unit_of, whole_units
 from distmm.product.array_types import package_of
 from distmm.product.chains import Chains
-from distmm.product.out_target import target
+from distmm.product.out_target import takes_gpu_blocks, target
 from distmm.product.smaller_plan import memory_full
 from distmm.product.waves import SendWave, Waves
 from distmm.transfer import ClientArray
 from distmm.transfer.counted_writes import CountedTarget
-from distmm.transfer.gpu_allocations import is_on_gpu
 from distmm.transfer.write_lease import Lease
 from distmm.worker import gpu
 from distmm.worker.client_output import ClientOutput
 from distmm.worker.copied_output import InMemoryError
-from distmm.worker.gpu_copies import on_host
+from distmm.worker.gpu_copies import blocks_to_host
 
 Place = TypeVar("Place")
 Region = tuple[slice, ...]
@@ -64,8 +63,8 @@ def fill(out: Any, array: da.Array, client: Client | None) -> Any:
     if isinstance(out, da.Array):
         return become(out, array)
     to = target(out, client)
-    if package_of(array._meta) == "cupy" and not (is_on_gpu(out) or isinstance(to, ClientArray)):
-        array = on_host(array)
+    if package_of(array._meta) == "cupy" and not takes_gpu_blocks(out, to):
+        array = blocks_to_host(array)
     store(lambda: [(array, [None])], out, to, client)
     return out
 

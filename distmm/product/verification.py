@@ -22,7 +22,7 @@ from distmm.product.context import computing
 from distmm.product.operand import Operand, checked
 from distmm.product.operand_pair import check_pair
 from distmm.product.scalars import check_scalars, checked_seed, plain
-from distmm.worker.gpu_copies import on_host
+from distmm.worker.gpu_copies import blocks_to_host
 from distmm_kernels.tolerance import Tolerance
 
 # The full comparison needs A, B and C in float64 at the same time. With more operations it would take minutes.
@@ -111,6 +111,6 @@ def _blocks(operands: tuple[Operand, ...], on_gpu: bool, client: Client | None, 
             check_sendable(source, operand.name)
         array = operand.blocked(chunks, "cuda" if on_gpu else "cpu", client)
         if operand.kind == "cupy" and not on_gpu:
-            array = on_host(array)
+            array = blocks_to_host(array)
         arrays.append(array)
     return arrays

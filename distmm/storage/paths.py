@@ -58,7 +58,8 @@ def locate(path: str | os.PathLike[str]) -> tuple[str, str | None]:
     Raises
     ------
     InputError
-        For no name, a suffix that is not of a writable format, or the URL of a store that distmm does not write to.
+        For an empty name, a suffix that is not of a writable format, or the URL of a store that distmm does not
+        write to.
     """
     name = os.fspath(path)
     if is_url(name):

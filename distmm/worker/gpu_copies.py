@@ -104,7 +104,7 @@ def to_host(block: Any) -> Any:
     return out if out.ndim else out[()]
 
 
-def on_host(array: da.Array) -> da.Array:
+def blocks_to_host(array: da.Array) -> da.Array:
     """Return a lazy array with its blocks copied to host memory."""
     return array.map_blocks(to_host, dtype=array.dtype, meta=np.empty((0,) * array.ndim, array.dtype))
 

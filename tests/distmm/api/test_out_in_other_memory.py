@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -88,12 +87,11 @@ def test_products_on_gpus_are_written_to_any_out(
     np.testing.assert_array_equal(got.get() if hasattr(got, "get") else got, right)
 
 
-@pytest.mark.parametrize("on", ["cluster", "threads"])
-def test_products_of_numpy_arrays_are_written_to_cupy_arrays(gpus: Client, on: str) -> None:
+def test_products_of_numpy_arrays_are_written_to_cupy_arrays(gpus: Client) -> None:
     import cupy
 
     a, b = whole(N, N), whole(N, N, seed=1)
     out = cupy.empty((N, N), "f4")
-    with gpus.as_current() if on == "cluster" else nullcontext():
+    with gpus.as_current():
         assert distmm.matmul(a, b, out=out) is out
     np.testing.assert_array_equal(out.get(), a @ b)

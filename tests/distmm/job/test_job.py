@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -283,3 +286,25 @@ def test_an_existing_output_and_wrong_choices_are_refused_before_a_cluster_start
 
     with pytest.raises(InputError, match=message):
         job.multiply(*names, connect=connect, **options)
+
+
+@pytest.mark.parametrize("verb", ["multiply", "topk"])
+def test_an_output_that_appears_while_the_cluster_starts_is_refused_before_any_work(
+    verb: str, client: Client, tmp_path: Path
+) -> None:
+    a, b = (save(tmp_path / f"{name}.npy", np.ones((4, 4))) for name in "AB")
+    c = tmp_path / "C.zarr"
+
+    @contextmanager
+    def connect() -> Iterator[Client]:
+        c.mkdir()
+        yield client
+
+    def announce(*_: Any) -> None:
+        raise AssertionError("work starts")
+
+    call = partial(job.multiply, a, b) if verb == "multiply" else partial(job.topk, a, b, 2)
+    with pytest.raises(InputError, match=r"C.zarr: exists; give another name"):
+        call(c, connect=connect, announce=announce)
+    assert os.listdir(c) == []
+    assert sorted(os.listdir(tmp_path)) == ["A.npy", "B.npy", "C.zarr"]
