@@ -123,8 +123,8 @@ def complete_result(folder: Folder, spec: Spec, client: Client | None = None) ->
     InputError
         If the product reads C, and C is already its result. If it does not read C, and C has changed since.
     """
-    content = read_certificate(folder)
-    if content is None or not is_there(folder.target) or not same_call(folder, content, spec):
+    content = read_certificate(folder) if is_there(folder.target) else None
+    if content is None or not same_call(folder, content, spec):
         return None
     same, adds = holds(folder.target, content, client), bool(spec.reads(folder.target))
     if same and adds:

@@ -55,6 +55,8 @@ class Folder:
         Id of the job. Empty if it is not known; then only the names that all jobs of an output share are available.
     owner : str
         The owner's subfolder of the current run, or of the last one.
+    dataset : str or None
+        Name of the dataset in an HDF5 file, if the user gave one.
     store : Disk or Objects
         Store of all these files: a disk, or an object store.
     path, manifest : str
@@ -72,6 +74,7 @@ class Folder:
     target: str
     id: str = ""
     owner: str = ""
+    dataset: str | None = None
 
     def __post_init__(self) -> None:
         self.store = records(self.target)
@@ -92,7 +95,8 @@ class Folder:
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> Self:
         """Return the folder of an output, by the user's name of the output."""
-        return cls(locate(path)[0])
+        target, dataset = locate(path)
+        return cls(target, dataset=dataset)
 
     def of_job(self, id: str) -> Self:  # noqa: A002
         """Return the names of a job of this output. Without an owner, the job's folder is searched."""
@@ -251,4 +255,7 @@ def _parsed(path: str, content: bytes, form: type[Form]) -> Json:
 
 
 def _unreadable(path: str, error: Exception) -> InputError:
-    return InputError(f"{path}: cannot be read: {error}; check that the disk is mounted and the file is complete")
+    return InputError(
+        f"{path}: cannot be read: {error}; check that the disk is mounted; if the file is damaged, start over with "
+        f"--overwrite"
+    )

@@ -153,6 +153,7 @@ class Job:
         self.spec.refuse(self.out, self.replaces)
         if isinstance(text := self.spec.choices.plan, str):
             parse(text, self.spec.problem)
+        _refuse_folder(self.folder)
         if self.folder.exists() and not self.overwrite:
             refuse_changes(self.folder, self.spec)
         else:
@@ -267,8 +268,10 @@ def preflight(
 
 def _refuse_folder(folder: Folder) -> None:
     """Refuse an output if its folder is missing or read-only, or if another process works on it."""
-    check_folder(folder.target, os.path.dirname(folder.target))
-    if os.path.isdir(folder.path):
+    if not is_url(folder.target):
+        check_folder(folder.target, os.path.dirname(folder.target))
+        if not os.path.isdir(folder.path):
+            return
         check_folder(folder.target, folder.path)
-        if (owner := holder(folder.path)) is not None:
-            owner.refuse(folder.path)
+    if (owner := holder(folder.path)) is not None:
+        owner.refuse(folder.path)

@@ -22,6 +22,7 @@ from distmm.job.forms import Certificate, Manifest
 from distmm.job.lock import holder
 from distmm.planning.blocks import even_edges
 from distmm.storage import file_of, is_there, is_url, locate, stamp_of
+from distmm.storage.paths import DATASET
 from distmm.telemetry.batch_job import batch_job
 from distmm.telemetry.time_left import Pace
 
@@ -51,7 +52,7 @@ def read_manifest(folder: Folder) -> Json:
             f"{folder.manifest}: has been changed since distmm wrote it: restore the original, or start over with "
             f"--overwrite"
         )
-    return relocated(manifest, folder.target)
+    return _relocated(manifest, folder)
 
 
 def digest(manifest: Json) -> str:
@@ -69,7 +70,7 @@ def read_certificate(folder: Folder, path: str | None = None) -> Json | None:
         If it is damaged.
     """
     path = path or folder.certificate
-    return relocated(read_json(path, Certificate), folder.target) if folder.store.exists(path) else None
+    return _relocated(read_json(path, Certificate), folder) if folder.store.exists(path) else None
 
 
 def complete_job(folder: Folder, overwrite: bool) -> Folder | None:
@@ -88,23 +89,24 @@ def complete_job(folder: Folder, overwrite: bool) -> Folder | None:
     return job if job.store.exists(job.pending_certificate) else None
 
 
-def relocated(content: Json, target: str) -> Json:
+def _relocated(content: Json, folder: Folder) -> Json:
     """Return a manifest or certificate with the paths that hold now.
 
-    Parameters
-    ----------
-    content : dict
-    target : str
-        Path or URL that C has now.
+    C has the path that it has now. A, B or C0 that is not at its old path, but at the same place relative to C, has
+    this path.
 
-    Returns
-    -------
-    dict
-        C has the path `target`. A, B or C0 that is not at its old path, but at the same place relative to C, has this
-        path.
+    Raises
+    ------
+    InputError
+        If the user named another dataset of the HDF5 file than that of the job.
     """
-    named = content["output"]["name"]
+    named, target = content["output"]["name"], folder.target
     file, dataset = (named, None) if is_url(named) else locate(named)
+    if folder.dataset not in (None, dataset or DATASET):
+        raise InputError(
+            f"{target}: the job of this file writes the dataset {dataset or DATASET}, not {folder.dataset}: give "
+            f"{target}:{dataset or DATASET}, another file, or --overwrite (overwrite=True) to start over"
+        )
     if file == target:
         return content
     spec = dict(content["spec"])

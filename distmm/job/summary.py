@@ -165,7 +165,7 @@ def save_report(
     """
     if client.status != "running":
         return
-    with suppress(OSError, TimeoutError), tolerated("the report of a job"):
+    with tolerated("the report of a job"), suppress(OSError, TimeoutError):
         record = telemetry.read(client, job)
         if record is None:
             return

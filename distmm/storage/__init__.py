@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from typing import TYPE_CHECKING, Any
 
 from distmm.errors import InputError
@@ -57,8 +58,7 @@ def open_matrix(path: str | os.PathLike[str]) -> Matrix:
     of_hdf5 = paths.hdf5(name) or paths.existing_hdf5(name)
     file, detail = raw or of_hdf5 or (name, None)
     file = os.path.abspath(os.path.expanduser(file))
-    if not os.path.exists(file):
-        raise InputError(f"{file}: no such file or folder; distmm reads {FORMATS}")
+    _check_readable(file)
     if os.path.isdir(file):
         return _open_zarr(file)
     if raw:
@@ -74,6 +74,18 @@ def open_matrix(path: str | os.PathLike[str]) -> Matrix:
 
         return open_npy(file)
     raise InputError(f"{file}: a file of unknown format; distmm reads {FORMATS}")
+
+
+def _check_readable(file: str) -> None:
+    try:
+        if stat.S_ISREG(os.stat(file).st_mode):
+            open(file, "rb").close()
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
+        raise InputError(f"{file}: no such file or folder; distmm reads {FORMATS}") from error
+    except OSError as error:
+        raise InputError(
+            f"{file}: cannot be read: {error.strerror}; check the permissions of it and of the folders above it"
+        ) from error
 
 
 def _open_zarr(path: str) -> Matrix:
@@ -160,7 +172,7 @@ def create_output(
         if is_url(file):
             return ObjectTarget.create(output, shape, dtype, chunks, job)
         if paths.hdf5(file):
-            target: TargetArray = hdf5.create(output, dataset or "/C", shape, dtype)
+            target: TargetArray = hdf5.create(output, dataset or paths.DATASET, shape, dtype)
         elif file.lower().endswith(".npy"):
             target = npy.create(output, shape, dtype)
         else:

@@ -18,6 +18,9 @@ from distmm.storage.object_store import OBJECTS, is_url, located
 from distmm.storage.records import records
 from distmm.storage.regular_files import kind
 
+# Name of the dataset in an HDF5 file that distmm writes, if the user gives none.
+DATASET = "/C"
+
 REMEDY = "it is not replaced: choose another name, or remove it yourself"
 
 # Files, objects and folders of a two-dimensional Zarr array of version 2 or 3, for any naming of chunks.
@@ -68,8 +71,16 @@ def locate(path: str | os.PathLike[str]) -> tuple[str, str | None]:
         raise InputError("the name of the result is empty; give name.npy, name.zarr or name.h5")
     file, dataset = hdf5(name) or (name, None)
     file = os.path.abspath(os.path.expanduser(file))
-    if dataset is not None and os.fsencode(dataset) != dataset.encode(errors="replace"):
-        raise InputError(f"{name}: HDF5 files have names in UTF-8, and that of the dataset is not: choose another one")
+    if dataset is not None:
+        if os.fsencode(dataset) != dataset.encode(errors="replace"):
+            raise InputError(
+                f"{name}: HDF5 files have names in UTF-8, and that of the dataset is not: choose another one"
+            )
+        dataset = "/" + "/".join(part for part in dataset.split("/") if part not in ("", "."))
+        if dataset == "/":
+            raise InputError(
+                f"{name}: names the root group, not a dataset; give {file}:/C, or another name after the /"
+            )
     suffix = os.path.splitext(file)[1].lower()
     in_group = any(part.endswith(".zarr") for part in os.path.dirname(file).split(os.sep))
     if suffix not in ("", ".npy", ".zarr", ".h5", ".hdf5") and not in_group:

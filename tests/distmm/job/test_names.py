@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,34 @@ def test_a_dataset_whose_name_is_not_utf_8_is_refused(client: Client, product: n
     with pytest.raises(InputError, match="HDF5 files have names in UTF-8"):
         multiply(client, os.fsdecode(b"C.h5:/x\xff"))
     assert os.listdir() == ["in"]
+
+
+def test_a_dataset_without_a_name_is_refused(product: np.ndarray) -> None:
+    for out in ("C.h5:/", "C.h5:."):
+        with pytest.raises(InputError, match=r"names the root group, not a dataset; give .*C\.h5:/C"):
+            job.multiply("in/A.npy", "in/B.zarr", out)
+
+
+def test_all_spellings_of_a_dataset_are_one(client: Client, product: np.ndarray) -> None:
+    multiply(client, "C.h5:a//./b/")
+    assert multiply(client, "C.h5:/a/b").kept == 16
+    np.testing.assert_array_equal(values("C.h5:/a/b"), product)
+
+
+@pytest.mark.parametrize("complete", [True, False])
+def test_a_job_of_another_dataset_is_refused(complete: bool, client: Client, product: np.ndarray) -> None:
+    if complete:
+        multiply(client, "C.h5:/x")
+    else:
+        with pytest.raises(Stopped):
+            multiply(client, "C.h5:/x", stop=HalfWay("C.h5"))
+    for call in (partial(multiply, client), partial(job.resume, client=client), job.status):
+        with pytest.raises(InputError, match=r"writes the dataset /x, not /y: give .*C\.h5:/x, another file, or"):
+            call("C.h5:/y")
+    if complete:
+        os.remove("C.h5")  # the certificate of a file that is gone binds no other
+    multiply(client, "C.h5:/y", overwrite=not complete)
+    np.testing.assert_array_equal(values("C.h5:/y"), product)
 
 
 def test_a_folder_that_only_has_the_name_of_a_jobs_is_not_emptied(product: np.ndarray) -> None:

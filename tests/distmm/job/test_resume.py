@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -234,12 +235,17 @@ def test_inputs_that_are_moved_away_end_in_a_clear_message(moved: str, client: C
     np.testing.assert_allclose(c, here)
 
 
-def test_two_jobs_on_one_output_are_refused(client: Client, here: np.ndarray) -> None:
+def no_cluster() -> Any:
+    raise AssertionError("a cluster starts")
+
+
+def test_a_second_job_on_one_output_is_refused_before_its_cluster_starts(client: Client, here: np.ndarray) -> None:
     stopped(client)
     held = lock.Lock.take("C.zarr.job")
     assert job.status("C.zarr").state == "running"
-    with pytest.raises(InputError, match=rf"another job works on this output: process {os.getpid()}"):
-        job.resume("C.zarr", client=client)
+    for call in (partial(job.multiply, "in/A.npy", "in/B.zarr"), job.resume):
+        with pytest.raises(InputError, match=rf"another job works on this output: process {os.getpid()}"):
+            call("C.zarr", connect=no_cluster)
     held.release()
     job.resume("C.zarr", client=client)
 
@@ -251,7 +257,7 @@ def test_a_manifest_of_another_format_is_refused(client: Client, here: np.ndarra
     for bad, message in [
         (json.dumps({**content, "format": 99}), "reads 4"),
         ("[1]", "does not contain a JSON object"),
-        ("{", "cannot be read"),
+        ("{", "cannot be read.*; if the file is damaged, start over with --overwrite"),
     ]:
         manifest.write_text(bad)
         with pytest.raises(InputError, match=message):

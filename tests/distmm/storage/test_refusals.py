@@ -14,7 +14,7 @@ import pytest
 import zarr
 
 from distmm.errors import InputError
-from distmm.storage import locate, open_matrix
+from distmm.storage import file_of, locate, open_matrix
 from tests.distmm.storage.samples import sample, stored
 
 
@@ -220,6 +220,26 @@ def test_an_array_that_one_may_not_read_is_not_called_damaged(monkeypatch: pytes
     monkeypatch.setattr("distmm.storage.zarr_folder.open_zarr", denied)
     with pytest.raises(InputError, match=r"A\.zarr: you may not read it: .*Permission denied"):
         open_matrix(tmp_path / "A.zarr")
+
+
+@pytest.mark.parametrize("name", ["A.npy", "A.h5", "A.bin:4x4:float64"])
+def test_a_file_that_one_may_not_read_is_not_called_missing_or_damaged(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / file_of(name)).write_bytes(bytes(128))
+
+    def denied(path: str, mode: str) -> None:  # root may read everything
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr("builtins.open", denied)
+    with pytest.raises(InputError, match=r"A\.\w+: cannot be read: Permission denied; check the permissions of it and"):
+        open_matrix(tmp_path / name)
+
+
+def test_a_link_to_itself_is_not_called_missing(tmp_path: Path) -> None:
+    os.symlink("A.npy", tmp_path / "A.npy")
+    with pytest.raises(InputError, match=r"A\.npy: cannot be read: Too many levels of symbolic links"):
+        open_matrix(tmp_path / "A.npy")
 
 
 def test_empty_names_are_refused() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import dask
 import dask.array as da
@@ -15,6 +18,7 @@ from distributed import Client, LocalCluster
 
 from distmm import job, matmul
 from distmm.storage import open_matrix
+from distmm.storage.records import Disk
 from distmm.telemetry import client as telemetry
 from distmm.telemetry import dashboard, faults, metrics, report, worker
 from distmm.telemetry.record import Record
@@ -36,6 +40,18 @@ def missing(module: str) -> Patch:
     return lambda patch: patch.setitem(sys.modules, module, None)
 
 
+def no_room(patch: pytest.MonkeyPatch) -> None:
+    """Fill the disk when the report is written."""
+    write = Disk.write
+
+    def full(self: Disk, path: str, *content: Any) -> None:
+        if path.endswith(".report.html"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(self, path, *content)
+
+    patch.setattr(Disk, "write", full)
+
+
 # What fails, and how many warnings a product and a job log: none where Dask logs the error itself.
 FAULTS: dict[str, tuple[Patch, int]] = {
     "the scheduler's plugin does not start": (raises(Telemetry, "start"), 1),
@@ -49,6 +65,7 @@ FAULTS: dict[str, tuple[Patch, int]] = {
     "heartbeats": (raises(worker, "heartbeat"), 0),
     "the progress": (raises(Record, "figures"), 2),  # the report has the same figures
     "the report": (raises(report, "html"), 1),
+    "no room for the report": (no_room, 0),
 }
 
 
