@@ -75,17 +75,11 @@ def secret_command(job: Job) -> str | None:
 
 def _certificates(job: Job) -> tls.Certificates | None:
     """Check a job's certificates, and make temporary ones if needed; return their paths, or None without TLS."""
-    certificates = manifests.certificates(job)
-    if certificates is not None:
-        if job.run.tls == "temporary":
-            try:
-                tls.create(certificates)
-            except OSError as error:
-                raise InputError(
-                    f"{certificates['key']}: {error}; set XDG_DATA_HOME to a folder that you can write, for keys"
-                ) from error
-        tls.check(certificates)
-    return certificates
+    folder = manifests.certificate_folder(job)
+    try:
+        return tls.prepared(job.run.tls, folder, job.run.name)
+    except OSError as error:
+        raise InputError(f"{folder}: {error}; set XDG_DATA_HOME to a folder that you can write, for keys") from error
 
 
 def _refuse_missing(job: Job) -> None:

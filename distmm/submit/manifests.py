@@ -81,13 +81,13 @@ def cluster(job: Job) -> list[Manifest]:
     return _rendered(job, [])
 
 
-def certificates(job: Job) -> tls.Certificates | None:
-    """Return the paths of a job's certificates on this machine; None without TLS.
+def certificate_folder(job: Job) -> str:
+    """Return the folder of a job's temporary certificates on this machine.
 
-    Temporary ones are in the user's own data: the folder of the job file may be a checkout that others get.
+    It is in the user's own data: the folder of the job file may be a checkout that others get.
     """
     data = os.environ.get("XDG_DATA_HOME") or os.path.expanduser("~/.local/share")
-    return tls.certificate_paths(job.run.tls, f"{data}/distmm/{job.kubernetes.namespace}", job.run.name)
+    return f"{data}/distmm/{job.kubernetes.namespace}"
 
 
 def secret_name(job: Job) -> str:

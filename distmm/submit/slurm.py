@@ -83,17 +83,13 @@ def submit(job: Job, *, python: str = sys.executable, submitted_by: str = "") ->
         For a folder that cannot be written, and if Slurm refuses the job.
     """
     folder = Path(job.run.folder)
-    certificates = tls.certificate_paths(job.run.tls, job.run.folder, job.run.name)
     script = folder / f"{job.run.name}.sh"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if certificates is not None and job.run.tls == "temporary":
-            tls.create(certificates)
+        tls.prepared(job.run.tls, job.run.folder, job.run.name)
         script.write_text(render(job, python=python))
     except OSError as error:
         raise InputError(f"{folder}: {error}; set run.folder to a folder that you and all nodes can write") from error
-    if certificates is not None:
-        tls.check(certificates)
     environment = {**os.environ, "DISTMM_SUBMITTED_BY": submitted_by}  # which sbatch gives to the job
     return _run("sbatch", "--parsable", str(script), environment=environment).strip().split(";")[0]
 

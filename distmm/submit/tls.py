@@ -89,6 +89,26 @@ def check(certificates: Certificates) -> None:
             raise InputError(f"TLS: {certificates[what]} has expired on {ends:%Y-%m-%d}; put a new certificate there")
 
 
+def prepared(switch: str, folder: str, name: str) -> Certificates | None:
+    """Return the paths of checked certificates; None without TLS. Temporary ones are made if needed.
+
+    The parameters are those of `certificate_paths`.
+
+    Raises
+    ------
+    InputError
+        As `check` does.
+    OSError
+        For a folder that cannot take temporary certificates.
+    """
+    certificates = certificate_paths(switch, folder, name)
+    if certificates is not None:
+        if switch == "temporary":
+            create(certificates)
+        check(certificates)
+    return certificates
+
+
 def _expiry(path: str) -> datetime | None:
     """Return when the first certificate of a file expires; None without the package ``cryptography``."""
     try:
@@ -108,10 +128,9 @@ def security(switch: str) -> Security | None:
 
     if switch == "temporary":
         return _temporary()
-    certificates = certificate_paths(switch, "", "")
+    certificates = prepared(switch, "", "")
     if certificates is None:
         return None
-    check(certificates)
     with dask.config.set(settings(certificates)):
         return Security()
 

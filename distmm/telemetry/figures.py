@@ -98,8 +98,7 @@ class Figures:
         """Take the figures of a record at the time `now` (seconds since the epoch)."""
         expected, seen, pace = record.expected, record.seen, record.pace
         flops, remaining = (float(record.step_flops[steps].sum()) for steps in (record.done, expected & ~record.done))
-        begun = record.started if record.started is not None else math.inf
-        computing = max(0.0, (record.stopped if record.over and record.stopped else now) - begun)
+        computing = 0.0 if pace is None else max(0.0, (pace.times[-1] if record.over else now) - pace.times[0])
         self.done, self.total = int(record.done.sum()), int(expected.sum())
         self.blocks_done, self.blocks = int(np.count_nonzero(record.progress == 1)), record.chains
         self.flops, self.rate = flops, flops / computing if computing else 0.0

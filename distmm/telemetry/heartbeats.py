@@ -59,7 +59,7 @@ class Heartbeats:
     def active(self, now: float) -> Iterator[Record]:
         """Return the records of running products, and of just ended ones, whose last heartbeats are still to come."""
         for record in self.records.values():
-            if not record.over or now - (record.stopped or record.submitted) < LINGER_SECONDS:
+            if not record.over or now - record.advanced < LINGER_SECONDS:
                 yield record
 
     def take(self, address: str, heartbeat: dict[str, Any]) -> None:

@@ -101,9 +101,7 @@ class Record:
         self.incidents, self.silence = Incidents(), dict[str, Incident]()  # the second: of workers that are silent now
         self.seen: Mapping[str, float] | None = None  # last heartbeat of each worker of the cluster
         self.advanced = submitted  # time of the last step, check or write
-        self.started: float | None = None
-        self.stopped: float | None = None
-        self.pace: Pace | None = None  # of operations, repeated ones included
+        self.pace: Pace | None = None  # of operations, repeated ones included; None before the first step
         self.ends = np.zeros(self.chains)  # end of the last step of each chain so far
         self.afterwards = 0.0  # recent seconds from the last step of a chain until its block is checked and written
         self.ended: str = ""  # state of a product that ended without being complete
@@ -188,7 +186,7 @@ class Record:
         """State without regard to the time: see `Figures`."""
         if self.failures:
             return "failed"
-        return "complete" if self.complete else self.ended or ("running" if self.started else "waiting")
+        return "complete" if self.complete else self.ended or ("running" if self.pace else "waiting")
 
     def step(self, chain: int, step: int, worker: str, start: float, stop: float) -> None:
         """Add a run of a step of a chain on a worker."""
@@ -200,9 +198,8 @@ class Record:
         self.advanced = max(self.advanced, stop)
         self.ends[chain] = max(self.ends[chain], stop)
         self.pace = self.pace or Pace(start)
+        self.pace.times[0] = min(self.pace.times[0], start)  # a step may begin earlier and end later than another
         self.pace.add(stop, flops)
-        self.started = start if self.started is None else min(self.started, start)
-        self.stopped = stop if self.stopped is None else max(self.stopped, stop)
 
     def work(self, worker: str, kind: Kind, start: float, stop: float, what: str = "") -> None:
         """Add a task that is no step, on a worker. `what` names a task of others, as people know it."""

@@ -59,8 +59,6 @@ class WorkerTelemetry(WorkerPlugin):
         self.received: dict[str, int] = {}  # product, or array that others read -> bytes
         self.received_total = 0  # Dask's log of transfers keeps only the last 1000
         self.receiving = self.received_until = 0.0
-        self.sizes: dict[Any, int] = {}  # block in memory -> bytes
-        self.held: Counter[str] = Counter()  # array -> bytes in memory
 
     def setup(self, worker: Worker) -> None:
         """Add the figures to every heartbeat and to ``/metrics``."""
@@ -74,19 +72,15 @@ class WorkerTelemetry(WorkerPlugin):
         metrics.SOURCES.discard(self)
 
     def transition(self, key: object, start: str, finish: str, **kwargs: Any) -> None:
-        """Count blocks that come and go."""
-        if start == "memory":
-            self.held[_array(key)] -= self.sizes.pop(key, 0)
-            if key in self.arrived:  # nobody has read it here
-                self._receive(_array(key), self.arrived.pop(key))
+        """Count blocks that arrive, by their reader."""
+        if start == "memory" and key in self.arrived:  # nobody has read it here
+            self._receive(_array(key), self.arrived.pop(key))
         if finish != "memory":
             return
         ts = self.worker.state.tasks[key]
-        self.sizes[key] = ts.nbytes or 0
-        self.held[_array(key)] += self.sizes[key]
         if start == "flight":
-            self.arrived[key] = self.sizes[key]
-            self.received_total += self.sizes[key]
+            self.arrived[key] = ts.nbytes or 0
+            self.received_total += self.arrived[key]
             return
         task = ts.run_spec
         for block in ts.dependencies:
@@ -111,11 +105,14 @@ class WorkerTelemetry(WorkerPlugin):
             if entry["stop"] > self.received_until:
                 self.receiving += entry["stop"] - max(entry["start"], self.received_until)
                 self.received_until = entry["stop"]
-        self.held = +self.held  # without arrays that have gone
+        held: Counter[str] = Counter()  # array -> bytes in memory
+        for key, ts in self.worker.state.tasks.items():
+            if ts.state == "memory":
+                held[_array(key)] += ts.nbytes or 0
         return {
             "received": dict(self.received),
             "receiving": self.receiving,
-            "held": dict(self.held),
+            "held": dict(held),
             "device": self.gpu(self.worker),
             "host": socket.gethostname(),
         }

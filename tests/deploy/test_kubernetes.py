@@ -254,7 +254,7 @@ def test_the_commands_and_probes_of_the_pods_work_as_they_stand(job: jobfile.Job
     rng = np.random.default_rng(6)
     for name in "AB":
         np.save(tmp_path / f"{name}.npy", rng.integers(-9, 9, (200, 200)).astype(float))  # floats need no compiler
-    certificates = manifests.certificates(job)
+    certificates = tls.certificate_paths(job.run.tls, manifests.certificate_folder(job), job.run.name)
     assert certificates is not None
     tls.create(certificates)
     comm, page, worker_page, other_page = free_ports(4)

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from distmm.errors import InputError
-from distmm.submit import jobfile, kubernetes, manifests, patience
+from distmm.submit import jobfile, kubernetes, manifests, patience, tls
 from tests.deploy.kubernetes_schemas import JOB, check
 
 # A kubectl that answers from a folder of files: what a cluster would say. It notes what it is asked.
@@ -84,7 +84,7 @@ def test_a_submitted_job_takes_its_policy_and_certificates_along_and_removes_the
         check(part)
         assert part["metadata"]["ownerReferences"][0]["uid"] == "u1"
     assert secret["stringData"]["key.pem"].startswith("-----BEGIN PRIVATE KEY-----")
-    certificates = manifests.certificates(job)
+    certificates = tls.certificate_paths(job.run.tls, manifests.certificate_folder(job), job.run.name)
     assert certificates is not None
     assert stat.S_IMODE(os.stat(os.path.dirname(certificates["key"])).st_mode) == 0o700
 
