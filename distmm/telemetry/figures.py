@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from distmm import units
+from distmm.telemetry import theme
 
 if TYPE_CHECKING:
     from distmm.telemetry.activity import Kind, Lane
@@ -44,12 +45,8 @@ SLOW_WORKER = 0.75
 # Least fraction of the workers' time, and of all steps, that is worth a sentence.
 SHARE, REPEATED = 0.1, 0.05
 
-# What is said of the time of tasks that are no steps, before and after its share.
-TASKS: Mapping[Kind, tuple[str, str]] = {
-    "operands": ("the operands' own tasks take", "of the workers' time"),
-    "load": ("reads of A and B take", "of the workers' time"),
-    "write": ("checks and writes of C take", "of the workers' time"),
-}
+# Tasks that are no steps, and whose share of the workers' time is said.
+TASKS: tuple[Kind, ...] = ("operands", "load", "write")
 
 
 class Figures:
@@ -193,7 +190,8 @@ def reasons(record: Record, f: Figures, now: float) -> list[str]:
         found.append(f"{record.named(slowest)} computes at {rate / median:.0%} of the median worker's rate")
     if f.again > REPEATED * f.total:
         found.append(f"{f.again} of {f.total} steps were lost and computed again")
-    planned = record.plan.cost.seconds * _to_do(record)
+    not_on_disk = float(record.computed.sum() / max(1, (~record.mirrored).sum()))
+    planned = record.plan.cost.seconds * not_on_disk
     expected = f.seconds + (f.left if math.isfinite(f.left) else 0.0)
     late = expected > max(MISSED * planned, planned + LATE_SECONDS)
     weak = f.seconds > LATE_SECONDS and median * MISSED < record.plan.cluster.rate
@@ -211,11 +209,6 @@ def reasons(record: Record, f: Figures, now: float) -> list[str]:
     return found
 
 
-def _to_do(record: Record) -> float:
-    """Return the fraction of the product that was not on disk before."""
-    return float(record.computed.sum() / max(1, (~record.mirrored).sum()))
-
-
 def _share(lanes: Mapping[str, Lane], kind: Kind, seconds: float, threads: int = 1) -> float:
     return sum(lane.seconds[kind] for lane in lanes.values()) / max(1e-9, len(lanes) * seconds * threads)
 
@@ -228,10 +221,9 @@ def _causes(record: Record, f: Figures, lanes: Mapping[str, Lane], now: float) -
         if asleep > SHARE * f.seconds and lane.silent_since is None:
             yield f"{record.named(name)} was silent for {units.duration(asleep)}"
     titles = ", ".join(sorted(record.others, key=record.others.__getitem__, reverse=True)[:2])
-    others = "other work on the same workers takes", f"of their time: {titles}"
-    found = [
-        (_share(lanes, kind, f.seconds, cluster.threads), *words) for kind, words in {**TASKS, "other": others}.items()
-    ]
+    words = {kind: (f"{theme.ACTIVITIES[kind][0]} take", "of the workers' time") for kind in TASKS}
+    words["other"] = "other work on the same workers takes", f"of their time: {titles}"
+    found = [(_share(lanes, kind, f.seconds, cluster.threads), *said) for kind, said in words.items()]
     received, receiving = (sum(getattr(lane, of) for lane in lanes.values()) for of in ("received", "receiving"))
     if receiving and received / receiving * MISSED < cluster.link:
         rate, link = units.scaled(received / receiving, "B/s"), units.scaled(cluster.link, "B/s")
