@@ -23,9 +23,6 @@ NAMED_WORKERS = 32
 # Opacity of a block of which no step is done.
 EMPTY = 0.1
 
-# Bokeh's hatch patterns; a blank means no pattern.
-NONE, MIRRORED, RESUMED = " ", "right_diagonal_line", "dot"
-
 
 class Grid(NamedTuple):
     """The row and the column of each block, in cells of `side` x `side` blocks. The grid is `high` x `wide` cells."""
@@ -55,9 +52,8 @@ class Blocks:
     """The grid of C. The colour of a cell shows its owner, its opacity the fraction of its steps that is done."""
 
     def __init__(self, **sizing: Any) -> None:
-        columns = ("x", "y", "fill", "alpha", "edge", "width", "hatch", "name", "owner", "done", "state")
+        columns = ("x", "y", "fill", "alpha", "edge", "width", "name", "owner", "done", "state")
         self.source = ColumnDataSource({column: [] for column in columns})
-        self.hatched = ColumnDataSource({column: [] for column in ("x", "y", "hatch")})
         self.shape: tuple[object, ...] = ()
         self.root = figure(
             title="Blocks of C", x_range=Range1d(0, 1), y_range=Range1d(1, 0), tools="", toolbar_location=None,
@@ -67,11 +63,6 @@ class Blocks:
         cells = self.root.rect(
             x="x", y="y", width=0.92, height=0.92, source=self.source,
             fill_color="fill", fill_alpha="alpha", line_color="edge", line_width="width",
-        )  # fmt: skip
-        # A renderer for hatched cells only: Bokeh makes a pattern for each cell of a renderer at every update.
-        self.root.rect(
-            x="x", y="y", width=0.92, height=0.92, source=self.hatched, fill_color=None, line_color=None,
-            hatch_pattern="hatch", hatch_color=theme.LIGHT["ink"], hatch_alpha=0.5, hatch_scale=7, hatch_weight=1,
         )  # fmt: skip
         self.root.add_tools(
             HoverTool(
@@ -103,7 +94,6 @@ class Blocks:
             "alpha": EMPTY + (1 - EMPTY) * done,
             "edge": np.select([flags for flags, _ in edges], [color for _, color in edges], theme.NOBODY),
             "width": np.where(refuted | rejected | again, 3.0, 0.4),
-            "hatch": np.select([resumed, mirrored], [RESUMED, MIRRORED], NONE),
             "name": [record.block(chain) + more for chain in first],
             "owner": [owner or "an earlier run" for owner in owners],
             "done": done,
@@ -112,8 +102,6 @@ class Blocks:
                 for flags in zip(mirrored, resumed, again, rejected, refuted, strict=True)
             ],
         }
-        hatched = mirrored | resumed
-        self.hatched.data = {column: np.asarray(self.source.data[column])[hatched] for column in self.hatched.data}
         if self.shape != (record.product, grid.high, grid.wide):
             self.shape = record.product, grid.high, grid.wide
             self.root.x_range.end, self.root.y_range.start = grid.wide, grid.high
@@ -124,12 +112,12 @@ class Blocks:
                 axis.major_label_overrides = {x + 0.5: str(x * grid.side) for x in at}
 
 
-# What is said of a cell, in the order of its flags. The legend shows how it is drawn.
+# What the tooltip of a cell says, in the order of its flags.
 STATES = ("mirrored", "from disk", "lost and computed again", "rejected and computed again", "failed its check")
 
 
 def legend(record: Record | None) -> str:
-    """Return the legend of the grid's colours and patterns as HTML; all figures use the same colours."""
+    """Return the legend of the grid's colours as HTML; all figures use the same colours."""
     names = [] if record is None else sorted(filter(None, record.lanes), key=units.natural)
     workers = {} if record is None else {name: record.color(name) for name in names}
     return templates.filled(

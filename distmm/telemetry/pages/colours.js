@@ -20,7 +20,6 @@ function colour() {
     for (const renderer of figure.renderers)
       for (const glyph of [renderer.glyph, renderer.nonselection_glyph]) {
         if (glyph && "text_color" in glyph.properties) paint(glyph, {text_color: {value: c.ink}});
-        if (glyph && "hatch_color" in glyph.properties) paint(glyph, {hatch_color: {value: c.ink}});
         if (glyph && glyph.tags.includes("ink")) paint(glyph, {line_color: {value: c.ink}});
       }
   }

@@ -327,8 +327,8 @@ def test_the_table_shows_all_products_and_a_click_one_of_them(cluster: Client, b
     browser.until("location.search.includes('product=') && document.readyState == 'complete'")
     shown(browser, "blocks")
     assert "theme=dark" in browser.evaluate("location.search")
-    hatched = f"Array.from({DATA.format('blocks')}.hatch).filter(hatch => hatch != ' ').length"
-    assert browser.evaluate(hatched) == 3
+    mirrored = f"Array.from({DATA.format('blocks')}.state).filter(state => state == 'mirrored').length"
+    assert browser.evaluate(mirrored) == 3
     assert "96 x 64" in browser.evaluate(f"{SHADOW.format('products')}.querySelector('tr.shown').innerText")
     assert browser.evaluate(colors) == before
     # The product is over, and how it ran is still there.
