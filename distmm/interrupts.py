@@ -18,10 +18,11 @@ def while_imported() -> None:
     """If this process is the command ``distmm``, let Ctrl-C end it without a traceback."""
     script = os.path.basename(sys.argv[0]) if sys.argv else ""
     if script == "distmm" or sys.orig_argv[1:3] == ["-m", "distmm"]:
-        signal.signal(signal.SIGINT, _end)
+        signal.signal(signal.SIGINT, end)
 
 
-def _end(number: int, frame: FrameType | None) -> NoReturn:
+def end(number: int, frame: FrameType | None) -> NoReturn:
+    """End this process at once, where nothing has to be cleaned up."""
     os.write(2, b"interrupted\n")
     os._exit(INTERRUPTED)
 

@@ -13,6 +13,7 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command in the process's arguments, and exit with its code."""
+    from distmm import interrupts
     from distmm.cli.app import app
 
     # `dask.array` imports xarray, and with it pandas, where they are installed: half a second, for nothing here.
@@ -21,7 +22,12 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     # Batch systems end jobs by SIGTERM. SystemExit lets the command clean up unfinished files, as after an interrupt.
     signal.signal(signal.SIGTERM, _terminate)
-    app()
+    try:
+        app()
+    except SystemExit as code:
+        if code.code == interrupts.INTERRUPTED:  # a second Ctrl-C while Python ends is no error either
+            signal.signal(signal.SIGINT, interrupts.end)
+        raise
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:

@@ -21,6 +21,7 @@ from dask.utils import parse_bytes
 from distributed import Client, LocalCluster, Status
 from distributed.system import MEMORY_LIMIT
 
+from distmm import units
 from distmm.clusters import cluster
 from distmm.clusters.gpus import gpu_count, missing_for_gpu
 from distmm.clusters.hardware import Hardware
@@ -215,6 +216,11 @@ def _setup(device: str, workers: int | None, threads: int | None, memory_limit: 
         )
     if workers is not None and workers < 1:
         raise InputError(f"{workers} workers: at least 1 is needed")
+    if workers is not None and workers > (most := MEMORY_LIMIT // LEAST_MEMORY):
+        raise InputError(
+            f"{workers} workers: each takes {LEAST_MEMORY / 1e6:.0f} MB by itself, and this process may take "
+            f"{units.size(MEMORY_LIMIT)}; ask for {most} or fewer"
+        )
     try:
         limit = None if memory_limit is None else parse_bytes(memory_limit)
     except ValueError as error:

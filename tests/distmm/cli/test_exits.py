@@ -79,6 +79,30 @@ def test_ctrl_c_while_the_cluster_starts_is_no_error(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["A.npy"]
 
 
+ENDING = """
+import atexit, sys
+from distmm.cli import main
+from distmm.clusters import local_cluster
+def closing():
+    print("here", flush=True)
+    sys.stdin.readline()
+atexit.register(closing)
+def make(**options):
+    raise KeyboardInterrupt
+local_cluster.LocalCluster = make
+main()
+"""
+
+
+def test_a_second_ctrl_c_while_the_command_ends_is_no_error(tmp_path: Path) -> None:
+    with start(tmp_path, "-c", ENDING, "multiply", "A.npy", "A.npy", "-o", "C.npy", *ONE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "here\n"
+        os.killpg(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=120)
+    assert (process.returncode, err) == (130, "interrupted\ninterrupted\n")
+
+
 @pytest.mark.minutes
 def test_a_closed_output_pipe_changes_nothing(tmp_path: Path) -> None:
     with start(tmp_path, "-m", "distmm", "multiply", "A.npy", "A.npy", "-o", "C.npy", *ONE) as process:

@@ -69,6 +69,12 @@ def test_without_dashboard_there_are_probes_and_metrics_but_no_pages(two_workers
     assert [status(path) for path in ("health", "metrics", "info/main/workers.html", "status")] == [200, 200, 404, 404]
 
 
+def test_more_workers_than_the_memory_holds_are_refused() -> None:
+    most = local_cluster.MEMORY_LIMIT // local_cluster.LEAST_MEMORY
+    with pytest.raises(InputError, match=rf"{most + 1} workers: each takes 200 MB by .*; ask for {most} or fewer"):
+        local_cluster.cpu_workers("cpu", most + 1, None)  # as `local`, which would start them if it did not refuse
+
+
 def test_our_schedulers_do_not_steal_and_outlive_dead_workers(two_workers: Client) -> None:
     def settings(dask_scheduler: Any) -> tuple[bool, int]:
         return "stealing" in dask_scheduler.extensions, dask_scheduler.allowed_failures
