@@ -98,11 +98,8 @@ def computed(block: Block, all_pieces: Callable[[Any], tuple[Any, ...]]) -> list
     if xp is np:
         return list(all_pieces(np))
 
-    def on_gpu() -> list[np.ndarray]:
-        with gpu.working("product"):
-            return [to_host(made) for made in all_pieces(xp)]
-
-    return gpu.retrying(on_gpu, f"the check of a block, {block.shape[0]} x {block.shape[1]} {block.dtype},")
+    what = f"the check of a block, {block.shape[0]} x {block.shape[1]} {block.dtype},"
+    return gpu.completed(lambda: [to_host(made) for made in all_pieces(xp)], what)
 
 
 def _pieces(xp: Any, block: Block, work: np.dtype) -> Iterator[tuple[slice, Any]]:

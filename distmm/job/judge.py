@@ -202,12 +202,8 @@ class Judge:
         if gpu.namespace(block) is np:
             return reduction(block, norms)[0], checksum_of_input(block)
 
-        def on_gpu() -> Any:
-            with gpu.working("product"):
-                return reduction(block, norms)[0]
-
-        part = gpu.retrying(on_gpu, f"the reduction of a block, {block.shape[0]} x {block.shape[1]} {block.dtype},")
-        return on_host(part), checksum_of_input(block)
+        what = f"the reduction of a block, {block.shape[0]} x {block.shape[1]} {block.dtype},"
+        return on_host(gpu.completed(lambda: reduction(block, norms)[0], what)), checksum_of_input(block)
 
     def arrays(self, i: int, kept: Any) -> dict[str, np.ndarray]:
         """Return the arrays of a unit in row i, as they are written."""

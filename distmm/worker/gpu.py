@@ -106,6 +106,16 @@ def multiplying() -> Iterator[None]:
         yield
 
 
+def completed(work: Callable[[], Returned], what: str, needs: int | None = None) -> Returned:
+    """Return ``work()`` when it has ended on the stream for products. A full memory is handled as by `retrying`."""
+
+    def on_stream() -> Returned:
+        with working("product"):
+            return work()
+
+    return retrying(on_stream, what, needs)
+
+
 def retrying(work: Callable[[], Returned], what: str, needs: int | None = None, peak: int | None = None) -> Returned:
     """Return ``work()``; if the GPU's memory is full, free what can be freed, wait a little, and try again, alone.
 

@@ -52,11 +52,7 @@ def squared_norms(block: Block) -> np.ndarray:
         wide = gpu.numbers(x).astype(np.float64)
         return ((wide * wide).sum(axis=1, keepdims=True),)
 
-    def on_gpu() -> np.ndarray:
-        with gpu.working("product"):
-            return np.asarray(by_rows(block, squares)[0].get())
-
-    return gpu.retrying(on_gpu, "the norms of a block")
+    return gpu.completed(lambda: np.asarray(by_rows(block, squares)[0].get()), "the norms of a block")
 
 
 def needs_exponents(dtype: np.dtype[Any]) -> bool:

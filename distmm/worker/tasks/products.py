@@ -234,9 +234,4 @@ def mirror(where: object, symmetry: Symmetry, block: Block) -> Block:
     """Return C[j, i] of a symmetric product, given C[i, j]: a view of it, or a conjugate."""
     if symmetry != "hermitian" or gpu.namespace(block) is np:
         return flipped(block, symmetry)
-
-    def on_gpu() -> Block:
-        with gpu.working("product"):
-            return flipped(block, symmetry)
-
-    return gpu.retrying(on_gpu, "the mirror image of a block of C", block.nbytes)
+    return gpu.completed(lambda: flipped(block, symmetry), "the mirror image of a block of C", block.nbytes)
