@@ -65,8 +65,8 @@ BLAS_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "N
 MOST_CPU_TASKS = 4
 
 # Least memory limit of a worker. Dask kills a worker at 95 % of its limit: with a limit of 100 MB a worker was killed
-# before its first task, because of its imports; with 200 MB it multiplied small matrices.
-LEAST_MEMORY = 200_000_000
+# before its first task, because of its imports. A plan has 80 % of the limit without the 200 MB of the worker itself.
+LEAST_MEMORY = 300_000_000
 
 UNGUARDED = (
     "this script starts a cluster while a worker imports it: each worker imports the script that started it. Put the "
@@ -191,7 +191,7 @@ def _not_started(what: str, error: BaseException) -> InputError:
         with suppress(OSError, ValueError):  # not a file, or not text
             if "__main__" not in Path(script).read_text():
                 return InputError(UNGUARDED)
-    return InputError(f"{what}: {error}")
+    return InputError(f"{what}: {str(error) or type(error).__name__}")
 
 
 def cpu_workers(device: cluster.DeviceChoice, workers: int | None, memory_limit: str | None) -> Hardware | None:
@@ -218,7 +218,7 @@ def _setup(device: str, workers: int | None, threads: int | None, memory_limit: 
         raise InputError(f"{workers} workers: at least 1 is needed")
     if workers is not None and workers > (most := MEMORY_LIMIT // LEAST_MEMORY):
         raise InputError(
-            f"{workers} workers: each takes {LEAST_MEMORY / 1e6:.0f} MB by itself, and this process may take "
+            f"{workers} workers: each needs {LEAST_MEMORY / 1e6:.0f} MB by itself, and this process may take "
             f"{units.size(MEMORY_LIMIT)}; ask for {most} or fewer"
         )
     try:
@@ -227,8 +227,8 @@ def _setup(device: str, workers: int | None, threads: int | None, memory_limit: 
         raise InputError(f"memory limit {memory_limit!r} is not a size; write it as 8GB or 16GiB") from error
     if limit is not None and limit < LEAST_MEMORY:
         raise InputError(
-            f"memory limit {memory_limit} is less than the {LEAST_MEMORY / 1e6:.0f} MB that a worker takes by itself: "
-            f"Dask would kill it right after its start; give a gigabyte or more"
+            f"memory limit {memory_limit} is less than the {LEAST_MEMORY / 1e6:.0f} MB that a worker needs: it takes "
+            "200 MB by itself, and Dask pauses it at 80 % of its limit; give a gigabyte or more"
         )
     return _cpu(workers, limit, threads) if missing else _gpu(workers, limit)
 

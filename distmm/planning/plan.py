@@ -248,7 +248,7 @@ class Plan:
                     kept = " or read C block by block (C.sum(), da.topk(C, 10)), or write it as it is made, with out=,"
                 remedy = f"{use}{kept} or more memory for each, or smaller blocks"
                 if self.fewest is None and peak > MANY_TIMES * have:
-                    remedy = "a worker has almost none: end what fills its memory, or start the cluster without it"
+                    remedy = "a worker has almost none: end what fills its memory, or start workers with more of it"
                 held = f", with {count(blocks, 'block of C')} in memory at a time" if more else ""
                 raise DoesNotFitError(
                     f"this product needs {size(peak)}{where} on each of {workers} {what}{held}, "

@@ -17,7 +17,7 @@ from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_facts
 if TYPE_CHECKING:
     from distributed import Worker
 
-# Fraction of a worker's memory limit at which Dask pauses it (distributed.worker.memory.pause).
+# Fraction of a worker's memory limit at which Dask pauses it, unless distributed.worker.memory.pause is lower.
 PAUSE_FRACTION = 0.8
 
 # Least bytes that count for a CPU worker without blocks; Python, Dask, distmm and buffers of BLAS take 160 MB. With
@@ -56,7 +56,8 @@ def probe(
             return {**gpu, **more, **kernel_facts(KernelChoice("cuda", dtype, precision, kernel), reproducible)}
     # New blocks cannot use the memory above Dask's limit for a pause, the memory of the interpreter and its libraries,
     # and the memory of the blocks that the worker holds.
-    memory = int(PAUSE_FRACTION * limit) - max(rss, WORKER_BYTES) if limit else psutil.virtual_memory().available
+    share = min(PAUSE_FRACTION, dask_worker.memory_manager.memory_pause_fraction or PAUSE_FRACTION)
+    memory = int(share * limit) - max(rss, WORKER_BYTES) if limit else psutil.virtual_memory().available
     # Dask's nannies set one thread for BLAS; jobs under Slurm and on Kubernetes set more where a worker has more cores.
     cores = cores_of(threads, os.environ.get("OMP_NUM_THREADS", "1"))
     more = {"device": "cpu", "memory": max(0, memory), "threads": threads, "cores": cores}

@@ -71,8 +71,14 @@ def test_without_dashboard_there_are_probes_and_metrics_but_no_pages(two_workers
 
 def test_more_workers_than_the_memory_holds_are_refused() -> None:
     most = local_cluster.MEMORY_LIMIT // local_cluster.LEAST_MEMORY
-    with pytest.raises(InputError, match=rf"{most + 1} workers: each takes 200 MB by .*; ask for {most} or fewer"):
+    with pytest.raises(InputError, match=rf"{most + 1} workers: each needs 300 MB by .*; ask for {most} or fewer"):
         local_cluster.cpu_workers("cpu", most + 1, None)  # as `local`, which would start them if it did not refuse
+
+
+def test_a_start_that_fails_without_a_reason_is_told_by_its_error() -> None:
+    error = RuntimeError("Nanny failed to start.")
+    error.__cause__ = MemoryError()  # as Dask raises it for a fraction of the memory that is not a number
+    assert str(local_cluster._not_started("workers have not started", error)) == "workers have not started: MemoryError"
 
 
 def test_our_schedulers_do_not_steal_and_outlive_dead_workers(two_workers: Client) -> None:

@@ -52,7 +52,7 @@ def test_an_encrypted_cluster_needs_certificates() -> None:
 
 def test_a_limit_below_what_a_worker_takes_by_itself_is_refused() -> None:
     with (
-        pytest.raises(InputError, match="memory limit 1MB is less than the 200 MB"),
-        clusters.local("cpu", memory_limit="1MB"),
+        pytest.raises(InputError, match="memory limit 299MB is less than the 300 MB"),
+        clusters.local("cpu", memory_limit="299MB"),
     ):
         pass

@@ -183,9 +183,8 @@ def test_a_cpu_worker_has_the_rate_of_the_cores_that_its_kernels_use(
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if blas is not None:
         monkeypatch.setenv("OMP_NUM_THREADS", blas)
-    worker = SimpleNamespace(
-        state=SimpleNamespace(nthreads=threads), memory_manager=SimpleNamespace(memory_limit=8 * 10**9)
-    )
+    manager = SimpleNamespace(memory_limit=8 * 10**9, memory_pause_fraction=0.8)
+    worker = SimpleNamespace(state=SimpleNamespace(nthreads=threads), memory_manager=manager)
     facts = probe("none", np.dtype("f8"), "highest", None, False, worker)
     spec = cluster.spec("cpu", [facts], np.dtype("f8"))
     assert spec.rate == cores * facts["kernels"]["cpu"]["rate"]

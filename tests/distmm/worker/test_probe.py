@@ -30,3 +30,12 @@ def test_blocks_that_a_worker_holds_are_taken_from_what_its_pool_has(monkeypatch
 
 def test_blocks_that_a_worker_holds_are_not_counted_twice_where_the_driver_says_what_is_free(monkeypatch):
     assert told(monkeypatch, None)["memory"] == FREE
+
+
+@pytest.mark.parametrize(("pause", "share"), [(0.5, 0.5), (0.8, 0.8), (0.95, 0.8), (False, 0.8)])
+def test_blocks_stay_below_the_memory_at_which_dask_pauses_the_worker(pause: float, share: float) -> None:
+    limit = 100 * probing.WORKER_BYTES
+    manager = SimpleNamespace(memory_limit=limit, memory_pause_fraction=pause)
+    worker: Any = SimpleNamespace(state=SimpleNamespace(nthreads=1), memory_manager=manager)
+    memory = probe("none", np.dtype("f4"), "highest", None, False, worker)["memory"]
+    assert 0 <= share * limit - probing.WORKER_BYTES - memory < 0.05 * limit  # this process may have more than a worker
