@@ -27,7 +27,7 @@ import numpy as np
 from dask.delayed import Delayed
 from dask.highlevelgraph import HighLevelGraph
 
-from distmm.graph.dask_tasks import STORES, PlacedTask, Task, TaskRef, tree
+from distmm.graph.dask_tasks import STORES, PlacedTask, SeparateTask, Task, TaskRef, tree
 from distmm.graph.parametric_layer import ParametricLayer, with_layer
 from distmm.graph.placement import Key, Placement
 from distmm.graph.product_graph import Reduced
@@ -180,7 +180,8 @@ class Store:
         """Yield the tasks of one result."""
         place = tuple(along[at] for along, at in zip(self._places, key[1:], strict=True))
         block = TaskRef((self.source, *map(operator.add, key[1:], self.first)))
-        yield Task(key, operator.setitem, self.target, place, block)
+        # Fused with the task that makes the block, it would make blocks again that are in the workers' memory.
+        yield SeparateTask(key, operator.setitem, self.target, place, block)
 
 
 def stored(

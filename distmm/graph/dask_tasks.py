@@ -45,15 +45,21 @@ def _views() -> frozenset[Callable[..., Any]]:
     return frozenset({getitem, getter, getter_inline, getter_nofancy, products.part})
 
 
-class PlacedTask(Task):
-    """A task whose first argument is its `Placement`. It keeps its key through Dask's optimisers."""
+class SeparateTask(Task):
+    """A task that keeps its key through Dask's optimisers: they fuse it with no other task."""
 
     __slots__ = ()
 
     @property
     def block_fusion(self) -> bool:
-        """Tell the optimisers not to fuse this task: its placement would be lost."""
+        """Whether the optimisers have to leave the task as it is."""
         return True
+
+
+class PlacedTask(SeparateTask):
+    """A task whose first argument is its `Placement`, which would be lost inside another task."""
+
+    __slots__ = ()
 
     @property
     def placement(self) -> Placement:
@@ -66,9 +72,14 @@ class ProductTask(PlacedTask):
 
     The plan, and Dask's annotations of the layer, are for the scheduler's plugin, where the tasks are made. Workers do
     not get them.
+
+    Attributes
+    ----------
+    then : tuple of tasks
+        The first of them reads the task's block of C, each other one the result of the one before it (`unfused`).
     """
 
-    __slots__ = ("annotations", "plan")
+    __slots__ = ("annotations", "plan", "then")
 
     def __init__(
         self,
@@ -78,14 +89,33 @@ class ProductTask(PlacedTask):
         *args: Any,
         plan: Plan | None = None,
         annotations: Mapping[str, Any] | None = None,
+        then: tuple[GraphNode, ...] = (),
         **kwargs: Any,
     ):
         super().__init__(key, func, *args, **kwargs)
-        self.plan, self.annotations = plan, annotations
+        self.plan, self.annotations, self.then = plan, annotations, then
 
     def __getstate__(self) -> tuple[Any, ...]:
         slots = zip(self.get_all_slots(), super().__getstate__(), strict=True)
-        return tuple(None if name in ProductTask.__slots__ else value for name, value in slots)
+        return tuple(None if name in ("annotations", "plan") else value for name, value in slots)
+
+    def __call__(self, values: Any = ()) -> Any:
+        """Run the task, and those that follow, with the results that it reads, by key."""
+        made = super().__call__(values)
+        for task in self.then:
+            (read,) = task.dependencies
+            made = task({read: made})
+        return made
+
+    @property
+    def block_fusion(self) -> bool:
+        """Whether the optimisers have to leave the task as it is, and not make one task of it and its only reader.
+
+        They may fuse short tasks that finish a block of a C that stays. With a task that reads a single block they
+        would also fuse the one that makes that block.
+        """
+        finishes = self.key[0] == self.placement.product and len(self.dependencies) > 1
+        return not finishes or self.plan is None or not self.plan.c_stays or not self.plan.has_short_tasks
 
     @property
     def is_first(self) -> bool:
@@ -135,6 +165,22 @@ def is_view(task: object) -> bool:
 def is_chunk_of_c(task: object) -> bool:
     """Whether a task cuts a user's chunk of C from a block."""
     return isinstance(task, PlacedTask) and task.func is products.part
+
+
+def unfused(task: Any) -> Any:
+    """Return the product task that Dask has fused with its readers, as a product task; another task as it is.
+
+    The scheduler reads placements, and none inside another task. The readers become `ProductTask.then`.
+    """
+    if type(task) is not Task or not task.args or type(task.args[0]) is not dict:
+        return task
+    tasks = list(task.args[0].values())
+    if not tasks or not isinstance(made := tasks[0], ProductTask):
+        return task
+    then = tuple(map(faster, tasks[1:]))
+    return ProductTask(
+        task.key, made.func, *made.args, plan=made.plan, annotations=made.annotations, then=then, **made.kwargs
+    )
 
 
 def faster(task: GraphNode) -> GraphNode:

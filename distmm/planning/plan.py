@@ -26,6 +26,9 @@ from distmm.units import count, size
 # A worker that would need so many times its free memory is full: more workers like it would not help.
 MANY_TIMES = 100
 
+# Seconds of a short product task. Dask takes 1 to 2 ms for a task of a GPU worker.
+SHORT_SECONDS = 0.01
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -161,6 +164,11 @@ class Plan:
     def c_stays(self) -> bool:
         """Whether finished blocks of C stay in the memory of the workers that made them."""
         return self.result == "workers" and not self.streamed
+
+    @cached_property
+    def has_short_tasks(self) -> bool:
+        """Whether Dask's own time for a task counts beside that of a product task."""
+        return self._time_model.paces()[0] < SHORT_SECONDS
 
     @property
     def slots_that_fit(self) -> float:

@@ -15,7 +15,7 @@ from distributed.comm import CommClosedError
 from distributed.protocol.pickle import dumps
 from distributed.scheduler import Scheduler, TaskState
 
-from distmm.graph.dask_tasks import PlacedTask, faster
+from distmm.graph.dask_tasks import PlacedTask, faster, unfused
 
 VERSIONS_SEEN = ("2026.7.1", "2026.8.0")
 
@@ -189,8 +189,10 @@ def makers(
             return
 
 
-def let_readers_be_faster(tasks: Iterable[TaskState]) -> None:
-    """Give those of the tasks that read the result of a product task faster functions (`dask_tasks.faster`)."""
+def prepare(tasks: Iterable[TaskState]) -> None:
+    """Let product tasks that Dask has fused show their placements, and give readers of others faster functions."""
+    for ts in tasks:
+        ts.run_spec = unfused(ts.run_spec)
     for ts in tasks:
         made = faster(ts.run_spec)
         if made is not ts.run_spec and any(isinstance(each.run_spec, PlacedTask) for each in ts.dependencies):

@@ -39,7 +39,7 @@ class NewGraph:
         self.restrictions = Restrictions(scheduler, products)
         self.new = dask_internals.to_run(scheduler, wanted)
         tasks = [self.known[key] for key in self.new]
-        dask_internals.let_readers_be_faster(tasks)
+        dask_internals.prepare(tasks)
         self.placed = [ts for ts in tasks if isinstance(ts.run_spec, PlacedTask)]
         self.refused = self.restrictions.read(self.placed)
         self.tasks: list[PlannedTask] = []

@@ -1,0 +1,98 @@
+"""Product tasks that Dask has fused with the tasks that read their blocks of C."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+
+import dask
+import dask.array as da
+import numpy as np
+import pytest
+from distributed import Client, wait
+from distributed.scheduler import Scheduler
+
+import distmm
+from distmm.graph.dask_tasks import ProductTask, Task, unfused
+from distmm.planning import plan
+from tests.distmm.scheduler.known import known
+
+ROWS, K, COLUMNS = 400, 30, 20
+X = np.arange(ROWS * K).reshape(ROWS, K) % 7 - 3.0
+W = np.arange(K * COLUMNS).reshape(K, COLUMNS) % 5 - 2.0
+
+
+@pytest.fixture(autouse=True)
+def current(client: Client) -> Iterator[None]:
+    with client.as_current():
+        yield
+
+
+@pytest.fixture
+def product(client: Client) -> da.Array:
+    """A product of persisted rows: one short task for each block."""
+    x, w = dask.persist(da.from_array(X, (50, K)), da.from_array(W, (K, COLUMNS)))
+    wait((x, w))
+    return distmm.matmul(x, w)
+
+
+def placed(dask_scheduler: Scheduler) -> dict[object, tuple[int, str]]:
+    """How many tasks follow in each product task, and its place."""
+    plugin = dask_scheduler.plugins["distmm-placement"]
+    return {
+        key: (len(ts.run_spec.then), plugin.owner(ts.run_spec.placement))
+        for key, ts in dask_scheduler.tasks.items()
+        if isinstance(ts.run_spec, ProductTask)
+    }
+
+
+def test_a_short_task_goes_on_with_its_block_at_its_place(client: Client, product: da.Array) -> None:
+    before = client.run_on_scheduler(placed)
+    positive = (da.maximum(product, 0) + 1).persist()
+    wait(positive)
+    tasks = {key: task for key, task in client.run_on_scheduler(placed).items() if key not in before}
+    assert len(tasks) == 8
+    owners = {key[1:]: (owner,) for key, (then, owner) in tasks.items() if then == 1}
+    assert owners == {key[1:]: tuple(at) for key, at in client.who_has(positive).items()}
+    assert not {key for key in known(client) if isinstance(key, tuple) and key[0] == product.name}
+    np.testing.assert_array_equal(positive.compute(), np.maximum(X @ W, 0) + 1)
+    np.testing.assert_array_equal(
+        (da.maximum(product, 0) + 1).compute(), positive.compute()
+    )  # its tasks are known already
+
+
+def test_blocks_that_others_read_or_clients_keep_are_made_once(client: Client, product: da.Array) -> None:
+    whole, most, least = dask.compute(product, product.max(axis=1), product.min())
+    np.testing.assert_array_equal(whole, X @ W)
+    np.testing.assert_array_equal(most, (X @ W).max(axis=1))
+    assert least == (X @ W).min()
+
+
+def test_a_product_reads_what_follows_another_product(client: Client, product: da.Array) -> None:
+    again = distmm.matmul(da.maximum(product, 0), np.eye(COLUMNS))
+    np.testing.assert_array_equal(again.compute(), np.maximum(X @ W, 0))
+    total = distmm.gram(da.maximum(product, 0), trans=True)
+    np.testing.assert_array_equal(total.compute(), np.maximum(X @ W, 0).T @ np.maximum(X @ W, 0))
+
+
+def test_an_error_after_the_product_is_the_users_own(client: Client, product: da.Array) -> None:
+    def broken(block: np.ndarray) -> np.ndarray:
+        if block[0, 0] == (X @ W)[100, 0]:
+            raise KeyError("broken block")
+        return block
+
+    with pytest.raises(KeyError, match="broken block"):
+        product.map_blocks(broken, dtype=product.dtype, meta=np.empty((0, 0))).sum().compute()
+
+
+def test_long_tasks_are_not_fused(client: Client, product: da.Array, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "SHORT_SECONDS", 0.0)
+    positive = da.maximum(product, 0).persist()
+    wait(positive)
+    assert not any(then for then, _ in client.run_on_scheduler(placed).values())
+
+
+def test_tasks_of_users_stay_as_they_are() -> None:
+    for argument in ({}, {"a": 1}, {("a", 0): Task("a", operator.neg, 1)}, 3):
+        task = Task("key", len, argument)
+        assert unfused(task) is task
