@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import distmm
 from distmm.errors import InputError
-from distmm.graph.dask_tasks import PlacedTask, ProductTask
+from distmm.graph.dask_tasks import PlacedTask, ProductTask, unfused
 from distmm.planning.blocks import Blocking, even_edges
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.grid_layout import GridLayout
@@ -263,8 +263,9 @@ def test_one_triangle_has_chains_and_the_other_one_mirrors_them() -> None:
         assert task.placement.rank == Grid(2, 2).owner(i, j)
     assert {key[0] for task in products for key in task.operands()} == {A.name}
     (optimized,) = dask.optimize(C + 1)
-    kept = {task.key: task.placement for task in optimized.__dask_graph__().values() if isinstance(task, PlacedTask)}
-    assert kept == {key: task.placement for key, task in tasks.items()}
+    kept = [unfused(task) for task in optimized.__dask_graph__().values()]  # blocks on the diagonal have one reader each
+    placements = Counter(task.placement for task in kept if isinstance(task, PlacedTask))
+    assert placements == Counter(task.placement for task in tasks.values())
 
 
 class Reads:
