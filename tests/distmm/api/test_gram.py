@@ -263,7 +263,7 @@ def test_one_triangle_has_chains_and_the_other_one_mirrors_them() -> None:
         assert task.placement.rank == Grid(2, 2).owner(i, j)
     assert {key[0] for task in products for key in task.operands()} == {A.name}
     (optimized,) = dask.optimize(C + 1)
-    kept = [unfused(task) for task in optimized.__dask_graph__().values()]  # blocks on the diagonal have one reader each
+    kept = [unfused(task) for task in optimized.__dask_graph__().values()]
     placements = Counter(task.placement for task in kept if isinstance(task, PlacedTask))
     assert placements == Counter(task.placement for task in tasks.values())
 
