@@ -228,7 +228,7 @@ class Entries:
         elif self.count > self.most:
             why = (
                 f"and at most {int(self.most):,} may be kept: choose a stricter threshold, or continue with a higher "
-                f"limit"
+                f"limit (the same command with --most, or most=)"
             )
         else:
             return

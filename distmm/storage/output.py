@@ -118,6 +118,8 @@ class Output:
 
 def check_folder(path: str, folder: str) -> None:
     """Raise `InputError` if the folder that an output is written to is missing or read-only."""
+    if os.path.isfile(folder):
+        raise InputError(f"{path}: {folder} is a file, not a folder; choose another name")
     if not os.path.isdir(folder):
         raise InputError(f"{path}: there is no folder {folder}; make it first (mkdir -p {shlex.quote(folder)})")
     if not os.access(folder, os.W_OK | os.X_OK):

@@ -64,7 +64,7 @@ class ZarrMatrix(Matrix):
         try:
             facts = _facts(path)  # before the metadata is read: a file that replaces it later has other facts
             stored = open_zarr(path)
-            members = dict(stored.arrays()) if isinstance(stored, zarr.Group) else {}
+            members = _arrays(stored) if isinstance(stored, zarr.Group) else {}
         except Exception as error:  # Zarr raises a dozen types of errors for damaged metadata
             if is_url(path):
                 check_access(path)
@@ -159,6 +159,12 @@ class ZarrMatrix(Matrix):
         edge = self.chunks[axis]
         for i in range(part.start // edge, -(-part.stop // edge)):
             yield i, max(part.start, i * edge), min(part.stop, (i + 1) * edge)
+
+
+def _arrays(group: zarr.Group) -> dict[str, zarr.Array[Any]]:
+    """Return the arrays of a group by name; those of the groups in it if it has none itself."""
+    mine = dict(group.arrays())
+    return mine or {name: one for name, one in group.members(max_depth=None) if isinstance(one, zarr.Array)}
 
 
 def _plain(path: str, stored: zarr.Array[Any]) -> str | None:

@@ -40,7 +40,8 @@ def test_a_threshold_that_keeps_too_much_ends_with_the_count_and_goes_on_with_a_
 ) -> None:
     message = (
         r"keeps [\d,]+ of the [\d,]+ elements seen so far, of 6,300, and at most 900 may be kept: choose a stricter "
-        r"threshold, or continue with a higher limit; \d of 5 block rows of C are finished and kept in "
+        r"threshold, or continue with a higher limit \(the same command with --most, or most=\); \d of 5 block "
+        r"rows of C are finished and kept in "
     )
     with pytest.raises(DoesNotFitError, match=message):
         threshold(client, t=0, most=900)

@@ -246,7 +246,12 @@ def test_nothing_is_written_into_an_array(name: str, tmp_path: Path) -> None:
 def test_outputs_that_cannot_be_written_are_refused_before_any_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cases = {"no/such x/C.npy": r"mkdir -p '.*/no/such x'\)", "C.csv": "cannot write the format '.csv'"}
+    (tmp_path / "A.npy").touch()
+    cases = {
+        "no/such x/C.npy": r"mkdir -p '.*/no/such x'\)",
+        "A.npy/C.npy": r"A\.npy is a file, not a folder; choose another name",
+        "C.csv": "cannot write the format '.csv'",
+    }
     for name, message in cases.items():
         with pytest.raises(InputError, match=message):
             create_output(tmp_path / name, (2, 2), "float32", (2, 2))
@@ -261,7 +266,7 @@ def test_outputs_that_cannot_be_written_are_refused_before_any_work(
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(InputError, match="read-only"):
         create_output(tmp_path / "C.npy", (2, 2), "float32", (2, 2))
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(tmp_path) == ["A.npy"]
 
 
 @pytest.mark.parametrize("name", ["C.npy", "C.zarr", "C.h5"])

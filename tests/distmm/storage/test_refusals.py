@@ -236,6 +236,16 @@ def test_a_file_that_one_may_not_read_is_not_called_missing_or_damaged(
         open_matrix(tmp_path / name)
 
 
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_zarr_group_whose_matrices_are_in_other_groups_names_them(version: Literal[2, 3], tmp_path: Path) -> None:
+    inside = zarr.create_group(tmp_path / "A.zarr", zarr_format=version).create_group("x/y")
+    inside.create_array("A", data=np.ones((4, 5)))
+    assert open_matrix(tmp_path / "A.zarr").path == str(tmp_path / "A.zarr/x/y/A")
+    inside.create_array("B", data=np.ones((6, 5)))
+    with pytest.raises(InputError, match=r"group has x/y/A \(4, 5\), x/y/B \(6, 5\); name .*/A\.zarr/x/y/A"):
+        open_matrix(tmp_path / "A.zarr")
+
+
 def test_a_link_to_itself_is_not_called_missing(tmp_path: Path) -> None:
     os.symlink("A.npy", tmp_path / "A.npy")
     with pytest.raises(InputError, match=r"A\.npy: cannot be read: Too many levels of symbolic links"):
