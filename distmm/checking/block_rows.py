@@ -6,23 +6,26 @@ With a task for each question, the scheduler has more tasks for each block, and 
 from __future__ import annotations
 
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import dask.array as da
 import numpy as np
+from dask.array.core import slices_from_chunks
+from dask.highlevelgraph import HighLevelGraph
 from dask.system import CPU_COUNT
 
 from distmm.checking import thin_products
 from distmm.checking.sampled_elements import lines
 from distmm.checking.thin_products import Sums
+from distmm.graph.dask_tasks import Task, TaskRef, tree
 from distmm.worker.blas_threads import shared_by
 from distmm.worker.tasks.arrivals import arrived
 
 # Parts that a task joins: they are small.
 GROUP = 16
-
-Positions = np.ndarray | slice
 
 
 class Part(NamedTuple):
@@ -44,6 +47,31 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Sampled:
+    """Positions of sampled rows and of sampled columns, ascending; None: all of them."""
+
+    rows: np.ndarray | None = None
+    columns: np.ndarray | None = None
+
+    def of(self, block: Any) -> np.ndarray:
+        """Return the sampled elements of a block, whose positions these are."""
+        if self.rows is None:
+            assert self.columns is not None
+            return Sampled(self.columns).of(block.T).T
+        if not self.rows.size:
+            return np.empty((0, block.shape[1] if self.columns is None else len(self.columns)), block.dtype)
+        return lines(block, self.rows, self.columns)
+
+    def within(self, rows: slice, columns: slice) -> Sampled:
+        """Return the positions that are in a block, counted from its first row and column."""
+        return Sampled(_within(self.rows, rows), _within(self.columns, columns))
+
+
+def _within(at: np.ndarray | None, part: slice) -> np.ndarray | None:
+    return None if at is None else at[(part.start <= at) & (at < part.stop)] - part.start
+
+
+@dataclass(frozen=True)
 class Pass:
     """What a pass over a matrix computes.
 
@@ -57,16 +85,26 @@ class Pass:
         The columns of the panel that the matrix is multiplied by; its absolute values are multiplied by the others.
     largest : dtype, optional
         In which the largest absolute values of columns are looked for.
-    rows, columns : array of int or slice, optional
-        The elements in these rows and columns, which are ascending, are sampled.
+    sampled : Sampled, optional
     """
 
     name: str
     work: np.dtype[Any]
     vectors: int
     largest: np.dtype[Any] | None = None
-    rows: Positions | None = None
-    columns: Positions | None = None
+    sampled: Sampled | None = None
+
+    def of_block(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], sampled: Sampled | None, block: Any, panel: np.ndarray,
+        by: np.ndarray | None,
+    ) -> Part:  # fmt: skip
+        """Return what is found in a block that its array says has this shape and type. Runs on workers."""
+        block = arrived(block, f"a block of {self.name}", shape, dtype)
+        weights, sizes = None if by is None else by[None], panel[:, self.vectors :].real
+        with shared_by(CPU_COUNT):  # the products of pieces are too small for several threads each
+            sums = thin_products.times(block, panel[:, : self.vectors], self.work, weights, sizes)
+            largest = np.empty(0) if self.largest is None else thin_products.largest(block, self.largest)
+        return Part(sums, largest, np.empty((0, 0)) if sampled is None else sampled.of(block))
 
     def over(self, matrix: da.Array, panel: Any, by: np.ndarray | None = None) -> da.Array:
         """Return a lazy array with the `Part` of each row of blocks.
@@ -79,69 +117,42 @@ class Pass:
         by : array of int, optional
             Exponents of the weights of the columns.
         """
-        height, width = ((edges,) for edges in matrix.chunks)
-        panels = panel if isinstance(panel, da.Array) else da.from_array(panel, (*width, -1), name=False)
-        rows = da.from_array(_marked(self.rows, matrix.shape[0]), height, name=False)
-        columns = da.from_array(_marked(self.columns, matrix.shape[1]), width, name=False)
-        weights = (None, None) if by is None else (da.from_array(by, width, name=False), "j")
-        found = da.blockwise(
-            self.of_block, "ij", matrix, "ij", panels, "jv", rows, "i", columns, "j", *weights, dtype=object,
-            expected=matrix.dtype, name=f"distmm-block-{uuid.uuid4().hex}", meta=np.empty((0, 0), object),
-            adjust_chunks={"i": 1, "j": 1}, align_arrays=False, concatenate=True,
-        )  # fmt: skip
-        return da.reduction(
-            found, _same, _joined, axis=1, combine=_joined, concatenate=False, split_every=GROUP, dtype=object,
-            meta=np.empty(0, object), name="distmm-block-rows",
-        )  # fmt: skip
+        columns = (matrix.chunks[1],)
+        panels = panel if isinstance(panel, da.Array) else da.from_array(panel, (*columns, -1), name=False)
+        weights = None if by is None else da.from_array(by, columns, name=False)
+        name = f"distmm-block-rows-{uuid.uuid4().hex}"
+        read = [each for each in (matrix, panels, weights) if each is not None]
+        graph = HighLevelGraph.from_collections(name, {task.key: task for task in self._tasks(name, *read)}, read)
+        rows = matrix.numblocks[0]
+        return da.Array(graph, name, ((1,) * rows,), meta=np.empty(0, object))
 
-    def of_block(
-        self, block: Any, panel: np.ndarray, rows: np.ndarray, columns: np.ndarray, by: np.ndarray | None,
-        expected: np.dtype[Any],
-    ) -> np.ndarray:  # fmt: skip
-        """Return what is found in a block, as an array of one element. Runs on workers.
-
-        `rows` and `columns` say which ones are sampled. The block's array says that its type is `expected`.
-        """
-        block = arrived(block, f"a block of {self.name}", (len(rows), len(columns)), expected)
-        weights, sizes = None if by is None else by[None], panel[:, self.vectors :].real
-        with shared_by(CPU_COUNT):  # the products of pieces are too small for several threads each
-            sums = thin_products.times(block, panel[:, : self.vectors], self.work, weights, sizes)
-            largest = np.empty(0) if self.largest is None else thin_products.largest(block, self.largest)
-        return _alone(Part(sums, largest, _sampled(block, np.flatnonzero(rows), np.flatnonzero(columns))), True)
+    def _tasks(self, name: str, matrix: da.Array, panel: da.Array, weights: da.Array | None = None) -> Iterator[Task]:
+        places = iter(slices_from_chunks(matrix.chunks))
+        for i in range(matrix.numblocks[0]):
+            keys: list[Any] = []
+            for j in range(matrix.numblocks[1]):
+                rows, columns = next(places)
+                shape = rows.stop - rows.start, columns.stop - columns.start
+                sampled = None if self.sampled is None else self.sampled.within(rows, columns)
+                find = partial(self.of_block, shape, matrix.dtype, sampled)
+                by = None if weights is None else TaskRef((weights.name, j))
+                keys.append((f"{name}-block", i, j))
+                yield Task(keys[-1], find, TaskRef((matrix.name, i, j)), TaskRef((panel.name, j, 0)), by)
+            for own, parts, _ in tree((name, i), keys, GROUP, (f"{name}-part", i)):
+                yield Task(own, _as_array if own == (name, i) else _joined, parts)
 
 
-def _marked(at: Positions | None, size: int) -> np.ndarray:
-    """Return for each of `size` lines whether it is one of those at `at`."""
-    marked = np.zeros(size, bool)
-    if at is not None:
-        marked[at] = True
-    return marked
+def _joined(parts: list[Part]) -> Part:
+    """Return what is found in blocks that lie side by side."""
+    sums, largest, sampled = zip(*parts, strict=True)
+    return Part(thin_products.summed(sums), np.concatenate(largest), np.concatenate(sampled, axis=1))
 
 
-def _sampled(block: Any, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Return the elements of a block in some rows and columns."""
-    if not rows.size or not columns.size:
-        return np.empty((len(rows), len(columns)), block.dtype)
-    return lines(block, rows, columns) if len(rows) <= len(columns) else lines(block.T, columns, rows).T
-
-
-def _alone(part: Part, keepdims: bool) -> np.ndarray:
-    """Return a part as an array of one element."""
-    found = np.empty((1, 1) if keepdims else 1, object)
-    found.fill(part)
+def _as_array(parts: list[Part]) -> np.ndarray:
+    """Return the joined parts as an array of one element."""
+    found = np.empty(1, object)
+    found[0] = _joined(parts)
     return found
-
-
-def _same(found: np.ndarray, axis: Any, keepdims: bool) -> np.ndarray:
-    """Return what is found in a block as it is: for Dask's reductions."""
-    return found
-
-
-def _joined(found: list[np.ndarray], axis: Any, keepdims: bool) -> np.ndarray:
-    """Join what is found in blocks that lie side by side."""
-    sums, largest, sampled = zip(*(part.item() for part in found), strict=True)
-    part = Part(thin_products.summed(sums), np.concatenate(largest), np.concatenate(sampled, axis=1))
-    return _alone(part, keepdims)
 
 
 def whole(parts: np.ndarray) -> Part:

@@ -19,7 +19,7 @@ import dask.array as da
 import numpy as np
 
 from distmm.checking import sampled_elements, sampled_errors, sketch
-from distmm.checking.block_rows import Part, Pass, whole
+from distmm.checking.block_rows import Part, Pass, Sampled, whole
 from distmm.checking.comparison import compared, elements, stands_out
 from distmm.checking.scaling import EMPTY, SPOILT, exponents, scaled, uneven, weights
 from distmm.checking.thin_products import Sums
@@ -212,13 +212,15 @@ class ProductCheck:
         """
         work, by_column = self.tolerance.sketched, None if by is None else by[0]
         largest = None if self.tolerance.exact or by is not None else self.tolerance.work
-        rows, columns, every = (None, None, None) if sampled is None else (*sampled, slice(None))
-        b = Pass("B", work, VECTORS, largest, every, columns).over(self.b, x, by_column)
+        of_a, of_b, of_c = None, None, None
+        if sampled is not None:
+            rows, columns = sampled
+            of_a, of_b, of_c = Sampled(rows), Sampled(None, columns), Sampled(rows, columns)
+        b = Pass("B", work, VECTORS, largest, of_b).over(self.b, x, by_column)
         chunks = self.b.chunks[0], (VECTORS + 1,)
         y = b.map_blocks(_with_norms, dtype=work, chunks=chunks, new_axis=1, meta=np.empty((0, 0), work))
-        of_a = Pass("A", work, VECTORS, None, rows, every)
-        a = of_a.over(self.a, y.rechunk((self.a.chunks[1], VECTORS + 1)))
-        c = Pass("C", work, VECTORS, None, rows, columns).over(self.c, x, by_column)
+        a = Pass("A", work, VECTORS, None, of_a).over(self.a, y.rechunk((self.a.chunks[1], VECTORS + 1)))
+        c = Pass("C", work, VECTORS, None, of_c).over(self.c, x, by_column)
         found = dask.compute(a, b, c)
         return whole(found[0]), whole(found[1]), whole(found[2])
 
