@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import signal
 import sys
 from types import FrameType
@@ -52,7 +53,9 @@ def _outlive_pipes() -> None:
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if stream is not None:
+        if stream is None:  # the caller has closed it
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        else:
             stream.flush()
             file = io.BufferedWriter(_DroppingFile(stream.fileno(), "w", closefd=False))
             line_by_line = stream.line_buffering or name == "stderr"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import os
 import re
 import sys
 import traceback
@@ -14,7 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from distmm import interrupts
 from distmm.cli import demo, jobs, kernels, multiply, options, plan, submit, verify
-from distmm.errors import DistmmError, Stopped, UndecidedError, WrongResultError
+from distmm.errors import DistmmError, InputError, Stopped, UndecidedError, WrongResultError
 
 WRONG, BAD_INPUT, UNEXPECTED, UNDECIDED, STOPPED, INTERRUPTED = 1, 2, 3, 4, 75, 130
 
@@ -57,6 +58,7 @@ class Group(Commands):
                 stream.reconfigure(errors="backslashreplace")
         try:
             with interrupts.while_started():
+                _check_working_folder()
                 return super().invoke(ctx)
         except (Exception, KeyboardInterrupt) as error:
             # Typer handles a closed pipe and its own errors. Some versions take their classes from a copy of click, so
@@ -68,6 +70,13 @@ class Group(Commands):
             message, code = _outcome(error)
             print(message, file=sys.stderr)  # noqa: T201
             raise typer.Exit(code) from None
+
+
+def _check_working_folder() -> None:
+    try:
+        os.getcwd()
+    except FileNotFoundError as error:
+        raise InputError("the working folder of this shell has been removed: change to one that exists") from error
 
 
 def _outcome(error: BaseException) -> tuple[str, int]:

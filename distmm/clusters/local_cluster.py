@@ -186,8 +186,9 @@ def _not_started(what: str, error: BaseException) -> InputError:
     """
     while error.__cause__ is not None:
         error = error.__cause__
-    script = getattr(sys.modules["__main__"], "__file__", None)
-    if script is not None and "failed to start worker process" in str(error):
+    script = getattr(sys.modules["__main__"], "__file__", None) or ""
+    # A worker does not import the `__main__.py` of a package, as in ``python -m distmm``.
+    if not script.endswith("__main__.py") and "failed to start worker process" in str(error):
         with suppress(OSError, ValueError):  # not a file, or not text
             if "__main__" not in Path(script).read_text():
                 return InputError(UNGUARDED)

@@ -103,6 +103,20 @@ def test_a_second_ctrl_c_while_the_command_ends_is_no_error(tmp_path: Path) -> N
     assert (process.returncode, err) == (130, "interrupted\ninterrupted\n")
 
 
+def test_closed_streams_and_a_removed_folder_end_in_no_traceback(tmp_path: Path) -> None:
+    plan = ["-m", "distmm", "plan", "../A.npy", "../A.npy"]
+    (tmp_path / "here").mkdir()
+    for how, expected in {
+        'exec "$@" >&-': (0, "", ""),
+        'exec "$@" 2>&- >&- <&-': (0, "", ""),
+        'rmdir ../here; exec "$@"': (2, "", "error: the working folder of this shell has been removed: change to one"),
+    }.items():
+        command = ["sh", "-c", f"cd here; {how}", "sh", sys.executable, *plan]
+        np.save(tmp_path / "A.npy", np.ones((4, 4)))
+        found = subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
+        assert (found.returncode, found.stdout, found.stderr[: len(expected[2]) or None]) == expected, how
+
+
 @pytest.mark.minutes
 def test_a_closed_output_pipe_changes_nothing(tmp_path: Path) -> None:
     with start(tmp_path, "-m", "distmm", "multiply", "A.npy", "A.npy", "-o", "C.npy", *ONE) as process:

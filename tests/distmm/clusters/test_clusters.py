@@ -81,6 +81,16 @@ def test_a_start_that_fails_without_a_reason_is_told_by_its_error() -> None:
     assert str(local_cluster._not_started("workers have not started", error)) == "workers have not started: MemoryError"
 
 
+def test_a_package_that_workers_do_not_import_is_not_called_unguarded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    error = RuntimeError("Nanny failed to start worker process")
+    for name, unguarded in {"__main__.py": False, "script.py": True}.items():
+        (tmp_path / name).write_text("from package import main; main()")
+        monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / name), raising=False)
+        assert ("the script that started it" in str(local_cluster._not_started("no workers", error))) == unguarded
+
+
 def test_our_schedulers_do_not_steal_and_outlive_dead_workers(two_workers: Client) -> None:
     def settings(dask_scheduler: Any) -> tuple[bool, int]:
         return "stealing" in dask_scheduler.extensions, dask_scheduler.allowed_failures
