@@ -8,7 +8,7 @@ nobody makes. So the layers of tasks that a product needs are `copyable`, too.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -117,6 +117,19 @@ def copyable(graph: HighLevelGraph) -> HighLevelGraph:
 def with_layer(graph: HighLevelGraph, layer: Any, *sources: str) -> HighLevelGraph:
     """Return a graph with one more layer, which has a `name` and reads the blocks of the layers `sources`."""
     return HighLevelGraph({**graph.layers, layer.name: layer}, {**graph.dependencies, layer.name: {*sources}})
+
+
+def one_graph(name: str, waves: Sequence[HighLevelGraph]) -> HighLevelGraph:
+    """Merge the graphs of all waves, which `product_graph.build` has made with one name and operands for each wave."""
+    layers: dict[str, Layer] = {}
+    dependencies: dict[str, set[str]] = {}
+    for number, graph in enumerate(waves, 1):
+        own = {name: name if number == len(waves) else f"{name}-wave-{number}"}
+        layers |= {own.get(each, each): layer for each, layer in graph.layers.items()}
+        dependencies |= {own.get(each, each): set(needs) for each, needs in graph.dependencies.items()}
+    # Dask takes the layer with an array's name for its whole graph, with what that layer depends on.
+    dependencies[name] |= layers.keys() - {name}
+    return HighLevelGraph(layers, dependencies)
 
 
 def with_copies(array: da.Array) -> da.Array:

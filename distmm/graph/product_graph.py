@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import dask.array as da
 import numpy as np
-from dask.highlevelgraph import HighLevelGraph, Layer
+from dask.highlevelgraph import HighLevelGraph
 
 from distmm.graph.dask_tasks import List, PlacedTask, ProductTask, TaskRef
 from distmm.graph.parametric_layer import ParametricLayer, copyable
@@ -247,19 +247,6 @@ class ProductLayer(ParametricLayer):
 def _grid_of(rows: Sequence[int], columns: Sequence[int]) -> tuple[tuple[tuple[int, int], ...], ...]:
     """Return the shapes of chunks with these edges, row by row."""
     return tuple(tuple((row, column) for column in columns) for row in rows)
-
-
-def one_graph(name: str, waves: Sequence[HighLevelGraph]) -> HighLevelGraph:
-    """Merge the graphs of all waves, which `build` has made with one name and with operands for each wave."""
-    layers: dict[str, Layer] = {}
-    dependencies: dict[str, set[str]] = {}
-    for number, graph in enumerate(waves, 1):
-        own = {name: name if number == len(waves) else f"{name}-wave-{number}"}
-        layers |= {own.get(each, each): layer for each, layer in graph.layers.items()}
-        dependencies |= {own.get(each, each): set(needs) for each, needs in graph.dependencies.items()}
-    # Dask takes the layer with an array's name for its whole graph, with what that layer depends on.
-    dependencies[name] |= layers.keys() - {name}
-    return HighLevelGraph(layers, dependencies)
 
 
 def build(

@@ -32,7 +32,7 @@ from distmm.checking.checksum import checksum_of_input
 from distmm.graph import product_graph
 from distmm.graph.consumers import ConsumerLayer
 from distmm.graph.dask_tasks import List, PlacedTask, Task, TaskRef
-from distmm.graph.parametric_layer import ParametricLayer, with_layer
+from distmm.graph.parametric_layer import ParametricLayer, one_graph, with_layer
 from distmm.graph.placement import Key, Placement
 from distmm.job.folder import Json
 from distmm.job.inputs import Order, fold
@@ -220,7 +220,7 @@ def graph_of(
         blocks = tuple((i, j) for _, i, j in plan.blocking.c_indices(wave) if spec.contents.unit(i, j) in units)
         chains.append(graph)
         layers.append(WriteLayer(f"distmm-write-{uuid.uuid4().hex}", names, writer, wave, blocks))
-    graph = product_graph.one_graph(product, chains) if len(chains) > 1 else chains[0]
+    graph = one_graph(product, chains) if len(chains) > 1 else chains[0]
     for layer in layers:
         graph = with_layer(graph, layer, *filter(None, layer.names))
     if spec.reduction is None:

@@ -81,7 +81,7 @@ def same(first: Any, second: Any) -> bool:
 def transposes(first: Any, second: Any) -> bool:
     """Whether one array is the transpose of the other in the last two dimensions, as `same` sees it."""
     if is_dask(first) and is_dask(second):
-        from distmm.graph.dask_tasks import transposed  # late: arrays in memory need no Dask
+        from distmm.graph.block_arrays import transposed  # late: arrays in memory need no Dask
 
         both = (transposed(first), second), (transposed(second), first)
         return any(inner is not None and same(inner, other) for inner, other in both)

@@ -41,6 +41,27 @@ def is_dask(x: Any) -> bool:
     return arrays is not None and isinstance(x, arrays.Array)
 
 
+def kind_of(source: Any, name: str) -> Literal["numpy", "cupy"]:
+    """Return whether an array, or the blocks of a Dask array, are NumPy's or CuPy's.
+
+    Raises
+    ------
+    InputError
+        For blocks of other types.
+    """
+    chunked = is_dask(source)
+    meta = source._meta if chunked else source
+    package = package_of(meta)
+    if package == "cupy":
+        return "cupy"
+    # Subclasses define other products: masked arrays skip elements, np.matrix changes shapes.
+    if type(meta) in (np.ndarray, np.memmap) or not (chunked or isinstance(meta, np.ndarray)):
+        return "numpy"
+    raise InputError(
+        f"{name} has blocks of type {type(meta).__name__} ({package}): convert them to plain NumPy or CuPy arrays first"
+    )
+
+
 def check_query_planning() -> None:
     """Refuse Dask's expression arrays (``array.query-planning``). distmm makes arrays from graphs.
 

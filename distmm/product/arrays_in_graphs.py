@@ -20,7 +20,8 @@ import dask.array as da
 import numpy as np
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
-from distmm.graph.dask_tasks import Task, one_per_block
+from distmm.graph.block_arrays import one_per_block
+from distmm.graph.dask_tasks import Task
 from distmm.product.aliasing import coincide
 from distmm.transfer import ClientArray, has_gaps, share
 from distmm.worker import gpu_copies

@@ -13,6 +13,7 @@ from dask.base import get_annotations, tokenize
 
 from distmm.graph import product_graph
 from distmm.graph.consumers import in_chunks
+from distmm.graph.parametric_layer import one_graph
 from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
 from distmm.product.operand import Operand
@@ -80,7 +81,7 @@ class Chains:
         if wave is not None or not (self.plan.streamed and any(x.loads_again for x in operands)):
             return self._graph(wave)
         waves = [self._graph(each) for each in self.plan.waves]
-        return product_graph.one_graph(self.name, waves)
+        return one_graph(self.name, waves)
 
     def _graph(self, wave: Wave | None) -> HighLevelGraph:
         product, plan, (m, k, n) = self.product, self.plan, self.plan.schedule.cuts

@@ -26,7 +26,7 @@ from typing import Any, Literal
 import dask.array as da
 import numpy as np
 
-from distmm.graph.dask_tasks import reshaped
+from distmm.graph.block_arrays import reshaped
 from distmm.graph.parametric_layer import with_copies
 from distmm.planning.blocks import Blocking, even_edges
 from distmm.planning.problem import accumulator_dtype

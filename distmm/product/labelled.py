@@ -12,7 +12,7 @@ import dask.array as da
 import numpy as np
 from distributed import Client
 
-from distmm.graph.dask_tasks import reshaped
+from distmm.graph.block_arrays import reshaped
 from distmm.planning.problem import accumulator_dtype
 from distmm.product.arrays_in_graphs import whole
 from distmm.product.operand import Operand, checked, uploaded

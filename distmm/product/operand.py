@@ -11,7 +11,7 @@ import numpy as np
 
 from distmm.errors import InputError
 from distmm.planning.problem import accumulator_dtype
-from distmm.product.array_types import as_array, is_dask, package_of
+from distmm.product.array_types import as_array, is_dask, kind_of, package_of
 from distmm.product.scalars import check_flags
 from distmm.transfer import has_gaps, share, shared_memory
 from distmm.transfer.gpu_allocations import is_on_gpu
@@ -191,7 +191,7 @@ class Operand:
         transpose blocks where each block is read `once`, and on CPUs. GPUs keep the form of a block in which a kernel
         reads it.
         """
-        from distmm.graph.dask_tasks import transposed  # late, as Dask arrays above
+        from distmm.graph.block_arrays import transposed  # late, as Dask arrays above
 
         if self.vector is not None:
             own = _swapped(chunks, self.transposed)[-1:]
@@ -281,24 +281,3 @@ def as_matrix(operand: Operand, axis: int) -> Operand:
         source = da.from_array(source, chunks=operand.storage_chunk or "auto")
     vector = source.copy() if is_dask(source) else None
     return Operand(source[None, :], operand.name, operand.kind, axis == 1, package=operand.package, vector=vector)
-
-
-def kind_of(source: Any, name: str) -> Literal["numpy", "cupy"]:
-    """Return whether an array, or the blocks of a Dask array, are NumPy's or CuPy's.
-
-    Raises
-    ------
-    InputError
-        For blocks of other types.
-    """
-    chunked = is_dask(source)
-    meta = source._meta if chunked else source
-    package = package_of(meta)
-    if package == "cupy":
-        return "cupy"
-    # Subclasses define other products: masked arrays skip elements, np.matrix changes shapes.
-    if type(meta) in (np.ndarray, np.memmap) or not (chunked or isinstance(meta, np.ndarray)):
-        return "numpy"
-    raise InputError(
-        f"{name} has blocks of type {type(meta).__name__} ({package}): convert them to plain NumPy or CuPy arrays first"
-    )

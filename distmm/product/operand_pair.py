@@ -100,3 +100,16 @@ def symmetry_of(a: Operand, b: Operand, choices: Choices) -> Symmetry | None:
     free = planned and choices.blocks is None and not choices.reproducible
     tall = a.kind == "cupy" and a.chunks is not None and len(a.shape) == 2 and len(a.chunks[0]) == 1
     return "symmetric" if free and tall and is_transpose(a, b) else None
+
+
+def check_added(a: Operand, c: Operand | None, shape: tuple[int, ...]) -> None:
+    """Refuse a C of ``beta * C`` that does not broadcast to the product's shape, or has other blocks than A."""
+    if c is None:
+        return
+    check_kinds([a, c])
+    try:
+        fits = np.broadcast_shapes(c.shape, shape) == shape
+    except ValueError:
+        fits = False
+    if not fits:
+        raise InputError(f"C has shape {c.shape}, the product {shape}: give a C that broadcasts to the product's shape")

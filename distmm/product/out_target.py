@@ -23,10 +23,9 @@ from distmm.errors import DoesNotFitError, InputError
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.write_units import unit_of
 from distmm.product.aliasing import overlap, repeats
-from distmm.product.array_types import check_like_array, is_dask, package_of
+from distmm.product.array_types import check_like_array, is_dask, kind_of, package_of
 from distmm.product.context import tasks_share_memory
 from distmm.product.dlpack import as_writable, is_foreign
-from distmm.product.operand import kind_of
 from distmm.transfer import ClientArray, share
 from distmm.transfer.gpu_allocations import is_on_gpu
 from distmm.worker.copied_output import CopiedOutput, is_light

@@ -12,7 +12,7 @@ import dask
 import numpy as np
 
 from distmm.clusters import view
-from distmm.errors import DeviceMemoryError, InputError
+from distmm.errors import DeviceMemoryError
 from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
 from distmm.planning.problem import FLOAT8, Problem, Symmetry
@@ -23,7 +23,7 @@ from distmm.product.array_types import check_sendable, is_dask
 from distmm.product.choices import Choices
 from distmm.product.dlpack import package_among
 from distmm.product.operand import Operand, as_matrix
-from distmm.product.operand_pair import check_kinds
+from distmm.product.operand_pair import check_added
 from distmm.product.request import PlanRequest, plan_for, plan_reduced
 from distmm.product.scalars import check_represents, common_type
 from distmm.product.smaller_plan import smaller_plan
@@ -134,7 +134,7 @@ class Gemm:
             read = {x.name: x.source for x in self.operands if not (in_place and x is self.c)}
             out_target.check_out(out, self.shape, self.dtype, self.a.kind, read)
         written, client = out_target.is_written(out), choices.client
-        self._check_added()
+        check_added(self.a, self.c, self.shape)
         self._check_sendable(client)
         if written and (block := one_task.short(self, choices, out)) is not None:
             out[...] = block
@@ -291,17 +291,3 @@ class Gemm:
         if plan is not choices.plan:
             plan.check_memory()
         view.ask(choices.client)
-
-    def _check_added(self) -> None:
-        """Refuse a C of ``beta * C`` that does not broadcast to the product, or has other blocks than A and B."""
-        if self.c is None:
-            return
-        check_kinds([self.a, self.c])
-        try:
-            fits = np.broadcast_shapes(self.c.shape, self.shape) == self.shape
-        except ValueError:
-            fits = False
-        if not fits:
-            raise InputError(
-                f"C has shape {self.c.shape}, the product {self.shape}: give a C that broadcasts to the product's shape"
-            )

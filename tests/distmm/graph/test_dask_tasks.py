@@ -12,7 +12,8 @@ import pytest
 from dask.core import flatten
 
 import distmm
-from distmm.graph.dask_tasks import List, PlacedTask, ProductTask, TaskRef, one_per_block, reshaped
+from distmm.graph.block_arrays import one_per_block, reshaped
+from distmm.graph.dask_tasks import List, PlacedTask, ProductTask, TaskRef
 from distmm.graph.placement import Placement
 from distmm.worker.tasks import products
 

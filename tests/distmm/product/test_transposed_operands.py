@@ -11,7 +11,7 @@ from distributed import Client, futures_of, wait
 
 import distmm
 from distmm import clusters
-from distmm.graph.dask_tasks import transposed
+from distmm.graph.block_arrays import transposed
 
 ROWS, WIDTH = 60, 20
 
