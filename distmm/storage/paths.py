@@ -89,7 +89,7 @@ def locate(path: str | os.PathLike[str]) -> tuple[str, str | None]:
 
 
 def check_place(path: str) -> None:
-    """Refuse an output inside a Zarr array.
+    """Refuse an output inside a Zarr array, or inside the folder of an unfinished job.
 
     Parameters
     ----------
@@ -99,12 +99,14 @@ def check_place(path: str) -> None:
     Raises
     ------
     InputError
-        With the name of the array.
+        With the name of the array or folder.
     """
     above = os.path.dirname(path)
     while above != os.path.dirname(above) and not (is_url(above) and above.count("/") < 3):  # not the bucket itself
         if is_array(above):
             raise InputError(f"{path}: is inside the Zarr array {above}, which it would damage; choose another place")
+        if above.endswith(".job") and records(above).exists(os.path.join(above, "manifest.json")):
+            raise InputError(f"{path}: is in the folder of the job {above}, which removes it; choose another place")
         above = os.path.dirname(above)
 
 

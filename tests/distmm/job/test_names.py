@@ -130,6 +130,16 @@ def test_a_job_of_another_dataset_is_refused(complete: bool, client: Client, pro
     np.testing.assert_array_equal(values("C.h5:/y"), product)
 
 
+def test_an_output_in_the_folder_of_another_job_is_refused(client: Client, product: np.ndarray) -> None:
+    with pytest.raises(Stopped):
+        multiply(client, stop=HalfWay())
+    for call in (partial(multiply, client), lambda out: job.topk("in/A.npy", "in/B.zarr", 2, out, client=client)):
+        with pytest.raises(InputError, match=r"is in the folder of the job .*C\.zarr\.job, which removes it"):
+            call("C.zarr.job/D.zarr")
+    job.resume("C.zarr", client=client)
+    np.testing.assert_array_equal(values(), product)
+
+
 def test_a_folder_that_only_has_the_name_of_a_jobs_is_not_emptied(product: np.ndarray) -> None:
     os.rename("in", "C.zarr.job")
     for overwrite in (False, True):
