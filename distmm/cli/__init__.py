@@ -32,6 +32,7 @@ def main() -> None:
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    signal.signal(number, signal.SIG_IGN)  # batch systems send it several times, also while Python ends
     raise SystemExit(128 + number)
 
 

@@ -80,7 +80,7 @@ def test_ctrl_c_while_the_cluster_starts_is_no_error(tmp_path: Path) -> None:
 
 
 ENDING = """
-import atexit, sys
+import atexit, os, signal, sys
 from distmm.cli import main
 from distmm.clusters import local_cluster
 def closing():
@@ -88,19 +88,26 @@ def closing():
     sys.stdin.readline()
 atexit.register(closing)
 def make(**options):
-    raise KeyboardInterrupt
+    os.kill(os.getpid(), signal.NUMBER)
 local_cluster.LocalCluster = make
 main()
 """
 
 
-def test_a_second_ctrl_c_while_the_command_ends_is_no_error(tmp_path: Path) -> None:
-    with start(tmp_path, "-c", ENDING, "multiply", "A.npy", "A.npy", "-o", "C.npy", *ONE) as process:
+@pytest.mark.parametrize(
+    ("number", "expected"),
+    [(signal.SIGINT, (130, "interrupted\ninterrupted\n")), (signal.SIGTERM, (128 + signal.SIGTERM, ""))],
+)
+def test_a_second_signal_while_the_command_ends_is_no_error(
+    number: signal.Signals, expected: tuple[int, str], tmp_path: Path
+) -> None:
+    program = ENDING.replace("NUMBER", number.name)
+    with start(tmp_path, "-c", program, "verify", "A.npy", "A.npy", "A.npy", "--workers", "1") as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "here\n"
-        os.killpg(process.pid, signal.SIGINT)
-        _, err = process.communicate(timeout=120)
-    assert (process.returncode, err) == (130, "interrupted\ninterrupted\n")
+        os.killpg(process.pid, number)
+        _, err = process.communicate("\n", timeout=120)
+    assert (process.returncode, err) == expected
 
 
 def test_closed_streams_and_a_removed_folder_end_in_no_traceback(tmp_path: Path) -> None:
