@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-import dask
 import numpy as np
 from dask.base import tokenize
 
@@ -29,10 +28,6 @@ from distmm.storage.matrix import Matrix, check_dtype
 
 if TYPE_CHECKING:
     from distmm.job.contents import Contents
-
-# Peer-to-peer rechunking moves a whole operand at once, which the plan does not count, and cannot be repeated for each
-# wave.
-RECHUNK = {"array.rechunk.method": "tasks"}
 
 Check = Literal["freivalds", "full", "none"]
 
@@ -270,8 +265,7 @@ def _operand(source: Any, name: str, transposed: bool) -> Operand:
     if len(operand.shape) != 2:
         raise InputError(f"{name} has shape {operand.shape}: a job multiplies matrices; use distmm.matmul for stacks")
     if is_dask(source) and any(len(set(c[:-1])) > 1 for c in source.chunks):
-        with dask.config.set(RECHUNK):
-            return replace(operand, source=source.rechunk(tuple(max(c) for c in source.chunks)))
+        return replace(operand, source=source.rechunk(tuple(max(c) for c in source.chunks), method="tasks"))
     return operand
 
 

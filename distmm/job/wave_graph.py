@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-import dask
 import numpy as np
 from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
@@ -37,7 +36,7 @@ from distmm.graph.placement import Key, Placement
 from distmm.job.folder import Json
 from distmm.job.inputs import Order, fold
 from distmm.job.judge import RowOfA, changed
-from distmm.job.spec import RECHUNK, Spec
+from distmm.job.spec import Spec
 from distmm.job.target import Unit
 from distmm.job.writer import Writer, gather, take
 from distmm.planning.blocks import Wave
@@ -234,10 +233,9 @@ def graph_of(
 def _chains(product: str, spec: Spec, plan: Plan, wave: Wave, run: str, client: Client) -> tuple[Names, HighLevelGraph]:
     """Return the graph of a wave's blocks of C, and the names of its arrays."""
     blocking, device = plan.blocking, plan.cluster.device
-    with dask.config.set(RECHUNK):
-        a = spec.a.blocked((blocking.m, blocking.k), device, client, noted=True)
-        b = spec.b.blocked((blocking.k, blocking.n), device, client, noted=True)
-        c0 = None if spec.c0 is None else spec.c0.blocked((blocking.m, blocking.n), "cpu", client, noted=True)
+    a = spec.a.blocked((blocking.m, blocking.k), device, client, noted=True)
+    b = spec.b.blocked((blocking.k, blocking.n), device, client, noted=True)
+    c0 = None if spec.c0 is None else spec.c0.blocked((blocking.m, blocking.n), "cpu", client, noted=True)
     # On GPUs a block of C stays in GPU memory, for the task that checks and writes it.
     epilogue = Epilogue(spec.dtype, "cupy" if device == "cuda" else "numpy", spec.alpha, spec.beta)
     chains = product_graph.build(product, plan, a, b, epilogue, c0, wave=wave, run=run)

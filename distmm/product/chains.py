@@ -130,4 +130,4 @@ class Chains:
         if c.shape == shape:
             return c.blocked(self.chunks, "cpu", self.client)
         source = c.source if isinstance(c.source, da.Array) else c.blocked(tuple((n,) for n in c.shape), "cpu")
-        return da.broadcast_to(source, shape).rechunk(self.chunks)
+        return da.broadcast_to(source, shape).rechunk(self.chunks, method="tasks")

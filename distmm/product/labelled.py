@@ -86,7 +86,7 @@ class Labelled(Operand):
         if isinstance(source, da.Array):
             source = checked(source, self.name) if self.unchecked else source
             cuts = {self.labels.index(label): cut for label, cut in edges.items()}
-            return self.made(source.rechunk(cuts), self.labels)
+            return self.made(source.rechunk(cuts, method="tasks"), self.labels)
         if not self.labels:
             element = (source if self.kind == "cupy" else np.asarray(source)).reshape(1)
             return self.made(reshaped(da.from_array(element, asarray=False), ()), ())

@@ -175,7 +175,9 @@ class Operand:
         name = f"distmm-load-{uuid.uuid4().hex}"
         if is_dask(source):
             source = source if client is None else lent(source, client)
-            array = source if source.chunks == own else source.rechunk(own)
+            # Peer-to-peer rechunking moves a whole operand at once, which no plan counts, and cannot be repeated for
+            # each wave.
+            array = source if source.chunks == own else source.rechunk(own, method="tasks")
             array = uploaded(array) if device == "cuda" and self.kind == "numpy" else array
         else:
             meta = np.empty((0,) * len(source.shape), source.dtype)

@@ -201,3 +201,17 @@ def test_operands_that_cannot_be_sent_are_refused_by_name(client: Client, caplog
     with pytest.raises(InputError, match=r"^how cannot be sent to workers"):
         distmm.reduce(b, b, functions, client=client)
     assert not caplog.records
+
+
+def test_operands_get_the_plans_blocks_in_tasks_whatever_dask_would_do(client: Client) -> None:
+    x = np.arange(120 * 60).reshape(120, 60) % 9.0
+    lines, plan = da.from_array(x, chunks=(1, 60)), "g2x1x1 b60x30x60 p1 w1 l2"
+    with client.as_current(), dask.config.set({"array.rechunk.method": "p2p"}):
+        made = {
+            "A and B": (distmm.matmul(lines, lines.T, plan=plan), x @ x.T),
+            "C": (distmm.gemm(1, lines, lines.T, 1, da.ones((120, 120), chunks=(1, 120)), plan=plan), x @ x.T + 1),
+            "labels": (distmm.einsum("ij,kj->ik", lines, lines), x @ x.T),
+        }
+        for name, (lazy, expected) in made.items():
+            assert not [layer for layer in lazy.dask.layers if "p2p" in layer], name
+            np.testing.assert_array_equal(lazy[:50].compute(), expected[:50], err_msg=name)
