@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
+import dask.optimization
 import dask.order
 from distributed import SchedulerPlugin
 from distributed.scheduler import Scheduler, TaskState
@@ -66,6 +67,7 @@ class PlacementPlugin(SchedulerPlugin):
         self.scheduler = scheduler
         self.loop = asyncio.get_running_loop()
         dask.order.order = dask_extensions.order
+        dask.optimization.default_fused_keys_renamer = dask_extensions.fused_key
         self.memory_manager = MemoryManager(scheduler)
         self.products = Products()
         self.adaptive = AdaptiveTarget(scheduler, self._waiting)
