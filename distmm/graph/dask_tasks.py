@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from operator import getitem
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dask._task_spec import Alias, GraphNode
 from dask._task_spec import List as List
@@ -23,9 +23,6 @@ from distmm.graph.placement import Key, Placement
 from distmm.planning.plan import Plan
 from distmm.worker.tasks import products
 from distmm.worker.tasks.largest import topk_of_chunk
-
-if TYPE_CHECKING:
-    pass  # workers need these tasks, and not Dask's arrays, whose import takes most of a second
 
 # Names of the tasks of Dask's own `store`, and of those of `distmm.graph.consumers`, begin with this.
 STORES = "store-map-"
