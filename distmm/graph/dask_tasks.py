@@ -100,13 +100,14 @@ class ProductTask(PlacedTask):
 
     @property
     def block_fusion(self) -> bool:
-        """Whether the optimisers have to leave the task as it is, and not make one task of it and its only reader.
+        """Whether the optimisers have to leave the task as it is.
 
-        They may fuse short tasks that finish a block of a C that stays. With a task that reads a single block they
-        would also fuse the one that makes that block.
+        They may make one task of a short task that finishes a block of C and the only task that reads the block, if C
+        stays in the workers' memory. If the task reads a single block, they would also fuse the task that makes that.
         """
-        finishes = self.key[0] == self.placement.product and len(self.dependencies) > 1
-        return not finishes or self.plan is None or not self.plan.c_stays or not self.plan.has_short_tasks
+        finishes = self.key[0] == self.placement.product
+        short = self.plan is not None and self.plan.c_stays and self.plan.has_short_tasks
+        return not (finishes and short and len(self.dependencies) > 1)
 
     @property
     def is_first(self) -> bool:
@@ -159,9 +160,9 @@ def is_chunk_of_c(task: object) -> bool:
 
 
 def unfused(task: Any) -> Any:
-    """Return the product task that Dask has fused with its readers, as a product task; another task as it is.
+    """Return a product task for a task that Dask has fused from one and its readers; any other task as it is.
 
-    The scheduler reads placements, and none inside another task. The readers become `ProductTask.then`.
+    The scheduler's plugin then finds its placement. The readers become `ProductTask.then`.
     """
     if type(task) is not Task or not task.args or type(task.args[0]) is not dict:
         return task

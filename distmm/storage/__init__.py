@@ -159,18 +159,26 @@ def create_output(
     InputError
         If the output exists, cannot be written, does not fit on the disk, or has an unknown format.
     """
+    from distmm.storage import hdf5, npy
     from distmm.storage.matrix import check_dtype, check_shape
+    from distmm.storage.zarr_objects import ObjectTarget
+    from distmm.storage.zarr_target import ZarrTarget
 
     file, dataset = locate(path)
     shape, dtype = check_shape(file, shape), check_dtype(file, dtype)
     check_output(path, overwrite)
     output = output_type(file).reserve(file, shape[0] * shape[1] * dtype.itemsize, overwrite, draft)
     try:
-        options = {"chunks": chunks, "job": job, "dataset": dataset or paths.DATASET}
-        target: TargetArray = _format(file).create(output, shape, dtype, **options)
-        if not is_url(file):
-            fsync_tree(output.draft)
-            fsync(os.path.dirname(output.draft))
+        if is_url(file):
+            return ObjectTarget.create(output, shape, dtype, chunks, job)
+        if paths.hdf5(file):
+            target: TargetArray = hdf5.create(output, dataset or paths.DATASET, shape, dtype)
+        elif file.lower().endswith(".npy"):
+            target = npy.create(output, shape, dtype)
+        else:
+            target = ZarrTarget.create(output, shape, dtype, chunks, job)
+        fsync_tree(output.draft)
+        fsync(os.path.dirname(output.draft))
         return target
     except OSError as error:
         output.discard()
@@ -179,22 +187,17 @@ def create_output(
 
 def reopen_output(path: str | os.PathLike[str], draft: str, overwrite: bool = False) -> TargetArray:
     """Open a draft that `create_output` has created, to continue writing. Shape and type are read from the draft."""
-    file, _ = locate(path)
-    target: TargetArray = _format(file).reopen(output_type(file)(file, draft, overwrite))
-    return target
-
-
-def _format(file: str) -> Any:
-    """Return what creates and reopens the outputs of a format, by the name of the file, or the URL."""
     from distmm.storage import hdf5, npy
     from distmm.storage.zarr_objects import ObjectTarget
     from distmm.storage.zarr_target import ZarrTarget
 
+    file, _ = locate(path)
+    output = output_type(file)(file, draft, overwrite)
     if is_url(file):
-        return ObjectTarget
+        return ObjectTarget.reopen(output)
     if paths.hdf5(file):
-        return hdf5
-    return npy if file.lower().endswith(".npy") else ZarrTarget
+        return hdf5.reopen(output)
+    return npy.reopen(output) if file.lower().endswith(".npy") else ZarrTarget.reopen(output)
 
 
 def output_type(path: str) -> type[Output]:

@@ -144,7 +144,7 @@ def check_replaceable(path: str, dataset: str | None) -> None:
         )
 
 
-def create(output: Output, shape: tuple[int, int], dtype: np.dtype[Any], *, dataset: str, **_: Any) -> FlatTarget:
+def create(output: Output, dataset: str, shape: tuple[int, int], dtype: np.dtype[Any]) -> FlatTarget:
     """Create a file with one contiguous dataset, whose space is allocated, but without data.
 
     HDF5 allows only one writing process. A contiguous dataset consists of plain bytes at an offset, and nothing else in

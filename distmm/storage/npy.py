@@ -42,7 +42,7 @@ def open_npy(path: str) -> FlatMatrix:
     )  # fmt: skip
 
 
-def create(output: Output, shape: tuple[int, int], dtype: np.dtype[Any], **_: Any) -> FlatTarget:
+def create(output: Output, shape: tuple[int, int], dtype: np.dtype[Any]) -> FlatTarget:
     """Write the header of a file in C order, and set the file's length. No elements are written."""
     if dtype.kind == "V":
         raise InputError(f"{output.path}: .npy files have no type {dtype}; write C to Zarr, or as another type")

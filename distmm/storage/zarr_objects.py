@@ -75,17 +75,16 @@ class ObjectTarget(ChunkedTarget):
 
     @classmethod
     def create(
-        cls, output: Output, shape: tuple[int, int], dtype: np.dtype[Any], chunks: tuple[int, ...], job: str | None,
-        **_: Any,
-    ) -> Self:  # fmt: skip
-        """Put the metadata under the name of the draft. `chunks` is the shape of a block of C, in elements."""
-        height, width = (max(1, min(edge, side)) for edge, side in zip(chunks, shape, strict=True))
-        stripes = _stripe(height, width * dtype.itemsize), width
+        cls, output: Output, shape: tuple[int, int], dtype: np.dtype[Any], blocks: tuple[int, ...], job: str | None
+    ) -> Self:
+        """Put the metadata under the name of the draft. `blocks` is the shape of a block of C, in elements."""
+        height, width = (max(1, min(edge, side)) for edge, side in zip(blocks, shape, strict=True))
+        chunks = _stripe(height, width * dtype.itemsize), width
         attributes = {"distmm_blocks": [height, width], **({} if job is None else {"distmm_job": job})}
         made: dict[str, Any] = {}
-        create_raw(MemoryStore(made), shape, dtype, stripes, attributes)
+        create_raw(MemoryStore(made), shape, dtype, chunks, attributes)
         OBJECTS.put(f"{output.draft}/zarr.json", made["zarr.json"].to_bytes())
-        return cls(output, shape, dtype, stripes)
+        return cls(output, shape, dtype, chunks)
 
     def _write(self, rows: slice, cols: slice, block: NDArray[Any]) -> None:
         """Put the chunks of a block. Raise FileExistsError if one of them exists."""

@@ -97,9 +97,8 @@ class ZarrTarget(ChunkedTarget):
 
     @classmethod
     def create(
-        cls, output: Output, shape: tuple[int, int], dtype: np.dtype[Any], chunks: tuple[int, ...], job: str | None,
-        **_: Any,
-    ) -> Self:  # fmt: skip
+        cls, output: Output, shape: tuple[int, int], dtype: np.dtype[Any], chunks: tuple[int, ...], job: str | None
+    ) -> Self:
         """Write the metadata. `chunks` is in elements.
 
         The id of a job becomes an attribute. Metadata and fingerprint then differ from those of any earlier C.
