@@ -103,11 +103,12 @@ class ProductTask(PlacedTask):
         """Whether the optimisers have to leave the task as it is.
 
         They may make one task of a short task that finishes a block of C and the only task that reads the block, if C
-        stays in the workers' memory. If the task reads a single block, they would also fuse the task that makes that.
+        stays in the workers' memory. That task then runs where the block is made, so the workers need similar numbers
+        of blocks. If the product task reads a single block, they would also fuse the task that makes that.
         """
-        finishes = self.key[0] == self.placement.product
-        short = self.plan is not None and self.plan.c_stays and self.plan.has_short_tasks
-        return not (finishes and short and len(self.dependencies) > 1)
+        plan, finishes = self.plan, self.key[0] == self.placement.product
+        may = plan is not None and plan.c_stays and plan.has_short_tasks and plan.is_even
+        return not (may and finishes and len(self.dependencies) > 1)
 
     @property
     def is_first(self) -> bool:

@@ -170,6 +170,12 @@ class Plan:
         """Whether Dask's own time for a task counts beside that of a product task."""
         return self._time_model.paces()[0] < SHORT_SECONDS
 
+    @cached_property
+    def is_even(self) -> bool:
+        """Whether each worker finishes less than twice its share of the blocks of C."""
+        chains = self.layout.chains(self.blocking.whole)
+        return bool(chains.max() < 2 * math.ceil(chains.sum() / self.cluster.workers))
+
     @property
     def slots_that_fit(self) -> float:
         """Blocks of C that fit into a worker's memory with all else that the plan needs.

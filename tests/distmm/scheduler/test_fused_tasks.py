@@ -93,6 +93,16 @@ def test_long_tasks_are_not_fused(client: Client, product: da.Array, monkeypatch
     assert not any(then for then, _ in client.run_on_scheduler(placed).values())
 
 
+def test_tasks_are_not_fused_if_one_worker_makes_all_blocks(client: Client) -> None:
+    x = client.persist(da.from_array(X, (50, K), name=False), workers=[min(client.scheduler_info()["workers"])])
+    wait(x)
+    before = client.run_on_scheduler(placed)
+    positive = da.maximum(distmm.matmul(x, W), 0).persist()
+    wait(positive)
+    assert not any(then for key, (then, _) in client.run_on_scheduler(placed).items() if key not in before)
+    np.testing.assert_array_equal(positive.compute(), np.maximum(X @ W, 0))
+
+
 def test_tasks_of_users_stay_as_they_are() -> None:
     for argument in ({}, {"a": 1}, {("a", 0): Task("a", operator.neg, 1)}, 3):
         task = Task("key", len, argument)
