@@ -8,6 +8,8 @@ the worker that has its block::
     S[i,p]   S[i,p-1] + A[i,p] Y[p,:]     at the home of A[i,p]
     W[i,j]   check C[i,j] by S[i,last], write it, sync it, mark it    at the owner of C[i,j]
 
+If a wave has a single block row i, S[i,p] alone reads the Y[p,j], and itself makes those whose home is its own.
+
 If C is reduced, W[i,j] checks and reduces C[i,j], and `Rows` merges the reduced blocks of each row.
 
 Results of Y and S also have checksums of the blocks that were read. The client gets the results of W alone.
@@ -157,18 +159,22 @@ class WriteLayer(ParametricLayer):
         rows, panels = sorted({i for i, _ in self.blocks}), len(judge.plan.blocking.k)
         weights = {g: None if work is None else TaskRef(self._sketch("weights", g[0])) for g in self.groups}
         for p in range(panels):
+            panel: list[Task | TaskRef] = []
             for columns in self.groups:
                 blocks = List(*(TaskRef((names.b, p, j)) for j in columns))
                 where = self.place(p, columns[0], p)
                 if p == 0 and work is not None:
                     yield PlacedTask(self._sketch("weights", columns[0]), sketch.weigh, where, blocks, columns, work)
-                about = judge.orders["B"], blocks, judge.seed, columns, work, weights[columns], measure
-                yield PlacedTask(self._sketch("b", p, columns[0]), _of_b, where, *about)
-            panel = List(*(TaskRef(self._sketch("b", p, columns[0])) for columns in self.groups))
+                about = where, judge.orders["B"], blocks, judge.seed, columns, work, weights[columns], measure
+                if len(rows) == 1 and where.rank == self.place(rows[0], p, p).rank:
+                    panel.append(Task(None, _of_b, *about))
+                    continue
+                panel.append(TaskRef(key := self._sketch("b", p, columns[0])))
+                yield PlacedTask(key, _of_b, *about)
             for i in rows:
                 before = TaskRef(self._sketch("a", i, p - 1)) if p else None
                 block, seed = TaskRef((names.a, i, p)), (judge.seed, i)
-                row = judge.orders["A"], before, block, panel, work, seed, measure
+                row = judge.orders["A"], before, block, List(*panel), work, seed, measure
                 yield PlacedTask(self._sketch("a", i, p), _of_a, self.place(i, p, p), *row)
         in_order = ((j, weights[columns]) for columns in self.groups for j in columns)
         of_column = {j: (number, given) for number, (j, given) in enumerate(in_order)}
