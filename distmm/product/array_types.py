@@ -19,14 +19,15 @@ from distmm.transfer.pickling import pickled
 
 logger = logging.getLogger(__name__)
 
-# Advice for tables and sparse matrices, by the package of their type.
+# Advice for what is no dense array, by the start of the name of its type.
 INSTEAD = {
-    "pandas": "a table: give its values, {name}.to_numpy()",
-    "polars": "a table: give its values, {name}.to_numpy()",
-    "cudf": "a table: give its values, {name}.to_cupy()",
-    "scipy": "a sparse matrix, and products here are dense: give {name}.toarray() where that fits into memory",
-    "cupyx": "a sparse matrix, and products here are dense: give {name}.toarray() where that fits into memory",
-    "sparse": "a sparse array, and products here are dense: give {name}.todense() where that fits into memory",
+    ("pandas.", "polars."): "a table: give its values, {name}.to_numpy()",
+    ("cudf.",): "a table: give its values, {name}.to_cupy()",
+    ("dask.dataframe.",): "a table: give {name}.to_dask_array(lengths=True)",
+    ("scipy.", "cupyx."): "a sparse matrix, and products are dense: give {name}.toarray() if that fits into memory",
+    ("sparse.",): "a sparse array, and products are dense: give {name}.todense() if that fits into memory",
+    ("dask.delayed.", "distributed.client."): "computed later: give dask.array.from_delayed({name}, shape, dtype)",
+    ("xarray.core.dataset.",): "which has several arrays: give one of them, {name}['variable']",
 }
 
 
@@ -96,12 +97,11 @@ def as_array(source: Any, name: str) -> Any:
     check_query_planning()
     package = package_of(source)
     kind = type(source).__name__
+    for starts, advice in INSTEAD.items():
+        if f"{type(source).__module__}.{kind}".startswith(starts):
+            raise InputError(f"{name} is a {kind} of {package}, {advice.format(name=name)}")
     if package == "xarray" and hasattr(source, "data") and hasattr(source, "dims"):
         return as_array(source.data, name)
-    if package in INSTEAD:
-        raise InputError(f"{name} is a {kind} of {package}, {INSTEAD[package].format(name=name)}")
-    if type(source).__module__.startswith("dask.dataframe"):
-        raise InputError(f"{name} is a {kind} of Dask, a table: give {name}.to_dask_array(lengths=True)")
     if is_foreign(source):
         return as_native(source, name)
     if package == "h5py" and not source:

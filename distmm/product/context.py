@@ -22,6 +22,11 @@ from distmm.errors import InputError
 if TYPE_CHECKING:
     from distributed import Client
 
+USABLE = (
+    "client=distributed.Client(address) without asynchronous=True; inside an event loop call distmm in a thread, with "
+    "asyncio.to_thread"
+)
+
 
 def computing(client: Any = None, now: bool = False) -> Client | None:
     """Return the client whose cluster computes: the caller's client, or else the one that Dask's `compute` would use.
@@ -51,19 +56,18 @@ def computing(client: Any = None, now: bool = False) -> Client | None:
         return _checked(client)
     try:
         found = getattr(_scheduler(), "__self__", None)
+        if getattr(found, "asynchronous", False):  # Dask refuses an asynchronous client, but not its method
+            raise RuntimeError(f"the scheduler is a method of {found!r}")
     except (RuntimeError, ValueError) as error:  # asynchronous, or a setting that names no scheduler or no client
         if not now:
             return None
+        setting = dask.config.get("scheduler", None)
         raise InputError(
-            "Dask finds no scheduler that distmm can wait for, as there is none or the client is asynchronous "
-            f"({error}): give client=distributed.Client(address) without asynchronous=True; inside an event loop call "
-            "distmm in a thread, with asyncio.to_thread"
+            "Dask finds no scheduler that distmm can wait for, as there is none or the client is asynchronous (setting "
+            f"scheduler={setting!r}: {error}): correct a wrong setting, or give {USABLE}"
         ) from error
-    if found is None:
-        return None
-    from distributed import Client
-
-    return found if isinstance(found, Client) and found.status == "running" else None
+    distributed = sys.modules.get("distributed")  # without it nothing is a client
+    return found if distributed and isinstance(found, distributed.Client) and found.status == "running" else None
 
 
 def _scheduler() -> Callable[..., Any] | None:
@@ -85,11 +89,7 @@ def _checked(client: Any) -> Client:
     if client.status != "running":
         raise InputError(f"client is {client.status}: give one that is connected, such as a new distributed.Client")
     if client.asynchronous:
-        raise InputError(
-            "the client is asynchronous, and distmm waits for the cluster's answers: give "
-            "client=distributed.Client(address) without asynchronous=True; inside an event loop call distmm in a "
-            "thread, with asyncio.to_thread"
-        )
+        raise InputError(f"the client is asynchronous, and distmm waits for the cluster's answers: give {USABLE}")
     return client
 
 

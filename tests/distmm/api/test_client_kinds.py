@@ -6,9 +6,11 @@ import asyncio
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import dask
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
@@ -80,8 +82,21 @@ def test_an_asynchronous_client_is_refused() -> None:
             ):
                 with pytest.raises(InputError, match=r"client is asynchronous.*distributed\.Client\(address\)"):
                     call()
+            with dask.config.set(scheduler=client.get):  # Dask does not see that the method's client is asynchronous
+                assert distmm.matmul(a, a).shape == (8, 8)
+                with pytest.raises(InputError, match=r"client is asynchronous.*distributed\.Client\(address\)"):
+                    distmm.matmul(a, a, out=out)
 
     asyncio.run(products())
+
+
+@pytest.mark.parametrize("setting", ["nonsense", 3])
+def test_a_setting_that_is_no_scheduler_is_refused_with_its_value(setting: Any) -> None:
+    with dask.config.set(scheduler=setting):
+        eye = np.eye(3)
+        for call in (partial(distmm.matmul, eye, eye, out=eye.copy()), partial(distmm.verify, eye, eye, eye)):
+            with pytest.raises(InputError, match=rf"setting scheduler={setting!r}: .*correct a wrong setting"):
+                call()
 
 
 @pytest.mark.parametrize("given", ["tcp://127.0.0.1:8786", 5])
