@@ -13,6 +13,7 @@ import dask
 import dask.array as da
 import numpy as np
 from dask.array.utils import meta_from_array
+from dask.utils import parse_bytes
 
 from distmm import config
 from distmm.accelerate import dask_names
@@ -24,7 +25,7 @@ from distmm.graph.parametric_layer import with_copies
 from distmm.graph.product_graph import ProductLayer
 from distmm.product.array_types import package_of
 from distmm.product.labelled import Label
-from distmm.worker.tasks.tall_qr import block_qr, rows_times
+from distmm.worker.tasks.tall_qr import block_qr, decomposed, rows_times
 
 log = logging.getLogger("distmm.accelerate")
 
@@ -77,35 +78,39 @@ def tsqr(data: da.Array, compute_svd: bool = False, _max_vchunk_size: int | None
     """Decompose as `dask.array.linalg.tsqr`."""
     if _max_vchunk_size is not None:
         raise StaysDasks("it is a part of another one")
-    if data.ndim != 2 or data.numblocks[1] != 1 or data.numblocks[0] == 1:
+    if data.ndim != 2 or data.numblocks[1] != 1:
         raise StaysDasks(f"it has {data.numblocks} blocks")
     if data.dtype.char not in "fdFD" or package_of(meta_from_array(data)) not in ("numpy", "cupy"):
         raise StaysDasks(f"LAPACK has no {data.dtype}")
     m, n = data.shape
     if not min(data.chunks[0]) >= n > 0:  # sizes may be unknown: NaN
         raise StaysDasks(f"blocks of {min(data.chunks[0])} rows are not taller than {n}")
+    stacked, block = (rows * n * data.dtype.itemsize for rows in (data.numblocks[0] * n, max(data.chunks[0])))
+    if stacked > max(block, parse_bytes(dask.config.get("array.chunk-size"))):
+        raise StaysDasks(f"a task would read {stacked} bytes of triangular factors")
     _check_flops(4 * m * n * n)
     return _decomposed(data, compute_svd)
 
 
-def _decomposed(data: da.Array, compute_svd: bool) -> tuple[da.Array, ...]:
+def _decomposed(data: da.Array, svd: bool) -> tuple[da.Array, ...]:
     """Return Q and R, or U, S and Vh, of an array ``(m, n)`` with one column of blocks of at least n rows.
 
-    Each block is ``A[i] = Q[i] R[i]``. The small matrix stacks all R[i] vertically; it is ``Q' R`` or ``U' S Vh``. A
+    Each block is ``A[i] = Q[i] R[i]``. One task stacks all R[i], and decomposes the stack: ``Q' R`` or ``U' S Vh``. A
     block of the result is ``Q[i] Q'[i]`` or ``Q[i] U'[i]``. That is one product; for U, Dask computes two. Source:
     Benson, Gleich and Demmel, Direct QR factorizations for tall-and-skinny matrices in MapReduce architectures, 2013.
     """
     (blocks, _), (_, n) = data.numblocks, data.shape
     same = {"dtype": data.dtype, "meta": data}
-    factors = data.map_blocks(block_qr, tasks=blocks, **same)  # blocks are pairs (Q, R), not arrays
+    factors = data.map_blocks(block_qr, tasks=blocks, **same)  # blocks are tuples of arrays, here and in `parts`
     q = factors.map_blocks(operator.itemgetter(0), **same)
     r = factors.map_blocks(operator.itemgetter(1), chunks=((n,) * blocks, (n,)), **same)
-    # Blocks of the small matrix are about as tall as those of the large one. If there are several, Dask decomposes the
-    # small matrix in the same way.
-    stacked = r.rechunk({0: max(2, max(data.chunks[0]) // n) * n})
-    inner, *others = dask_names.ORIGINALS["tsqr"](stacked, compute_svd=compute_svd)
-    outer = da.map_blocks(rows_times, q, inner.rechunk({0: n}), tasks=blocks, chunks=data.chunks, **same)
-    return outer, *others
+    parts = da.blockwise(decomposed, "j", r, "ij", svd=svd, concatenate=True, **same)
+    left = da.map_blocks(rows_times, q, parts, tasks=blocks, chunks=data.chunks, **same)
+    right = da.blockwise(operator.itemgetter(-1), "ij", parts, "j", new_axes={"i": n}, **same)
+    if not svd:
+        return left, right
+    real = meta_from_array(data, ndim=1, dtype=data.dtype.type(0).real.dtype)
+    return left, parts.map_blocks(operator.itemgetter(1), dtype=real.dtype, meta=real), right
 
 
 def _contracted(

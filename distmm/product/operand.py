@@ -67,6 +67,8 @@ class Operand:
         """
         package, source = package_of(source), as_array(source, name)
         kind = kind_of(source, name)
+        if is_dask(source):
+            source = _not_transposed_twice(source)
         try:
             accumulator_dtype(np.dtype(source.dtype))
         except InputError as error:
@@ -216,6 +218,15 @@ class Operand:
     def region(self, rows: slice, columns: slice) -> Any:
         """Read a region of a matrix, in this process."""
         return self.source[columns, rows].T if self.transposed else self.source[rows, columns]
+
+
+def _not_transposed_twice(array: da.Array) -> da.Array:
+    """Return the array of which `array` is the transpose's transpose, as in ``Q.T.T @ B``; otherwise `array` itself."""
+    from distmm.graph.block_arrays import transposed  # late, as Dask arrays above
+
+    once = transposed(array)
+    twice = None if once is None else transposed(once)
+    return array if twice is None else _not_transposed_twice(twice)
 
 
 def _swapped(values: tuple[Any, ...], transposed: bool) -> tuple[Any, ...]:

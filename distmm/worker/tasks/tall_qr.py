@@ -59,7 +59,17 @@ def _by_gram(block: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     return q, (second @ first).astype(block.dtype)
 
 
-def rows_times(block: Any, right: Any, tasks: int) -> Any:
-    """Return the product of a block ``(m, n)`` and a small matrix ``(n, k)``; so many `tasks` run side by side."""
+def decomposed(stack: Any, svd: bool) -> tuple[Any, ...]:
+    """Return Q and R, or with `svd` U, S and Vh, of a matrix ``(m, n)``, m >= n. No other task runs beside it."""
+    q, r = block_qr(stack, 1)
+    if not svd:
+        return q, r
+    u, s, vh = np.linalg.svd(r)
+    return q @ u, s, vh
+
+
+def rows_times(block: Any, parts: tuple[Any, ...], tasks: int, block_id: tuple[int, int]) -> Any:
+    """Return the product of a block ``(m, n)`` and its rows of the stack's first part; `tasks` run side by side."""
+    n = block.shape[1]
     with shared_by(tasks):
-        return block @ right
+        return block @ parts[0][block_id[0] * n : (block_id[0] + 1) * n]

@@ -33,11 +33,18 @@ def array(shape: tuple[int, ...], chunks: Any, dtype: str = "f8") -> da.Array:
 
 def on_distmm(*arrays: da.Array) -> bool:
     """Whether one of these is made of distmm's tasks."""
-    return any(layer.startswith(("distmm-matmul", "block_qr")) for each in arrays for layer in each.dask.layers)
+    return any(layer.startswith(("distmm-matmul", "decomposed")) for each in arrays for layer in each.dask.layers)
 
 
 A, B, V, T = array((60, 40), (16, 12)), array((40, 30), (10, 10)), array((40,), 9), array((6, 40, 8), (3, 12, 5))
 COMPLEX = array((20, 9), (7, 4), "c16")
+
+
+def large_factors(qr: Callable[[da.Array], Any]) -> Any:
+    """Decompose blocks of 4 rows and 3 columns where Dask's chunks have at most 100 bytes."""
+    with dask.config.set({"array.chunk-size": "100B"}):
+        return qr(A[:12, :3].rechunk((4, 3)))
+
 
 PRODUCTS: dict[str, Callable[[], da.Array]] = {
     "matrices": lambda: A @ B,
@@ -106,7 +113,7 @@ STAYS: dict[str, tuple[Callable[[], Any], str]] = {
     "einsum with a sum of one operand": (lambda: da.einsum("ij,jk->k", A, B), "summed over"),
     "einsum that Dask cuts": (lambda: da.einsum("ij,jk", A[:, :2], B[:2]), "smaller chunks"),
     "stacks cut differently": (lambda: da.matmul(T, T.transpose(0, 2, 1).rechunk({0: 6})), "different chunks"),
-    "a QR of one block": (lambda: da.linalg.tsqr(A.rechunk(-1))[1], "blocks"),
+    "a QR with large factors": (lambda: large_factors(da.linalg.tsqr)[1], "a task would read 216 bytes"),
     "a QR of blocks that are not tall": (lambda: da.linalg.tsqr(A.rechunk((16, -1)))[1], "not taller than 40"),
     "a QR of integers": (lambda: da.linalg.tsqr(A[:, :3].rechunk((16, 3)).astype("i8"))[1], "LAPACK has no int64"),
 }
@@ -167,7 +174,7 @@ def test_a_product_has_the_same_name_each_time() -> None:
 
 @pytest.mark.filterwarnings("ignore::numpy.exceptions.ComplexWarning")  # by Dask, for the type of singular values
 @pytest.mark.parametrize("dtype", ["f4", "f8", "c16"])
-@pytest.mark.parametrize("rows", [20, (7, 30, 7, 6)])
+@pytest.mark.parametrize("rows", [20, (7, 30, 7, 6), 50])
 def test_a_tall_qr_is_a_qr_in_the_chunks_of_dasks(dtype: str, rows: Any) -> None:
     values = rng.standard_normal((50, 5)) + (1j * rng.standard_normal((50, 5)) if dtype == "c16" else 0)
     tall = da.from_array(values.astype(dtype), chunks=(rows, 5))

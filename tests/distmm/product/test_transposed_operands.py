@@ -130,3 +130,13 @@ def test_gpus_transpose_the_blocks_that_they_read_once_and_keep_those_of_others(
             (distmm.matmul(X, X.T, client=client), x @ x.T),
         ):
             np.testing.assert_array_equal(client.compute(lazy).result().get(), expected)
+
+
+@pytest.mark.parametrize("times", range(5))
+def test_an_array_that_is_transposed_several_times_is_transposed_once_or_not_at_all(times: int) -> None:
+    given = da.from_array(np.arange(24.0).reshape(6, 4), chunks=3)
+    for _ in range(times):
+        given = given.T
+    product = distmm.matmul(given, np.eye(given.shape[1]))
+    assert not [name for name in product.dask.layers if name.startswith("transpose")]
+    np.testing.assert_array_equal(product.compute(scheduler="threads"), given.compute())
