@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,7 +13,6 @@ import numpy as np
 
 from distmm.clusters import view
 from distmm.errors import DeviceMemoryError
-from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
 from distmm.planning.problem import FLOAT8, Problem, Symmetry
 from distmm.planning.write_units import unit_of
@@ -181,22 +180,23 @@ class Gemm:
 
         # Other blocks are copied to the host by the task that makes them.
         on_gpu = plan.cluster.device == "cuda" and out_target.takes_gpu_blocks(out, to)
-        chains = Chains(replace(self, once=True), plan, "cupy" if on_gpu else "numpy", client)
 
-        def written(wave: Wave | None) -> da.Array:
-            chunks, blocks = chains.arrays(wave)
-            return chunks if to is None else blocks
+        def chains() -> Chains:
+            return Chains(replace(self, once=True), plan, "cupy" if on_gpu else "numpy", client)
+
+        def waves() -> Iterator[sinks.WaveRegions]:
+            # New keys: a second attempt reads other load tasks. A worker (Dask 2026.7) adds them to the dependencies of
+            # a task whose key it knows from the first attempt, and waits for those that are gone.
+            of_all = chains()
+            for wave in plan.waves if client is not None and len(plan.waves) > 1 else (None,):
+                chunks, blocks = of_all.arrays(wave)
+                regions = [None] if wave is None else [of_c(at, self.dropped) for at in plan.blocking.regions(wave)]
+                yield (chunks if to is None else blocks), regions
 
         if isinstance(to, ClientArray) and one_task.writes_itself(self, plan):
-            sinks.store_block(chains, out, to)
-        elif client is None or len(plan.waves) == 1:
-            sinks.store(lambda: [(written(None), [None])], out, to, client)
+            sinks.store_block(chains(), out, to)
         else:
-
-            def regions(wave: Wave) -> list[tuple[slice, ...]]:
-                return [of_c(region, self.dropped) for region in plan.blocking.regions(wave)]
-
-            sinks.store(lambda: ((written(wave), regions(wave)) for wave in plan.waves), out, to, client)
+            sinks.store(waves, out, to, client)
 
     def epilogue(self, dtype: np.dtype, kind: Literal["numpy", "cupy"], diagonal: Symmetry | None = None) -> Epilogue:
         """Return what is done with finished sums of type `dtype`, which become blocks of a `kind`.

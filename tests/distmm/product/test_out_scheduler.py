@@ -23,6 +23,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 
 import distmm
 from distmm.errors import DoesNotFitError, InputError
+from distmm.product import sinks
 from tests.tables import later
 
 EDGE = 400  # of float64 matrices: more bytes than `lending.SMALLEST`
@@ -99,6 +100,17 @@ def test_pools_of_processes_are_refused_and_threads_fill(tmp_path: Path) -> None
         with dask.config.set(scheduler=processes):
             distmm.matmul(a, a, out=stored)
         np.testing.assert_array_equal(stored[:], a @ a)
+
+
+def test_a_second_attempt_to_write_has_keys_of_its_own(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts: list[set[str]] = []
+    monkeypatch.setattr(
+        sinks, "store", lambda waves, *_: attempts.extend({part.name for part, _ in waves()} for _ in range(2))
+    )
+    a = matrix(60)
+    for blocks in (25, 30, 20), None:
+        distmm.matmul(a, a, out=InMemory(60, 20), client=client, blocks=blocks)
+    assert len(set.union(*attempts)) == len(attempts) == 4
 
 
 @pytest.mark.parametrize(
