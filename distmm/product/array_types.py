@@ -27,10 +27,7 @@ INSTEAD = {
     ("scipy.", "cupyx."): "a sparse matrix, and products are dense: give {name}.toarray() if that fits into memory",
     ("sparse.",): "a sparse array, and products are dense: give {name}.todense() if that fits into memory",
     ("dask.delayed.", "distributed.client."): "computed later: give dask.array.from_delayed({name}, shape, dtype)",
-    (
-        "builtins.str",
-        "pathlib.",
-    ): "the name of a file: give zarr.open_array({name}) or numpy.load({name}, mmap_mode='r')",
+    ("builtins.str", "pathlib."): "the name of a file: open it, as zarr.open_array and numpy.load(mmap_mode='r') do",
     ("xarray.core.dataset.",): "which has several arrays: give one of them, {name}['variable']",
 }
 

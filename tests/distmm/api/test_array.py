@@ -225,7 +225,7 @@ class Unsized:
         (np.ones((2, 2)), np.full((2, 2), "x"), "B: matrices of dtype <U1"),
         (np.float64(3), np.ones((2, 2)), "A is a scalar"),
         (5, np.ones((2, 2)), "A is a scalar"),
-        ("file.npy", np.ones((2, 2)), "A is a str without"),
+        ("file.npy", np.ones((2, 2)), "A is a str of builtins, the name of a file"),
         (Unsized(), np.ones((2, 2)), "A is a Unsized without shape"),
         (
             da.ones(10, chunks=5)[da.ones(10, chunks=5) > 0],

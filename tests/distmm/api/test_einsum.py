@@ -313,7 +313,7 @@ A, B = np.ones((2, 3)), np.ones((3, 4))
         ((A, [0, 1], B, [1, 2], [0, 5]), r"cannot use the indices .* KeyError\(5\)"),
         (("ij->ij", A.astype(object)), "operand 0: matrices of dtype object cannot be multiplied here"),
         (("ij,jk", A, np.ma.ones((3, 4))), "operand 1 has blocks of type MaskedArray"),
-        (("ij,jk", A, "B"), "operand 1 is a str without"),
+        (("ij,jk", A, "B"), "operand 1 is a str of builtins"),
     ],
 )
 def test_bad_subscripts_and_operands_are_named(arguments: tuple[Any, ...], message: str) -> None:

@@ -44,8 +44,8 @@ FOREIGN = [
     (made_by("distributed.client", "Future"), r"A is a Future of distributed.*from_delayed\(A, shape, dtype\)"),
     (made_by("xarray.core.dataset", "Dataset", data=A, dims=("x", "y")), r"A is a Dataset of xarray.*A\['variable'\]"),
     (made_by("torch", "Tensor", **{**SPARSE, "dtype": "torch.float32"}), "torch.float32, a type that NumPy does not"),
-    ("A.zarr", r"A is a str of builtins, the name of a file: give zarr\.open_array\(A\)"),
-    (Path("A.npy"), r"A is a PosixPath of pathlib, the name of a file: .*numpy\.load\(A, mmap_mode='r'\)"),
+    ("A.zarr", r"A is a str of builtins, the name of a file: open it, as zarr\.open_array"),
+    (Path("A.npy"), r"A is a PosixPath of pathlib, the name of a file: .*numpy\.load"),
     ([[1, 2], [3]], "A is a list that is not an array.*rows of the same length"),
 ]
 
