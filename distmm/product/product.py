@@ -185,8 +185,8 @@ class Gemm:
             return Chains(replace(self, once=True), plan, "cupy" if on_gpu else "numpy", client)
 
         def waves() -> Iterator[sinks.WaveRegions]:
-            # New keys: a second attempt reads other load tasks. A worker (Dask 2026.7) adds them to the dependencies of
-            # a task whose key it knows from the first attempt, and waits for those that are gone.
+            # New keys, since a second attempt reads other load tasks. As long as a write of the first attempt runs, its
+            # worker (Dask 2026.7) knows the keys that lead to it. It would wait for the load tasks of both attempts.
             of_all = chains()
             for wave in plan.waves if client is not None and len(plan.waves) > 1 else (None,):
                 chunks, blocks = of_all.arrays(wave)
