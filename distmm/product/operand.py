@@ -68,7 +68,10 @@ class Operand:
         package, source = package_of(source), as_array(source, name)
         kind = kind_of(source, name)
         if is_dask(source):
-            source = _not_transposed_twice(source)
+            from distmm.graph.block_arrays import transposed  # late, as Dask arrays below
+
+            while (once := transposed(source)) is not None and (twice := transposed(once)) is not None:
+                source = twice  # of ``Q.T.T @ B``
         try:
             accumulator_dtype(np.dtype(source.dtype))
         except InputError as error:
@@ -218,15 +221,6 @@ class Operand:
     def region(self, rows: slice, columns: slice) -> Any:
         """Read a region of a matrix, in this process."""
         return self.source[columns, rows].T if self.transposed else self.source[rows, columns]
-
-
-def _not_transposed_twice(array: da.Array) -> da.Array:
-    """Return the array of which `array` is the transpose's transpose, as in ``Q.T.T @ B``; otherwise `array` itself."""
-    from distmm.graph.block_arrays import transposed  # late, as Dask arrays above
-
-    once = transposed(array)
-    twice = None if once is None else transposed(once)
-    return array if twice is None else _not_transposed_twice(twice)
 
 
 def _swapped(values: tuple[Any, ...], transposed: bool) -> tuple[Any, ...]:
