@@ -25,7 +25,7 @@ from distmm.graph.parametric_layer import with_copies
 from distmm.graph.product_graph import ProductLayer
 from distmm.product.array_types import package_of
 from distmm.product.labelled import Label
-from distmm.worker.tasks.tall_qr import block_qr, decomposed, rows_times
+from distmm.worker.tasks.tall_qr import block_qr, rows_times, stack_factors
 
 log = logging.getLogger("distmm.accelerate")
 
@@ -85,9 +85,10 @@ def tsqr(data: da.Array, compute_svd: bool = False, _max_vchunk_size: int | None
     m, n = data.shape
     if not min(data.chunks[0]) >= n > 0:  # sizes may be unknown: NaN
         raise StaysDasks(f"blocks of {min(data.chunks[0])} rows are not taller than {n}")
-    stacked, block = (rows * n * data.dtype.itemsize for rows in (data.numblocks[0] * n, max(data.chunks[0])))
-    if stacked > max(block, parse_bytes(dask.config.get("array.chunk-size"))):
-        raise StaysDasks(f"a task would read {stacked} bytes of triangular factors")
+    row = n * data.dtype.itemsize
+    stack, block = data.numblocks[0] * n * row, max(data.chunks[0]) * row
+    if stack > max(block, parse_bytes(dask.config.get("array.chunk-size"))):
+        raise StaysDasks(f"a task would read {stack} bytes of triangular factors")
     _check_flops(4 * m * n * n)
     return _decomposed(data, compute_svd)
 
@@ -101,10 +102,11 @@ def _decomposed(data: da.Array, svd: bool) -> tuple[da.Array, ...]:
     """
     (blocks, _), (_, n) = data.numblocks, data.shape
     same = {"dtype": data.dtype, "meta": data}
-    factors = data.map_blocks(block_qr, tasks=blocks, **same)  # blocks are tuples of arrays, here and in `parts`
+    factors = data.map_blocks(block_qr, tasks=blocks, **same)  # its blocks are pairs Q, R
     q = factors.map_blocks(operator.itemgetter(0), **same)
     r = factors.map_blocks(operator.itemgetter(1), chunks=((n,) * blocks, (n,)), **same)
-    parts = da.blockwise(decomposed, "j", r, "ij", svd=svd, concatenate=True, **same)
+    # One block: a tuple of the factors of the stack.
+    parts = da.blockwise(stack_factors, "j", r, "ij", svd=svd, concatenate=True, **same)
     left = da.map_blocks(rows_times, q, parts, tasks=blocks, chunks=data.chunks, **same)
     right = da.blockwise(operator.itemgetter(-1), "ij", parts, "j", new_axes={"i": n}, **same)
     if not svd:

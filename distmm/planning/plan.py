@@ -172,7 +172,7 @@ class Plan:
 
     @cached_property
     def is_even(self) -> bool:
-        """Whether each worker finishes less than twice its share of the blocks of C."""
+        """Whether each worker makes less than twice its share of the blocks of C, rounded up."""
         chains = self.layout.chains(self.blocking.whole)
         return bool(chains.max() < 2 * math.ceil(chains.sum() / self.cluster.workers))
 

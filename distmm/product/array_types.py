@@ -19,7 +19,7 @@ from distmm.transfer.pickling import pickled
 
 logger = logging.getLogger(__name__)
 
-# Advice for what is no dense array, by the start of the name of its type.
+# What to give in place of objects that are no dense arrays, by the first part of their type's full name.
 INSTEAD = {
     ("pandas.", "polars."): "a table: give its values, {name}.to_numpy()",
     ("cudf.",): "a table: give its values, {name}.to_cupy()",
@@ -98,8 +98,9 @@ def as_array(source: Any, name: str) -> Any:
     check_query_planning()
     package = package_of(source)
     kind = type(source).__name__
+    full_name = f"{type(source).__module__}.{kind}"
     for starts, advice in INSTEAD.items():
-        if f"{type(source).__module__}.{kind}".startswith(starts):
+        if full_name.startswith(starts):
             raise InputError(f"{name} is a {kind} of {package}, {advice.format(name=name)}")
     if package == "xarray" and hasattr(source, "data") and hasattr(source, "dims"):
         return as_array(source.data, name)

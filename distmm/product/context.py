@@ -22,6 +22,7 @@ from distmm.errors import InputError
 if TYPE_CHECKING:
     from distributed import Client
 
+# What to do without an asynchronous client, for messages: they say "give" before it.
 USABLE = (
     "client=distributed.Client(address) without asynchronous=True; inside an event loop call distmm in a thread, with "
     "asyncio.to_thread"

@@ -71,7 +71,7 @@ class Operand:
             from distmm.graph.block_arrays import transposed  # late, as Dask arrays below
 
             while (once := transposed(source)) is not None and (twice := transposed(once)) is not None:
-                source = twice  # of ``Q.T.T @ B``
+                source = twice  # Q of ``Q.T.T @ B``
         try:
             accumulator_dtype(np.dtype(source.dtype))
         except InputError as error:

@@ -180,13 +180,12 @@ class Gemm:
 
         # Other blocks are copied to the host by the task that makes them.
         on_gpu = plan.cluster.device == "cuda" and out_target.takes_gpu_blocks(out, to)
-
-        def chains() -> Chains:
-            return Chains(replace(self, once=True), plan, "cupy" if on_gpu else "numpy", client)
+        chains = partial(Chains, replace(self, once=True), plan, "cupy" if on_gpu else "numpy", client)
 
         def waves() -> Iterator[sinks.WaveRegions]:
-            # New keys, since a second attempt reads other load tasks. As long as a write of the first attempt runs, its
-            # worker (Dask 2026.7) knows the keys that lead to it. It would wait for the load tasks of both attempts.
+            # `sinks.store` calls this again if the tasks cannot write to `out`. The blocks then have new keys, because
+            # they read new load tasks. A worker (Dask 2026.7) remembers a key, and what it read, as long as a task that
+            # needs it runs, even a cancelled one. With the same keys it would wait for old and new load tasks.
             of_all = chains()
             for wave in plan.waves if client is not None and len(plan.waves) > 1 else (None,):
                 chunks, blocks = of_all.arrays(wave)

@@ -59,8 +59,11 @@ def _by_gram(block: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
     return q, (second @ first).astype(block.dtype)
 
 
-def decomposed(stack: Any, svd: bool) -> tuple[Any, ...]:
-    """Return Q and R, or with `svd` U, S and Vh, of a matrix ``(m, n)``, m >= n. No other task runs beside it."""
+def stack_factors(stack: Any, svd: bool) -> tuple[Any, ...]:
+    """Return Q and R, or with `svd` U, S and Vh, of the stack ``(m, n)`` of all R.
+
+    It uses all of BLAS's threads: the other tasks of the QR wait for it.
+    """
     q, r = block_qr(stack, 1)
     if not svd:
         return q, r
@@ -69,7 +72,10 @@ def decomposed(stack: Any, svd: bool) -> tuple[Any, ...]:
 
 
 def rows_times(block: Any, parts: tuple[Any, ...], tasks: int, block_id: tuple[int, int]) -> Any:
-    """Return the product of a block ``(m, n)`` and its rows of the stack's first part; `tasks` run side by side."""
+    """Return the product of a block ``(m, n)`` of Q and a matrix ``(n, n)``; so many `tasks` run side by side.
+
+    The matrix is what belongs to this block in the first factor of the stack: n rows of it (`stack_factors`).
+    """
     n = block.shape[1]
     with shared_by(tasks):
         return block @ parts[0][block_id[0] * n : (block_id[0] + 1) * n]

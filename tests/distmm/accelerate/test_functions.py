@@ -33,7 +33,7 @@ def array(shape: tuple[int, ...], chunks: Any, dtype: str = "f8") -> da.Array:
 
 def on_distmm(*arrays: da.Array) -> bool:
     """Whether one of these is made of distmm's tasks."""
-    return any(layer.startswith(("distmm-matmul", "decomposed")) for each in arrays for layer in each.dask.layers)
+    return any(layer.startswith(("distmm-matmul", "stack_factors")) for each in arrays for layer in each.dask.layers)
 
 
 A, B, V, T = array((60, 40), (16, 12)), array((40, 30), (10, 10)), array((40,), 9), array((6, 40, 8), (3, 12, 5))
