@@ -59,7 +59,8 @@ def chosen(name: str, given: Any = None) -> Any:
     if name == "kernel" and value is None:
         return value
     if (names := _allowed(name)) and value not in names:
-        what = f"which is not one of {', '.join(names)}"
+        null = ", or null for the fastest" if name == "kernel" else ""
+        what = f"which is not one of {', '.join(names)}{null}"
     elif name == "reproducible" and not isinstance(value, bool):
         what = "which is neither true nor false"
     elif name == "gpu-pool" and not _is_pool(value):

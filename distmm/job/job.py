@@ -38,6 +38,7 @@ from distmm.product.verification import check_possible
 from distmm.storage import check_output, is_url, output_type
 from distmm.storage.output import check_folder
 from distmm.telemetry.figures import Figures
+from distmm.worker.tasks.kernel_choice import check_named
 
 Path = str | os.PathLike[str]
 Connect = Callable[[], AbstractContextManager[Client]]
@@ -149,10 +150,12 @@ class Job:
         InputError
             With the reason, and what to give instead.
         """
-        check_possible(self.spec.check, self.spec.problem)
+        choices, problem = self.spec.choices, self.spec.problem
+        check_possible(self.spec.check, problem)
+        check_named(choices.kernel, choices.device, problem.multiplied)
         self.spec.refuse(self.out, self.replaces)
-        if isinstance(text := self.spec.choices.plan, str):
-            parse(text, self.spec.problem)
+        if isinstance(choices.plan, str):
+            parse(choices.plan, problem)
         _refuse_folder(self.folder)
         if self.folder.exists() and not self.overwrite:
             refuse_changes(self.folder, self.spec)
@@ -196,7 +199,7 @@ class Job:
     def _plan(self, client: Client, manifest: Json | None) -> Plan:
         """Plan for the current cluster. A resumed job keeps its blocks, and therefore its bits."""
         stop = self.keywords.get("stop") or Stop()
-        asked = planning.request(self.spec, manifest, stop.seconds or None)
+        asked = planning.request(self.spec, manifest, stop.seconds)
         # A store answers requests of several tasks at the same time.
         plan = planning.plan(self.spec, asked, client, joins=manifest is None and not is_url(self.out))
         device = plan.cluster.device

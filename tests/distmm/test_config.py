@@ -101,6 +101,11 @@ def test_a_value_that_cannot_be_used_is_refused_with_the_name_of_its_setting(
     assert not list(tmp_path.iterdir())
 
 
+def test_the_refusal_of_a_kernel_says_that_null_is_allowed() -> None:
+    with dask.config.set({"distmm.kernel": "fastest"}), pytest.raises(InputError, match="tiled, or null for the fast"):
+        distmm.matmul(A, A)
+
+
 def accelerated() -> Any:
     with distmm.accelerated():
         return da.from_array(A) @ A

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from distmm.errors import InputError
 from distmm.planning.precision import Precision
 
 if TYPE_CHECKING:
@@ -68,6 +69,28 @@ def kernel_for(choice: KernelChoice, m: int, k: int, n: int, batch: tuple[int, .
     # Blocks of a product may differ in size, and must not differ in the kernel that multiplies them.
     reproducible = here.kind == "cuda" and name is None
     return select.select(problem, here, choice.precision, reproducible=reproducible, name=name)
+
+
+def check_named(name: str | None, device: str, dtype: np.dtype) -> None:
+    """Refuse a kernel that does not run on the caller's choice of device, or multiplies no operands of a type on any.
+
+    Raises
+    ------
+    InputError
+        With the device or the types of the kernel.
+    """
+    if name is None:
+        return
+    from distmm_kernels import candidates, config
+
+    row = next(each for each in candidates.CANDIDATES if each.name == name)
+    needs = "cpu" if row.device_kind == "cpu" else "gpu"
+    if device not in ("auto", needs):
+        raise InputError(f"kernel {name!r} needs device {needs!r}, and the device is {device!r}: leave one of them out")
+    if config.operand_dtype(dtype).name not in row.dtypes:
+        raise InputError(
+            f"kernel {name!r} does not multiply {dtype}, but {', '.join(sorted(row.dtypes))}: leave it out"
+        )
 
 
 def _here(choice: KernelChoice) -> Device:

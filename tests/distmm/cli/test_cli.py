@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from distmm.cli import session
 from distmm.cli.app import app
 from distmm.storage import open_matrix
-from tests.distmm.cli.commands import run
+from tests.distmm.cli.commands import run, run_late
 from tests.tables import later
 
 RUN = [sys.executable, "-c", "from distmm.cli import main; main()"]
@@ -39,14 +39,21 @@ def test_multiply_prints_plan_and_summary_and_writes_c(where: list[str], how: li
 
 def test_a_deadline_has_exit_code_75_and_the_same_command_goes_on(where: list[str]) -> None:
     command = ["multiply", "A.npy", "B.npy", "-o", "C.zarr", *where]
-    result = run(*command, "--deadline", "0s")
-    assert (result.exit_code, "the deadline of 0 s has passed; 0 of" in result.output) == (75, True), result.output
+    result = run_late(*command)
+    assert (result.exit_code, "the deadline of 7200 s has passed; 0 of" in result.output) == (75, True), result.output
     assert run(*command).exit_code == 0
     assert run("status", "C.zarr").output.count("complete") == 1
     again = run(*command)
     assert (again.exit_code, "nothing was left to compute" in again.output) == (0, True)
     assert "FLOP/s" not in again.output
     assert run("resume", "C.zarr", *where).exit_code == 0
+
+
+@pytest.mark.parametrize("command", [["multiply", "A.npy", "B.npy", "-o", "C.zarr"], ["resume", "C.zarr"]])
+def test_a_deadline_without_time_is_refused_before_a_cluster_starts(command: list[str], where: list[str]) -> None:
+    result = run(*command, "--deadline", "0", *where)
+    assert (result.exit_code, "a deadline of 0 s leaves no time" in result.output) == (2, True), result.output
+    assert "Cluster with" not in result.output
 
 
 def test_alpha_beta_and_type_are_options(where: list[str]) -> None:
@@ -74,8 +81,10 @@ def test_verify_reads_the_certificate(where: list[str]) -> None:
 @pytest.mark.minutes
 def test_the_best_of_rows_and_what_is_above_a_threshold_go_to_disk(where: list[str]) -> None:
     command = ["topk", "A.npy", "B.npy", "-k", "3", "-o", "T.zarr", *where]
-    stopped = run(*command, "--deadline", "0s")
-    assert (stopped.exit_code, "the deadline of 0 s has passed; 0 of" in stopped.output) == (75, True), stopped.output
+    stopped = run_late(*command)
+    assert (stopped.exit_code, "the deadline of 7200 s has passed; 0 of" in stopped.output) == (75, True), (
+        stopped.output
+    )
     result = run(*command)
     assert (result.exit_code, "Plan" in result.output, "block rows" in result.output) == (0, True, True), result.output
     c = np.load("P.npy")

@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from distmm.cli.app import app
 from distmm.job.records import continuation
+from tests.distmm.cli.commands import run_late
 
 ROOT = Path(__file__).resolve().parents[3]
 SCHEMA = json.loads((ROOT / "deploy/site/pages/reference/json_output.schema.json").read_text())
@@ -112,7 +113,7 @@ def test_a_job_under_slurm_names_its_number_and_the_submit_that_goes_on(
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
     monkeypatch.setenv("DISTMM_SUBMITTED_BY", "distmm submit /scratch/job.toml --cluster slurm")
-    stopped = CliRunner().invoke(app, ["multiply", "A.zarr", "B.npy", "-o", "C.zarr", "--deadline", "0s", *where])
+    stopped = run_late("multiply", "A.zarr", "B.npy", "-o", "C.zarr", *where)
     again = "distmm submit /scratch/job.toml --cluster slurm (the last run was Slurm job 4711)"
     assert (stopped.exit_code, f"continue with: {again}" in stopped.output) == (75, True)
     monkeypatch.delenv("SLURM_JOB_ID")  # as on the login node
