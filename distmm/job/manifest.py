@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from distributed import Client
 
 from distmm.all_workers import everywhere
-from distmm.errors import DistmmError, InputError, Stopped
+from distmm.errors import DistmmError, DoesNotFitError, InputError, Stopped
 from distmm.job.folder import Folder, Json, write_json
 from distmm.job.inputs import stamps
 from distmm.job.lock import Lock
@@ -132,8 +132,8 @@ def add_run(manifest: Json, run: Json, markers: Iterable[Json]) -> None:
 def recorded_end(folder: Folder, lock: Lock, stop: Stop) -> Iterator[None]:
     """Record the end of the last run of a job in its manifest if the ``with`` block raises an error.
 
-    The error is recorded, too, unless the run was stopped and can go on as it is. A manifest that is gone, or is not
-    what distmm wrote, stays as it is.
+    The error is recorded, too, unless the run was stopped and can go on as it is, and whether a threshold kept too many
+    elements: the next run would, too. A manifest that is gone, or is not what distmm wrote, stays as it is.
     """
     try:
         yield
@@ -148,5 +148,6 @@ def recorded_end(folder: Folder, lock: Lock, stop: Stop) -> Iterator[None]:
                     if isinstance(error, Exception) and not isinstance(error, Stopped):
                         kind = "" if isinstance(error, DistmmError) else f"{type(error).__name__}: "
                         run["error"] = f"{kind}{error}"
+                        run["over_limit"] = isinstance(error, DoesNotFitError)
                     write_manifest(folder, manifest)
         raise

@@ -170,7 +170,7 @@ class Status:
     ended : float or None
         End of the last run of a job that is stopped or failed, in seconds since the epoch. None if it was killed.
     continue_with : str or None
-        Command that goes on with a job that is stopped or failed.
+        Command that goes on with a job that is stopped or failed. None if `error` says what has to change before.
     """
 
     path: str
@@ -243,7 +243,7 @@ def status(out: str | os.PathLike[str]) -> Status:
         if owner is None or owner.stale:
             last = manifest["runs"][-1] if manifest["runs"] else {}
             error, state = last.get("error"), "failed" if "error" in last else "stopped"
-            again = continuation(last, folder.target)
+            again = None if last.get("over_limit") else continuation(last, folder.target)  # `error` says what helps
             return Status(
                 folder.target, state, *counts, report=_report(folder), error=error, ended=last.get("ended"),
                 continue_with=again,

@@ -49,6 +49,8 @@ def test_a_threshold_that_keeps_too_much_ends_with_the_count_and_goes_on_with_a_
     assert kept >= 1
     with pytest.raises(DoesNotFitError, match="at most 900"):
         job.resume("out.zarr", client=client)
+    found = job.status("out.zarr")
+    assert (found.state, found.continue_with, "--most" in str(found.error)) == ("failed", None, True)
     summary = threshold(client, t=0, most=6300)
     assert summary.kept >= kept
     assert summary.entries == np.count_nonzero(c >= 0)
