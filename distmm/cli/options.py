@@ -149,6 +149,9 @@ class Where:
     tls: Annotated[str, typer.Option(help="temporary certificates, or a folder with ca.pem, cert.pem and key.pem.")] = (
         "none"
     )
+    connect_timeout: Annotated[
+        float, typer.Option(min=0.1, help="Seconds to wait for a running cluster, and then for its first worker.")
+    ] = 10
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,7 @@ def cluster(ctx: typer.Context, where: Where, device: DeviceChoice) -> Iterator[
     with ExitStack() as stack:
         with interrupts.while_started():
             own: dict[str, Any] = {"workers": where.workers, "memory_limit": where.memory_limit, "tls": where.tls}
+            own["timeout"] = where.connect_timeout
             client = stack.enter_context(clusters.connect(where.cluster, device=device, quiet=quiet, **own))
         page = page_address(client)
         dashboard = "without a dashboard" if page is None else f"dashboard {page}"

@@ -17,6 +17,8 @@ from distmm.clusters.local_cluster import local
 from distmm.errors import InputError
 from distmm.submit.tls import security
 
+LONGER = "--connect-timeout, or timeout= of distmm.clusters.connect"
+
 
 @contextmanager
 def connect(where: str = "local", *, timeout: float = 10, tls: str = "none", **options: Any) -> Iterator[Client]:
@@ -74,7 +76,7 @@ def connect(where: str = "local", *, timeout: float = 10, tls: str = "none", **o
         raise InputError(
             f"no scheduler answers at {where} within {timeout:g} s ({str(error) or type(error).__name__}); is it "
             f"running (dask scheduler), does it speak {address.partition(':')[0]}, has the address a port, as in "
-            f"tcp://10.0.0.1:8786, and can this machine reach it? A longer timeout may help"
+            f"tcp://10.0.0.1:8786, and can this machine reach it? A longer timeout may help: {LONGER}"
         ) from error
     with client, client.as_current():
         try:
@@ -82,7 +84,7 @@ def connect(where: str = "local", *, timeout: float = 10, tls: str = "none", **o
         except TimeoutError as error:
             raise InputError(
                 f"the cluster at {where} has no workers after {timeout:g} s; start some with dask worker, or on GPUs "
-                f"with dask cuda worker"
+                f"with dask cuda worker, or wait longer for those that start: {LONGER}"
             ) from error
         yield client
 

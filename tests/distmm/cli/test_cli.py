@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,13 @@ def test_a_deadline_has_exit_code_75_and_the_same_command_goes_on(where: list[st
     assert (again.exit_code, "nothing was left to compute" in again.output) == (0, True)
     assert "FLOP/s" not in again.output
     assert run("resume", "C.zarr", *where).exit_code == 0
+
+
+def test_a_cluster_that_does_not_answer_names_the_option_that_waits_longer(where: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent_one = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        result = run("verify", "A.npy", "B.npy", "P.npy", "--cluster", silent_one, "--connect-timeout", "0.3")
+    assert (result.exit_code, "within 0.3 s" in result.output, "--connect-timeout" in result.output) == (2, True, True)
 
 
 @pytest.mark.parametrize("command", [["multiply", "A.npy", "B.npy", "-o", "C.zarr"], ["resume", "C.zarr"]])
