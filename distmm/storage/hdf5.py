@@ -14,6 +14,7 @@ from distmm.storage.flat import FlatTarget
 from distmm.storage.hdf5_chunks import check_filters, read
 from distmm.storage.matrix import FileMatrix, check_dtype, check_shape, only_matrix
 from distmm.storage.output import Output
+from distmm.storage.paths import DATASET
 from distmm.storage.regular_files import check_regular
 
 # Largest number of soft links on the way to a dataset. More links are treated as a cycle.
@@ -138,9 +139,12 @@ def check_replaceable(path: str, dataset: str | None) -> None:
             names = list(datasets(file))
     except OSError as error:
         raise InputError(f"{path}: is not an HDF5 file ({error}), and is not replaced; remove it yourself") from error
-    if len(names) != 1 or not all(contents.values()) or (dataset or names[0]).lstrip("/") != names[0].lstrip("/"):
+    is_one, new = len(names) == 1 and all(contents.values()), dataset or DATASET
+    if not is_one or names[0] != new:
+        remedy = f"give {path}:{names[0]} to replace that matrix, or " if is_one else ""
         raise InputError(
-            f"{path}: has {', '.join(contents) or 'no matrix'}, and the whole file would be lost; choose another file"
+            f"{path}: has {', '.join(contents) or 'no matrix'}, and the whole file would be lost, for one with {new}; "
+            f"{remedy}choose another file"
         )
 
 
