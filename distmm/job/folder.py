@@ -34,13 +34,16 @@ from pydantic import ValidationError
 
 from distmm.errors import InputError
 from distmm.job.forms import Form, Marker
-from distmm.storage import is_url, locate
+from distmm.storage import is_there, is_url, locate
 from distmm.storage.records import OWNER, records
 
 Json = dict[str, Any]
 
 # What a job that was killed leaves in its folder without a manifest: owners, ids, locks and probes of the clock.
 LEFTOVER = re.compile(r"[0-9a-f]{32}|[0-9a-f]{16}|lock\.\d+(\.beat)?|clock\.[0-9a-f]{32}")
+
+# Outputs whose files may have the same names: g.zarr/C.zarr and g.zarr.C.zarr.
+AMBIGUOUS = re.compile(r"\.zarr\.(?!job$)", re.IGNORECASE)
 
 
 @dataclass
@@ -94,9 +97,31 @@ class Folder:
 
     @classmethod
     def of(cls, path: str | os.PathLike[str]) -> Self:
-        """Return the folder of an output, by the user's name of the output."""
+        """Return the folder of an output, by the user's name of the output.
+
+        Raises
+        ------
+        InputError
+            If the files with these names are of another output.
+        """
         target, dataset = locate(path)
-        return cls(target, dataset=dataset)
+        folder = cls(target, dataset=dataset)
+        if AMBIGUOUS.search(folder.path):
+            folder._refuse_another()
+        return folder
+
+    def _refuse_another(self) -> None:
+        for path in (self.manifest, self.certificate):
+            try:
+                other = replace(self, target=locate(read_json(path)["output"]["name"])[0])
+            except (InputError, LookupError, TypeError):
+                continue  # there is none, or what reads its content says what is wrong
+            kept = path == self.manifest or is_there(other.target)  # else it may have been renamed
+            if other.path == self.path and other.target != self.target and kept:
+                raise InputError(
+                    f"{self.target}: the files of its job would have the names of those of {other.target}, such as "
+                    f"{path}: give another name"
+                )
 
     def of_job(self, id: str) -> Self:  # noqa: A002
         """Return the names of a job of this output. Without an owner, the job's folder is searched."""

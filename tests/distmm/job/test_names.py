@@ -130,6 +130,32 @@ def test_a_job_of_another_dataset_is_refused(complete: bool, client: Client, pro
     np.testing.assert_array_equal(values("C.h5:/y"), product)
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("g.zarr/C.zarr", "g.zarr.C.zarr"), ("g.zarr.C.zarr", "g.zarr/C.zarr"), ("g.zarr/a/C", "g.zarr/a.C")],
+)
+def test_an_output_whose_files_are_those_of_another_one_is_refused(
+    first: str, second: str, client: Client, product: np.ndarray
+) -> None:
+    os.makedirs("g.zarr/a")
+    with pytest.raises(Stopped):
+        multiply(client, first, stop=HalfWay(first.replace("/", ".")))
+    calls = [partial(multiply, client), partial(multiply, client, overwrite=True), job.recheck, job.status]
+    for call in (*calls, job.resume):
+        with pytest.raises(InputError, match=rf"{second}: .* names of those of \S*{first}, such as \S*manifest.json"):
+            call(second)
+    job.resume(first, client=client)
+    for call in calls:
+        with pytest.raises(
+            InputError, match=rf"{second}: .* names of those of \S*{first}, such as \S*certificate.json"
+        ):
+            call(second)
+    assert job.recheck(first, client)
+    os.rename(first, second)
+    assert multiply(client, second).kept == 16
+    np.testing.assert_array_equal(values(second), product)
+
+
 def test_an_output_in_the_folder_of_another_job_is_refused(client: Client, product: np.ndarray) -> None:
     with pytest.raises(Stopped):
         multiply(client, stop=HalfWay())
