@@ -10,13 +10,13 @@ if TYPE_CHECKING:
     from distributed import Client, Worker
 
 
-def workers_of(client: Client) -> dict[str, dict[str, Any]]:
-    """Return what the scheduler knows of each worker, by address.
+def workers_of(client: Client, seconds: float | None = None) -> dict[str, dict[str, Any]]:
+    """Return what the scheduler knows of each worker, by address. TimeoutError if it has not answered after `seconds`.
 
     Do not use `Client.scheduler_info` for this. It stores the scheduler's answer in the client, and returns what is
     stored. Every two seconds the client stores an answer without workers there, perhaps just before the return.
     """
-    return client.sync(client.scheduler.identity, n_workers=-1)["workers"]
+    return client.sync(client.scheduler.identity, n_workers=-1, callback_timeout=seconds)["workers"]
 
 
 def everywhere(

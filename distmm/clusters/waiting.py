@@ -4,17 +4,23 @@ A process may be stopped, or its host may hang. TCP detects a network that is cu
 (``distributed.comm.timeouts.tcp``, 30 s). But an operating system still acknowledges data for a stopped process, so a
 client would wait for its answer without end. So a thread sends requests to the scheduler, and closes the client after
 no answer for `REQUESTS` times `ANSWER_SECONDS`. Calls that wait for the scheduler then raise an error.
+
+Dask pauses a worker whose memory is nearly full. If all workers are paused, no task runs, and nothing tells the client.
+So the thread logs a warning.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 from distributed import Client, rejoin, secede
 
+from distmm.all_workers import workers_of
 from distmm.worker.dask_internals import in_task
 
 logger = logging.getLogger(__name__)
@@ -24,9 +30,19 @@ logger = logging.getLogger(__name__)
 REQUESTS, ANSWER_SECONDS = 10, 30.0
 
 
+# Clients that have been told that all workers are paused. The waits of a job are in one another.
+_told: weakref.WeakSet[Client] = weakref.WeakSet()
+
+
 @contextmanager
-def unless_silent(client: Client) -> Iterator[None]:
-    """Close a client if its scheduler stops answering during the ``with`` block."""
+def unless_silent(client: Client | None) -> Iterator[None]:
+    """Close a client if its scheduler stops answering during the ``with`` block, and warn if all workers are paused.
+
+    Without a client it does nothing.
+    """
+    if client is None:
+        yield
+        return
     ended = threading.Event()
     watch = threading.Thread(target=_watch, args=(client, ended), name="distmm-silence", daemon=True)
     watch.start()
@@ -40,7 +56,7 @@ def _watch(client: Client, ended: threading.Event) -> None:
     scheduler, unanswered = client.scheduler, 0
     while not ended.wait(0 if unanswered else ANSWER_SECONDS) and client.status == "running":
         try:
-            client.sync(scheduler.echo, data=0, callback_timeout=ANSWER_SECONDS)
+            _tell_paused(client, workers_of(client, ANSWER_SECONDS))
         except TimeoutError:
             unanswered += 1
         except Exception:  # the connection is lost or closed, and waiting calls have raised an error
@@ -53,6 +69,21 @@ def _watch(client: Client, ended: threading.Event) -> None:
             with suppress(TimeoutError):
                 client.close(timeout=ANSWER_SECONDS)
             return
+
+
+def _tell_paused(client: Client, workers: dict[str, dict[str, Any]]) -> None:
+    """Log a warning if all workers are paused, unless the client was told since one ran."""
+    paused = [address for address, facts in workers.items() if facts["status"] == "paused"]
+    if not paused or len(paused) < len(workers):
+        _told.discard(client)
+    elif client not in _told:
+        _told.add(client)
+        more = f" and {len(paused) - 3} more" if len(paused) > 3 else ""
+        logger.warning(
+            "all workers are paused, since their memory is nearly full, and run no task: %s%s. Delete the persisted "
+            "arrays that they hold, or start them with more memory (memory_limit=, --memory-limit)",
+            ", ".join(sorted(paused)[:3]), more,
+        )  # fmt: skip
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from distributed import Client
 
 from distmm.checking.sketch import VECTORS, VECTORS_OF_INTEGERS
 from distmm.checking.verdict import Verdict
+from distmm.clusters.waiting import unless_silent
 from distmm.errors import InputError
 from distmm.job.contents import Contents
 from distmm.job.folder import Folder, Json, read_json
@@ -158,7 +159,8 @@ def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: in
     units = contents.complete(folder.target, content)
     if units is None:
         return Verdict("wrong", np.inf, f"{folder.target} is not what the job wrote: its shape, type or kind differs")
-    bad = damaged(client, units, content["done"])
+    with unless_silent(client):
+        bad = damaged(client, units, content["done"])
     if bad:
         (i, j), message = next(iter(sorted(bad.items())))
         where = f"{len(bad)} {contents.name} of {folder.target} are damaged, the first is C[{i}, {j}]"
@@ -175,7 +177,8 @@ def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: in
     job = Spec.from_json({**spec, "C0": None, "beta": 0})
     if job.reduction is not None:
         seed = secrets.randbits(32) if seed is None else seed
-        verdict = check_sample(client, job, folder.target, content, seed).seeded(seed)
+        with unless_silent(client):
+            verdict = check_sample(client, job, folder.target, content, seed).seeded(seed)
     else:
         with dask.config.set({} if client is None else {"scheduler": client.get}):
             verdict = job.verify(open_matrix(path), seed=seed)
