@@ -245,10 +245,10 @@ def preflight(
     if remote:
         yield f"{' and '.join(remote)}: behind a URL"
     folder = None if "://" in out else Folder.of(out)
-    if folder is not None:
-        check_output(out, overwrite)
-        _refuse_folder(folder)
     if "://" in a or "://" in b:
+        if folder is not None:
+            check_output(out, overwrite)
+            _refuse_folder(folder)
         return
     spec = Spec.of(a, b, None, choices, check=check, **product)
     job, manifest = Job(out, spec, overwrite, overwrite, {}), None
