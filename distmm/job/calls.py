@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any, Unpack
 
 from distmm import config
@@ -16,7 +15,7 @@ from distmm.job.spec import Spec
 from distmm.job.summary import Summary
 from distmm.product.choices import Choices, takes
 from distmm.product.scalars import check_scalars
-from distmm.storage import is_there, is_url
+from distmm.storage import is_there, is_url, locate
 
 
 @takes(JobKeywords)
@@ -103,7 +102,7 @@ def multiply(
     """
     check_scalars(alpha=alpha, beta=beta)
     adds = beta != 0 and c is None
-    if adds and is_url(os.fspath(out)):
+    if adds and is_url(locate(out)[0]):
         raise InputError(
             f"{out}: beta adds the existing C, but in an object store the existing C is removed before the "
             f"new one is written: give another name for the result, and this one as c"

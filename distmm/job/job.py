@@ -119,6 +119,15 @@ class Job:
     keywords: Mapping[str, Any]
     most: int | None = None
 
+    def __post_init__(self) -> None:
+        if not isinstance(self.stop, Stop):
+            raise InputError(f"stop is {self.stop!r}: give an object, such as distmm.job.Stop(seconds)")
+
+    @property
+    def stop(self) -> Stop:
+        """The caller's request to stop, or one that nobody makes."""
+        return Stop() if (given := self.keywords.get("stop")) is None else given
+
     @property
     def folder(self) -> Folder:
         """The folder that all jobs of the output share."""
@@ -198,8 +207,7 @@ class Job:
 
     def _plan(self, client: Client, manifest: Json | None) -> Plan:
         """Plan for the current cluster. A resumed job keeps its blocks, and therefore its bits."""
-        stop = self.keywords.get("stop") or Stop()
-        asked = planning.request(self.spec, manifest, stop.seconds)
+        asked = planning.request(self.spec, manifest, self.stop.seconds)
         # A store answers requests of several tasks at the same time.
         plan = planning.plan(self.spec, asked, client, joins=manifest is None and not is_url(self.out))
         device = plan.cluster.device

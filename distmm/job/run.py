@@ -25,7 +25,6 @@ from distmm.job.records import read_manifest
 from distmm.job.reduction import Entries
 from distmm.job.sampled_rows import check_sample
 from distmm.job.spec import differences
-from distmm.job.stop import Stop
 from distmm.job.summary import Made, Summary, save_report, write_report
 from distmm.job.target import Target
 from distmm.job.unfinished import explained, past_deadline
@@ -58,7 +57,7 @@ class Run:
 
     def __init__(self, job: Job, client: Client, plan: Plan, begun: Json | None, asked: Json, note: str) -> None:
         self.job, self.client, self.plan, self.begun, self.asked, self.note = job, client, plan, begun, asked, note
-        self.spec, self.contents, self.stop = job.spec, job.spec.contents, job.keywords.get("stop") or Stop()
+        self.spec, self.contents, self.stop = job.spec, job.spec.contents, job.stop
         self.folder = job.folder if begun is None else job.folder.of_job(begun["id"])
         self.units = self.contents.units(plan.block_shape)
         types = self.spec.a.dtype, self.spec.b.dtype, self.spec.dtype

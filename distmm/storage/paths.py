@@ -61,9 +61,13 @@ def locate(path: str | os.PathLike[str]) -> tuple[str, str | None]:
     Raises
     ------
     InputError
-        For an empty name, a suffix that is not of a writable format, or the URL of a store that distmm does not
-        write to.
+        For what is no name, an empty name, a suffix that is not of a writable format, or the URL of a store that distmm
+        does not write to.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise InputError(
+            f"a result on disk is named by a str or a path, not by a {type(path).__name__}; for one in memory: matmul"
+        )
     name = os.fspath(path)
     if is_url(name):
         return located(name), None

@@ -102,6 +102,19 @@ def test_a_dataset_whose_name_is_not_utf_8_is_refused(client: Client, product: n
     assert os.listdir() == ["in"]
 
 
+@pytest.mark.parametrize("out", [np.empty((2, 2)), None, b"C.npy"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        partial(job.multiply, "A.npy", "B.npy"), partial(job.multiply, "A.npy", "B.npy", beta=1),
+        partial(job.topk, "A.npy", "B.npy", 2), job.resume, job.status,
+    ],
+)  # fmt: skip
+def test_a_result_on_disk_that_is_no_path_is_refused(call: Callable[..., Any], out: Any) -> None:
+    with pytest.raises(InputError, match=rf"named by a str or a path, not by a {type(out).__name__}; "):
+        call(out)
+
+
 def test_a_dataset_without_a_name_is_refused(product: np.ndarray) -> None:
     for out in ("C.h5:/", "C.h5:."):
         with pytest.raises(InputError, match=r"names the root group, not a dataset; give .*C\.h5:/C"):
