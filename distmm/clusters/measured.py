@@ -126,8 +126,8 @@ def _fetch_seconds(client: Client, device: Literal["cpu", "cuda"], source: str, 
     block = client.submit(_block, BLOCK_BYTES[device], device, workers=[source], pure=False)
     with client.as_current(), seceded():  # `wait` takes no client
         wait(block, timeout=PATIENCE_SECONDS)
-    patience = 2 * PATIENCE_SECONDS  # a stopped process does not even end its own measurement
-    return client.run(_fetch, block.key, source, workers=[target], callback_timeout=patience)[target]
+    # A stopped process does not even end its own measurement.
+    return client.run(_fetch, block.key, source, workers=[target], callback_timeout=2 * PATIENCE_SECONDS)[target]
 
 
 def _block(nbytes: int, device: Literal["cpu", "cuda"]) -> Block:

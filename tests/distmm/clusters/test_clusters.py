@@ -7,6 +7,7 @@ import importlib.util
 import json
 import logging
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -124,6 +125,18 @@ def test_the_configuration_of_cpu_clusters_reaches_their_workers(two_workers: Cl
     cores = max(1, local_cluster.CPU_COUNT // 2)
     kernel = os.environ.get("OPENBLAS_NUM_THREADS", "1" if cores <= local_cluster.MOST_CPU_TASKS else str(cores))
     assert set(two_workers.run(lambda: os.environ["OPENBLAS_NUM_THREADS"]).values()) == {kernel}
+
+
+def _faults_of_temporary_arrays() -> int:
+    before = resource.getrusage(resource.RUSAGE_THREAD).ru_minflt
+    for _ in range(20):
+        np.ones(1 << 17)
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_minflt - before
+
+
+def test_tasks_of_cpu_workers_get_the_pages_of_their_last_small_arrays_again(two_workers: Client) -> None:
+    pages_of_one = (1 << 20) // resource.getpagesize()
+    assert two_workers.submit(_faults_of_temporary_arrays, pure=False).result() < 3 * pages_of_one
 
 
 @pytest.mark.minutes
