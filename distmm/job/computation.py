@@ -233,15 +233,10 @@ class Computation:
 
     def _look(self) -> None:
         """Report the progress. Raise Stopped if the scheduler, or all workers, are lost."""
-        job = self.job
-
-        def look(dask_scheduler: Scheduler) -> tuple[int, Figures | None]:
-            return len(dask_scheduler.workers), telemetry.figures_on(dask_scheduler, job)
-
         if self.client.status != "running":
             raise Stopped(f"the scheduler at {self.client.scheduler.address} is lost")
         try:
-            workers, figures = self.client.run_on_scheduler(look)
+            workers, figures = self.client.run_on_scheduler(_progress, self.job)
         except (OSError, TimeoutError) as error:
             raise Stopped(f"the scheduler is lost ({type(error).__name__}: {error})") from error
         now = time.monotonic()
@@ -250,6 +245,11 @@ class Computation:
             raise Stopped(f"the cluster has had no workers for {LONELY_SECONDS:.0f} s")
         if figures is not None and self.progress is not None:
             self.progress(figures)
+
+
+def _progress(job: str, dask_scheduler: Scheduler) -> tuple[int, Figures | None]:
+    """Return the number of workers, and the progress of a job. Runs on the scheduler."""
+    return len(dask_scheduler.workers), telemetry.figures_on(dask_scheduler, job)
 
 
 def tell_failure(client: Client, job: str, error: DistmmError | OSError) -> None:

@@ -72,8 +72,7 @@ def orders(spec: Spec, device: str) -> dict[str, Order]:
 
 def stamps(spec: Spec) -> dict[str, str]:
     """Return the stamps of the inputs that are files."""
-    sources = {name: operand.source for name, operand in spec.operands.items()}
-    found = {name: source.stamp() for name, source in sources.items() if isinstance(source, Matrix)}
+    found = {name: one.source.stamp() for name, one in spec.operands.items() if isinstance(one.source, Matrix)}
     return {name: stamp for name, stamp in found.items() if stamp is not None}
 
 

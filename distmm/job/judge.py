@@ -55,9 +55,16 @@ class RowOfA(NamedTuple):
     changed: dict[int | None, Json]
 
 
-def changed(name: str, block: Any) -> Json | None:
-    """Describe a block that has changed in memory since this worker loaded it. None if it has not changed."""
-    return change(name, "loaded") if loaded_blocks.has_changed(block) else None
+def summed(block: Any, order: Order, changed: dict[int | None, Json], column: int | None, name: str) -> int:
+    """Return the checksum of a block. If it has changed in memory since this worker loaded it, add that to `changed`.
+
+    Called after the sketches are made. A bit that flips later only changes the product, which the sketches detect.
+    """
+    crc, (by_rows, columns_first) = checksum_of_input(block, *order), order
+    in_memory = not by_rows and (block.T if columns_first else block).flags.c_contiguous
+    if loaded_blocks.has_changed(block, crc if in_memory else None):
+        changed.setdefault(column, change(name, "loaded"))
+    return crc
 
 
 def change(name: str, since: str) -> Json:
@@ -145,8 +152,6 @@ class Judge:
         """
         assert row.sums is not None  # only before the first panel
         inputs = {"A": f"{row.sums[0]:016x}", "B": f"{row.sums[1 + position]:016x}"}
-        if added is not None:
-            inputs["C0"] = f"{checksum_of_input(added, *self.orders['C0']):016x}"
         norms, judged = self._norms(row, position), None
         with ThreadPoolExecutor(1) as copying:
             copied: Future[tuple[Any, int]] = Future()
@@ -159,6 +164,10 @@ class Judge:
                 about = self.tolerance, row.sketch, position, block, x, self.alpha, self.beta, added
                 judged = sketch.judge(*about, by=weights[where.j])
         kept, crc = copied.result()
+        changed = dict(row.changed)
+        if added is not None:
+            of_c0 = summed(added, self.orders["C0"], changed, where.j, f"C0[{where.i}, {where.j}]")
+            inputs["C0"] = f"{of_c0:016x}"
         record: Json = {
             "job": self.job, "i": where.i, "j": where.j, "crc32c": crc, "inputs": inputs,
             "attempt": self.attempt, "accepted": True, **here(),
@@ -173,7 +182,7 @@ class Judge:
                 "how": "sketch" if judged.ok else _same_bits(before, record["worker"]) if same else "rejected",
                 "row": judged.row,
             }
-        found = row.changed.get(None) or row.changed.get(where.j) or changed(f"C0[{where.i}, {where.j}]", added)
+        found = changed.get(None) or changed.get(where.j)
         if found is not None:  # block and sketches agree, because both were made from the changed block
             record |= {"accepted": False, "residual": None, "how": "rejected", "row": 0, "changed": found}
         return [record], kept if record["accepted"] else None

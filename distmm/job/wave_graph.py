@@ -30,7 +30,6 @@ from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
 
 from distmm.checking import sketch
-from distmm.checking.checksum import checksum_of_input
 from distmm.graph import product_graph
 from distmm.graph.consumers import ConsumerLayer
 from distmm.graph.dask_tasks import List, PlacedTask, Task, TaskRef
@@ -38,7 +37,7 @@ from distmm.graph.parametric_layer import ParametricLayer, one_graph, with_layer
 from distmm.graph.placement import Key, Placement
 from distmm.job.folder import Json
 from distmm.job.inputs import Order, fold
-from distmm.job.judge import RowOfA, changed
+from distmm.job.judge import RowOfA, summed
 from distmm.job.spec import Spec
 from distmm.job.target import Unit
 from distmm.job.writer import Writer, gather, take
@@ -73,12 +72,11 @@ def _of_b(
     weights: dict[int, sketch.Weights] | None, measure: bool = False,
 ) -> PanelOfB:  # fmt: skip
     """Return checksums, and sketches if blocks of C are checked, of the blocks of a panel of B with the same home."""
-    sums = [checksum_of_input(block, *order) for block in blocks]
     norms = [squared_norms(block.T) for block in blocks] if measure else []
     made = [] if work is None or weights is None else sketch.of_b(where, blocks, seed, columns, work, weights)
-    # Tested after the sketches are made. A bit that flips later only changes the product, which the sketches detect.
-    named = {j: changed(f"B[{where.i}, {j}]", block) for j, block in zip(columns, blocks, strict=True)}
-    return PanelOfB(made, sums, norms, {j: one for j, one in named.items() if one is not None})
+    found: dict[int | None, Json] = {}
+    sums = [summed(block, order, found, j, f"B[{where.i}, {j}]") for j, block in zip(columns, blocks, strict=True)]
+    return PanelOfB(made, sums, norms, found)
 
 
 def _of_a(
@@ -87,19 +85,16 @@ def _of_a(
 ) -> RowOfA:  # fmt: skip
     """Add the checksums of a panel to those before, and the sketch of its block of A if blocks of C are checked."""
     before = before or RowOfA(None, None, None, {})
-    new = checksum_of_input(block, *order), *itertools.chain.from_iterable(of_b.sums for of_b in panel)
     norms = before.norms
     if measure:
         squares = [squared_norms(block), *itertools.chain.from_iterable(of_b.norms for of_b in panel)]
         norms = squares if norms is None else [*map(np.add, norms, squares)]
-    made = None
-    if work is not None:
-        made = sketch.of_a(where, before.sketch, block, [of_b.sketches for of_b in panel], work, *seed)
+    right = [of_b.sketches for of_b in panel]
+    made = None if work is None else sketch.of_a(where, before.sketch, block, right, work, *seed)
     found: dict[int | None, Json] = dict(before.changed)
     for of_b in panel:
         found |= of_b.changed
-    if (own := changed(f"A[{where.i}, {where.j}]", block)) is not None:
-        found[None] = own
+    new = summed(block, order, found, None, f"A[{where.i}, {where.j}]"), *(one for of_b in panel for one in of_b.sums)
     return RowOfA(made, fold(before.sums, new), norms, found)
 
 

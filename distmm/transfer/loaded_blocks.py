@@ -51,9 +51,12 @@ def noted(block: Any) -> int | None:
     return found[1]
 
 
-def has_changed(block: Any) -> bool:
-    """Whether a block has changed since it was loaded; False if it has no stored checksum."""
-    return (crc := noted(block)) is not None and _sum(block) not in (None, crc)
+def has_changed(block: Any, now: int | None = None) -> bool:
+    """Whether a block has changed since it was loaded; False if it has no stored checksum.
+
+    `now` is its CRC-32C in the order of its memory, if it is known.
+    """
+    return (crc := noted(block)) is not None and (_sum(block) if now is None else now) not in (None, crc)
 
 
 def _key(block: np.ndarray) -> tuple[int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,11 @@ from distributed.comm import tcp
 
 import distmm
 from distmm import job
+from distmm.checking import checksum
 from distmm.job import computation, wave_graph
 from distmm.job.writer import Writer
+from distmm.transfer import loaded_blocks
+from distmm.transfer.crc32c import crc32c
 from distmm.worker.tasks import products
 from tests.tables import later
 
@@ -107,6 +111,24 @@ def on_the_wire(flips: Flip, nbytes: int, dtype: str, monkeypatch: pytest.Monkey
         return await real(frames, **how)
 
     monkeypatch.setattr(tcp, "from_frames", from_frames)
+
+
+def test_each_block_is_summed_when_it_is_loaded_and_once_more(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    *_, expected = operands("float64")
+    summed: Counter[str] = Counter()
+    for module in (loaded_blocks, checksum):
+
+        def counted(data: np.ndarray, *before: int, name: str = module.__name__) -> int:
+            summed[name] += data.nbytes == BLOCKS[0] * BLOCKS[1] * 8
+            return crc32c(data, *before)
+
+        monkeypatch.setattr(module, "crc32c", counted)
+    run(client, expected)
+    blocks = (SIZE // BLOCKS[0] + SIZE // BLOCKS[2]) * SIZE // BLOCKS[1]  # of A and B, which have the same size
+    assert summed == {module.__name__: blocks for module in (loaded_blocks, checksum)}
 
 
 def test_a_block_that_changes_on_the_wire_is_sent_again(
