@@ -7,6 +7,8 @@ no answer for `REQUESTS` times `ANSWER_SECONDS`. Calls that wait for the schedul
 
 Dask pauses a worker whose memory is nearly full. If all workers are paused, no task runs, and nothing tells the client.
 So the thread logs a warning.
+
+Dask cancels tasks that read persisted chunks of another cluster, and says no more than that they lost dependencies.
 """
 
 from __future__ import annotations
@@ -15,12 +17,14 @@ import logging
 import threading
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from distributed import Client, rejoin, secede
 
 from distmm.all_workers import workers_of
+from distmm.errors import InputError
 from distmm.worker.dask_internals import in_task
 
 logger = logging.getLogger(__name__)
@@ -35,10 +39,15 @@ _told: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
 @contextmanager
-def unless_silent(client: Client | None) -> Iterator[None]:
-    """Close a client if its scheduler stops answering during the ``with`` block, and warn if all workers are paused.
+def watched(client: Client | None) -> Iterator[None]:
+    """Watch a cluster during the ``with`` block, which waits for its tasks. Without a client it does nothing.
 
-    Without a client it does nothing.
+    Warn if all workers are paused. Close the client if the scheduler stops answering.
+
+    Raises
+    ------
+    InputError
+        If the cluster does not have persisted chunks that a task reads.
     """
     if client is None:
         yield
@@ -48,6 +57,13 @@ def unless_silent(client: Client | None) -> Iterator[None]:
     watch.start()
     try:
         yield
+    except CancelledError as error:
+        if getattr(error, "reason", None) != "lost dependencies":
+            raise
+        raise InputError(
+            "this cluster does not have all persisted chunks of the operands: they are on another one, or lost by "
+            "client.restart() or with a worker. Persist the operands again, or give the client of their cluster"
+        ) from error
     finally:
         ended.set()
 

@@ -15,7 +15,7 @@ from distributed import Client
 
 from distmm.checking.sketch import VECTORS, VECTORS_OF_INTEGERS
 from distmm.checking.verdict import Verdict
-from distmm.clusters.waiting import unless_silent
+from distmm.clusters.waiting import watched
 from distmm.errors import InputError
 from distmm.job.contents import Contents
 from distmm.job.folder import Folder, Json, read_json
@@ -159,7 +159,7 @@ def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: in
     units = contents.complete(folder.target, content)
     if units is None:
         return Verdict("wrong", np.inf, f"{folder.target} is not what the job wrote: its shape, type or kind differs")
-    with unless_silent(client):
+    with watched(client):
         bad = damaged(client, units, content["done"])
     if bad:
         (i, j), message = next(iter(sorted(bad.items())))
@@ -177,7 +177,7 @@ def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: in
     job = Spec.from_json({**spec, "C0": None, "beta": 0})
     if job.reduction is not None:
         seed = secrets.randbits(32) if seed is None else seed
-        with unless_silent(client):
+        with watched(client):
             verdict = check_sample(client, job, folder.target, content, seed).seeded(seed)
     else:
         with dask.config.set({} if client is None else {"scheduler": client.get}):

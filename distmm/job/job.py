@@ -16,7 +16,7 @@ from distributed import Client
 
 from distmm import clusters, config
 from distmm.clusters import cluster
-from distmm.clusters.waiting import seceded, unless_silent
+from distmm.clusters.waiting import seceded, watched
 from distmm.errors import DeviceMemoryError, InputError
 from distmm.job import planning
 from distmm.job.commit import complete_result, end_complete, refuse_twice, same_call
@@ -193,7 +193,7 @@ class Job:
                 client = stack.enter_context(connect())
             stack.enter_context(seceded())
             stack.enter_context(client.as_current())
-            stack.enter_context(unless_silent(client))  # for the waits for workers before and after the waves
+            stack.enter_context(watched(client))  # for the waits for workers before and after the waves
             job, plan, note, attempt = self, None, "", 0
             while True:
                 begun = read_manifest(folder) if folder.exists() and not job.overwrite else None

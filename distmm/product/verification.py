@@ -14,7 +14,7 @@ from distmm import config
 from distmm.checking.freivalds import ProductCheck
 from distmm.checking.verdict import Verdict
 from distmm.clusters import cluster
-from distmm.clusters.waiting import unless_silent
+from distmm.clusters.waiting import watched
 from distmm.errors import InputError
 from distmm.planning.precision import Precision
 from distmm.planning.problem import Problem
@@ -64,7 +64,7 @@ def verdict(
     on_gpu = check == "freivalds" and _on_gpu((a, b, c), tolerance.work, client)
     left, right, product = _blocks((a, b, c), on_gpu, client, check)
     comparison = ProductCheck(left, right, product, tolerance, alpha)
-    with unless_silent(client):
+    with watched(client):
         return comparison.full() if check == "full" else comparison.by_vectors(seed).seeded(seed)
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from distributed import Client, Future
 
-from distmm.clusters.waiting import seceded, unless_silent
+from distmm.clusters.waiting import seceded, watched
 from distmm.transfer.counted_writes import CountedRun
 
 BEAT_SECONDS = 0.5
@@ -66,7 +66,7 @@ class Waves:
         If the loop ends early, by an error, a stop or Ctrl-C, it cancels the tasks. No task writes any more when this
         method returns (`CountedRun.end`).
         """
-        with unless_silent(self.client), seceded():
+        with watched(self.client), seceded():
             self._run(iter(waves))
 
     def _run(self, coming: Iterator[SendWave]) -> None:

@@ -1,4 +1,4 @@
-"""Waits for a cluster whose workers are all paused by their memory: a warning names the workers and the remedy."""
+"""Waits for a cluster whose workers are all paused, or that does not have the operands: what they say, and once."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ import distmm
 from distmm import job
 from distmm.all_workers import workers_of
 from distmm.clusters import waiting
+from distmm.errors import InputError
 from tests.until import until
 
 A = np.ones((40, 30))
+LAZY = da.from_array(A, chunks=20)
 
 
 def pause_above(client: Client, share: float) -> None:
@@ -35,7 +37,7 @@ def pause_above(client: Client, share: float) -> None:
 
 def verified(client: Client) -> Any:
     with client.as_current():
-        return distmm.verify(*(da.from_array(each, chunks=20) for each in (A, A.T, A @ A.T)))
+        return distmm.verify(LAZY, LAZY.T, da.from_array(A @ A.T, chunks=20))
 
 
 CALLS: dict[str, Callable[[Client], Any]] = {
@@ -78,3 +80,27 @@ def test_a_wait_for_workers_that_are_all_paused_is_explained_once(
         assert "memory_limit" in text
         pause_above(client, 0.99)
         assert result.result()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: distmm.matmul(x, x.T).compute(),
+        lambda x: distmm.matmul(x, x.T, out=np.empty((40, 40))),
+        lambda x: distmm.gram(x).persist().compute(),
+        lambda x: distmm.topk(x, x.T, 3).compute(),
+        lambda x: distmm.verify(x, x.T, da.from_array(A @ A.T, chunks=20)),
+        lambda x: distmm.multiply(x, A.T, "C.npy"),
+    ],
+    ids=["compute", "out", "persist", "topk", "verify", "multiply"],
+)
+def test_operands_that_another_cluster_has_are_refused_with_the_remedy(
+    call: Callable[[Any], Any], cluster: Callable[[int], Client], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    client, other = cluster(1), cluster(1)
+    x = other.persist(LAZY)
+    with client.as_current(), pytest.raises(InputError, match=r"does not have all persisted chunks .* give the client"):
+        call(x)
+    with other.as_current():
+        call(x)
