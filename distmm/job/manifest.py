@@ -58,10 +58,11 @@ def new_manifest(job: str, spec: Spec, out: str, overwrite: bool, plan: Plan, se
     }
 
 
-def run_of(plan: Plan, client: Client) -> Json:
-    """Describe a run that begins: time, host, versions, plan, and the host and device of each worker."""
+def run_of(plan: Plan, client: Client, deadline: float | None) -> Json:
+    """Describe a run that begins: time, deadline, host, versions, plan, and the host and device of each worker."""
     return {
         "started": time.time(),
+        "deadline": deadline,
         "host": socket.gethostname(),
         "pid": os.getpid(),
         **batch_facts(),

@@ -133,7 +133,7 @@ class Run:
             if given is not None:
                 manifest["blocks_given"] = given
         manifest["most"] = manifest.get("most") if job.most is None else job.most
-        add_run(manifest, run_of(plan, self.client), folder.markers().values())
+        add_run(manifest, run_of(plan, self.client, self.stop.seconds), folder.markers().values())
         write_manifest(folder, manifest)
         self.manifest, self.folder = manifest, folder.of_job(manifest["id"])
 

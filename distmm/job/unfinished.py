@@ -48,11 +48,13 @@ def explained(error: DistmmError | OSError, folder: Folder, spec: Spec, out: str
 
 
 def past_deadline(stopped: DistmmError, folder: Folder, manifest: Json, spec: Spec, plan: Plan) -> DistmmError:
-    """Return the error of a run that has reached its deadline: another one for a second run without a finished block.
+    """Return the error of a stopped run with a deadline: another one for a second such run without a finished block.
 
-    A batch system would repeat such a run forever. The exit code 2 of that error prevents it.
+    A batch system would repeat such a run forever. The exit code 2 of that error prevents it. A run without a deadline
+    does not count: its user may have interrupted it after a second.
     """
-    if [run.get("kept") for run in manifest["runs"][-2:]] != [len(folder.markers())] * 2:
+    finished = len(folder.markers())
+    if sum(run.get("kept") == finished and run.get("deadline") is not None for run in manifest["runs"][-2:]) < 2:
         return stopped
     return InputError(
         f"{stopped}, and neither this run nor the one before it has finished any of the {spec.contents.name} of "

@@ -112,3 +112,5 @@ def test_who_interrupts_a_job_without_a_deadline_may_do_so_as_often_as_he_likes(
         stop.ask("SIGINT was received")
         with pytest.raises(Stopped, match="0 of 16"):
             multiply(client, stop=stop)
+    with pytest.raises(Stopped, match="the walltime has come; 0 of 16"):
+        multiply(client, stop=stopped_at_once())
