@@ -1,9 +1,9 @@
 """Products of one task: small ones, of arrays of this process and of persisted arrays of one chunk.
 
-Without a client, the task is a call in this process. So it is for a short product if the caller has not said where or
-how to multiply, because the messages of a cluster would take longer. On a cluster, a graph of one task reads the
-operands in this process's memory, or on the worker that holds them, and writes C to `out`: there are no tasks for loads
-and stores.
+Without a client, the task is a call in this process. So it is with a client, too, if the cluster would save less time
+than its messages take (`short`), and the caller has not said where or how to multiply. On a cluster, a graph of one
+task reads the operands in this process's memory, or on the worker that holds them, and writes C to `out`: there are no
+tasks for loads and stores.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # Most seconds that the plan expects: after Ctrl-C the call waits for its task, which uses memory of this process.
 MOST_SECONDS = 1.0
 
-# Most seconds of arithmetic of a product that this process computes although there is a cluster.
+# This process computes a product if the client's cluster would save less than so many seconds of arithmetic.
 SHORT_SECONDS = 0.01
 
 
@@ -81,10 +81,11 @@ def _device_of(product: Gemm) -> Literal["cpu", "cuda"] | None:
 
 
 def short(product: Gemm, choices: Choices, out: Any = None) -> Any:
-    """Return a short product, which this process computes in less time than the messages of the client's cluster take.
+    """Return a product, computed in this process, if the client's cluster would save less time than its messages take.
 
     None for a longer one, if its operands or `out` are not in the memory of one device here, and if the caller has
-    said where or how to multiply.
+    said where or how to multiply. P GPUs save 1 - 1 / P of the time that the GPU of the operands takes. CPUs are taken
+    to save all.
     """
     problem, given = product.problem, choices.kernel or choices.blocks or choices.plan or choices.reproducible
     if choices.client is None or choices.named or given or choices.precision == "ieee" or problem.batch:
@@ -99,8 +100,12 @@ def short(product: Gemm, choices: Choices, out: Any = None) -> Any:
     if on_gpu and out is not None and out.device != like.device:
         return None
     plan = product.plan(replace(choices, client=None, device=device, blocks=product.whole), out)
-    is_short = problem.flops <= SHORT_SECONDS * plan.cluster.rate
-    if not is_short or plan.shortfall or not may_be_a_call(product, plan):
+    if plan.shortfall or not may_be_a_call(product, plan):
+        return None
+    saved = problem.flops / plan.cluster.rate
+    if on_gpu and saved >= SHORT_SECONDS:
+        saved *= 1 - 1 / choices.described(choices.client, problem.multiplied, on_gpu, old=True).workers
+    if saved >= SHORT_SECONDS:
         return None
     try:
         return computed(product, plan)

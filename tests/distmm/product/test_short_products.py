@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -14,6 +15,7 @@ from distributed import Client
 
 import distmm
 from distmm.product import one_task, sinks
+from distmm.product.choices import Choices
 from tests.distmm.product.small_products import PRODUCTS, A, B, N
 
 
@@ -148,3 +150,20 @@ def test_short_products_of_the_clients_gpu_arrays_are_right_wherever_they_run(
         assert isinstance(got, cupy.ndarray)
         np.testing.assert_array_equal(got.get(), expected)
     assert len(calls) == (4 if short else 0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("workers", "here"), [(1, True), (2, False)])
+def test_a_longer_product_of_the_clients_gpu_arrays_is_a_call_if_the_cluster_has_no_other_gpu(
+    gpus: Client, monkeypatch: pytest.MonkeyPatch, workers: int, here: bool
+) -> None:
+    cupy = pytest.importorskip("cupy")
+    monkeypatch.setattr(one_task, "SHORT_SECONDS", 1e-12)
+    described = Choices.described
+    monkeypatch.setattr(Choices, "described", lambda *how, **more: replace(described(*how, **more), workers=workers))
+    computed = Mock(side_effect=one_task.computed)
+    monkeypatch.setattr(one_task, "computed", computed)
+    a = cupy.ones((300, 300), "f4")
+    assert (distmm.matmul(a, a).compute() == 300).all()
+    assert (distmm.matmul(a, a, out=cupy.empty_like(a)) == 300).all()
+    assert computed.call_count == (2 if here else 0)
