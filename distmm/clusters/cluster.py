@@ -120,9 +120,9 @@ def _this_process(
 ) -> dict[str, Any]:
     import psutil
 
-    gpu = local_gpu() if device == "gpu" else {"problem": "not asked for"}
-    here = {"device": "cpu", "threads": psutil.cpu_count() or 1, "memory": psutil.virtual_memory().available}
-    facts: dict[str, Any] = {**gpu, **here} if "problem" in gpu else gpu
+    facts: dict[str, Any] = local_gpu() if device == "gpu" else {"problem": "not asked for"}
+    if "problem" in facts:
+        facts |= {"device": "cpu", "threads": psutil.cpu_count() or 1, "memory": psutil.virtual_memory().available}
     choice = KernelChoice(facts["device"], dtype, precision, kernel)
     return {**facts, **kernel_choice.kernel_facts(choice, reproducible)}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import time
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -79,8 +80,14 @@ def local_gpu() -> dict[str, Any]:
 
     free, total = cupy.cuda.Device().mem_info
     cached = cupy.get_default_memory_pool().free_bytes()  # freed blocks, where RMM has no pool
-    memory, ucx = pool_bytes() or int(free) + cached, importlib.util.find_spec("ucxx") is not None
-    return {"device": "cuda", "threads": 1, "memory": memory, "total": total, "ucx": ucx}
+    memory = pool_bytes() or int(free) + cached
+    return {"device": "cuda", "threads": 1, "memory": memory, "total": total, "ucx": _has_ucx()}
+
+
+@cache
+def _has_ucx() -> bool:
+    """Whether UCX is installed for Dask's messages: a search of all paths, which takes as long as a small product."""
+    return importlib.util.find_spec("ucxx") is not None
 
 
 def copy_rate() -> float:
