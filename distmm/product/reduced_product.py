@@ -27,7 +27,7 @@ from distmm.worker.tasks.metrics import NORMED, squared_norms
 from distmm.worker.tasks.reductions import Custom, Largest, Reduction
 
 # Bytes of the piece of an operand that one task computes norms of.
-NORMS_PIECE = 32 << 20
+NORMS_PIECE = {"cpu": 32 << 20, "cuda": 128 << 20}
 
 
 def product_of(
@@ -132,19 +132,23 @@ def reduced_chains(
 
 def norms_of(product: Gemm, plan: Plan, client: Client | None) -> tuple[da.Array, da.Array]:
     """Return the squared norms of the rows of op(A) and of the columns of op(B): lazy, in the product's chunks."""
-    of_a = _squares(product.a, plan.blocking.m, client)
+    of_a = _squares(product.a, plan.blocking.m, plan.cluster.device, client)
     if product.symmetry is not None:
         return of_a, of_a
-    b = product.b
-    return of_a, _squares(replace(b, transposed=not b.transposed), plan.blocking.n, client)
+    b = replace(product.b, transposed=not product.b.transposed)
+    return of_a, _squares(b, plan.blocking.n, plan.cluster.device, client)
 
 
-def _squares(x: Operand, edges: tuple[int, ...], client: Client | None) -> da.Array:
-    """Return the squared norms of the rows of a matrix: lazy, in chunks of `edges`."""
+def _squares(x: Operand, edges: tuple[int, ...], device: Literal["cpu", "cuda"], client: Client | None) -> da.Array:
+    """Return the squared norms of the rows of a matrix: lazy, in chunks of `edges`.
+
+    Tasks load pieces to `device`: one core takes longer for the norms of a matrix than a GPU for the whole product. The
+    chunks of a Dask array stay where they are, as they may be larger than the plan's blocks.
+    """
     chunks = x.chunks
     if chunks is None:
-        chunks = da.core.normalize_chunks("auto", x.shape, limit=NORMS_PIECE, dtype=x.dtype)
-    blocks = x.blocked(chunks, "cpu", client)
+        chunks = da.core.normalize_chunks("auto", x.shape, limit=NORMS_PIECE[device], dtype=x.dtype)
+    blocks = x.blocked(chunks, device if x.chunks is None else "cpu", client)
     across = (1,) * len(chunks[1])
     norms = blocks.map_blocks(squared_norms, chunks=(chunks[0], across), dtype="f8", meta=np.empty((0, 0)))
     return norms.sum(axis=1).rechunk((edges,), method="tasks")

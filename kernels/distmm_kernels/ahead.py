@@ -25,8 +25,8 @@ from distmm_kernels.emulation.formats import FP16_PAIR
 from distmm_kernels.launch.binary import Recipe, binary, kept
 from distmm_kernels.layout.copies import NUMBERS
 from distmm_kernels.layout.real_view import REALS
-from distmm_kernels.reductions.largest import HELD_BYTES, WARPS
-from distmm_kernels.reductions.lines import COMPARED, LANES, WIDER
+from distmm_kernels.reductions import largest
+from distmm_kernels.reductions.lines import COMPARED, WIDER
 from distmm_kernels.tiles import fragment_tiles, mma_tiles
 from distmm_kernels.tiles.hopper_tiles import HopperTile
 from distmm_kernels.tiles.hopper_widths import RATES, best_columns
@@ -121,8 +121,9 @@ def _beside(dtype: str) -> Iterator[Recipe]:
         yield from _all("thin_products:times_vectors", [dtype])
     compared = WIDER.get(dtype, dtype)
     if compared in COMPARED:
-        held = HELD_BYTES // np.dtype(compared).itemsize
-        yield from _all("largest:of_rows", [compared], [""], [1], [held], [LANES], [WARPS])
+        weighings = ("", "plain", "times", "minus") if "float" in compared else ("",)
+        for weighing, by_columns in itertools.product(weighings, BOTH):
+            yield largest.recipe(np.dtype(compared), 1, weighing, by_columns)
 
 
 def _hopper(operand: Any, output: Any, layouts: Iterable[tuple[Any, Any]], **more: Any) -> Iterator[Recipe]:

@@ -135,9 +135,8 @@ def weighed(products: Block, metric: Metric, squares: Any) -> Block:
 def scores(products: Block, metric: Metric, squares: Any) -> Block:
     """Return what `weighed` returns, with minus infinity for NaN: a NaN is near nothing."""
     made = weighed(products, metric, squares)
-    if made.dtype.kind == "f":
-        made[gpu.namespace(made).isnan(made)] = -np.inf
-    return made
+    library = gpu.namespace(made)
+    return library.where(library.isnan(made), made.dtype.type(-np.inf), made) if made.dtype.kind == "f" else made
 
 
 def least_scores(t: float, metric: Metric, squares: Any, work: np.dtype[Any], dtype: np.dtype[Any]) -> Any:
@@ -166,8 +165,7 @@ def least_scores(t: float, metric: Metric, squares: Any, work: np.dtype[Any], dt
             square = (limit + slack) * (limit + slack)
             least = (squares - square) / 2 - 4 * np.finfo(np.float64).eps * (squares + square)
         least = library.nextafter(least.astype(work), work.type(-np.inf))
-    least[library.isnan(least)] = -np.inf  # of infinite norms and thresholds: the values decide
-    return least
+    return library.where(library.isnan(least), work.type(-np.inf), least)  # infinite norms, or t: the values decide
 
 
 def value_of(score: np.ndarray, metric: Metric, squares: np.ndarray | None) -> np.ndarray:
@@ -183,7 +181,8 @@ def value_of(score: np.ndarray, metric: Metric, squares: np.ndarray | None) -> n
 
 
 def _lengths(squares: Any) -> Any:
-    """Norms to divide by: a row of zeros has the cosine 0 with all others."""
-    lengths = gpu.namespace(squares).sqrt(squares)
-    lengths[lengths == 0] = 1
-    return lengths
+    """Norms to divide by: a row of zeros has the cosine 0 with all others.
+
+    CuPy's ``lengths[lengths == 0] = 1`` would count the zeros, and so wait until the block's product has ended.
+    """
+    return gpu.namespace(squares).sqrt(gpu.namespace(squares).where(squares == 0, 1, squares))

@@ -74,9 +74,9 @@ def multiply(
     batch = np.broadcast_shapes(a_blocks[0].shape[:-2], b_blocks[0].shape[:-2])
     depth = max(a.shape[-1] for a in a_blocks)
     kernel = kernel_for(choice, a_blocks[0].shape[-2], depth, b_blocks[0].shape[-2 if symmetry else -1], batch)
-    reduced = partial(_reduced, reduction, norms, choice.dtype)
     on_diagonal = symmetry if all(a is b for a, b in zip(a_blocks, b_blocks, strict=True)) else None
     powers = None if norms is None else exponents(norms, choice.dtype)
+    reduced = partial(_reduced, reduction, norms, powers)
 
     def prepare_a(block: Block, wait: bool = True) -> Any:
         return kernel.prepare_a(block if powers is None else scaled(block, powers[0], choice.dtype), wait=wait)
@@ -179,12 +179,14 @@ def _step(
 
 
 def _reduced(
-    reduction: BlockReduction | None, norms: list[np.ndarray] | None, dtype: np.dtype[Any], block: Block
+    reduction: BlockReduction | None,
+    norms: list[np.ndarray] | None,
+    powers: tuple[np.ndarray, np.ndarray] | None,
+    block: Block,
 ) -> Block | tuple[Part, ...]:
-    """Reduce a finished block of a product of type `dtype`, if there is a reduction."""
+    """Reduce a finished block, if there is a reduction. `powers` are those by which rows were divided (`exponents`)."""
     if reduction is None:
         return block
-    powers = None if norms is None else exponents(norms, dtype)
     return reduction(block if powers is None else unscaled(block, powers), norms)
 
 
@@ -208,6 +210,7 @@ def combine(
     """Add two partial blocks ``(*batch, m, n)`` of C, of accumulators, into a new one; the rest is as in `multiply`."""
     if arrivals is not None:
         _, _, c0 = arrivals.checked([], [], c0)
+    powers = None if norms is None else exponents(norms, choice.dtype)
 
     def summed() -> Block | tuple[Part, ...]:
         with gpu.multiplying() if choice.device == "cuda" else contextlib.nullcontext():
@@ -215,7 +218,7 @@ def combine(
             if epilogue is None:
                 return c
             kernel = kernel_for(choice, c.shape[-2], 1, c.shape[-1], c.shape[:-2])
-            return _reduced(reduction, norms, choice.dtype, applied(epilogue, partial(kernel.finish, c), c0))
+            return _reduced(reduction, norms, powers, applied(epilogue, partial(kernel.finish, c), c0))
 
     if choice.device == "cuda":
         what = f"a sum of two blocks of C, {left.shape[-2]} x {left.shape[-1]} {left.dtype},"

@@ -66,12 +66,15 @@ def largest(x: Array, k: int, device: Device, weighing: str = "", weights: Array
     return values, columns
 
 
+def recipe(dtype: np.dtype[Any], k: int, weighing: str, by_columns: bool) -> Recipe:
+    """Return the kernel for elements of this type in C order, or with `by_columns` in Fortran order."""
+    by_rows = "of_rows", HELD_BYTES // dtype.itemsize, WARPS
+    maker, held, warps = ("of_columns", HELD_OF_COLUMN, WARPS_OF_COLUMNS) if by_columns else by_rows
+    return Recipe(MAKER + maker, (dtype.name, weighing, -(-k // LANES), held, LANES, warps))
+
+
 def _kernel(rows: Array, k: int, weighing: str, device: Device) -> tuple[driver.LoadedKernel, int, int]:
     """Return the kernel for the rows' strides, the blocks of its grid, and the leading dimension in bytes."""
-    registers, name, size = -(-k // LANES), rows.dtype.name, rows.itemsize
-    if rows.strides[1] == size:
-        maker, pitch, held, warps = "of_rows", rows.strides[0], HELD_BYTES // size, WARPS
-    else:
-        maker, pitch, held, warps = "of_columns", rows.strides[1], HELD_OF_COLUMN, WARPS_OF_COLUMNS
-    recipe = Recipe(MAKER + maker, (name, weighing, registers, held, LANES, warps))
-    return driver.loaded(recipe, device), -(-len(rows) // warps), pitch
+    by_columns = rows.strides[1] != rows.itemsize
+    kernel = driver.loaded(recipe(rows.dtype, k, weighing, by_columns), device)
+    return kernel, -(-len(rows) // (WARPS_OF_COLUMNS if by_columns else WARPS)), rows.strides[by_columns]
