@@ -33,7 +33,7 @@ from distmm.planning.schedule import parse
 from distmm.product.choices import BlockKeywords, Choices
 from distmm.product.context import computing
 from distmm.product.request import plan_for
-from distmm.product.scalars import checked_seed
+from distmm.product.scalars import check_flags, checked_seed
 from distmm.product.verification import check_possible
 from distmm.storage import check_output, is_url, output_type
 from distmm.storage.output import check_folder
@@ -73,6 +73,7 @@ def checked(keywords: JobKeywords) -> tuple[Choices, Check]:
     """Check the keywords of a call before any work. Return the choices and the check, with defaults filled in."""
     if (seed := keywords.get("seed")) is not None:
         checked_seed(seed)
+    check_flags(overwrite=keywords.get("overwrite") or False)
     # The cluster is chosen when work begins.
     given = {name: keywords.get(name) for name in ("precision", "kernel", "reproducible", "device", "blocks", "plan")}
     return Choices.of(**given), config.chosen("check", keywords.get("check"))  # type: ignore[arg-type]
@@ -87,7 +88,7 @@ def begin(
     With `adds`, C0 is the existing result, which is replaced.
     """
     choices, check = checked(keywords)
-    overwrite = bool(keywords.get("overwrite"))
+    overwrite = keywords.get("overwrite") or False
     ended = end_complete(Folder.of(out), overwrite)
     spec = Spec.of(a, b, c0, choices, check=check, **product)
     return Job(os.fspath(out), spec, overwrite, overwrite or adds, keywords, most).begin(ended)

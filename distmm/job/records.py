@@ -130,11 +130,14 @@ def batch_facts() -> Json:
     return {"batch_job": batch_job(), "submitted_by": os.environ.get(SUBMITTED_BY, "")}
 
 
-def continuation(run: Json, out: str) -> str:
+def continuation(run: Json, out: str, arrays: bool = False) -> str:
     """Return the command that goes on with the job `out`, whose last run was `run`.
 
-    After a run in a Slurm job it submits another one: `distmm resume` would compute on the login node.
+    After a run in a Slurm job it submits another one: `distmm resume` would compute on the login node. If operands are
+    `arrays` of a program, no command can read them.
     """
+    if arrays:
+        return "the same call in the Python program that has the arrays"
     job = str(run.get("batch_job", ""))
     if not job.startswith("Slurm"):
         return f"distmm resume {shlex.quote(out)}"
@@ -170,7 +173,8 @@ class Status:
     ended : float or None
         End of the last run of a job that is stopped or failed, in seconds since the epoch. None if it was killed.
     continue_with : str or None
-        Command that goes on with a job that is stopped or failed. None if `error` says what has to change before.
+        Command, or call of a program, that goes on with a job that is stopped or failed. None if `error` says what has
+        to change before.
     """
 
     path: str
@@ -243,7 +247,9 @@ def status(out: str | os.PathLike[str]) -> Status:
         if owner is None or owner.stale:
             last = manifest["runs"][-1] if manifest["runs"] else {}
             error, state = last.get("error"), "failed" if "error" in last else "stopped"
-            again = None if last.get("over_limit") else continuation(last, folder.target)  # `error` says what helps
+            operands = (manifest["spec"][name] for name in ("A", "B", "C0"))
+            arrays = any(one is not None and "path" not in one for one in operands)
+            again = None if last.get("over_limit") else continuation(last, folder.target, arrays)
             return Status(
                 folder.target, state, *counts, report=_report(folder), error=error, ended=last.get("ended"),
                 continue_with=again,

@@ -8,6 +8,7 @@ from distmm.job.records import batch_facts, continuation
 from distmm.job.reduction import Threshold
 from distmm.job.spec import Spec
 from distmm.planning.plan import Plan
+from distmm.storage.matrix import Matrix
 
 
 def explained(error: DistmmError | OSError, folder: Folder, spec: Spec, out: str, total: int) -> Exception:
@@ -34,7 +35,8 @@ def explained(error: DistmmError | OSError, folder: Folder, spec: Spec, out: str
         done = f"{len(folder.markers())} of {total} {what} are finished and kept"
     except (OSError, InputError):  # the mount with the markers is lost
         done = f"the finished {what} are kept"
-    kept = f"{done} in {folder.path}; continue with: {continuation(batch_facts(), out)}"
+    arrays = any(not isinstance(x.source, Matrix) for x in spec.operands.values())
+    kept = f"{done} in {folder.path}; continue with: {continuation(batch_facts(), out, arrays)}"
     if isinstance(error, (Stopped, WrongResultError, DeviceMemoryError)):
         return type(error)(f"{error}; {kept}")
     if isinstance(error, DoesNotFitError) and isinstance(spec.reduction, Threshold):

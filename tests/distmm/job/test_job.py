@@ -273,6 +273,7 @@ def test_what_cannot_be_done_is_refused_before_any_work(client: Client, tmp_path
         ({"plan": "nope"}, "plan 'nope' does not fit"),
         ({"kernel": "nope"}, "kernel 'nope' is not one of"),
         ({"stop": 55}, "stop is 55: give an object"),
+        ({"overwrite": "no"}, "overwrite is 'no': give True or False"),
         ({"stop": 0}, "stop is 0: give an object"),
         ({"kernel": "tiled", "device": "cpu"}, "kernel 'tiled' needs device 'gpu', and the device is 'cpu'"),
         ({"kernel": "cpu", "device": "gpu"}, "kernel 'cpu' needs device 'cpu', and the device is 'gpu'"),

@@ -173,8 +173,10 @@ def test_a_plan_that_splits_k_is_kept_whole(client: Client, here: np.ndarray) ->
 @pytest.mark.minutes
 def test_a_job_of_arrays_is_gone_on_with_where_they_are(client: Client, here: np.ndarray) -> None:
     a, b = np.load("in/A.npy"), values("in/B.zarr")
-    with pytest.raises(Stopped):
+    again = "the same call in the Python program that has the arrays"
+    with pytest.raises(Stopped, match=f"continue with: {again}$"):
         job.multiply(a, b, "C.zarr", client=client, plan=PLAN, stop=HalfWay())
+    assert job.status("C.zarr").continue_with == again
     with pytest.raises(InputError, match="was an array in a Python program"):
         job.resume("C.zarr", client=client)
     assert job.multiply(a, b, "C.zarr", client=client).kept >= 4
