@@ -30,7 +30,7 @@ from distmm.job.target import Target
 from distmm.job.unfinished import explained, past_deadline
 from distmm.job.writer import Writer
 from distmm.planning.plan import Plan
-from distmm.storage import is_url, open_matrix, output_type
+from distmm.storage import is_url, open_matrix, output_type, replaced
 from distmm.telemetry import client as telemetry
 from distmm.transfer.counted_writes import CountedRun
 from distmm_kernels.tolerance import Tolerance
@@ -121,14 +121,15 @@ class Run:
             try:
                 folder.make()
                 given = None if (edges := self.spec.choices.blocks) is None else list(map(int, edges))
-                target = self.contents.create(job.out, folder, plan.block_shape, job.replaces, given)
+                out = replaced(job.out) if job.replaces else job.out
+                target = self.contents.create(out, folder, plan.block_shape, job.replaces, given)
             except BaseException:
                 with suppress(OSError):  # the next job removes it, too
                     folder.store.discard(folder.work, os.path.dirname(folder.work))
                 raise
             description = target.description()
             manifest = new_manifest(
-                folder.id, self.spec, job.out, job.replaces, plan, job.keywords.get("seed"), description
+                folder.id, self.spec, out, job.replaces, plan, job.keywords.get("seed"), description
             )
             if given is not None:
                 manifest["blocks_given"] = given

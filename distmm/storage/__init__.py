@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "check_output", "create_output", "file_of", "fsync", "is_there", "is_url", "locate",
-    "open_matrix", "output_type", "reopen_output", "stamp_of",
+    "open_matrix", "output_type", "reopen_output", "replaced", "stamp_of",
 ]  # fmt: skip
 
 FORMATS = (
@@ -183,6 +183,13 @@ def create_output(
     except OSError as error:
         output.discard()
         raise InputError(f"{file}: cannot be written: {error}; choose another folder") from error
+
+
+def replaced(path: str) -> str:
+    """Return the name of an output with the dataset that it replaces: that of an HDF5 file, if the user names none."""
+    file, dataset = locate(path)
+    is_named = dataset is not None or not paths.hdf5(file) or not os.path.isfile(file)
+    return path if is_named else open_matrix(path).path
 
 
 def reopen_output(path: str | os.PathLike[str], draft: str, overwrite: bool = False) -> TargetArray:

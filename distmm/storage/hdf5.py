@@ -14,7 +14,6 @@ from distmm.storage.flat import FlatTarget
 from distmm.storage.hdf5_chunks import check_filters, read
 from distmm.storage.matrix import FileMatrix, check_dtype, check_shape, only_matrix
 from distmm.storage.output import Output
-from distmm.storage.paths import DATASET
 from distmm.storage.regular_files import check_regular
 
 # Largest number of soft links on the way to a dataset. More links are treated as a cycle.
@@ -139,12 +138,11 @@ def check_replaceable(path: str, dataset: str | None) -> None:
             names = list(datasets(file))
     except OSError as error:
         raise InputError(f"{path}: is not an HDF5 file ({error}), and is not replaced; remove it yourself") from error
-    is_one, new = len(names) == 1 and all(contents.values()), dataset or DATASET
-    if not is_one or names[0] != new:
-        remedy = f"give {path}:{names[0]} to replace that matrix, or " if is_one else ""
+    is_one = len(names) == 1 and all(contents.values())
+    if not is_one or dataset not in (None, names[0]):
+        remedy = f"give {path}:{names[0]} to replace it, or choose" if is_one else "choose"
         raise InputError(
-            f"{path}: has {', '.join(contents) or 'no matrix'}, and the whole file would be lost, for one with {new}; "
-            f"{remedy}choose another file"
+            f"{path}: has {', '.join(contents) or 'no matrix'}, and the whole file would be lost; {remedy} another file"
         )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import dask.array as da
+import h5py
 import numpy as np
 import pytest
 import zarr
@@ -169,6 +170,9 @@ def test_beta_adds_the_c_that_is_there(alpha: float, beta: float, out: str, clie
     np.testing.assert_array_equal(open_matrix(tmp_path / out)[...], alpha * product + beta * before)
     assert job.recheck(tmp_path / out, seed=np.int64(2)).outcome == ("right" if beta == 0 else "cannot tell")
     assert summary.residual is not None
+    if out == "C.h5":
+        with h5py.File(tmp_path / out) as file:
+            assert list(file) == ["values"]
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,19 @@ def test_all_spellings_of_a_dataset_are_one(client: Client, product: np.ndarray)
     np.testing.assert_array_equal(values("C.h5:/a/b"), product)
 
 
+def test_an_output_without_a_dataset_keeps_the_name_of_the_matrix_that_it_replaces(
+    client: Client, product: np.ndarray
+) -> None:
+    for name in ("/x", "/group/y"):
+        with h5py.File("C.h5", "w") as file:
+            file[name] = product
+        with pytest.raises(Stopped):
+            multiply(client, "C.h5", overwrite=True, alpha=2, stop=HalfWay("C.h5"))
+        assert job.resume("C.h5", client=client).kept >= 4
+        np.testing.assert_array_equal(values(f"C.h5:{name}"), 2 * product)
+        assert multiply(client, f"C.h5:{name}", alpha=2).kept == 16
+
+
 @pytest.mark.parametrize("complete", [True, False])
 def test_a_job_of_another_dataset_is_refused(complete: bool, client: Client, product: np.ndarray) -> None:
     if complete:
