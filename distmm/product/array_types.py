@@ -106,8 +106,6 @@ def as_array(source: Any, name: str) -> Any:
         return as_array(source.data, name)
     if is_foreign(source):
         return as_native(source, name)
-    if package == "h5py" and not source:
-        raise InputError(f"{name} is a dataset of an HDF5 file that has been closed: open it again")
     if isinstance(source, (list, tuple, int, float, complex)):
         try:
             source = np.asarray(source)
@@ -126,13 +124,15 @@ def as_array(source: Any, name: str) -> Any:
 
 
 def check_like_array(x: Any, name: str, access: Literal["__getitem__", "__setitem__"]) -> None:
-    """Refuse an object that has no shape, type or elements, or a type of elements that NumPy does not know.
+    """Refuse an object without shape, type or elements, one that is closed, and elements that NumPy does not know.
 
     Raises
     ------
     InputError
         With the type of the object.
     """
+    if package_of(x) == "h5py" and not x:
+        raise InputError(f"{name} is a dataset of an HDF5 file that has been closed: open it again")
     kind = type(x).__name__
     if missing := [each for each in ("shape", "dtype", access) if not hasattr(x, each)]:
         raise InputError(

@@ -55,7 +55,8 @@ def check_out(
         raise InputError(f"out has {given} blocks, the operands have {kind} blocks: give an out with {kind} blocks")
     if is_dask(out):
         return  # it may also be an operand: the product keeps the old tasks of `out`
-    if (isinstance(out, np.ndarray) and not out.flags.writeable) or getattr(out, "read_only", False):
+    of_file = package_of(out) == "h5py" and out.file.mode == "r"
+    if (isinstance(out, np.ndarray) and not out.flags.writeable) or getattr(out, "read_only", False) or of_file:
         raise InputError("out is read-only: give a writable array")
     if getattr(out, "hardmask", False):
         raise InputError("out has a hard mask, below which nothing is written: call its soften_mask() first")

@@ -121,6 +121,18 @@ def test_a_read_only_zarr_array_is_refused(tmp_path: Path) -> None:
         distmm.matmul(np.ones(SHAPE), np.ones(SHAPE), out=zarr.open_array(tmp_path / "c", mode="r"))
 
 
+def test_an_hdf5_dataset_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    a = np.ones((4, 4))
+    with h5py.File(tmp_path / "c.h5", "w") as file:
+        file["c"] = a
+    with h5py.File(tmp_path / "c.h5", "r") as file:
+        dataset = file["c"]
+        with pytest.raises(InputError, match="out is read-only"):
+            distmm.matmul(a, a, out=dataset)
+    with pytest.raises(InputError, match="out is a dataset of an HDF5 file that has been closed"):
+        distmm.matmul(a, a, out=dataset)
+
+
 class OnGpu:
     """A CuPy array, as far as its place in memory goes."""
 
