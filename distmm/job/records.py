@@ -103,9 +103,10 @@ def _relocated(content: Json, folder: Folder) -> Json:
     named, target = content["output"]["name"], folder.target
     file, dataset = (named, None) if is_url(named) else locate(named)
     if folder.dataset not in (None, dataset or DATASET):
+        start_over = "" if is_there(target) else ", or --overwrite (overwrite=True) to start over"
         raise InputError(
             f"{target}: the job of this file writes the dataset {dataset or DATASET}, not {folder.dataset}: give "
-            f"{target}:{dataset or DATASET}, another file, or --overwrite (overwrite=True) to start over"
+            f"{target}:{dataset or DATASET} or another file, as distmm writes one matrix to a file{start_over}"
         )
     if file == target:
         return content
