@@ -29,9 +29,10 @@ from numpy.typing import NDArray
 from distmm import units
 from distmm.errors import InputError
 from distmm.storage.durability import fsync, write_all
-from distmm.storage.matrix import FileMatrix, check_dtype, new_block, stripes
+from distmm.storage.matrix import FileMatrix, check_dtype, stripes
 from distmm.storage.output import TargetArray
 from distmm.storage.regular_files import check_regular
+from distmm.transfer import block_memory
 
 # Seconds to wait for a block that another process is writing.
 ENDING_SECONDS = 60.0
@@ -84,7 +85,7 @@ class FlatMatrix(FileMatrix):
         which kills the worker.
         """
         numbers = range(lines.start, lines.stop, lines.step)
-        block = new_block((len(numbers), inside.stop - inside.start), self.stored)
+        block = block_memory.blocks.new((len(numbers), inside.stop - inside.start), self.stored)
         with self._opened() as file:
             if numbers.step == 1:
                 read_into(file, self.offset, width, numbers.start, inside.start, block)

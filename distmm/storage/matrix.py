@@ -180,25 +180,6 @@ def explained(path: str, *region: slice) -> Iterator[None]:
             told.__context__ = None
 
 
-# Bytes of a huge page of memory, on x86 and most ARM machines.
-HUGE_PAGE = 1 << 21
-
-
-def new_block(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return an array in C order for elements that are read, in whole huge pages of memory if it fills such pages.
-
-    NumPy asks for huge pages for arrays of 4 MB or more, but does not align them. In a Dask worker, which returns freed
-    memory at once, each read then writes to new pages of 4 kB: 4 MB took 4.4 ms of CPU time, and 1.5 ms in two huge
-    pages. An array that does not fill its last huge page is not aligned, because it would take all of that page.
-    """
-    nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes < 2 * HUGE_PAGE or nbytes % HUGE_PAGE:
-        return np.empty(shape, dtype)
-    memory = np.empty(nbytes + HUGE_PAGE, np.uint8)
-    first = -memory.ctypes.data % HUGE_PAGE
-    return memory[first : first + nbytes].view(dtype).reshape(shape)
-
-
 def stripes(rows: slice, cols: slice, itemsize: int, most: int) -> list[tuple[slice, slice]]:
     """Cut a region into ranges of rows of at most `most` bytes, but at least one row each; none of an empty region."""
     if rows.stop <= rows.start or cols.stop <= cols.start:

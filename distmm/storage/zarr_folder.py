@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 from distmm.errors import InputError
 from distmm.storage import stamps
 from distmm.storage.flat import read_into
-from distmm.storage.matrix import Matrix, check_dtype, check_shape, new_block, only_matrix, stripes
+from distmm.storage.matrix import Matrix, check_dtype, check_shape, only_matrix, stripes
 from distmm.storage.object_store import check_access, is_url
 from distmm.storage.regular_files import check_regular
 from distmm.storage.zarr_chunks import Present
 from distmm.storage.zarr_internals import bounded, chunk_names, open_zarr, register_bfloat16
+from distmm.transfer import block_memory
 
 register_bfloat16()
 
@@ -117,7 +118,7 @@ class ZarrMatrix(Matrix):
     def _read(self, *region: slice) -> NDArray[Any]:
         if self.plain is not None and all(s.step == 1 for s in region):
             rows, cols = region
-            block = new_block((rows.stop - rows.start, cols.stop - cols.start), self.dtype)
+            block = block_memory.blocks.new((rows.stop - rows.start, cols.stop - cols.start), self.dtype)
             self._fill(rows, cols, block)
             return block
         return np.asarray(bounded(open_zarr(self.path), self.present.expects)[region], dtype=self.dtype)

@@ -10,7 +10,7 @@ from distributed import Worker, WorkerPlugin
 from tornado.ioloop import PeriodicCallback
 
 from distmm.all_workers import owns_gpu
-from distmm.transfer import drop_freed, gpu_allocations, serialization
+from distmm.transfer import block_memory, drop_freed, gpu_allocations, serialization
 from distmm.worker import prepared_operands
 from distmm.worker.dask_internals import answer_soon, profile_without_collecting, send_soon
 from distmm.worker.neighbours import give_tickets, received
@@ -48,11 +48,18 @@ class DevicePlugin(WorkerPlugin):
 
         def free() -> None:
             drop_freed()
+            block_memory.blocks.drop_idle()
             gpu_allocations.drop_idle()
             prepared_operands.prepared.drop_idle()
 
+        block_memory.blocks.reuses = not owns_gpu(worker)
         callback = worker.periodic_callbacks["distmm-free"] = PeriodicCallback(free, FREE_MILLISECONDS)
         callback.start()  # the worker stops it
+
+    def teardown(self, worker: Worker) -> None:
+        """Keep no memory in this process, which may be the client's."""
+        block_memory.blocks.reuses = False
+        block_memory.blocks.freed.clear()
 
 
 @contextmanager

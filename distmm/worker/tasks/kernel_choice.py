@@ -10,6 +10,7 @@ import numpy as np
 
 from distmm.errors import InputError
 from distmm.planning.precision import Precision
+from distmm.transfer import block_memory
 
 if TYPE_CHECKING:
     from distmm.planning.plan import Plan
@@ -59,6 +60,7 @@ def kernel_for(choice: KernelChoice, m: int, k: int, n: int, batch: tuple[int, .
         If the named kernel is unknown or cannot multiply such blocks here.
     """
     from distmm_kernels import config, select
+    from distmm_kernels.gemm import cpu
 
     here = _here(choice)
     problem = config.Problem(m=m, k=k, n=n, dtype=config.operand_dtype(choice.dtype), batch=batch)
@@ -68,7 +70,10 @@ def kernel_for(choice: KernelChoice, m: int, k: int, n: int, batch: tuple[int, .
         name = choice.planned
     # Blocks of a product may differ in size, and must not differ in the kernel that multiplies them.
     reproducible = here.kind == "cuda" and name is None
-    return select.select(problem, here, choice.precision, reproducible=reproducible, name=name)
+    kernel = select.select(problem, here, choice.precision, reproducible=reproducible, name=name)
+    if isinstance(kernel, cpu.CpuKernel) and block_memory.blocks.reuses:
+        kernel.empty = block_memory.blocks.new
+    return kernel
 
 
 def check_named(name: str | None, device: str, dtype: np.dtype) -> None:

@@ -12,6 +12,7 @@ import numpy as np
 
 from distmm.all_workers import owns_gpu
 from distmm.planning.precision import Precision
+from distmm.transfer import block_memory
 from distmm.worker.gpu_memory import pool_bytes
 from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_facts
 
@@ -45,6 +46,7 @@ def probe(
     import psutil
 
     threads, limit = dask_worker.state.nthreads, dask_worker.memory_manager.memory_limit
+    block_memory.blocks.freed.clear()
     rss = psutil.Process().memory_info().rss
     gpu: dict[str, Any] = {"problem": "it was not started by dask-cuda"}
     if gpus == "any" or (gpus == "own" and owns_gpu(dask_worker)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ class CpuKernel(Kernel):
     name = "cpu"
     device_kind = "cpu"
     granule = None  # BLAS may add in another order for another k
+    empty: Callable[..., Array] = staticmethod(np.empty)  # makes the arrays of results
 
     @property
     def _module(self) -> Any:
@@ -41,6 +43,9 @@ class CpuKernel(Kernel):
             # from.
             block = block.copy(order="K")
         return block if _blas_can_read(block) else np.ascontiguousarray(block)
+
+    def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+        return self.empty(shape, dtype)
 
     def _writes(self, d: Array) -> bool:
         return True

@@ -17,7 +17,9 @@ import zarr
 
 from distmm.errors import InputError
 from distmm.storage import locate, open_matrix
-from distmm.storage.matrix import HUGE_PAGE, Matrix
+from distmm.storage.matrix import Matrix
+from distmm.transfer import block_memory
+from distmm.transfer.block_memory import HUGE_PAGE, BlockMemory
 from tests.distmm.storage.samples import DTYPES, FORMS, sample, save_matrix, stored
 
 
@@ -218,8 +220,9 @@ def test_matrices_are_abstract() -> None:
 @pytest.mark.parametrize(("rows", "fills"), [(1024, True), (1023, False)])
 @pytest.mark.parametrize("name", ["A.npy", "A.zarr"])
 def test_blocks_that_fill_huge_pages_begin_at_one_and_others_take_no_more_memory(
-    name: str, rows: int, fills: bool, tmp_path: Path
+    name: str, rows: int, fills: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(block_memory, "blocks", BlockMemory())
     values = np.arange(rows * 1024, dtype="f4").reshape(rows, 1024)
     if name == "A.npy":
         np.save(tmp_path / name, values)
