@@ -96,7 +96,10 @@ def stop(deadline: str | None) -> Stop:
     from distmm.job import Stop
     from distmm.units import seconds
 
-    return Stop(None if deadline is None else seconds(deadline))
+    limit = None if deadline is None else seconds(deadline)
+    if limit == 0:  # of a program, Stop(0) is a deadline that has come
+        raise typer.BadParameter("a deadline of 0 s leaves no time for work: give a longer one, or none")
+    return Stop(limit)
 
 
 # If the user gives no device, precision, check or `--reproducible`, Dask's configuration applies.

@@ -208,7 +208,7 @@ class Job:
 
     def _plan(self, client: Client, manifest: Json | None) -> Plan:
         """Plan for the current cluster. A resumed job keeps its blocks, and therefore its bits."""
-        asked = planning.request(self.spec, manifest, self.stop.seconds)
+        asked = planning.request(self.spec, manifest, self.stop.seconds or None)
         # A store answers requests of several tasks at the same time.
         plan = planning.plan(self.spec, asked, client, joins=manifest is None and not is_url(self.out))
         device = plan.cluster.device

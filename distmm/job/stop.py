@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from distmm.errors import DistmmError, InputError, Stopped
+from distmm.errors import DistmmError, Stopped
 
 
 class Stop:
@@ -24,11 +24,6 @@ class Stop:
     seconds : float, optional
         Time from now after which the job stops.
 
-    Raises
-    ------
-    InputError
-        For a time that has no length.
-
     Attributes
     ----------
     seconds : float or None
@@ -36,8 +31,6 @@ class Stop:
     """
 
     def __init__(self, seconds: float | None = None) -> None:
-        if seconds is not None and not seconds > 0:
-            raise InputError(f"a deadline of {seconds:g} s leaves no time for work: give a longer one, or none")
         self._asked: str | None = None
         self._signals: list[str] = []
         self.seconds = seconds
