@@ -26,7 +26,7 @@ from distmm.product.reduction_limits import bytes_widened
 from distmm.worker.tasks.metrics import NORMED, squared_norms
 from distmm.worker.tasks.reductions import Custom, Largest, Reduction
 
-# Bytes of the piece of an operand that one task computes norms of.
+# Bytes of the piece of an operand that one task computes norms of. On a GPU a task takes some ms, however small it is.
 NORMS_PIECE = {"cpu": 32 << 20, "cuda": 128 << 20}
 
 
