@@ -102,13 +102,11 @@ class ProductTask(PlacedTask):
     def block_fusion(self) -> bool:
         """Whether the optimisers have to leave the task as it is.
 
-        They may make one task of a short task that finishes a block of C and the only task that reads the block, if C
-        stays in the workers' memory. That task then runs where the block is made, so the workers need similar numbers
-        of blocks. If the product task reads a single block, they would also fuse the task that makes that.
+        They may make one task of a task that finishes a block of C and the only task that reads the block
+        (`Plan.fuses_readers`). If the product task reads a single block, they would also fuse the task that makes that.
         """
         plan, finishes = self.plan, self.key[0] == self.placement.product
-        may = plan is not None and plan.c_stays and plan.has_short_tasks and plan.is_even
-        return not (may and finishes and len(self.dependencies) > 1)
+        return not (plan is not None and plan.fuses_readers and finishes and len(self.dependencies) > 1)
 
     @property
     def is_first(self) -> bool:

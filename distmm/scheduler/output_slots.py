@@ -12,6 +12,8 @@ If the task that finishes a block also reduces it, the chain returns the slot wh
 small. If they are lost with their worker, the chain runs again without a slot. Priorities keep such chains in the
 order of waves.
 
+A chain whose only task also reads its block (`Plan.fuses_readers`) takes no slot: the block is gone when the task ends.
+
 There is no deadlock. Each worker has slots for any one wave, and a chain waits only for chains that come before it in
 the order of waves. Those never wait for chains that come after them. This also holds if a product is wanted again
 while it runs.

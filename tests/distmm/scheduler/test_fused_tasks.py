@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import dask
 import dask.array as da
@@ -14,9 +14,11 @@ from distributed import Client, wait
 from distributed.scheduler import Scheduler
 
 import distmm
+from distmm.clusters import view
 from distmm.graph.dask_tasks import ProductTask, Task, unfused
 from distmm.planning import plan
 from tests.distmm.scheduler.known import known
+from tests.distmm.scheduler.streamed import EDGE, TEXT, enough, operands
 
 ROWS, K, COLUMNS = 400, 30, 20
 X = np.arange(ROWS * K).reshape(ROWS, K) % 7 - 3.0
@@ -101,6 +103,22 @@ def test_tasks_are_not_fused_if_one_worker_makes_all_blocks(client: Client) -> N
     wait(positive)
     assert not any(then for key, (then, _) in client.run_on_scheduler(placed).items() if key not in before)
     np.testing.assert_array_equal(positive.compute(), np.maximum(X @ W, 0))
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_blocks_that_leave_are_read_in_their_tasks_if_these_are_the_only_steps(
+    client: Client, memory: Callable[[int], None], steps: int
+) -> None:
+    a, b = operands(steps * EDGE)
+    memory(enough(TEXT, steps * EDGE))
+    view.ask(client)
+    before = client.run_on_scheduler(placed)
+    C = distmm.matmul(a, b, plan=TEXT)
+    sums = C.map_blocks(lambda block: block.sum(keepdims=True), chunks=(1, 1), dtype="f8", meta=C._meta).persist()
+    wait(sums)
+    fused = {key for key, (then, _) in client.run_on_scheduler(placed).items() if then and key not in before}
+    assert fused == (set(flatten(sums.__dask_keys__())) if steps == 1 else set())
+    assert sums.sum().compute() == (a @ b).sum()
 
 
 def test_tasks_of_users_stay_as_they_are() -> None:
