@@ -61,8 +61,9 @@ def watched(client: Client | None) -> Iterator[None]:
         if getattr(error, "reason", None) != "lost dependencies":
             raise
         raise InputError(
-            "this cluster does not have all persisted chunks of the operands: they are on another one, or lost by "
-            "client.restart() or with a worker. Persist the operands again, or give the client of their cluster"
+            "this cluster does not have all persisted chunks of the operands: they are on another one, or lost, by "
+            "client.restart(), with a worker, or when the client that persisted them was closed. Persist the operands "
+            "again, or give the client of their cluster"
         ) from error
     finally:
         ended.set()

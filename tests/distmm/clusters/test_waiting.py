@@ -82,6 +82,14 @@ def test_a_wait_for_workers_that_are_all_paused_is_explained_once(
         assert result.result()
 
 
+def test_operands_whose_client_was_closed_are_refused_with_the_remedy(cluster: Callable[[int], Client]) -> None:
+    client = cluster(1)
+    with Client(client.scheduler.address, set_as_default=False) as other:
+        x = other.persist(LAZY)
+    with pytest.raises(InputError, match=r"the client that persisted them was closed\. Persist the operands again"):
+        distmm.matmul(x, x.T, out=np.empty((40, 40)), client=client)
+
+
 @pytest.mark.parametrize(
     "call",
     [
