@@ -157,7 +157,7 @@ def resume(
         content = read_certificate(folder)
         if content is None or not is_there(folder.target):
             raise InputError(
-                f"{folder.path}: there is no unfinished job for this output; begin one with distmm multiply"
+                f"{folder.path}: there is no unfinished job; begin one with distmm multiply, topk or threshold"
             )
         if not holds(folder.target, content, keywords.get("client")):
             raise changed(folder)

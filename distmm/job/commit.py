@@ -138,7 +138,7 @@ def changed(folder: Folder) -> InputError:
     """Return the error for a C that has changed since its job completed it."""
     return InputError(
         f"{folder.target}: has changed since the job that {folder.certificate} describes completed it: restore it, or "
-        f"compute it again with distmm multiply --overwrite (overwrite=True)"
+        f"compute it again with --overwrite (overwrite=True)"
     )
 
 

@@ -208,7 +208,7 @@ class Status:
             "ended": None if self.ended is None else units.date(self.ended),
             "continue with": self.continue_with,
             "check with": f"distmm verify {path}" if self.state == "changed" else None,
-            "compute again with": f"distmm multiply ... -o {path}" if self.state == "missing" else None,
+            "compute again with": f"the same command, with -o {path}" if self.state == "missing" else None,
         }
         return rows + [(label, value) for label, value in more.items() if value is not None]
 
@@ -273,7 +273,7 @@ def status(out: str | os.PathLike[str]) -> Status:
         return Status(folder.target, state, *counts, certificate=folder.certificate, report=_report(folder))
     raise InputError(
         f"{folder.target}: there is no unfinished job ({folder.path}) and no certificate ({folder.certificate}); check "
-        f"the name, or begin with distmm multiply"
+        f"the name, or begin with distmm multiply, topk or threshold"
     )
 
 

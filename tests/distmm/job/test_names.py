@@ -237,7 +237,8 @@ def test_a_c_that_is_overwritten_or_removed_is_not_called_complete(
     content = values(out)
     content[50, 50] += 1
     remove()
-    assert job.status(out).state == "missing"
+    found = job.status(out)
+    assert (found.state, "multiply" in str(found.rows())) == ("missing", False)  # it may be a result of topk
     with pytest.raises(InputError, match="there is no unfinished job"):
         job.resume(out, client=client)
     save_matrix(Path(out), content)
