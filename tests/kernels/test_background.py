@@ -47,6 +47,7 @@ def built(monkeypatch, tmp_path):
     monkeypatch.setenv("DISTMM_CACHE_DIR", str(tmp_path / "new"))
     monkeypatch.setattr(ahead, "preloaded", lambda: None)
     monkeypatch.setattr(background.os, "nice", lambda more: more)
+    monkeypatch.setattr(background.os, "sched_setscheduler", lambda *how: None)
     monkeypatch.setattr(
         ahead, "build", lambda capability, dtypes, processes: iter([asked.append((capability, dtypes))] * 2)
     )
@@ -110,6 +111,22 @@ def test_kernels_that_are_built_are_marked(built):
     assert not background._is_built(background._mark("float32", H100))
     background.build("float32", (8, 9))
     assert len(built) == 1
+
+
+@pytest.mark.parametrize("forbidden", [False, True])
+def test_builders_give_way_to_other_programs(built, monkeypatch, forbidden):
+    asked = []
+
+    def schedule(process, policy, parameters):
+        asked.append(policy)
+        if forbidden:
+            raise PermissionError("no other class")
+
+    monkeypatch.setattr(background.os, "nice", asked.append)
+    monkeypatch.setattr(background.os, "sched_setscheduler", schedule)
+    background.build("float32", H100)
+    assert asked == [19, background.os.SCHED_IDLE]
+    assert background._is_built(background._mark("float32", H100))
 
 
 def test_a_second_process_builds_nothing_meanwhile(built):

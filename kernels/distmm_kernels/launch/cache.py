@@ -13,8 +13,9 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-# Seconds to wait for another process that makes the same file. It may be stopped, and no kernel takes as long.
-PATIENCE = 30.0
+# Seconds to wait for another process that makes the same file. It may be stopped, or have no core on a busy machine
+# (`distmm_kernels.background`), and few kernels take as long.
+PATIENCE = 10.0
 
 
 def cache_folder() -> Path:
