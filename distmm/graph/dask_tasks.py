@@ -109,6 +109,11 @@ class ProductTask(PlacedTask):
         return not (plan is not None and plan.fuses_readers and finishes and len(self.dependencies) > 1)
 
     @property
+    def reads_its_block(self) -> bool:
+        """Whether its block of C is gone when it ends: one that follows reads the block, and returns no view of it."""
+        return not all(map(is_view, self.then))
+
+    @property
     def is_first(self) -> bool:
         """Whether it begins a chain: it adds to no earlier sum."""
         return self._multiplies and self.args[2] is None

@@ -176,18 +176,13 @@ class Plan:
         chains = self.layout.chains(self.blocking.whole)
         return bool(chains.max() < 2 * math.ceil(chains.sum() / self.cluster.workers))
 
-    @cached_property
+    @property
     def fuses_readers(self) -> bool:
         """Whether the task that finishes a block of C may also be the task that reads it, if that is the only one.
 
-        The reader then runs where the block is made, so the workers need similar numbers of blocks. If C does not stay,
-        the chain takes no slot (`distmm.scheduler.output_slots`): it has one step, which is also the reader, and a
-        worker runs no more of these tasks at a time than it has slots.
+        The reader then runs where the block is made, so the workers need similar numbers of blocks.
         """
-        if self.result != "workers" or not (self.has_short_tasks and self.is_even):
-            return False
-        slots, in_one_step = self.peak.output_slots, self.schedule.tasks == self.blocking.whole.c_blocks
-        return self.c_stays or (in_one_step and (slots is None or self.cluster.threads <= slots))
+        return self.result == "workers" and self.has_short_tasks and self.is_even
 
     @property
     def slots_that_fit(self) -> float:

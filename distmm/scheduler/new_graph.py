@@ -54,7 +54,8 @@ class NewGraph:
                 self.others.append((task.key, where))
                 continue
             blocks = task.operands()
-            self.tasks.append(PlannedTask(task.key, where, task.is_first, blocks, ts.priority))
+            after = bool(task.then), task.reads_its_block
+            self.tasks.append(PlannedTask(task.key, where, task.is_first, blocks, ts.priority, *after))
             for block in blocks:
                 if block not in self.operands:
                     self.operands[block] = self._operand(self.known[block])
@@ -68,9 +69,10 @@ class NewGraph:
 
     @property
     def read(self) -> set[str]:
-        """Names of arrays whose blocks its tasks make or read, or clients keep."""
-        tasks = (ts for key in self.new for ts in (self.known[key], *self.known[key].dependencies))
-        return self.kept | {ts.key[0] for ts in tasks if isinstance(ts.key, tuple)}
+        """Names of arrays whose blocks its tasks make or read, or clients keep; also of products in fused tasks."""
+        tasks = [ts for key in self.new for ts in (self.known[key], *self.known[key].dependencies)]
+        products = {ts.run_spec.placement.product for ts in tasks if isinstance(ts.run_spec, ProductTask)}
+        return self.kept | products | {ts.key[0] for ts in tasks if isinstance(ts.key, tuple)}
 
     def readers(self, key: Key) -> list[Key]:
         """Tasks that are to run and read the result of a task."""

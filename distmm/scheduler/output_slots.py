@@ -8,11 +8,9 @@ fill up. Tasks that read blocks of several waves need more slots (`most_at_a_tim
 those of ``C + C.T`` keeps the first of its blocks until the last one is made, and a worker with fewer slots would wait
 for ever.
 
-If the task that finishes a block also reduces it, the chain returns the slot when that task ends: the reduced parts are
-small. If they are lost with their worker, the chain runs again without a slot. Priorities keep such chains in the
-order of waves.
-
-A chain whose only task also reads its block (`Plan.fuses_readers`) takes no slot: the block is gone when the task ends.
+If the task that finishes a block also reduces it, or is also the task of the user that reads it, the chain returns the
+slot when that task ends: the block is gone. If the task's result is lost with its worker, the chain runs again without
+a slot. Priorities keep such chains in the order of waves.
 
 There is no deadlock. Each worker has slots for any one wave, and a chain waits only for chains that come before it in
 the order of waves. Those never wait for chains that come after them. This also holds if a product is wanted again
@@ -59,9 +57,12 @@ class OutputSlots:
         self.changed: set[int] = set()  # ranks at which a chain that waits may get a slot
         self.numbers = count()  # if two first steps have one priority, the one that asked first starts first
 
-    def expect(self, key: Key, where: Placement) -> None:
-        """Note a task. It may make a result for which its chain has a slot: a block of C, or its mirror image."""
-        if key[0] == where.product:
+    def expect(self, key: Key, where: Placement, fused: bool = False) -> None:
+        """Note a task. It may make a result for which its chain has a slot: a block of C, or its mirror image.
+
+        If it is `fused`, it has the key of a task that reads the block.
+        """
+        if fused or key[0] == where.product:
             self.results[where.product, where.chain].add(key)
 
     def ask(self, key: Key, where: Placement, priority: tuple[Any, ...]) -> None:
@@ -136,12 +137,15 @@ class MadeBlock(NamedTuple):
         Workers that need a slot for it: one on each layer of the grid.
     stays : bool
         Whether it stays in memory until the end, or may stay: a client keeps it, or another product reads it.
+    is_read : bool
+        Whether the task that makes it also reads it, so that it is gone when that task ends.
     """
 
     keys: Collection[Key]
     wave: int
     ranks: Collection[int]
     stays: bool = False
+    is_read: bool = False
 
 
 def most_at_a_time(made: Collection[MadeBlock], readers: Neighbours, reads: Neighbours) -> int:
@@ -160,7 +164,7 @@ def most_at_a_time(made: Collection[MadeBlock], readers: Neighbours, reads: Neig
     changes: defaultdict[int, Counter[int]] = defaultdict(Counter)  # rank -> wave -> blocks more than before
     for each in made:
         done = [ready[reader] for key in each.keys for reader in readers(key)]
-        until = last if each.stays else max(each.wave, *done, 0)
+        until = each.wave if each.is_read else last if each.stays else max(each.wave, *done, 0)
         for rank in each.ranks:
             changes[rank][each.wave] += 1
             changes[rank][until + 1] -= 1

@@ -68,6 +68,10 @@ class PlannedTask(NamedTuple):
         Blocks of A and B that it reads.
     priority : tuple
         The scheduler's priority before any product was placed: lower starts earlier.
+    fused : bool
+        Whether it is also a task that reads the block of C that it finishes, and has the key of that one.
+    reads : bool
+        Whether the block is then gone when the task ends: its result is no view of the block.
     """
 
     key: Key
@@ -75,6 +79,8 @@ class PlannedTask(NamedTuple):
     is_first: bool
     operands: tuple[Key, ...]
     priority: tuple[Any, ...] = (0,)
+    fused: bool = False
+    reads: bool = False
 
     @property
     def held_priority(self) -> tuple[Any, ...]:
@@ -168,7 +174,7 @@ class ProductState:
             task = next((self.tasks[key] for key in keys if key in self.tasks), None) if of == name else None
             if task is not None:
                 where, wave = task.where, task.where.order // self.limits.wave_orders
-                made.append(MadeBlock(tuple(keys), wave, set(where.owners), any(map(stays, keys))))
+                made.append(MadeBlock(tuple(keys), wave, set(where.owners), any(map(stays, keys)), task.reads))
         return made
 
     def add(self, task: PlannedTask) -> HeldStep:

@@ -96,7 +96,7 @@ class Products:
             held.tasks[task.key] = rank
             arranged.hold.append((task.key, order))
             if product.slots is not None:
-                product.slots.expect(task.key, where)
+                product.slots.expect(task.key, where, task.fused)
             for block, planned_home in zip(task.operands, where.homes, strict=True):
                 if planned or replicas.use(block, rank):
                     held.replicas[block, rank] = None
@@ -172,7 +172,7 @@ class Products:
         if (known := self._known(key, where)) is not None:
             self._count(*known)
             self._close(*known)
-            if known[0].limits.reduced:
+            if known[0].limits.reduced or known[1].reads:
                 self.released(key, where)
         self.block_loaded(key)  # C may be an operand of another product
 

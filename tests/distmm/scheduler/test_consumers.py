@@ -51,6 +51,11 @@ def test_blocks_that_stay_need_a_slot_each() -> None:
     assert needed(column(7, stays=True), {}) == 7
 
 
+def test_blocks_that_are_read_where_they_are_made_need_one_slot_whoever_keeps_the_results() -> None:
+    blocks = [block._replace(is_read=True) for block in column(4, stays=True)]
+    assert needed(blocks, {("join",): {("C", i) for i in range(4)}}) == 1
+
+
 def test_each_worker_is_counted_for_itself() -> None:
     blocks = [MadeBlock([("C", i)], i // 2, {i % 2}) for i in range(6)]
     assert needed(blocks, {("join",): {("C", i) for i in range(0, 6, 2)}}) == 3
@@ -68,7 +73,9 @@ def test_a_block_and_its_mirror_image_share_a_slot_until_both_are_read() -> None
 def graphs(draw: st.DrawFn) -> tuple[list[MadeBlock], Reads]:
     count = draw(st.integers(1, 8))
     blocks = [
-        MadeBlock([("C", i)], draw(st.integers(0, 3)), {draw(st.integers(0, 1))}, draw(st.booleans()))
+        MadeBlock(
+            [("C", i)], draw(st.integers(0, 3)), {draw(st.integers(0, 1))}, draw(st.booleans()), draw(st.booleans())
+        )
         for i in range(count)
     ]
     known: list[Key] = [("C", i) for i in range(count)] + [("other",)]
@@ -111,6 +118,7 @@ def ends(blocks: list[MadeBlock], reads: Reads, slots: int) -> bool:
         held = {
             h
             for h in held
-            if blocks[h].stays or not all(t in done for t, read in reads.items() if read & set(blocks[h].keys))
+            if not blocks[h].is_read
+            and (blocks[h].stays or not all(t in done for t, read in reads.items() if read & set(blocks[h].keys)))
         }
     return True

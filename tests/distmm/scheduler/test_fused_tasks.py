@@ -14,6 +14,7 @@ from distributed import Client, wait
 from distributed.scheduler import Scheduler
 
 import distmm
+from distmm import DoesNotFitError
 from distmm.clusters import view
 from distmm.graph.dask_tasks import ProductTask, Task, unfused
 from distmm.planning import plan
@@ -106,7 +107,7 @@ def test_tasks_are_not_fused_if_one_worker_makes_all_blocks(client: Client) -> N
 
 
 @pytest.mark.parametrize("steps", [1, 2])
-def test_blocks_that_leave_are_read_in_their_tasks_if_these_are_the_only_steps(
+def test_blocks_of_a_streamed_c_are_read_in_the_tasks_that_finish_them(
     client: Client, memory: Callable[[int], None], steps: int
 ) -> None:
     a, b = operands(steps * EDGE)
@@ -117,8 +118,25 @@ def test_blocks_that_leave_are_read_in_their_tasks_if_these_are_the_only_steps(
     sums = C.map_blocks(lambda block: block.sum(keepdims=True), chunks=(1, 1), dtype="f8", meta=C._meta).persist()
     wait(sums)
     fused = {key for key, (then, _) in client.run_on_scheduler(placed).items() if then and key not in before}
-    assert fused == (set(flatten(sums.__dask_keys__())) if steps == 1 else set())
+    assert fused == set(flatten(sums.__dask_keys__()))
     assert sums.sum().compute() == (a @ b).sum()
+
+
+@pytest.mark.parametrize(("more", "fits"), [(1, False), (2, True)])  # four blocks at a time, for two
+def test_blocks_that_wait_for_what_fused_tasks_make_get_slots_if_they_fit(
+    client: Client, memory: Callable[[int], None], more: int, fits: bool
+) -> None:
+    """A worker keeps three blocks of the first row until the maxima of all blocks are there."""
+    a, b = operands(EDGE)
+    memory(enough(TEXT, EDGE) + more * EDGE * EDGE * 8)
+    view.ask(client)
+    C = distmm.matmul(a, b, plan=TEXT)
+    lazy = (C.blocks[0, :6] - C.max()).sum()
+    if fits:
+        assert lazy.compute() == (a @ b)[:EDGE, : 6 * EDGE].sum() - 6 * EDGE * EDGE * (a @ b).max()
+    else:
+        with pytest.raises(DoesNotFitError, match="with 4 blocks of C in memory at a time"):
+            lazy.compute()
 
 
 def test_tasks_of_users_stay_as_they_are() -> None:

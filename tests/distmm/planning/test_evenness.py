@@ -1,8 +1,6 @@
-"""Which plans let a product task also be the task that reads its block."""
+"""A plan is even if no worker makes twice its share of the blocks of C: then tasks may be fused."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -46,19 +44,3 @@ def test_no_worker_of_an_even_plan_makes_twice_its_share(counts: tuple[int, ...]
 def test_a_worker_that_a_grid_leaves_idle_has_a_share_too(blocks: int, even: bool) -> None:
     """Two of three workers make all blocks: the share of a third of three blocks is one, of four two."""
     assert plan_of(blocks, Grid(2, 1), 3).is_even == even
-
-
-@pytest.mark.parametrize(
-    ("k", "threads", "fuses"),
-    [(8, 1, True), (8, 2, True), (8, 3, False), (16, 1, False)],  # two slots a worker; one step a chain, or two
-)
-def test_tasks_that_take_no_slot_have_one_step_and_are_no_more_than_the_slots(
-    k: int, threads: int, fuses: bool
-) -> None:
-    blocking = Blocking((8,) * 4, (8,) * (k // 8), (8,) * 4)
-    cluster = ClusterSpec(1, 10**9, "cpu", rate=1e9, link=1e9, load=1e9, threads=threads)
-    schedule = Schedule(blocking, Grid(1, 1), wave_cuts=(1, 4, 4), lookahead=2)
-    plan = Plan(Problem(32, k, 32, np.dtype("f8")), schedule, cluster, streamed=True)
-    assert plan.peak.output_slots == 2
-    assert plan.fuses_readers == fuses
-    assert replace(plan, streamed=False).fuses_readers
