@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from distmm.graph.placement import Chain, Key, Placement
 
-Holder = tuple[str, Chain]  # a product and one of its chains
+Holder = tuple[str, Chain]  # a product, or a reader of its blocks (`OutputSlots.expect`), and a chain
 
 Neighbours = Callable[[Key], Iterable[Key]]
 
@@ -57,13 +57,20 @@ class OutputSlots:
         self.changed: set[int] = set()  # ranks at which a chain that waits may get a slot
         self.numbers = count()  # if two first steps have one priority, the one that asked first starts first
 
-    def expect(self, key: Key, where: Placement, fused: bool = False) -> None:
+    def expect(self, key: Key, where: Placement, fused: bool = False, first: bool = False) -> None:
         """Note a task. It may make a result for which its chain has a slot: a block of C, or its mirror image.
 
-        If it is `fused`, it has the key of a task that reads the block.
+        If it is `fused`, it has the key of a task that reads the block. Several graphs may each have such a task for
+        one block. If these are also the `first` steps, each makes the block, and needs a slot of its own.
         """
-        if fused or key[0] == where.product:
+        if fused and first:
+            self.results[key[0], where.chain].add(key)
+        elif fused or key[0] == where.product:
             self.results[where.product, where.chain].add(key)
+
+    def _holder(self, key: Key, where: Placement) -> Holder:
+        own = key[0], where.chain
+        return own if own in self.results else (where.product, where.chain)
 
     def ask(self, key: Key, where: Placement, priority: tuple[Any, ...]) -> None:
         """Let the first step of a chain wait for a slot; `admit` says when it has one."""
@@ -84,7 +91,7 @@ class OutputSlots:
                 if wanted(key, where):
                     # A chain that was given up takes no slot, for nothing would give it back. It may start, for a
                     # client may retry it.
-                    if (holder := (where.product, where.chain)) in self.results:
+                    if (holder := self._holder(key, where)) in self.results:
                         self._take(rank, holder, where.order)
                     admitted.append((key, where))
         self.changed.clear()
@@ -92,7 +99,7 @@ class OutputSlots:
 
     def leave(self, key: Key, where: Placement) -> None:
         """Note that a task's result is released, or will never be made: a chain that waits may get its slot."""
-        holder = where.product, where.chain
+        holder = self._holder(key, where)
         results = self.results.get(holder)
         if results is None or key not in results:
             return

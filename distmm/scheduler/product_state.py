@@ -167,11 +167,11 @@ class ProductState:
             shared += max(chains.values(), key=len).popitem()[1]
         return shared
 
-    def made_blocks(self, name: str, stays: Callable[[Key], bool]) -> list[MadeBlock]:
+    def made_blocks(self, stays: Callable[[Key], bool]) -> list[MadeBlock]:
         """List the blocks of C that are still to be made, or in memory, if they leave when they have been read."""
         made = []
-        for (of, _), keys in self.slots.results.items() if self.slots and self.limits.wave_orders else ():
-            task = next((self.tasks[key] for key in keys if key in self.tasks), None) if of == name else None
+        for keys in self.slots.results.values() if self.slots and self.limits.wave_orders else ():
+            task = next((self.tasks[key] for key in keys if key in self.tasks), None)
             if task is not None:
                 where, wave = task.where, task.where.order // self.limits.wave_orders
                 made.append(MadeBlock(tuple(keys), wave, set(where.owners), any(map(stays, keys)), task.reads))

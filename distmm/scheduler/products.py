@@ -96,7 +96,7 @@ class Products:
             held.tasks[task.key] = rank
             arranged.hold.append((task.key, order))
             if product.slots is not None:
-                product.slots.expect(task.key, where, task.fused)
+                product.slots.expect(task.key, where, task.fused, task.is_first)
             for block, planned_home in zip(task.operands, where.homes, strict=True):
                 if planned or replicas.use(block, rank):
                     held.replicas[block, rank] = None
@@ -158,7 +158,7 @@ class Products:
         refused = []
         for name in names:
             product = self.products.get(name)
-            if product is None or product.slots is None or not (made := product.made_blocks(name, stays)):
+            if product is None or product.slots is None or not (made := product.made_blocks(stays)):
                 continue
             needed = most_at_a_time(made, readers, reads)
             if needed > max(product.limits.slots_that_fit, product.slots.most):

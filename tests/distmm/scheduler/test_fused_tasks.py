@@ -10,7 +10,7 @@ import dask.array as da
 import numpy as np
 import pytest
 from dask.core import flatten
-from distributed import Client, wait
+from distributed import Client, Event, wait
 from distributed.scheduler import Scheduler
 
 import distmm
@@ -120,6 +120,29 @@ def test_blocks_of_a_streamed_c_are_read_in_the_tasks_that_finish_them(
     fused = {key for key, (then, _) in client.run_on_scheduler(placed).items() if then and key not in before}
     assert fused == set(flatten(sums.__dask_keys__()))
     assert sums.sum().compute() == (a @ b).sum()
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_two_graphs_that_are_computed_side_by_side_may_read_one_streamed_c(
+    client: Client, memory: Callable[[int], None], steps: int
+) -> None:
+    """Each graph makes the blocks, which the first one has finished of some waves when the second one arrives."""
+    a, b = operands(steps * EDGE)
+    memory(enough(TEXT, steps * EDGE))
+    view.ask(client)
+    C = distmm.matmul(a, b, plan=TEXT)
+
+    def most(block: np.ndarray) -> np.ndarray:
+        Event("both").wait(60)
+        return block.max(keepdims=True)
+
+    like = {"chunks": (1, 1), "dtype": "f8", "meta": C._meta}
+    first = client.persist(C.map_blocks(most, **like), priority=100)  # its tasks of all waves come first
+    second = C.map_blocks(lambda block: block.min(keepdims=True), **like).persist()
+    Event("both").set()
+    wait((first, second), timeout=60)
+    assert first.max().compute() == (a @ b).max()
+    assert second.min().compute() == (a @ b).min()
 
 
 @pytest.mark.parametrize(("more", "fits"), [(1, False), (2, True)])  # four blocks at a time, for two
