@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import dask
 import dask.array as da
@@ -20,9 +20,8 @@ from distmm.clusters.hardware import cpus
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.plan import Plan
 from distmm.product.choices import Choices
-from distmm.product.operand import Operand, wrap
+from distmm.product.operand import wrap
 from distmm.product.product import Gemm
-from distmm.product.reduced_product import norms_of
 from distmm.product.resources import _with_room_for_parts
 from distmm.storage import open_matrix
 from distmm.worker.tasks.rows import WORKSPACE
@@ -273,26 +272,6 @@ def test_a_gpu_has_room_for_one_block_that_is_reduced_and_one_merge_whatever_its
     with_room = _with_room_for_parts(cluster, kept=10**6)
     assert (with_room.memory, with_room.workspace) == (10**10 - 2 * WORKSPACE, 7)
     assert with_room.host_memory == 10**9 - 10**6 // 2
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_norms_of_arrays_are_computed_where_products_are_and_those_of_chunks_where_the_chunks_are(
-    device: Literal["cpu", "cuda"], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    devices, blocked = [], Operand.blocked
-
-    def recorded(self: Operand, chunks: Any, device: Any, client: Any) -> da.Array:
-        devices.append(device)
-        return blocked(self, chunks, "cpu", client)
-
-    monkeypatch.setattr(Operand, "blocked", recorded)
-    a, b = operands()
-    product = Gemm.of(wrap(da.from_array(a, 10), "A"), wrap(b, "B"))
-    plan = product.plan(Choices.of())
-    norms = norms_of(product, replace(plan, cluster=replace(plan.cluster, device=device)), None)
-    assert devices == ["cpu", device]
-    for squares, rows in zip(norms, (a, b.T), strict=True):
-        np.testing.assert_allclose(squares.compute(), (rows.astype("f8") ** 2).sum(axis=1))
 
 
 def test_waves_are_small_if_the_parts_of_large_ones_do_not_fit(tmp_path: Path) -> None:
