@@ -17,6 +17,7 @@ from distmm.clusters.local_cluster import local
 from distmm.errors import InputError
 from distmm.submit.tls import security
 
+# How to wait longer, for messages.
 LONGER = "--connect-timeout, or timeout= of distmm.clusters.connect"
 
 

@@ -133,8 +133,9 @@ def add_run(manifest: Json, run: Json, markers: Iterable[Json]) -> None:
 def recorded_end(folder: Folder, lock: Lock, stop: Stop) -> Iterator[None]:
     """Record the end of the last run of a job in its manifest if the ``with`` block raises an error.
 
-    The error is recorded, too, unless the run was stopped and can go on as it is, and whether a threshold kept too many
-    elements: the next run would, too. A manifest that is gone, or is not what distmm wrote, stays as it is.
+    The error is recorded, too, unless the run was stopped and can go on as it is. So is whether a threshold kept too
+    many elements ("over_limit"), because then each further run would fail, too. A manifest that is gone, or is not what
+    distmm wrote, stays as it is.
     """
     try:
         yield
@@ -149,6 +150,6 @@ def recorded_end(folder: Folder, lock: Lock, stop: Stop) -> Iterator[None]:
                     if isinstance(error, Exception) and not isinstance(error, Stopped):
                         kind = "" if isinstance(error, DistmmError) else f"{type(error).__name__}: "
                         run["error"] = f"{kind}{error}"
-                        run["over_limit"] = isinstance(error, DoesNotFitError)
+                        run["over_limit"] = isinstance(error, DoesNotFitError)  # others were made `InputError`
                     write_manifest(folder, manifest)
         raise

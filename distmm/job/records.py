@@ -131,6 +131,11 @@ def batch_facts() -> Json:
     return {"batch_job": batch_job(), "submitted_by": os.environ.get(SUBMITTED_BY, "")}
 
 
+def names_of_arrays(spec: Json) -> list[str]:
+    """Return which operands of a job were arrays of a Python program, and not files, by `Spec.json`."""
+    return [name for name in ("A", "B", "C0") if spec[name] is not None and "path" not in spec[name]]
+
+
 def continuation(run: Json, out: str, arrays: bool = False) -> str:
     """Return the command that goes on with the job `out`, whose last run was `run`.
 
@@ -248,8 +253,7 @@ def status(out: str | os.PathLike[str]) -> Status:
         if owner is None or owner.stale:
             last = manifest["runs"][-1] if manifest["runs"] else {}
             error, state = last.get("error"), "failed" if "error" in last else "stopped"
-            operands = (manifest["spec"][name] for name in ("A", "B", "C0"))
-            arrays = any(one is not None and "path" not in one for one in operands)
+            arrays = bool(names_of_arrays(manifest["spec"]))
             again = None if last.get("over_limit") else continuation(last, folder.target, arrays)
             return Status(
                 folder.target, state, *counts, report=_report(folder), error=error, ended=last.get("ended"),

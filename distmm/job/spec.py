@@ -14,6 +14,7 @@ from distmm import config
 from distmm.checking.verdict import Verdict
 from distmm.errors import InputError
 from distmm.job.folder import Folder, Json
+from distmm.job.records import names_of_arrays
 from distmm.job.reduction import Reduction, from_json
 from distmm.planning.problem import Problem, result_type
 from distmm.product.aliasing import lies_in
@@ -216,18 +217,15 @@ class Spec:
         InputError
             For matrices that are missing, or that were arrays of a Python program.
         """
-        sources = {}
-        for name in ("A", "B", "C0"):
-            one = content[name]
-            if one is not None and "path" not in one:
-                raise InputError(
-                    f"{name} of this job was an array in a Python program, not a file: to continue, make the same call "
-                    f"in that program again"
-                )
-            sources[name] = None if one is None else one["path"]
+        for name in names_of_arrays(content):
+            raise InputError(
+                f"{name} of this job was an array in a Python program, not a file: to continue, make the same call in "
+                f"that program again"
+            )
+        a, b, c0 = content["A"], content["B"], content["C0"]
         return cls.of(
-            sources["A"], sources["B"], sources["C0"], replace(choices, **{name: content[name] for name in KEPT}),
-            transa=content["A"]["transposed"], transb=content["B"]["transposed"],
+            a["path"], b["path"], c0 and c0["path"], replace(choices, **{name: content[name] for name in KEPT}),
+            transa=a["transposed"], transb=b["transposed"],
             alpha=_scalar(content["alpha"]), beta=_scalar(content["beta"]), dtype=np.dtype(content["dtype"]),
             check=content["check"], reduction=from_json(content["reduction"]),
         )  # fmt: skip

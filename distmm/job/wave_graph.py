@@ -8,8 +8,8 @@ the worker that has its block::
     S[i,p]   S[i,p-1] + A[i,p] Y[p,:]     at the home of A[i,p]
     W[i,j]   check C[i,j] by S[i,last], write it, sync it, mark it    at the owner of C[i,j]
 
-If a wave has a single block row i, only the task of S[i,p] reads Y[p,j]. It then computes those of
-its own worker itself.
+If a wave has a single block row i, only the task of S[i,p] reads Y[p,j]. It then computes the sketches Y[p,j] whose
+blocks of B are on its own worker.
 
 If C is reduced, W[i,j] checks and reduces C[i,j], and `Rows` merges the reduced blocks of each row.
 

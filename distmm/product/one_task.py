@@ -84,8 +84,8 @@ def short(product: Gemm, choices: Choices, out: Any = None) -> Any:
     """Return a product, computed in this process, if the client's cluster would save less time than its messages take.
 
     None for a longer one, if its operands or `out` are not in the memory of one device here, and if the caller has
-    said where or how to multiply. P GPUs save 1 - 1 / P of the time that the GPU of the operands takes. CPUs are taken
-    to save all.
+    said where or how to multiply. P GPUs save 1 - 1 / P of the time that the GPU of the operands takes. For operands in
+    host memory, the cluster counts as if it took no time for the arithmetic.
     """
     problem, given = product.problem, choices.kernel or choices.blocks or choices.plan or choices.reproducible
     if choices.client is None or choices.named or given or choices.precision == "ieee" or problem.batch:

@@ -69,6 +69,7 @@ class OutputSlots:
             self.results[where.product, where.chain].add(key)
 
     def _holder(self, key: Key, where: Placement) -> Holder:
+        """Return under which name `expect` has noted a task, or the chain whose first step it is."""
         own = key[0], where.chain
         return own if own in self.results else (where.product, where.chain)
 

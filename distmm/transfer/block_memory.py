@@ -4,8 +4,8 @@ The system fills new pages with zeros. A job of n = 16384 on two cores reads and
 and 34 MB each. In new memory its products took 89 CPU seconds and its reads 3.9, in the memory of freed blocks 84 and
 2.3.
 
-When a block needs more memory than there is of its size, all other kept memory is freed. So blocks and kept memory
-together take no more than blocks have taken before, which plans count.
+If no kept memory has the size of a new block, all kept memory is freed before the block gets new memory. So blocks and
+kept memory together take no more than blocks have taken before, and plans count that.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ MOST_PROCESSES = 8
 """Processes that compile at the same time on half of the cores; each takes about 200 MB."""
 
 NICE = 19
-"""Niceness of these processes where Linux's class of idle processes is forbidden, in which they run otherwise."""
+"""Niceness of these processes. They also get the scheduling class SCHED_IDLE of Linux, unless that is forbidden."""
 
 MOST_TYPES = 100
 """Marks of built types in the cache folder. Each version of the package has its own; the oldest ones are removed."""
@@ -75,10 +75,10 @@ def build(dtype: str, capability: tuple[int, int]) -> None:
     starter, mark = os.getppid(), _mark(dtype, capability)
     mark.parent.mkdir(parents=True, exist_ok=True)
     processes = max(1, min(MOST_PROCESSES, len(os.sched_getaffinity(0)) // 2))
-    # A call of a BLAS waits for all of its threads. Beside builders of niceness 10 on half of 16 cores, NumPy's product
-    # of n = 1024 took 30 ms and not 1: the kernel let them end their time slices.
+    # A call of a BLAS waits for the slowest of its threads. Beside builders of niceness 10 on half of 16 cores, NumPy's
+    # product of n = 1024 took 30 ms instead of 1. A process in SCHED_IDLE gives up its core at once.
     os.nice(NICE)
-    with contextlib.suppress(PermissionError):
+    with contextlib.suppress(OSError):  # a sandbox may also lack the call
         os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
     with open(mark, "a") as of_type, open(mark.with_name("building"), "a") as of_all:
         try:

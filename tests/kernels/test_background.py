@@ -113,14 +113,14 @@ def test_kernels_that_are_built_are_marked(built):
     assert len(built) == 1
 
 
-@pytest.mark.parametrize("forbidden", [False, True])
+@pytest.mark.parametrize("forbidden", [None, PermissionError, OSError])
 def test_builders_give_way_to_other_programs(built, monkeypatch, forbidden):
     asked = []
 
     def schedule(process, policy, parameters):
         asked.append(policy)
         if forbidden:
-            raise PermissionError("no other class")
+            raise forbidden("no other class")
 
     monkeypatch.setattr(background.os, "nice", asked.append)
     monkeypatch.setattr(background.os, "sched_setscheduler", schedule)

@@ -165,7 +165,8 @@ def least_scores(t: float, metric: Metric, squares: Any, work: np.dtype[Any], dt
             square = (limit + slack) * (limit + slack)
             least = (squares - square) / 2 - 4 * np.finfo(np.float64).eps * (squares + square)
         least = library.nextafter(least.astype(work), work.type(-np.inf))
-    return library.where(library.isnan(least), work.type(-np.inf), least)  # infinite norms, or t: the values decide
+    # NaN comes of infinite norms and thresholds: there the values decide.
+    return library.where(library.isnan(least), work.type(-np.inf), least)
 
 
 def value_of(score: np.ndarray, metric: Metric, squares: np.ndarray | None) -> np.ndarray:
@@ -185,4 +186,5 @@ def _lengths(squares: Any) -> Any:
 
     CuPy's ``lengths[lengths == 0] = 1`` would count the zeros, and so wait until the block's product has ended.
     """
-    return gpu.namespace(squares).sqrt(gpu.namespace(squares).where(squares == 0, 1, squares))
+    library = gpu.namespace(squares)
+    return library.sqrt(library.where(squares == 0, 1, squares))

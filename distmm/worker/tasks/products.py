@@ -210,7 +210,7 @@ def combine(
     """Add two partial blocks ``(*batch, m, n)`` of C, of accumulators, into a new one; the rest is as in `multiply`."""
     if arrivals is not None:
         _, _, c0 = arrivals.checked([], [], c0)
-    powers = None if norms is None else exponents(norms, choice.dtype)
+    powers = None if norms is None or reduction is None else exponents(norms, choice.dtype)
 
     def summed() -> Block | tuple[Part, ...]:
         with gpu.multiplying() if choice.device == "cuda" else contextlib.nullcontext():

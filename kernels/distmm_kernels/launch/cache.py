@@ -13,8 +13,8 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
-# Seconds to wait for another process that makes the same file. It may be stopped, or have no core on a busy machine
-# (`distmm_kernels.background`), and few kernels take as long.
+# Seconds to wait for another process that makes the same file. Few kernels take as long to compile. The other process
+# may be stopped, or get no core on a busy machine (`distmm_kernels.background`).
 PATIENCE = 10.0
 
 

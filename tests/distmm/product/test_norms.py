@@ -22,8 +22,8 @@ def test_norms_of_arrays_are_computed_where_products_are_and_those_of_chunks_whe
 ) -> None:
     devices, blocked = [], Operand.blocked
 
-    def recorded(self: Operand, chunks: Any, device: Any, client: Any) -> da.Array:
-        devices.append(device)
+    def recorded(self: Operand, chunks: Any, where: Any, client: Any) -> da.Array:
+        devices.append(where)
         return blocked(self, chunks, "cpu", client)
 
     monkeypatch.setattr(Operand, "blocked", recorded)

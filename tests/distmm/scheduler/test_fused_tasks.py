@@ -19,7 +19,7 @@ from distmm.clusters import view
 from distmm.graph.dask_tasks import ProductTask, Task, unfused
 from distmm.planning import plan
 from tests.distmm.scheduler.known import known
-from tests.distmm.scheduler.streamed import EDGE, TEXT, enough, operands
+from tests.distmm.scheduler.streamed import BLOCK, EDGE, TEXT, enough, operands
 
 ROWS, K, COLUMNS = 400, 30, 20
 X = np.arange(ROWS * K).reshape(ROWS, K) % 7 - 3.0
@@ -106,31 +106,41 @@ def test_tasks_are_not_fused_if_one_worker_makes_all_blocks(client: Client) -> N
     np.testing.assert_array_equal(positive.compute(), np.maximum(X @ W, 0))
 
 
+@pytest.fixture
+def streamed(client: Client, memory: Callable[[int], None]) -> Callable[..., tuple[da.Array, np.ndarray]]:
+    """Return a function that makes a product that does not fit, and its elements.
+
+    Its chains have so many steps, and a worker has memory for so many more blocks than it needs.
+    """
+
+    def make(steps: int = 1, more: int = 0) -> tuple[da.Array, np.ndarray]:
+        a, b = operands(steps * EDGE)
+        memory(enough(TEXT, steps * EDGE) + more * BLOCK)
+        view.ask(client)
+        return distmm.matmul(a, b, plan=TEXT), a @ b
+
+    return make
+
+
 @pytest.mark.parametrize("steps", [1, 2])
 def test_blocks_of_a_streamed_c_are_read_in_the_tasks_that_finish_them(
-    client: Client, memory: Callable[[int], None], steps: int
+    client: Client, streamed: Callable[..., tuple[da.Array, np.ndarray]], steps: int
 ) -> None:
-    a, b = operands(steps * EDGE)
-    memory(enough(TEXT, steps * EDGE))
-    view.ask(client)
     before = client.run_on_scheduler(placed)
-    C = distmm.matmul(a, b, plan=TEXT)
+    C, expected = streamed(steps)
     sums = C.map_blocks(lambda block: block.sum(keepdims=True), chunks=(1, 1), dtype="f8", meta=C._meta).persist()
     wait(sums)
     fused = {key for key, (then, _) in client.run_on_scheduler(placed).items() if then and key not in before}
     assert fused == set(flatten(sums.__dask_keys__()))
-    assert sums.sum().compute() == (a @ b).sum()
+    assert sums.sum().compute() == expected.sum()
 
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_two_graphs_that_are_computed_side_by_side_may_read_one_streamed_c(
-    client: Client, memory: Callable[[int], None], steps: int
+    client: Client, streamed: Callable[..., tuple[da.Array, np.ndarray]], steps: int
 ) -> None:
-    """Each graph makes the blocks, which the first one has finished of some waves when the second one arrives."""
-    a, b = operands(steps * EDGE)
-    memory(enough(TEXT, steps * EDGE))
-    view.ask(client)
-    C = distmm.matmul(a, b, plan=TEXT)
+    """Each graph makes all blocks. The second one arrives when tasks of the first one hold slots."""
+    C, expected = streamed(steps)
 
     def most(block: np.ndarray) -> np.ndarray:
         Event("both").wait(60)
@@ -141,22 +151,19 @@ def test_two_graphs_that_are_computed_side_by_side_may_read_one_streamed_c(
     second = C.map_blocks(lambda block: block.min(keepdims=True), **like).persist()
     Event("both").set()
     wait((first, second), timeout=60)
-    assert first.max().compute() == (a @ b).max()
-    assert second.min().compute() == (a @ b).min()
+    assert first.max().compute() == expected.max()
+    assert second.min().compute() == expected.min()
 
 
 @pytest.mark.parametrize(("more", "fits"), [(1, False), (2, True)])  # four blocks at a time, for two
 def test_blocks_that_wait_for_what_fused_tasks_make_get_slots_if_they_fit(
-    client: Client, memory: Callable[[int], None], more: int, fits: bool
+    streamed: Callable[..., tuple[da.Array, np.ndarray]], more: int, fits: bool
 ) -> None:
     """A worker keeps three blocks of the first row until the maxima of all blocks are there."""
-    a, b = operands(EDGE)
-    memory(enough(TEXT, EDGE) + more * EDGE * EDGE * 8)
-    view.ask(client)
-    C = distmm.matmul(a, b, plan=TEXT)
+    C, expected = streamed(more=more)
     lazy = (C.blocks[0, :6] - C.max()).sum()
     if fits:
-        assert lazy.compute() == (a @ b)[:EDGE, : 6 * EDGE].sum() - 6 * EDGE * EDGE * (a @ b).max()
+        assert lazy.compute() == expected[:EDGE, : 6 * EDGE].sum() - 6 * EDGE * EDGE * expected.max()
     else:
         with pytest.raises(DoesNotFitError, match="with 4 blocks of C in memory at a time"):
             lazy.compute()
