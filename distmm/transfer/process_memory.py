@@ -56,6 +56,10 @@ def in_threads(threads: ThreadPoolExecutor, function: Callable[[Piece], object],
 
     The caller may free the memory, or use it otherwise, as soon as this has raised.
     """
+    pieces = list(pieces)
+    if len(pieces) == 1:  # a thread takes longer to answer than a few bytes take
+        function(pieces[0])
+        return
     calls = [threads.submit(function, piece) for piece in pieces]
     try:
         wait(calls, return_when=FIRST_EXCEPTION)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from distmm.worker.dask_internals import in_task
+from distmm.worker.united_chunks import Union
 
 # Seconds without a product after which prepared operands are freed. They are as large as the operands (17 GB a GPU at
 # n = 65536 on two), and making them again takes milliseconds.
@@ -21,12 +22,14 @@ class Prepared:
 
     A block of A takes part in every product of its row. Splitting it into float16 halves, for example, takes a few per
     cent of one product. Blocks are compared by identity: Dask keeps one object for each block on a worker. Views that
-    a worker's tasks make of a whole block, such as its transpose, are compared by their memory and layout.
+    a worker's tasks make of a whole block, such as its transpose, are compared by their memory and layout. A block in
+    several chunks is compared by its chunks, and exists while all of them do.
     """
 
     def __init__(self) -> None:
         # In the order of their last use: the first one is freed first.
-        self._kept: dict[tuple[object, ...], tuple[weakref.ref[Any], Any]] = {}
+        # Each with references to the arrays that it was made from, and the number of their elements.
+        self._kept: dict[tuple[object, ...], tuple[list[weakref.ref[Any]], int, Any]] = {}
         self._used = 0.0  # when, by the monotonic clock
         self._making = threading.Lock()  # products that begin at the same time use the same blocks
 
@@ -35,29 +38,30 @@ class Prepared:
 
         Parameters
         ----------
-        block : array
+        block : array or Union
         form : object
             Which form of the block it makes; hashable.
         prepare : callable
         most : int
             Keep the prepared forms of at most so many elements of blocks. This block counts, and is always kept.
         """
-        owner = _owner(block)
-        key = id(owner), form, *((block.data.ptr, block.shape, block.strides) if owner is not block else ())
+        chunks = block.chunks if isinstance(block, Union) else [block]
+        owners = [_owner(chunk) for chunk in chunks]
+        key = form, block.shape, *(_identity(*each) for each in zip(chunks, owners, strict=True))
         with self._making:
             self._used = time.monotonic()
-            known, operand = self._kept.pop(key, (None, None))
-            if known is None or known() is not owner:
-                self._make_room(most - block.size)
+            known, size, operand = self._kept.pop(key, ([], 0, None))
+            if not known or any(ref() is not owner for ref, owner in zip(known, owners, strict=True)):
+                size = sum(owner.size for owner in owners)
+                self._make_room(most - size)
                 operand = prepare(alias(block))
-                known = weakref.ref(owner, lambda gone: self._drop(key, gone))
-            self._kept[key] = known, operand
+                known = [weakref.ref(owner, lambda gone: self._drop(key, gone)) for owner in owners]
+            self._kept[key] = known, size, operand
         return operand
 
     def _make_room(self, most: float) -> None:
         """Free the least recently used forms, until the remaining blocks have at most this many elements."""
-        kept = self._kept.copy()  # the original may lose entries at any time, when blocks become garbage
-        sizes = {key: 0 if (block := known()) is None else block.size for key, (known, _) in kept.items()}
+        sizes = {key: size for key, (_, size, _) in self._kept.copy().items()}  # it may lose entries at any time
         there = sum(sizes.values())
         for key, size in sizes.items():
             if there <= most:
@@ -67,7 +71,7 @@ class Prepared:
 
     def _drop(self, key: tuple[object, ...], gone: weakref.ref[Any]) -> None:
         # Without the lock: garbage is collected in any thread, at any time. The entry may belong to a new block by now.
-        if self._kept.get(key, (None,))[0] is gone:
+        if any(ref is gone for ref in self._kept.get(key, ([],))[0]):
             self._kept.pop(key, None)
 
     def drop_idle(self) -> None:
@@ -94,10 +98,20 @@ def _owner(block: Any) -> Any:
     return base if (base.size, base.dtype) == (block.size, block.dtype) else block
 
 
+def _identity(block: Any, owner: Any) -> tuple[object, ...]:
+    """Return what tells a block from others as long as its owner exists."""
+    return id(owner), *((block.data.ptr, block.shape, block.strides) if owner is not block else ())
+
+
 def alias(block: Any) -> Any:
-    """Return another array with the same memory: what is made of it does not keep the block itself alive."""
+    """Return another array with the same memory: what is made of it does not keep the block itself alive.
+
+    A block in several chunks is joined.
+    """
     import cupy
 
+    if isinstance(block, Union):
+        block = block.joined()
     if not isinstance(block, cupy.ndarray):
         return block  # a kernel copies it to the device, and does not refer to it
     return cupy.ndarray(block.shape, block.dtype, block.data, block.strides)

@@ -15,39 +15,12 @@ import numpy as np
 
 from distmm.errors import InputError
 from distmm.worker import gpu
+from distmm.worker.united_chunks import Union
 
 Shape = tuple[int, ...]
 
 # How blocks of an operand arrive: as they are multiplied, as their transposes, or as parts of a vector.
 Form = Literal["matrix", "transpose", "vector"]
-
-
-@dataclass(frozen=True, eq=False)
-class Union:
-    """A block that is still in several chunks ``(m, k)`` of the user, row by row."""
-
-    rows: list[list[Any]]
-
-    @property
-    def shape(self) -> Shape:
-        """Shape of the block."""
-        return sum(line[0].shape[0] for line in self.rows), sum(chunk.shape[1] for chunk in self.rows[0])
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the block."""
-        return sum(chunk.nbytes for line in self.rows for chunk in line)
-
-    def joined(self) -> Any:
-        """Return the block as one array, of the kind of the chunks. Copies in CuPy's current stream."""
-        first = self.rows[0][0]
-        if hasattr(first, "__cuda_array_interface__"):
-            import cupy
-
-            # as bytes if the type has a field: CuPy does not join such arrays
-            rows = [[x.view(np.uint8) if x.dtype.names else x for x in line] for line in self.rows]
-            return cupy.concatenate([cupy.concatenate(line, axis=1) for line in rows]).view(first.dtype)
-        return np.block(self.rows)
 
 
 def arrived(block: Any, what: str, shape: Shape | None = None, dtype: Any = None) -> Any:

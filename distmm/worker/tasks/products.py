@@ -14,12 +14,13 @@ from distmm.planning.problem import Symmetry
 from distmm.worker import gpu, prepared_operands
 from distmm.worker.blas_threads import shared_by
 from distmm.worker.client_output import ClientOutput
-from distmm.worker.tasks.arrivals import Arrivals, Union
+from distmm.worker.tasks.arrivals import Arrivals
 from distmm.worker.tasks.epilogue import Block, Epilogue, applied, flipped
 from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_for
 from distmm.worker.tasks.loads import Load
 from distmm.worker.tasks.metrics import exponents, scaled, unscaled
 from distmm.worker.tasks.reductions import BlockReduction, Part, on_host
+from distmm.worker.united_chunks import Union
 
 if TYPE_CHECKING:
     from distmm_kernels.kernel import Kernel
@@ -112,7 +113,7 @@ def multiply(
                         return made
                 return prepared_operands.prepared.get(block, b_form, partial(prepare_b, wait=False), most_prepared)
 
-            operands = [(left(a), right(b)) for a, b in _joined(a_blocks, b_blocks)]
+            operands = [(left(a), right(b)) for a, b in zip(a_blocks, b_blocks, strict=True)]
             return _step(kernel, c, operands, epilogue, c0, reduced, on_diagonal)
 
     height, width = a_blocks[0].shape[-2], b_blocks[0].shape[-2 if symmetry else -1]

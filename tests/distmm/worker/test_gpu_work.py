@@ -20,6 +20,7 @@ from distmm.clusters import view
 from distmm.errors import DeviceMemoryError
 from distmm.worker import gpu, plugin, prepared_operands
 from distmm.worker.prepared_operands import Prepared
+from distmm.worker.united_chunks import Union
 
 
 @pytest.fixture
@@ -141,6 +142,27 @@ def test_views_that_tasks_make_of_a_block_share_what_is_prepared(
     assert len(prepared) == 1
 
 
+def test_a_block_in_several_chunks_is_joined_and_prepared_once(
+    prepared: Prepared, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prepared_operands, "alias", Union.joined)
+    chunks = [np.full((2, 3), i) for i in range(4)]
+
+    def use(*lines: list[int], most: float = 48) -> np.ndarray:
+        made: np.ndarray = prepared.get(Union([[chunks[i] for i in line] for line in lines]), "A", np.copy, most)
+        return made
+
+    square = use([0, 1], [2, 3])
+    np.testing.assert_array_equal(square, np.block([[chunks[0], chunks[1]], [chunks[2], chunks[3]]]))
+    assert use([0, 1], [2, 3]) is square
+    assert use([0, 1, 2, 3]).shape == (2, 12)  # the same chunks in another order
+    assert use([0], [1], [2], [3]).shape == (8, 3)  # there is room for two blocks of 24 elements
+    assert len(prepared) == 2
+    chunks[3] = chunks[2]
+    gc.collect()
+    assert len(prepared) == 0  # a chunk has gone
+
+
 def test_views_of_the_callers_array_share_nothing(prepared: Prepared, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outside of a worker's tasks: the caller may have written to his array since the last product."""
     monkeypatch.setattr(prepared_operands, "alias", lambda block: block.shape)
@@ -188,7 +210,8 @@ def test_a_gpu_that_stays_full_is_reported_with_the_remedy(monkeypatch: pytest.M
         gpu.retrying(full, "a block of C")
 
 
-def test_every_worker_gets_the_plugin_and_what_it_started_ends_with_it(client: Client) -> None:
+def test_every_worker_gets_the_plugin_and_what_it_started_ends_with_it(cluster: Callable[[int], Client]) -> None:
+    client = cluster(2)
     view.ask(client)
     view.ask(client)
 

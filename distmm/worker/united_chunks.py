@@ -1,0 +1,44 @@
+"""Blocks of operands that are unions of several chunks of the user."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class Union:
+    """A block that is still in several chunks ``(m, k)`` of the user, row by row."""
+
+    rows: list[list[Any]]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Shape of the block."""
+        return sum(line[0].shape[0] for line in self.rows), sum(chunk.shape[1] for chunk in self.rows[0])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the block."""
+        return sum(chunk.nbytes for chunk in self.chunks)
+
+    @property
+    def chunks(self) -> list[Any]:
+        """The chunks, row by row."""
+        return [chunk for line in self.rows for chunk in line]
+
+    def joined(self) -> Any:
+        """Return the block as one array, of the kind of the chunks. Copies in CuPy's current stream."""
+        first = self.rows[0][0]
+        if hasattr(first, "__cuda_array_interface__"):
+            import cupy
+
+            def along(axis: int, parts: list[Any]) -> Any:
+                return parts[0] if len(parts) == 1 else cupy.concatenate(parts, axis)
+
+            # as bytes if the type has a field: CuPy does not join such arrays
+            rows = [[x.view(np.uint8) if x.dtype.names else x for x in line] for line in self.rows]
+            return along(0, [along(1, line) for line in rows]).view(first.dtype)
+        return np.block(self.rows)
