@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from distmm import interrupts
 from distmm.cli import demo, jobs, kernels, multiply, options, plan, submit, verify
 from distmm.errors import DistmmError, InputError, Stopped, UndecidedError, WrongResultError
+from distmm.versions import __version__
 
 WRONG, BAD_INPUT, UNEXPECTED, UNDECIDED, STOPPED, INTERRUPTED = 1, 2, 3, 4, 75, 130
 
@@ -106,9 +107,7 @@ app = typer.Typer(
 
 def _version(asked: bool) -> None:
     if asked:
-        import distmm
-
-        typer.echo(f"distmm {distmm.__version__}")
+        typer.echo(f"distmm {__version__}")
         raise typer.Exit
 
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from distmm.cli import options
+from distmm import clusters, job
+from distmm.cli import jobs, options, session
 from distmm.errors import InputError
 
 if TYPE_CHECKING:
@@ -46,11 +47,6 @@ def demo(
     distmm demo --size 2000 --dtype float64 --device cpu
     ```
     """
-    from distmm import clusters
-    from distmm.cli import session
-    from distmm.cli.jobs import shown
-    from distmm.job import multiply
-
     on = options.device_name(device)
     size = size or (CPU_SIZE if on == "cpu" or clusters.missing_for_gpu() else GPU_SIZE)
     m, k, n = size + 1, size - size // 8 + 3, size + size // 8 - 5 if size > 8 else size
@@ -62,7 +58,7 @@ def demo(
         _make(b, (k, n), dtype, 2, client)
         stop = options.stop(None)
         with stop.on_signals():
-            shown(multiply, a, b, c, client=client, device=on, overwrite=True, stop=stop)
+            jobs.shown(job.multiply, a, b, c, client=client, device=on, overwrite=True, stop=stop)
 
 
 def _prepare(folder: Path) -> None:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from distmm.cli import options
+from distmm import interrupts, job, units
+from distmm.cli import options, session
 
 if TYPE_CHECKING:
-    from distmm.job import Summary
     from distmm.planning.plan import Plan
     from distmm.telemetry.figures import Figures
 
@@ -22,7 +22,7 @@ def run(
     ctx: typer.Context,
     given: options.Job,
     inputs: list[str],
-    job: Callable[..., Summary],
+    function: Callable[..., job.Summary],
     **own: Any,
 ) -> None:
     """Run a job, on a cluster that starts after its checks.
@@ -33,13 +33,11 @@ def run(
         The options that all jobs have.
     inputs : list of str
         Paths of the matrices that are read.
-    job : callable
+    function : callable
         A function of `distmm.job`, with its inputs and its output.
     **own
         Arguments that only this job has.
     """
-    from distmm import interrupts
-    from distmm.cli import session
     from distmm.storage import open_matrix
 
     arguments, stop = given.arguments(), options.stop(given.deadline)
@@ -47,13 +45,11 @@ def run(
     with stop.on_signals():
         with interrupts.while_started():
             session.tell_missing(*map(open_matrix, dict.fromkeys(inputs)))  # one folder is listed once
-        shown(job, connect=connect, stop=stop, **arguments, **own)
+        shown(function, connect=connect, stop=stop, **arguments, **own)
 
 
-def shown(job: Callable[..., Summary], *arguments: Any, **options: Any) -> None:
+def shown(function: Callable[..., job.Summary], *arguments: Any, **options: Any) -> None:
     """Run a job; show its plan when it starts, then its progress, and its summary at the end."""
-    from distmm import units
-    from distmm.cli import session
     from distmm.telemetry import progress
 
     with ExitStack() as live:
@@ -71,7 +67,7 @@ def shown(job: Callable[..., Summary], *arguments: Any, **options: Any) -> None:
         def show(figures: Figures | None) -> None:
             report[0](figures)
 
-        summary = job(*arguments, announce=announce, progress=show, **options)
+        summary = function(*arguments, announce=announce, progress=show, **options)
     typer.echo(session.table(summary.rows(), "Done"))
 
 
@@ -93,12 +89,9 @@ def resume(
     distmm resume C.zarr --cluster scheduler.json --deadline 55m
     ```
     """
-    from distmm.cli import session
-    from distmm.job import resume as job
-
     stop, on = options.stop(deadline), options.device_name(device)
     with stop.on_signals():
-        shown(job, c, connect=partial(session.cluster, ctx, where, on), device=on, stop=stop)
+        shown(job.resume, c, connect=partial(session.cluster, ctx, where, on), device=on, stop=stop)
 
 
 def status(
@@ -113,9 +106,6 @@ def status(
     distmm status C.zarr
     ```
     """
-    from distmm import job
-    from distmm.cli import session
-
     found = job.status(c)
     if as_json:
         session.print_json(asdict(found))

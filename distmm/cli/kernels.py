@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from distmm.cli import options
+from distmm import units
+from distmm.cli import options, session
+from distmm.errors import InputError
+from distmm.versions import installed
 
 if TYPE_CHECKING:
     from distmm_kernels.device import Device
@@ -45,8 +48,6 @@ def kernels(
     ```
     """
     from distmm.bench import ladder
-    from distmm.cli import session
-    from distmm.errors import InputError
     from distmm_kernels import bench
     from distmm_kernels import device as devices
 
@@ -102,7 +103,6 @@ def compile(  # noqa: A001  # the command's name
     distmm compile --arch 80 --arch 89 --dtype float32
     ```
     """
-    from distmm import units
     from distmm_kernels import ahead, device
     from distmm_kernels.launch.cache import cache_folder
 
@@ -142,8 +142,6 @@ def info(
     ```
     """
     from distmm import config as configured
-    from distmm.cli import session
-    from distmm.versions import installed
     from distmm_kernels import config, device, select
 
     (m, k, n), least = options.edges(size), configured.chosen("precision", precision)

@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from distmm.cli import options
+from distmm import job
+from distmm.cli import jobs, options
 
 
 def multiply(
@@ -48,11 +49,8 @@ def multiply(
     distmm multiply weights.h5:/layer1/W X.npy -o Y.npy --transa --cluster tcp://10.0.0.1:8786 --deadline 55m
     ```
     """
-    from distmm.cli import jobs
-    from distmm.job import multiply as job
-
     jobs.run(
-        ctx, given, [a, b], partial(job, a, b, output), reproducible=reproducible, alpha=_plain(alpha),
+        ctx, given, [a, b], partial(job.multiply, a, b, output), reproducible=reproducible, alpha=_plain(alpha),
         beta=_plain(beta), dtype=options.element(dtype) if dtype else None,
     )  # fmt: skip
 
@@ -103,10 +101,7 @@ def topk(
     distmm topk X.zarr -k 15 --metric euclidean -o neighbours.zarr
     ```
     """
-    from distmm.cli import jobs
-    from distmm.job import topk as job
-
-    jobs.run(ctx, given, [a, b or a], partial(job, a, b, k, output, metric=metric))
+    jobs.run(ctx, given, [a, b or a], partial(job.topk, a, b, k, output, metric=metric))
 
 
 def threshold(
@@ -136,8 +131,5 @@ def threshold(
     distmm threshold X.zarr -t 0.9 --metric cosine --most 1000000000 -o network.zarr
     ```
     """
-    from distmm.cli import jobs
-    from distmm.job import threshold as job
-
     least = int(t) if t.is_integer() and abs(t) < 2**53 else t
-    jobs.run(ctx, given, [a, b or a], partial(job, a, b, least, output, metric=metric, most=most))
+    jobs.run(ctx, given, [a, b or a], partial(job.threshold, a, b, least, output, metric=metric, most=most))

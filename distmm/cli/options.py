@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
+from distmm import job
+from distmm.errors import InputError
 from distmm.planning.precision import Precision
-
-if TYPE_CHECKING:
-    from distmm.job import Stop
+from distmm.units import seconds
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
@@ -84,22 +84,17 @@ def element(name: str) -> Any:
 
 def writable(*paths: Path | None) -> None:
     """Refuse paths whose folder does not exist; None is ignored."""
-    from distmm.errors import InputError
-
     for path in paths:
         if path is not None and not path.absolute().parent.is_dir():
             raise InputError(f"{path}: there is no folder {path.absolute().parent}; make it first")
 
 
-def stop(deadline: str | None) -> Stop:
+def stop(deadline: str | None) -> job.Stop:
     """Return the object that stops a job at a deadline, if there is one, and on signals."""
-    from distmm.job import Stop
-    from distmm.units import seconds
-
     limit = None if deadline is None else seconds(deadline)
     if limit == 0:  # of a program, Stop(0) is a deadline that has come
         raise typer.BadParameter("a deadline of 0 s leaves no time for work: give a longer one, or none")
-    return Stop(limit)
+    return job.Stop(limit)
 
 
 # If the user gives no device, precision, check or `--reproducible`, Dask's configuration applies.

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from distmm.cli import options
+from distmm import clusters
+from distmm.cli import options, session
 
 if TYPE_CHECKING:
-    from distmm.cli.options import Device
     from distmm.clusters.hardware import Hardware
     from distmm.planning.plan import Plan
 
@@ -83,8 +83,6 @@ def plan(
     distmm plan 2000000x768:float32 768x2000000:float32 --workers 8 --threads 16 --memory 64GB
     ```
     """
-    from distmm import clusters
-    from distmm.cli import session
     from distmm.job import planning
     from distmm.job.spec import Spec
     from distmm.product.choices import Choices
@@ -103,7 +101,7 @@ def plan(
             raise typer.BadParameter(f"{' and '.join(given)} is for an existing cluster: leave it out, or --gpus")
     elif where.cluster in ("local", "local-cpu") and on != "gpu" and where.tls == "none":
         session.tell_device(where.cluster, on)
-        kind: Device = "cpu" if where.cluster == "local-cpu" else on
+        kind: options.Device = "cpu" if where.cluster == "local-cpu" else on
         hardware = clusters.cpu_workers(kind, where.workers, where.memory_limit)
     if hardware is not None:
         there = replace(spec, choices=replace(choices, hardware=hardware))

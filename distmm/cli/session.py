@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from distmm import clusters, interrupts, units
+
 if TYPE_CHECKING:
     from distributed import Client
     from rich.console import Console
@@ -57,8 +59,6 @@ def tell_missing(*matrices: Matrix) -> None:
 
 def tell_device(where: str, device: DeviceChoice) -> None:
     """Print a note on stderr if this machine has GPUs that cannot be used."""
-    from distmm import clusters
-
     if where == "local" and device == "auto" and clusters.gpu_count() and (missing := clusters.missing_for_gpu()):
         typer.echo(f"Working on the CPU: {missing}", err=True)
 
@@ -66,7 +66,6 @@ def tell_device(where: str, device: DeviceChoice) -> None:
 @contextmanager
 def cluster(ctx: typer.Context, where: Where, device: DeviceChoice) -> Iterator[Client]:
     """Connect to a cluster or start one; print its number of workers and the address of its dashboard."""
-    from distmm import clusters, interrupts, units
     from distmm.all_workers import workers_of
     from distmm.telemetry.client import page_address
 

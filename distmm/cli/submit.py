@@ -6,12 +6,13 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from distmm.cli import options
+from distmm.cli import options, session
 from distmm.errors import InputError
 
 if TYPE_CHECKING:
@@ -113,8 +114,6 @@ def submit(
 
 def _ended(facts: dict[str, Any], as_json: bool) -> typer.Exit:
     """Return the exit with the code of a job, which is None if the job was not followed."""
-    from distmm.cli import session
-
     if as_json:
         session.print_json(facts)
     return typer.Exit(facts["exit_code"] or 0)
@@ -248,8 +247,6 @@ def _check_packages(job: Job, python: str) -> None:
 
 def _machines(job: Job) -> Hardware | None:
     """Return the workers of a job file; None for GPUs without a model in ``slurm.gres``."""
-    from dataclasses import replace
-
     from distmm.clusters.gpu_models import MODELS
     from distmm.clusters.hardware import cpus, gpus
 

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from distmm.cli import options
+from distmm.cli import options, session
 
 # Elements of A, B and C together that this process checks itself, in less time than a cluster takes to start.
 SMALL = 1 << 25
@@ -55,7 +55,6 @@ def verify(
     distmm verify A.npy B.npy C.npy --check full
     ```
     """
-    from distmm.cli import session
     from distmm.storage import open_matrix
 
     if check == "none":
