@@ -3,7 +3,7 @@ r"""The check of one block of C in a job: Freivalds' test on sketches of the blo
 X_j are random vectors for block column j of C: two, or 16 for integers. Each block is multiplied by vectors once, on
 the worker that has it in memory for the product::
 
-    Y_pj = B_pj X_j                  on the home of B_pj, once a wave        of_b (all blocks of a panel there)
+    Y_pj = B_pj X_j                  on the home of B_pj, once a wave        of_b
     S_i  = sum_p A_ip [Y_p0 Y_p1 ..] on the homes of A_ip, once a wave       of_a
     C_ij X_j  ~  alpha S_ij          on the worker that writes C_ij          judge
 
@@ -19,7 +19,6 @@ Sampled elements with a much sharper bound (`distmm.checking.sampled_errors`) de
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,12 +59,8 @@ class Judgement:
 Weights = np.ndarray | None  # exponents (VECTORS, width) of the columns' divisors; None: columns are not divided
 
 
-def weigh(where: object, blocks: list[Block], columns: tuple[int, ...], work: np.dtype) -> dict[int, Weights]:
-    """Choose the weights of block columns by their blocks ``(k, n)`` in the first panel of B, which are at `where`."""
-    return {column: _weights(block, work) for block, column in zip(blocks, columns, strict=True)}
-
-
-def _weights(block: Block, work: np.dtype) -> Weights:
+def weigh(block: Block, work: np.dtype) -> Weights:
+    """Choose the weights of a block column by its block ``(k, n)`` in the first panel of B."""
     if work.kind == "u" or not block.size:
         return None
     found = exponents(largest(block, work))
@@ -76,25 +71,17 @@ def _weights(block: Block, work: np.dtype) -> Weights:
     return np.stack([np.full_like(own, own.max()), own])
 
 
-def of_b(
-    where: object, blocks: list[Block], seed: int, columns: tuple[int, ...], work: np.dtype, by: dict[int, Weights]
-) -> list[Sketch]:
-    """Return the sketches ``Y_pj``, in host memory, of the blocks ``(k, n)`` of a panel of B with the same home."""
-
-    def one(block: Block, column: int) -> Sketch:
-        x = vectors(seed, column, block.shape[1], work.kind == "u")
-        sums = times(block, x, work, by[column]).at(0)
-        whole = np.broadcast_to(np.hypot.reduce(sums.norms, axis=0), (1, x.shape[1]))
-        return Sketch(sums, whole, sampled_elements.columns_of(block, seed, column))
-
-    return [one(block, column) for block, column in zip(blocks, columns, strict=True)]
+def of_b(block: Block, seed: int, column: int, work: np.dtype, by: Weights) -> Sketch:
+    """Return the sketch ``Y_pj``, in host memory, of a block ``(k, n)`` of B."""
+    x = vectors(seed, column, block.shape[1], work.kind == "u")
+    sums = times(block, x, work, by).at(0)
+    whole = np.broadcast_to(np.hypot.reduce(sums.norms, axis=0), (1, x.shape[1]))
+    return Sketch(sums, whole, sampled_elements.columns_of(block, seed, column))
 
 
-def of_a(
-    where: object, before: Sketch | None, block: Block, right: list[list[Sketch]], work: np.dtype, *seed: int
-) -> Sketch:
+def of_a(before: Sketch | None, block: Block, panel: list[Sketch], work: np.dtype, *seed: int) -> Sketch:
     """Add ``A_ip [Y_p0 Y_p1 ..]`` of one block of A to the sum over the panels before. `seed` is of sampled rows."""
-    panel, sample = list(itertools.chain.from_iterable(right)), None
+    sample = None
     if before is None or before.sample is not None:
         of_b = [sketch.sample for sketch in panel]
         sample = sampled_elements.sampled(None if before is None else before.sample, block, of_b, *seed)

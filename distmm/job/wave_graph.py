@@ -67,16 +67,24 @@ class PanelOfB(NamedTuple):
     changed: dict[int | None, Json]
 
 
+def _weigh(where: Placement, blocks: list[Any], columns: tuple[int, ...], work: np.dtype) -> dict[int, sketch.Weights]:
+    """Return the weights of block columns by their blocks in the first panel of B, which have the same home."""
+    return {j: sketch.weigh(block, work) for j, block in zip(columns, blocks, strict=True)}
+
+
 def _of_b(
     where: Placement, order: Order, blocks: list[Any], seed: int, columns: tuple[int, ...], work: np.dtype | None,
     weights: dict[int, sketch.Weights] | None, measure: bool = False,
 ) -> PanelOfB:  # fmt: skip
     """Return checksums, and sketches if blocks of C are checked, of the blocks of a panel of B with the same home."""
-    norms = [squared_norms(block.T) for block in blocks] if measure else []
-    made = [] if work is None or weights is None else sketch.of_b(where, blocks, seed, columns, work, weights)
-    found: dict[int | None, Json] = {}
-    sums = [summed(block, order, found, j, f"B[{where.i}, {j}]") for j, block in zip(columns, blocks, strict=True)]
-    return PanelOfB(made, sums, norms, found)
+    made = PanelOfB([], [], [], {})
+    for j, block in zip(columns, blocks, strict=True):
+        if work is not None and weights is not None:
+            made.sketches.append(sketch.of_b(block, seed, j, work, weights[j]))
+        if measure:
+            made.norms.append(squared_norms(block.T))
+        made.sums.append(summed(block, order, made.changed, j, f"B[{where.i}, {j}]"))
+    return made
 
 
 def _of_a(
@@ -89,8 +97,8 @@ def _of_a(
     if measure:
         squares = [squared_norms(block), *itertools.chain.from_iterable(of_b.norms for of_b in panel)]
         norms = squares if norms is None else [*map(np.add, norms, squares)]
-    right = [of_b.sketches for of_b in panel]
-    made = None if work is None else sketch.of_a(where, before.sketch, block, right, work, *seed)
+    right = list(itertools.chain.from_iterable(of_b.sketches for of_b in panel))
+    made = None if work is None else sketch.of_a(before.sketch, block, right, work, *seed)
     found: dict[int | None, Json] = dict(before.changed)
     for of_b in panel:
         found |= of_b.changed
@@ -160,7 +168,7 @@ class WriteLayer(ParametricLayer):
                 blocks = List(*(TaskRef((names.b, p, j)) for j in columns))
                 where = self.place(p, columns[0], p)
                 if p == 0 and work is not None:
-                    yield PlacedTask(self._sketch("weights", columns[0]), sketch.weigh, where, blocks, columns, work)
+                    yield PlacedTask(self._sketch("weights", columns[0]), _weigh, where, blocks, columns, work)
                 about = where, judge.orders["B"], blocks, judge.seed, columns, work, weights[columns], measure
                 if len(rows) == 1 and where.rank == self.place(rows[0], p, p).rank:
                     panel.append(Task(None, _of_b, *about))

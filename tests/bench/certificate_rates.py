@@ -54,11 +54,11 @@ class Block:
         self.c = self.product(self.a, self.b)
         self.tolerance = Tolerance.of(self.a.dtype, self.b.dtype, self.c.dtype, k)
         work = self.tolerance.work
-        self.by = sketch.weigh(None, [self.b[:PANEL]], (0,), work)
+        self.by = sketch.weigh(self.b[:PANEL], work)
         self.left: sketch.Sketch | None = None
         for p in range(0, k, PANEL):
-            right = [sketch.of_b(None, [self.b[p : p + PANEL]], seed, (0,), work, self.by)]
-            self.left = sketch.of_a(None, self.left, self.a[:, p : p + PANEL], right, work, seed)
+            right = [sketch.of_b(self.b[p : p + PANEL], seed, 0, work, self.by)]
+            self.left = sketch.of_a(self.left, self.a[:, p : p + PANEL], right, work, seed)
         self.x = sketch.vectors(seed, 0, COLUMNS, False)
 
     def product(self, a: Array, b: Array) -> Array:
@@ -66,7 +66,7 @@ class Block:
 
     def found(self, c: Array) -> bool:
         assert self.left is not None
-        return not sketch.judge(self.tolerance, self.left, 0, c, self.x, by=self.by[0]).ok
+        return not sketch.judge(self.tolerance, self.left, 0, c, self.x, by=self.by).ok
 
     def elements(self, seed: int) -> Iterator[tuple[int, int]]:
         rng = np.random.default_rng(seed)

@@ -45,11 +45,11 @@ def judged(
     """Sketch A and B in some panels of two block columns, and judge C as one of these columns."""
     k = a.shape[1]
     tolerance, step = Tolerance.of(a.dtype, b.dtype, c.dtype, k, precision), -(-k // panels)
-    left, by = None, sketch.weigh(None, [b[:step]] * 2, (0, 1), tolerance.sketched)
+    left, by = None, sketch.weigh(b[:step], tolerance.sketched)
     for p in range(0, k, step):
         panel = b[p : p + step]
-        right = [sketch.of_b(None, [panel, panel], seed, (0, 1), tolerance.sketched, by)]
-        left = sketch.of_a(None, left, a[:, p : p + step], right, tolerance.sketched, seed)
+        right = [sketch.of_b(panel, seed, j, tolerance.sketched, by) for j in (0, 1)]
+        left = sketch.of_a(left, a[:, p : p + step], right, tolerance.sketched, seed)
     assert left is not None
     x = sketch.vectors(seed, column, c.shape[1], tolerance.exact)
-    return sketch.judge(tolerance, left, column, c, x, by=by[column], **more)
+    return sketch.judge(tolerance, left, column, c, x, by=by, **more)

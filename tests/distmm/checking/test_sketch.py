@@ -183,10 +183,10 @@ def test_a_gpu_judges_extreme_sizes_as_numpy_does(name: str, left: float, right:
     a, b = ((rng.standard_normal(shape) * scale).astype(dtype) for shape, scale in (((M, K), left), ((K, N), right)))
     tolerance, x, found = Tolerance.of(dtype, dtype, dtype, K), sketch.vectors(0, 0, N, False), []
     for put in (np.asarray, cupy.asarray):
-        by = sketch.weigh(None, [put(b)], (0,), tolerance.work)
-        right_side = [sketch.of_b(None, [put(b)], 0, (0,), tolerance.work, by)]
-        sketches = sketch.of_a(None, None, put(a), right_side, tolerance.work)
-        found.append(sketch.judge(tolerance, sketches, 0, put(a @ b), x, by=by[0]))
+        by = sketch.weigh(put(b), tolerance.work)
+        right_side = [sketch.of_b(put(b), 0, 0, tolerance.work, by)]
+        sketches = sketch.of_a(None, put(a), right_side, tolerance.work)
+        found.append(sketch.judge(tolerance, sketches, 0, put(a @ b), x, by=by))
     assert [(j.ok, j.settled) for j in found] == [(True, True)] * 2
 
 
@@ -233,7 +233,7 @@ def test_operands_may_be_rounded_where_the_precision_says_so() -> None:
     x = sketch.vectors(0, 0, N, False)
     for precision, right in [("highest", False), ("medium", True)]:
         tolerance = Tolerance.of(a.dtype, b.dtype, c.dtype, K, precision)
-        left = sketch.of_a(None, None, a, [sketch.of_b(None, [b], 0, (0,), tolerance.work, {0: None})], tolerance.work)
+        left = sketch.of_a(None, a, [sketch.of_b(b, 0, 0, tolerance.work, None)], tolerance.work)
         assert (sketch.judge(tolerance, left, 0, c, x).residual <= 1) is right
 
 
@@ -243,7 +243,7 @@ def test_sums_of_16_bit_products_may_be_cut_off_as_tensor_cores_do(name: str) ->
     a, b = rng.random((20, k)).astype(dtype), rng.random((k, 40)).astype(dtype)  # of one sign: what is cut off adds up
     c = twins.one_product(a, b)
     tolerance = Tolerance.of(dtype, dtype, c.dtype, k)
-    left = sketch.of_a(None, None, a, [sketch.of_b(None, [b], 0, (0,), tolerance.work, {0: None})], tolerance.work)
+    left = sketch.of_a(None, a, [sketch.of_b(b, 0, 0, tolerance.work, None)], tolerance.work)
     x = sketch.vectors(0, 0, 40, False)
     assert sketch.judge(tolerance, left, 0, c, x).residual < 0.5
     c[3, 5] *= 1.01
@@ -257,10 +257,10 @@ def test_a_wide_block_that_is_added_to_a_large_c_is_right(dtype: str, width: int
     a, b = rng.standard_normal((40, 300)).astype(dtype), rng.standard_normal((300, width)).astype(dtype)
     before = (1e6 * rng.random((40, width))).astype(dtype)
     tolerance = Tolerance.of(*3 * [np.dtype(dtype)], 300)
-    by = sketch.weigh(None, [b], (0,), tolerance.work)
-    left = sketch.of_a(None, None, a, [sketch.of_b(None, [b], 0, (0,), tolerance.work, by)], tolerance.work)
+    by = sketch.weigh(b, tolerance.work)
+    left = sketch.of_a(None, a, [sketch.of_b(b, 0, 0, tolerance.work, by)], tolerance.work)
     x = sketch.vectors(0, 0, width, False)
-    found = sketch.judge(tolerance, left, 0, a @ b + before, x, beta=1, added=before, by=by[0])
+    found = sketch.judge(tolerance, left, 0, a @ b + before, x, beta=1, added=before, by=by)
     assert found.ok
     assert found.residual < 0.3  # 0.7 to 1.2 if the bound left out the rounding errors of the check's own sums
 

@@ -110,9 +110,9 @@ class OneBlock:
         on_gpu = replace(plan, cluster=replace(plan.cluster, device="cuda"))
         folder = Folder.of(self.folder / f"C{next(self.tokens)}.zarr").of_job("0" * 16)
         tolerance = Tolerance.of(self.a.dtype, self.b.dtype, self.dtype, K)
-        weights = sketch.weigh(None, [self.b], (0,), tolerance.sketched)
-        right = [sketch.of_b(None, [self.b], 5, (0,), tolerance.sketched, weights)]
-        row = RowOfA(sketch.of_a(None, None, self.a, right, tolerance.sketched), np.zeros(2, np.uint64), None, {})
+        weights = {0: sketch.weigh(self.b, tolerance.sketched)}
+        right = [sketch.of_b(self.b, 5, 0, tolerance.sketched, weights[0])]
+        row = RowOfA(sketch.of_a(None, self.a, right, tolerance.sketched), np.zeros(2, np.uint64), None, {})
         with locked(folder.path) as lock:
             folder.make()
             contents = Contents(None, self.dtype, (M, N))
@@ -183,10 +183,10 @@ def test_a_block_that_is_reduced_is_not_copied_to_the_host(reduction: Reduction,
     a, b, c = matrices("float32")
     plan = distmm.plan(a, b, blocks=(M, K, N))
     tolerance = Tolerance.of(a.dtype, b.dtype, c.dtype, K)
-    weights = sketch.weigh(None, [b], (0,), tolerance.sketched)
-    right = [sketch.of_b(None, [b], 5, (0,), tolerance.sketched, weights)]
+    weights = {0: sketch.weigh(b, tolerance.sketched)}
+    right = [sketch.of_b(b, 5, 0, tolerance.sketched, weights[0])]
     norms = [squared_norms(a), squared_norms(b.T)] if reduction.metric in NORMED else None
-    row = RowOfA(sketch.of_a(None, None, a, right, tolerance.sketched), np.zeros(2, np.uint64), norms, {})
+    row = RowOfA(sketch.of_a(None, a, right, tolerance.sketched), np.zeros(2, np.uint64), norms, {})
     judge = Judge("", Contents(reduction, c.dtype, (M, N)), plan, tolerance, 5, 1, 0, {})
     where = Placement("C", (), 0, 0, 0, 0)
     (expected,), on_cpu = judge.judged(where, c, row, 0, None, weights)
