@@ -123,7 +123,4 @@ def _put() -> None:
     from distmm.clusters import results
 
     results.by_tickets(_by_call or _blocks > 0)
-    if _by_call or _blocks:
-        dask_names.put(functions.REPLACEMENTS)
-    else:
-        dask_names.take_back()
+    dask_names.put(functions.REPLACEMENTS if _by_call or _blocks else dask_names.ORIGINALS)

@@ -204,7 +204,7 @@ def free(
     `lengths` are the steps of a chain that are tried. Schedules that certainly need more memory than there is are left
     out, unless all do: then those stay that need about the least.
     """
-    found: dict[tuple[tuple[int, int, int], int, Grid], int] = {}
+    found: dict[tuple[tuple[int, int, int], int, Grid], float] = {}
     whole = (problem.m, problem.k, problem.n)
     triangle = problem.symmetry is not None
     for grid in _grids(problem, cluster.workers):
@@ -240,34 +240,24 @@ def _least_bytes(
     grid: Grid,
     waves: tuple[int, int],
     operands: tuple[Residence, Residence],
-) -> int:
-    """Return a lower bound of the bytes on the fullest worker: of its blocks of C, and of the operands that these need.
+) -> float:
+    """Return a lower bound of the bytes on the fullest worker, with `open_panels` panels of its operands in memory.
 
-    It is about that of the worker in the corner of the grid, in the first wave, with `open_panels` panels in memory.
+    It has at least one block of C, and at least an even share of a wave.
     """
     m, k, n = edges
-    whole = problem.m, problem.k, problem.n
-    rows, deep, columns = (math.ceil(size / edge) for size, edge in zip(whole, edges, strict=True))
-    depth = min(problem.k, k * min(open_panels, math.ceil(deep / grid.layers)))
-    item, sums = problem.dtype.itemsize, min(problem.dtype.itemsize, problem.accumulator_bytes)
+    high, wide = problem.m / waves[0] / grid.rows, problem.n / waves[1] / grid.columns
+    depth = max(k, min(k * open_panels, problem.k / grid.layers))
+    item = problem.dtype.itemsize
+    of_c = min(item, problem.accumulator_bytes) * math.prod(problem.batch)
     a, b = (
         depth * item * math.prod(batch) * (where in BY_STEP)
         for batch, where in zip((problem.a_batch, problem.b_batch), operands, strict=True)
     )
-    of_c = sums * math.prod(problem.batch)
-    if problem.symmetry is not None:  # what a worker has on average, or for one block of C
-        high = min(problem.m, m * math.ceil(rows / max(waves)))
-        return max(high * high // 2 // grid.rows // grid.columns * of_c, m * (m * of_c + a))
-    high = _of_first_worker(problem.m, m, rows, waves[0], grid.rows)
-    wide = _of_first_worker(problem.n, n, columns, waves[1], grid.columns)
+    if problem.symmetry is not None:
+        return max(high * wide / 2 * of_c, m * (m * of_c + a))
+    high, wide = max(m, high), max(n, wide)
     return high * wide * of_c + high * a + wide * b
-
-
-def _of_first_worker(size: int, edge: int, blocks: int, waves: int, lines: int) -> int:
-    """Elements along one dimension of the blocks that the first line of a grid has in the first wave."""
-    mine = math.ceil(math.ceil(blocks / waves) / lines)
-    ragged = blocks * edge - size if (mine - 1) * lines == blocks - 1 else 0
-    return mine * edge - ragged
 
 
 def _grids(problem: Problem, workers: int) -> Iterator[Grid]:

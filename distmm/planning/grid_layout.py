@@ -261,19 +261,10 @@ def by_residue(at: Ints, figures: Ints, count: int) -> Ints:
 
 
 def turned(figures: Ints, blocks: range, weights: Ints) -> Ints:
-    """Sum of ``weights[i] * np.roll(figures, blocks[i], axis=-1)``: a batch index rotates the ranks.
-
-    Nearly all neighbouring rotations have equal weights. They cancel in the differences between neighbouring ranks, so
-    few terms are left. The differences are computed first, and then accumulated from rank 0 on.
-    """
-    if len(blocks) == 1:
-        return np.roll(figures, blocks.start, axis=-1) * weights
+    """Sum of ``weights[i] * np.roll(figures, blocks[i], axis=-1)``: a batch index rotates the ranks."""
     size = figures.shape[-1]
-    by_turn = np.zeros(size, np.int64)
-    np.add.at(by_turn, np.arange(blocks.start, blocks.stop) % size, weights)
-    change = by_turn - np.roll(by_turn, 1)
+    by_turn = by_residue(np.arange(blocks.start, blocks.stop) % size, weights, size)
     total = np.zeros_like(figures)
-    for turn in np.flatnonzero(change):
-        total += change[turn] * np.roll(figures, turn, axis=-1)
-    total[..., 0] = np.roll(figures[..., ::-1], 1, axis=-1) @ by_turn  # rank 0 itself
-    return np.cumsum(total, axis=-1)
+    for turn in np.flatnonzero(by_turn):
+        total += by_turn[turn] * np.roll(figures, turn, axis=-1)
+    return total
