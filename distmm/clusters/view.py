@@ -69,13 +69,13 @@ class _View:
         when, changes, answer = self.answers.get(question, (-math.inf, 0, None))
         return answer if when > time.monotonic() - FRESH_SECONDS and (old or changes == self.changes) else None
 
-    def keep(self, question: Question, answer: Any, when: float, changes: int) -> None:
-        """Keep an answer with its time and the number of changes at that time. Forget the answers that are old."""
-        oldest = time.monotonic() - FRESH_SECONDS
+    def keep(self, question: Question, answer: Any, changes: int) -> None:
+        """Keep an answer with the time, and the number of changes before the question. Forget what is old."""
+        now = time.monotonic()
         for key, (asked, *_) in list(self.answers.items()):  # a copy: the event loop may clear the answers meanwhile
-            if asked <= oldest:
+            if asked <= now - FRESH_SECONDS:
                 self.answers.pop(key, None)
-        self.answers[question] = when, changes, answer
+        self.answers[question] = now, changes, answer
 
 
 _views: weakref.WeakKeyDictionary[Client, _View] = weakref.WeakKeyDictionary()
@@ -116,9 +116,8 @@ def _asked(client: Client, view: _View, question: Question | None) -> dict[str, 
     process_memory.allow()
     proof = process_memory.proof()
     changes = view.changes
-    again = FRESH_SECONDS if view.hosts is not None and question in view.answers else 0.0
-    asked = client.id, dumps(DevicePlugin()), dumps(question) if question else None, proof, ANSWER_SECONDS, again
-    hosts, reads, answers, age = _run(client, _answer, *asked)
+    asked = client.id, dumps(DevicePlugin()), dumps(question) if question else None, proof, ANSWER_SECONDS
+    hosts, reads, answers = _run(client, _answer, *asked)
     send_soon(client)
     if question is not None and hosts and not answers:
         raise InputError(
@@ -126,12 +125,11 @@ def _asked(client: Client, view: _View, question: Question | None) -> dict[str, 
             "are their processes stopped, or do their tasks hold Python's interpreter lock? Try again when they answer"
         )
     if view.changes == changes:
-        now = time.monotonic()
-        view.hosts, view.since = hosts, now
+        view.hosts, view.since = hosts, time.monotonic()
         view.reads = {address: read for address, read in {**view.reads, **reads}.items() if address in hosts}
         lending.note_reach(client, bool(view.reads) and all(view.reads.values()))
         if question is not None:
-            view.keep(question, answers, now - age, changes)
+            view.keep(question, answers, changes)
     return answers
 
 
@@ -147,7 +145,7 @@ def on_scheduler(client: Client, function: Callable[..., Any], argument: Hashabl
     if (answer := view.known(question, old)) is None:
         changes, answer = view.changes, loads(_run(client, _told, client.id, function, argument))
         if view.changes == changes:
-            view.keep(question, answer, time.monotonic(), changes)
+            view.keep(question, answer, changes)
     return answer
 
 
@@ -209,12 +207,11 @@ async def _answer(
     question: bytes | None,
     proof: Any,
     seconds: float,
-    again: float,
     dask_scheduler: Scheduler,
-) -> tuple[dict[str, str], dict[str, bool], dict[str, Any], float]:
-    """Install plugins, and ask all workers; return hosts, who reads the client's memory, answers and their age.
+) -> tuple[dict[str, str], dict[str, bool], dict[str, Any]]:
+    """Install plugins, and ask all workers; return hosts, who reads the client's memory, and answers.
 
-    Runs on the scheduler. `again` is an argument of `ask_workers`.
+    Runs on the scheduler.
     """
     from distmm.scheduler.plugin import PlacementPlugin
     from distmm.scheduler.worker_answers import ask_workers, send
@@ -234,4 +231,4 @@ async def _answer(
         dask_scheduler.worker_plugins[DevicePlugin.name] = plugin  # the scheduler sends it to new workers
         await send(dask_scheduler, {"op": "plugin-add", "plugin": plugin, "name": DevicePlugin.name}, seconds)
     hosts = {address: worker.host for address, worker in dask_scheduler.workers.items()}
-    return hosts, *await ask_workers(dask_scheduler, placement.said, question, proof, seconds, again)
+    return hosts, *await ask_workers(dask_scheduler, placement.said, question, proof, seconds)

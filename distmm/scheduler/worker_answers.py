@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from distmm.transfer import process_memory
 
@@ -14,27 +13,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# A worker whose results take at most so many bytes more than before is not asked again: plans round more off.
-LITTLE = 1 << 20
-
-
-class Said(NamedTuple):
-    """What a worker has answered: when, and how many bytes of results it held then."""
-
-    when: float
-    held: int
-    answer: Any
-
 
 async def ask_workers(
     scheduler: Scheduler,
-    kept: dict[bytes, dict[str, Said]],
+    kept: dict[bytes, dict[str, Any]],
     question: bytes | None,
     proof: Any,
     seconds: float,
-    again: float,
-) -> tuple[dict[str, bool], dict[str, Any], float]:
-    """Ask all workers; return who reads the client's memory, the answers and their age.
+) -> tuple[dict[str, bool], dict[str, Any]]:
+    """Ask all workers; return who reads the client's memory, and the answers.
 
     Parameters
     ----------
@@ -47,26 +34,17 @@ async def ask_workers(
         As `distmm.transfer.process_memory.proof` returns it.
     seconds : float
         A worker that does not answer for so long is left out; what it said last counts.
-    again : float
-        If the client asks again, as for the second of two equal products: no worker is asked if all have answered in
-        so many seconds, and hold about as little as then. Otherwise 0.
     """
     from distributed.protocol.pickle import dumps
 
-    held = {address: worker.nbytes for address, worker in scheduler.workers.items()}
-    now = time.monotonic()
-    said: dict[str, Said] = {} if question is None else kept.get(question, {})
-    fresh = [each for each in map(said.get, held) if each and each.when > now - again]
-    if 0 < len(held) == len(fresh) and all(held[at] <= said[at].held + LITTLE for at in held):
-        return {}, {address: said[address].answer for address in held}, now - min(each.when for each in fresh)
     message = {"op": "run", "function": dumps(_answer_of_worker), "args": dumps((question, proof)), "wait": True}
     found = await send(scheduler, message, seconds)
     reads = {address: answer["result"][0] for address, answer in found.items()}
     if question is None:
-        return reads, {}, 0.0
-    said = said | {address: Said(now, held[address], answer["result"][1]) for address, answer in found.items()}
-    kept[question] = {address: each for address, each in said.items() if address in held}
-    return reads, {address: each.answer for address, each in kept[question].items()}, 0.0
+        return reads, {}
+    answers = kept.get(question, {}) | {address: answer["result"][1] for address, answer in found.items()}
+    kept[question] = {address: answer for address, answer in answers.items() if address in scheduler.workers}
+    return reads, kept[question]
 
 
 async def send(scheduler: Scheduler, message: dict[str, Any], seconds: float) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from distributed import Client, Future, LocalCluster, Scheduler, core
+from distributed import Client, LocalCluster, Scheduler, core
 
 import distmm
 from distmm.clusters import view
@@ -148,9 +148,7 @@ def test_a_scheduler_that_does_not_answer_is_an_error(client: Client, monkeypatc
         lazy(client)
 
 
-def test_a_large_product_asks_workers_again_only_if_they_hold_more(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_product_asks_workers_again_after_a_task(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[str] = []
     send = worker_answers.send
 
@@ -158,22 +156,17 @@ def test_a_large_product_asks_workers_again_only_if_they_hold_more(
         sent.append(message["op"])
         return await send(scheduler, message, seconds)
 
-    def after(task: Future) -> list[str]:
-        task.result()
-        until(lambda: view._views[client].changes > changes)
-        sent.clear()
-        distmm.plan(a, a, client=client)
-        return list(sent)
-
     monkeypatch.setattr(worker_answers, "send", noted)
-    monkeypatch.setattr(request, "SMALL_SHARE", 0.0)
     a = np.ones((N, N))
     view.forget(client)
     distmm.plan(a, a, client=client)
+    changes = view._views[client].changes
+    task = client.submit(bytes, 10_000_000, pure=False)
+    task.result()
+    until(lambda: view._views[client].changes > changes)
+    sent.clear()
+    distmm.plan(a, a, client=client)
+    assert sent == []  # a small one
+    monkeypatch.setattr(request, "SMALL_SHARE", 0.0)
+    distmm.plan(a, a, client=client)
     assert sent
-    changes = view._views[client].changes
-    small = client.submit(abs, -1, pure=False)  # kept, as the next: its release is another change
-    assert after(small) == []
-    changes = view._views[client].changes
-    large = client.submit(bytes, 10_000_000, pure=False)
-    assert after(large)
