@@ -200,8 +200,7 @@ class MemoryModel:
         All waves of a row read the same rows of A. Each row of waves reads all of B.
         """
         schedule, whole = self.layout.schedule, self.layout.blocking.whole
-        waves = schedule.waves
-        rows, columns = len({wave.rows for wave in waves}) > 1, len({wave.columns for wave in waves}) > 1
+        rows, columns = largest.rows != whole.rows, largest.columns != whole.columns
         again = (True, True) if whole.triangle else (columns, rows)
         stay = staying(self.operands, self.result, self.streamed)
         a, b = ("whole" if all(kept) else at for at, *kept in zip(self.operands, stay, again, strict=True))

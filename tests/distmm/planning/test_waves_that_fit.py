@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from distmm.planning import candidates
+from distmm.planning.blocks import cut
 from distmm.planning.cluster_spec import ClusterSpec, Residence
 from distmm.planning.memory import staying
+from distmm.planning.owners import Grid
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
-from distmm.planning.schedule import LOOKAHEAD
+from distmm.planning.schedule import LOOKAHEAD, Schedule
 from distmm.planning.search import TILE, make_plan
 
 F4 = np.dtype("f4")
@@ -39,3 +41,13 @@ def test_a_product_whose_operands_do_not_fit_beside_each_other_is_refused_after_
     problem, gpus = Problem(200_000, 200_000, 200_000, F4), replace(CPU, workers=2, device="cuda", memory=75 * 10**9)
     assert list(candidates.waves(problem, gpus, False, (True, True))) == [[(1, 1)]]
     assert make_plan(problem, replace(gpus, host_memory=2 * 10**11), result="host").shortfall
+
+
+def test_the_memory_of_thousands_of_waves_is_that_of_one_of_each_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem(4096, 4096, 4096, F4)
+    schedule = Schedule(cut(problem, (32, 512, 32)), Grid(2, 2), (1, 64, 64))
+    plan = Plan(problem, schedule, CPU, result="host")
+    assert schedule.wave_count == 64**2
+    monkeypatch.setattr(Schedule, "waves", property(lambda _: pytest.fail("all waves were listed")))
+    # All of B stays for the next waves, and the share of a wave of A.
+    assert plan.peak.worker > 4096 * 4096 * 4 / 4
