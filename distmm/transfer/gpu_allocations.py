@@ -67,9 +67,14 @@ class Allocation:
     nbytes: int
 
     @property
+    def owner(self) -> tuple[int, str | None]:
+        """The process, and when it was started."""
+        return self.pid, self.started
+
+    @property
     def is_local(self) -> bool:
         """Whether it is this process's own."""
-        return (self.pid, self.started) == (os.getpid(), start_time(os.getpid()))
+        return self.owner == (os.getpid(), start_time(os.getpid()))
 
 
 def is_on_gpu(array: Any) -> bool:

@@ -193,9 +193,10 @@ def _with_sums(send: Send, receive: Receive) -> tuple[Send, Receive]:
 # Blocks of fewer bytes are sent through host memory.
 LEAST_BY_TICKET = 1 << 20
 
-# The ids of the blocks in the message that is written now, if it goes to a worker that reads this process's GPU memory,
-# or to a client that asks for tickets.
-to_neighbour: ContextVar[frozenset[int]] = ContextVar("to_neighbour", default=frozenset())
+# The ids of the blocks in the message that is written now: to a worker that reads this process's GPU memory, or to a
+# client that asks for tickets; and to another client, or to a scheduler.
+by_ticket: ContextVar[frozenset[int]] = ContextVar("by_ticket", default=frozenset())
+through_host: ContextVar[frozenset[int]] = ContextVar("through_host", default=frozenset())
 
 
 @functools.cache
@@ -211,9 +212,9 @@ def _warn() -> None:
 def leaves_gpu(block: Any) -> bool:
     """Whether a CuPy block is sent by a ticket or through host memory, also where UCX could send it.
 
-    UCX sends blocks to other hosts, to clients that ask for no tickets, and blocks with gaps between their elements.
+    UCX sends blocks to other hosts, and to neighbours blocks with gaps between their elements.
     """
-    return id(block) in to_neighbour.get() and not has_gaps(block)
+    return id(block) in through_host.get() or (id(block) in by_ticket.get() and not has_gaps(block))
 
 
 def ticket_for(block: Any) -> bytes | None:
@@ -221,7 +222,7 @@ def ticket_for(block: Any) -> bytes | None:
 
     Work on the default stream is waited for, because other libraries may have made the block there.
     """
-    if not leaves_gpu(block) or block.nbytes < LEAST_BY_TICKET:
+    if id(block) not in by_ticket.get() or has_gaps(block) or block.nbytes < LEAST_BY_TICKET:
         return None
     ticket = ClientArray.of(block)
     if not ticket.on_gpu:

@@ -120,12 +120,15 @@ def answer_soon() -> None:
 
 
 def note_blocks_sent(
-    worker: Worker, may: Callable[[str | None], Awaitable[bool]], noted: ContextVar[frozenset[int]]
+    worker: Worker,
+    where: Callable[[str | None], Awaitable[ContextVar[frozenset[int]] | None]],
+    broken: Callable[[str | None], object],
 ) -> None:
-    """Note which blocks a worker sends while it writes them to a worker for whose address ``await may(address)`` holds.
+    """Note which blocks a worker sends to the address of a worker, while it writes them, in ``await where(address)``.
 
-    `noted` has their ids in the context in which they are serialized, and nowhere else: a block that Dask moves out of
-    a full memory meanwhile is serialized, too. The address is None for other programs.
+    The variable has their ids in the context in which they are serialized, and nowhere else: a block that Dask moves
+    out of a full memory meanwhile is serialized, too. The address is None for clients and schedulers.
+    ``broken(address)`` is called if the connection breaks: the other side closes it if it cannot read the blocks.
 
     It replaces the handler ``"get_data"``.
     """
@@ -134,7 +137,12 @@ def note_blocks_sent(
         return
 
     async def noting(comm: Any, *args: Any, who: str | None = None, **how: Any) -> Any:
-        return await answer(_Noting(comm, noted) if await may(who) else comm, *args, who=who, **how)
+        noted = await where(who)
+        try:
+            return await answer(comm if noted is None else _Noting(comm, noted), *args, who=who, **how)
+        except OSError:
+            broken(who)
+            raise
 
     worker.handlers["get_data"] = noting
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from contextvars import ContextVar
 from typing import Any
 
 from distributed import Worker
@@ -19,6 +20,9 @@ logger = logging.getLogger(__name__)
 # What a client of this host says instead of an address when it asks for blocks (`distmm.clusters.results`).
 CLIENT = "distmm-client"
 
+# Processes, and when they were started, whose GPU memory this one has failed to map.
+_unreachable: set[tuple[int, str | None]] = set()
+
 # Bytes of the blocks that a worker asks another one of its host for at a time: 2 ms of copies from GPU to GPU.
 TOGETHER = 1 << 29
 
@@ -26,25 +30,30 @@ TOGETHER = 1 << 29
 def give_tickets(worker: Worker, plugin: str) -> None:
     """Send blocks by tickets to workers of this host that read this worker's memory, and that have `plugin`.
 
-    Each of them is asked at its first request for blocks. Clients that ask as `CLIENT` get tickets, too: if they cannot
-    read the memory, they ask the scheduler for the elements.
+    Each of them is asked at its first request for blocks, and again when it has closed a connection. Clients that ask
+    as `CLIENT` get tickets, too: if they cannot read the memory, they ask the scheduler for the elements.
+
+    Other clients, and schedulers, get the elements through host memory. UCX would map the GPU memory in which they
+    receive blocks, and keep the maps. Memory that they later allocate at the same addresses could not be lent.
     """
-    reads: dict[str, bool | None] = {}  # by address; None until it has the plugin
+    reads: dict[str | None, bool | None] = {}  # by address; None until it has the plugin
     process_memory.allow(os.getppid())  # the workers that the same process has started
 
     def on_this_host(address: str) -> bool:
         return get_address_host(address) == get_address_host(worker.address)
 
-    async def gets_tickets(address: str | None) -> bool:
+    async def way(address: str | None) -> ContextVar[frozenset[int]] | None:
         if address == CLIENT:
-            return True
-        if address is None or not on_this_host(address):
-            return False
+            return serialization.by_ticket
+        if address is None:
+            return serialization.through_host
+        if not on_this_host(address):
+            return None
         if reads.get(address) is None:
             reads[address] = await _asked(worker, address, plugin)
-        return bool(reads[address])
+        return serialization.by_ticket if reads[address] else None
 
-    note_blocks_sent(worker, gets_tickets, serialization.to_neighbour)
+    note_blocks_sent(worker, way, lambda address: reads.pop(address, None))
     fetch_together(worker, TOGETHER, on_this_host)
 
 
@@ -61,8 +70,9 @@ async def _asked(worker: Worker, address: str, plugin: str) -> bool | None:
     answer: bool | None = reply["result"] if reply["status"] == "OK" else False
     if answer is False:
         logger.warning(
-            "%s does not reach this worker's GPU memory: blocks go there through host memory, which is slower. Reasons "
-            "may be MIG, GPUs without peer access, another user, or a container with an IPC namespace of its own",
+            "%s does not reach this worker's GPU memory: blocks go there as Dask sends them, which is slower. Reasons "
+            "may be MIG, GPUs without peer access, another user, a container with an IPC namespace of its own, or maps "
+            "of freed memory that UCX keeps",
             address,
         )
     return answer
@@ -80,6 +90,7 @@ def _reads(
     allocation, address, expected = on_gpu
     reads = (
         allocation is not None
+        and allocation.owner not in _unreachable
         and process_memory.can_read(*proof)
         and gpu_allocations.can_map(allocation, address, expected, dask_worker)
     )
@@ -98,11 +109,14 @@ def received(ticket: ClientArray) -> Any:
     Raises
     ------
     EOFError
-        If its worker has freed it, so that other elements may have been copied. Dask then asks again.
-    OSError
-        If its worker has ended.
+        If its worker has freed it, so that other elements may have been copied, or if this process cannot map it. Dask
+        then closes the connection and asks again. If it cannot be mapped, the elements are sent then (`_reads`).
     """
     try:
         return Load(ticket, "cuda")()
     except InputError as error:
         raise EOFError(f"a block of process {ticket.pid} was freed while it was copied") from error
+    except OSError as error:
+        if isinstance(ticket.segment, gpu_allocations.Allocation):
+            _unreachable.add(ticket.segment.owner)
+        raise EOFError(f"a block was not copied from GPU to GPU: {error}") from error

@@ -13,7 +13,7 @@ import pytest
 from dask.utils import Dispatch
 from distributed.protocol import deserialize, serialize
 
-from distmm.transfer import loaded_blocks, serialization
+from distmm.transfer import ClientArray, gpu_allocations, loaded_blocks, serialization
 from distmm.worker import neighbours
 
 
@@ -76,9 +76,18 @@ def test_blocks_for_neighbours_go_by_tickets_whatever_the_protocol(monkeypatch: 
     block = Block("f4")
     assert send(block) == ({"typestr": "<f4"}, [b""])
     monkeypatch.setattr(serialization, "has_gaps", lambda block: False)
-    serialization.to_neighbour.set(frozenset([id(block)]))
+    serialization.by_ticket.set(frozenset([id(block)]))
     with pytest.raises(NotImplementedError):  # Dask then asks `send_on_host`, whose header names the function
         send(block)
+
+
+def test_blocks_for_clients_go_through_host_memory_without_tickets(monkeypatch: pytest.MonkeyPatch) -> None:
+    block = Block("f4")
+    monkeypatch.setattr(serialization, "has_gaps", lambda block: True)
+    assert not serialization.leaves_gpu(block)
+    serialization.through_host.set(frozenset([id(block)]))
+    assert serialization.leaves_gpu(block)
+    assert serialization.ticket_for(block) is None
 
 
 def test_a_worker_takes_tickets_as_soon_as_it_has_said_that_it_reads_the_memory(
@@ -91,11 +100,34 @@ def test_a_worker_takes_tickets_as_soon_as_it_has_said_that_it_reads_the_memory(
     monkeypatch.setattr(neighbours.process_memory, "can_read", lambda *proof: True)
     monkeypatch.setattr(neighbours.gpu_allocations, "can_map", lambda *about: reads.pop(0))
     worker: Any = types.SimpleNamespace(plugins={"distmm-device"})
+    allocation = gpu_allocations.Allocation(1, None, b"", 0, 0)
     for answer in (False, True):
-        assert neighbours._reads("distmm-device", (0, 0, b""), (object(), 0, b""), worker) is answer  # type: ignore[arg-type]
+        assert neighbours._reads("distmm-device", (0, 0, b""), (allocation, 0, b""), worker) is answer
         assert {dispatch.dispatch(Block).__module__ == "distmm.transfer.serialization" for dispatch in found} == {
             answer
         }
+
+
+def test_a_worker_that_could_not_map_a_block_asks_for_its_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(load: Any) -> None:
+        raise OSError("resource already mapped")
+
+    monkeypatch.setattr(neighbours.Load, "__call__", refused)
+    monkeypatch.setattr(neighbours, "_unreachable", set())
+    monkeypatch.setattr(neighbours.process_memory, "can_read", lambda *proof: True)
+    monkeypatch.setattr(neighbours.gpu_allocations, "can_map", lambda *about: True)
+    monkeypatch.setattr(neighbours.serialization, "register", lambda received: None)
+    monkeypatch.setitem(sys.modules, "distributed.protocol.cupy", types.ModuleType("cupy"))
+    worker: Any = types.SimpleNamespace(plugins={"distmm-device"})
+    theirs, others = (gpu_allocations.Allocation(pid, None, b"", 0, 0) for pid in (1, 2))
+
+    def answers() -> list[bool | None]:
+        return [neighbours._reads("distmm-device", (0, 0, b""), (of, 0, b""), worker) for of in (theirs, others)]
+
+    assert answers() == [True, True]
+    with pytest.raises(EOFError, match="already mapped"):
+        neighbours.received(ClientArray("", 1, 0, (2, 2), (8, 4), np.dtype("f4"), theirs, (1, 0, b"")))
+    assert answers() == [False, True]
 
 
 def test_serialization_is_otherwise_changed_when_the_first_block_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,10 +103,10 @@ class Told:
 
 
 def note(taker: str, dask_worker: Worker) -> None:
-    async def may(address: str | None) -> bool:
-        return address == taker
+    async def where(address: str | None) -> ContextVar[frozenset[int]] | None:
+        return Told.noted if address == taker else None
 
-    dask_internals.note_blocks_sent(dask_worker, may, Told.noted)
+    dask_internals.note_blocks_sent(dask_worker, where, lambda address: None)
 
 
 @pytest.mark.parametrize("near", [True, False])
@@ -170,6 +170,21 @@ class Fragile(Told):
 
 def end_of_file() -> None:
     raise EOFError("the memory was freed")
+
+
+def test_a_worker_learns_that_another_one_could_not_read_its_blocks_and_sends_others() -> None:
+    broken: list[str | None] = []
+
+    async def where(address: str | None) -> ContextVar[frozenset[int]] | None:
+        return None if address in broken else Told.noted
+
+    how: Any = {"n_workers": 2, "threads_per_worker": 1, "processes": False, "protocol": "tcp"}
+    with LocalCluster(**how, dashboard_address=":0") as cluster, Client(cluster, set_as_default=False) as client:
+        giver, taker = cluster.workers[0], cluster.workers[1]
+        dask_internals.note_blocks_sent(giver, where, broken.append)
+        block = client.submit(Fragile, 5, workers=[giver.address], pure=False)
+        assert client.submit(int, block, workers=[taker.address], pure=False).result(60) == 5
+    assert broken == [taker.address]
 
 
 @pytest.mark.parametrize("wanted", [True, False])

@@ -88,7 +88,7 @@ def ticket(freed: bool) -> bytes:
     import cupy
 
     block = cupy.ones((N, N), "f4")
-    serialization.to_neighbour.set(frozenset([id(block)]))
+    serialization.by_ticket.set(frozenset([id(block)]))
     given = serialization.ticket_for(block)
     assert given is not None
     if not freed:
