@@ -15,7 +15,6 @@ from distmm.cli import options, session
 
 if TYPE_CHECKING:
     from distmm.planning.plan import Plan
-    from distmm.telemetry.figures import Figures
 
 
 def run(
@@ -64,10 +63,7 @@ def shown(function: Callable[..., job.Summary], *arguments: Any, **options: Any)
                 )
             report.append(live.enter_context(progress.live(session.out(stderr=True))))
 
-        def show(figures: Figures | None) -> None:
-            report[0](figures)
-
-        summary = function(*arguments, announce=announce, progress=show, **options)
+        summary = function(*arguments, announce=announce, progress=lambda figures: report[0](figures), **options)
     typer.echo(session.table(summary.rows(), "Done"))
 
 

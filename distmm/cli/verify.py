@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from distmm import job
 from distmm.cli import options, session
 
 # Elements of A, B and C together that this process checks itself, in less time than a cluster takes to start.
@@ -63,7 +64,6 @@ def verify(
         raise typer.BadParameter(f"{len(paths)} matrices are given: give C, which has a certificate, or A, B and C")
     shapes: list[tuple[int, ...]] = []
     if len(paths) == 1:
-        from distmm.job.certificate import recheck
         from distmm.job.contents import is_reduced
         from distmm.job.folder import Folder
         from distmm.job.records import read_certificate
@@ -77,7 +77,7 @@ def verify(
     small = where == HERE and sum(map(math.prod, shapes)) <= SMALL
     with nullcontext() if small else session.cluster(ctx, where, "auto") as client:
         if len(paths) == 1:
-            verdict = recheck(paths[0], client, seed)
+            verdict = job.recheck(paths[0], client, seed)
         else:
             from distmm.api.verify import verify as verdict_of
 

@@ -35,7 +35,7 @@ def _page(scheduler: Scheduler, extra: dict[str, Any], doc: Document) -> None:
     from bokeh.layouts import column, row
     from bokeh.models import CustomJS, Div
 
-    from distmm.telemetry import facts
+    from distmm.telemetry import charts, facts
     from distmm.telemetry.dashboard_figures import Bars, Curves
     from distmm.telemetry.dashboard_grid import Blocks, legend
 
@@ -45,7 +45,8 @@ def _page(scheduler: Scheduler, extra: dict[str, Any], doc: Document) -> None:
     )
     blocks, others = Blocks(name="distmm-blocks", height=BLOCKS, **wide), {"height": OTHERS, **wide}
     panes: list[Any] = [
-        *(Curves(quantity, name=f"distmm-{quantity}-over-time", **others) for quantity in ("rate", "memory")),
+        Curves("rate", "Rate over time", charts.rate, name="distmm-rate-over-time", **others),
+        Curves("memory", "Memory of blocks over time", charts.memory, name="distmm-memory-over-time", **others),
         *(Bars(quantity, name=f"distmm-{quantity}", **others) for quantity in ("rate", "memory", "time", "transfers")),
     ]
     for pane in panes:

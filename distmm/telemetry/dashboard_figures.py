@@ -139,18 +139,13 @@ class Bars(Drawing):
             self.label({x + 0.5: self.names[x] for x in range(0, count, stride)})
 
 
-TIME_QUANTITIES: dict[str, tuple[str, Callable[[Record, float], list[charts.Curve]]]] = {
-    "rate": ("Rate over time", charts.rate),
-    "memory": ("Memory of blocks over time", charts.memory),
-}
-
-
 class Curves(Drawing):
     """One quantity over time: a curve for each worker, or the highest, median and lowest of many workers."""
 
-    def __init__(self, quantity: str, **sizing: Any) -> None:
-        self.quantity = QUANTITIES[quantity]
-        self.title, self.curves = TIME_QUANTITIES[quantity]
+    def __init__(
+        self, quantity: str, title: str, curves: Callable[[Record, float], list[charts.Curve]], **sizing: Any
+    ) -> None:
+        self.quantity, self.title, self.curves = QUANTITIES[quantity], title, curves
         super().__init__(f"{self.title}\n ", self.quantity.unit, ("x", "y", "color", "name"), **sizing)
         self.drawn: tuple[object, float] = (None, -math.inf)
         lines = self.root.multi_line(xs="x", ys="y", source=self.source, line_color="color", line_width=1.8)

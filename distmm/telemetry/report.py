@@ -6,6 +6,7 @@ plan; incidents; and the result of the check of C.
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ import dask
 import distributed
 
 from distmm import templates, units
+from distmm.storage.records import DISK
 from distmm.telemetry import charts, theme
 from distmm.telemetry.batch_job import batch_job
 from distmm.telemetry.facts import checked, facts
@@ -42,11 +44,8 @@ def write(path: str | Path, record: Record, **options: Any) -> Path:
     Path
         Where the report is.
     """
-    path = Path(path)
-    draft = path.with_name(f".{path.name}.draft")
-    draft.write_text(html(record, **options), encoding="utf-8")
-    draft.replace(path)
-    return path
+    DISK.write(os.path.abspath(path), html(record, **options).encode())
+    return Path(path)
 
 
 def html(record: Record, *, title: str = "", certificate: Rows = (), runs: Sequence[Mapping[str, Any]] = ()) -> str:
