@@ -15,7 +15,7 @@ from typing import Any
 
 from dask.array.einsumfuncs import parse_einsum_input
 
-__all__ = ["ORIGINALS", "PLACES", "parse_einsum_input", "put"]
+__all__ = ["ORIGINALS", "PLACES", "parse_einsum_input", "put", "take_back"]
 
 # Modules in which Dask, and users, look for each function; the first one defines it.
 PLACES = {
@@ -25,12 +25,22 @@ PLACES = {
     "tsqr": ("dask.array.linalg",),
 }
 
+_before: dict[tuple[str, str], Callable[..., Any]] = {}  # the functions that `put` has replaced
 # Dask's own functions.
 ORIGINALS = {name: getattr(import_module(places[0]), name) for name, places in PLACES.items()}
 
 
 def put(functions: Mapping[str, Callable[..., Any]]) -> None:
-    """Replace Dask's functions of these names. `ORIGINALS` restores them."""
+    """Replace Dask's functions of these names, until `take_back`."""
     for name, function in functions.items():
         for place in PLACES[name]:
-            setattr(import_module(place), name, function)
+            module = import_module(place)
+            _before.setdefault((place, name), getattr(module, name))
+            setattr(module, name, function)
+
+
+def take_back() -> None:
+    """Restore the functions that `put` has replaced."""
+    while _before:
+        (place, name), function = _before.popitem()
+        setattr(import_module(place), name, function)

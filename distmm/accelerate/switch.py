@@ -123,4 +123,7 @@ def _put() -> None:
     from distmm.clusters import results
 
     results.by_tickets(_by_call or _blocks > 0)
-    dask_names.put(functions.REPLACEMENTS if _by_call or _blocks else dask_names.ORIGINALS)
+    if _by_call or _blocks:
+        dask_names.put(functions.REPLACEMENTS)
+    else:
+        dask_names.take_back()

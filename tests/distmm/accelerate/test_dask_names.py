@@ -33,7 +33,7 @@ def finding(name: str) -> Callable[..., Any]:
 def replaced() -> Iterator[None]:
     dask_names.put({name: finding(name) for name in dask_names.PLACES})
     yield
-    dask_names.put(dask_names.ORIGINALS)
+    dask_names.take_back()
 
 
 def test_each_name_is_one_function_wherever_dask_has_it() -> None:
@@ -74,7 +74,7 @@ def test_a_compressed_svd_looks_up_its_qr(monkeypatch: pytest.MonkeyPatch) -> No
         with pytest.raises(Found, match="tsqr"):
             da.linalg.svd_compressed(A, 1)
     finally:
-        dask_names.put(dask_names.ORIGINALS)
+        dask_names.take_back()
 
 
 def test_subscripts_are_parsed_as_dask_does() -> None:
