@@ -176,8 +176,9 @@ class Blocking:
         The waves are not numbered: each has the index 0.
         """
         batches, rows, columns = self._cuts(parts, multiple)
-        areas = [(down, across, 1) for down, across in self._below(rows)] if self.triangle else []
-        if not self.triangle:
+        if self.triangle:
+            areas = _kinds_below(rows, self.m)
+        else:
             both = product(_kinds(rows, self.m), _kinds(columns, self.n))
             areas = [(down, across, high * wide) for (down, high), (across, wide) in both]
         found: dict[Hashable, tuple[Wave, int]] = {}
@@ -237,6 +238,20 @@ def _kinds(cuts: tuple[range, ...], edges: tuple[int, ...], length: int = 1) -> 
     for at in cuts:
         found.setdefault(edges[at.start // length : at.stop // length], []).append(at)
     return [(same[0], len(same)) for same in found.values()]
+
+
+def _kinds_below(cuts: tuple[range, ...], edges: tuple[int, ...]) -> list[tuple[range, range, int]]:
+    """Return the first pair of ranges of each kind on the diagonal and below it, and how many are of that kind."""
+    found: dict[tuple[object, object], tuple[range, range, int]] = {}
+    above: dict[object, tuple[range, int]] = {}  # the first range of each kind, and how many, in the rows above
+    for down in cuts:
+        kind = edges[down.start : down.stop]
+        for other, (across, count) in [*above.items(), (None, (down, 1))]:  # None: on the diagonal
+            *first, before = found.get((kind, other), (down, across, 0))
+            found[kind, other] = first[0], first[1], before + count
+        first_one, count = above.get(kind, (down, 0))
+        above[kind] = first_one, count + 1
+    return list(found.values())
 
 
 def cut(problem: Problem, edges: Sequence[int], panels: int = 1) -> Blocking:

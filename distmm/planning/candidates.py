@@ -75,8 +75,10 @@ def waves(
     def fits(cuts: tuple[int, int]) -> bool:
         share = (2 if triangle else 1) / math.prod(cuts)  # of C, in the largest wave: a square below the diagonal
         of_operands = 0.0
-        if not problem.batch and not triangle:  # each row of waves reads all of B, and its own rows of A
-            of_operands = a / cuts[0] * (operands_stay[0] and cuts[1] > 1) + b * (operands_stay[1] and cuts[0] > 1)
+        if not problem.batch:  # each row of waves reads all of B, and its own rows of A; those of a triangle read all
+            rows = 1 if triangle else cuts[0]
+            of_operands = a / rows * (operands_stay[0] and cuts[1] > 1)
+            of_operands += b * (operands_stay[1] and cuts[0] > 1 and not triangle)
         return accumulators * share + kept * (1 - share) + of_operands < cluster.memory
 
     smaller = [WAVES[-1]]

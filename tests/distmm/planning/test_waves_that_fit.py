@@ -9,7 +9,7 @@ import pytest
 
 from distmm.planning import candidates
 from distmm.planning.blocks import cut
-from distmm.planning.cluster_spec import ClusterSpec, Residence
+from distmm.planning.cluster_spec import ClusterSpec, Residence, Result
 from distmm.planning.memory import staying
 from distmm.planning.owners import Grid
 from distmm.planning.plan import Plan
@@ -35,6 +35,23 @@ def test_no_number_of_waves_that_is_left_out_fits(
     for cuts in left_out:
         for s in candidates.free(problem, spec, (TILE, TILE, TILE), cuts, candidates.STEPS, LOOKAHEAD, operands):
             assert Plan(problem, s, spec, operands=operands, result="host").shortfall
+
+
+@pytest.mark.parametrize("memory", [30_000, 60_000, 90_000])
+@pytest.mark.parametrize(("edge", "k"), [(160, 160), (320, 96), (96, 320)])
+@pytest.mark.parametrize("result", ["host", "workers"])
+def test_no_number_of_waves_of_a_symmetric_product_that_is_left_out_fits(
+    edge: int, k: int, memory: int, result: Result
+) -> None:
+    problem, spec = Problem(edge, k, edge, F4, symmetry="symmetric"), replace(CPU, workers=2, memory=memory)
+    operands: tuple[Residence, Residence] = ("loaded", "loaded")
+    stays = result == "workers"
+    tried = [w for few in candidates.waves(problem, spec, stays, staying(operands, result, False)) for w in few]
+    left_out = {cuts for cuts in candidates.WAVES[:6] if cuts[0] == cuts[1]} - set(tried)
+    assert left_out or memory > 30_000
+    for cuts in left_out:
+        for s in candidates.free(problem, spec, (TILE, TILE, TILE), cuts, candidates.STEPS, LOOKAHEAD, operands):
+            assert Plan(problem, s, spec, operands=operands, result=result).shortfall
 
 
 def test_a_product_whose_operands_do_not_fit_beside_each_other_is_refused_after_one_wave() -> None:
