@@ -124,7 +124,7 @@ class MemoryModel:
             held += self._finished(layout.blocking.whole) - self._finished(largest)
         held += of_operands
         prepared, slots = 0, None
-        if schedule.chunks is not None:  # a running task copies the chunks of its operands into one block
+        if schedule.chunks is not None and cluster.device == "cpu":  # a running task joins chunks into blocks
             a, b, _ = self._block_bytes(item)
             held += cluster.threads * min(layout.blocking.panels, len(layout.blocking.k)) * (a + b)
         if cluster.device == "cuda":
@@ -135,6 +135,8 @@ class MemoryModel:
             prepared = self._prepared_elements(step)
             edges = layout.blocking.m, layout.blocking.k, layout.blocking.n
             held += math.ceil(prepared * item * cluster.prepared * max(map(_padding, edges)))
+            if schedule.chunks is not None:  # joined chunks, which stay as long as what is prepared of them
+                held += prepared * item
             # A running task copies one block at a time.
             copied = math.ceil(cluster.copied * max(self._block_bytes(item)[:2]))
             held += min(cluster.threads, max(1, layout.busiest)) * (cluster.workspace + copied)

@@ -259,6 +259,17 @@ def test_a_plan_for_operands_that_are_nowhere_is_not_held_against_a_worker_that_
     assert again.cost.bytes_bound == again.bytes_moved > 0
 
 
+@pytest.mark.parametrize("prepared", [0.0, 1.0])
+def test_chunks_that_a_gpu_joins_stay_as_long_as_what_is_prepared_of_them(prepared: float) -> None:
+    problem = Problem(1600, 1600, 1600, F8)
+    cluster = ClusterSpec(2, 10**9, "cuda", rate=1e11, link=1e9, load=1e9, prepared=prepared)
+    joined = make_plan(problem, cluster, blocking=cut(problem, [100] * 3), unions=True)
+    assert isinstance(joined.grid, Owners)
+    assert joined.grid.chunks is not None
+    whole = replace(joined, schedule=replace(joined.schedule, grid=replace(joined.grid, chunks=None)))
+    assert joined.peak.worker - whole.peak.worker == 8 * joined.peak.most_prepared > 0
+
+
 @pytest.mark.parametrize("shape", [(0, 40, 30), (30, 0, 40), (30, 40, 0)])
 def test_products_of_empty_matrices_have_plans_whose_text_gives_them_back(shape: tuple[int, int, int]) -> None:
     problem = Problem(*shape, F8)
