@@ -57,8 +57,8 @@ class Plan:
         How long a run takes before it may be stopped. Waves are short enough that it loses little of its work then:
         see `distmm.planning.early_end`.
     fewest : float, optional
-        How few of these workers would be enough (`distmm.planning.search.few_workers`), infinity if no number is. Only
-        plans for a cluster that is not there have it.
+        How few of these workers would be enough (`distmm.planning.search.fewer_workers`), infinity if no number is.
+        Only plans for a cluster that is not there have it.
     on_disk : bool
         Whether workers read A and B from files and write C to one. The predicted time does not count the writes.
     """

@@ -52,6 +52,7 @@ def make_plan(
     homes: Places = NOWHERE,
     reproducible: bool = False,
     unions: bool = False,
+    few_waves: bool = False,
     **asked_for: Any,
 ) -> Plan:
     """Choose blocks, grid, waves, panels a task and lookahead for a product.
@@ -73,6 +74,8 @@ def make_plan(
         Whether the cuts of k may depend on the shape alone, and not on `homes`.
     unions : bool
         Whether blocks may be unions of those of `blocking`, which are the user's chunks.
+    few_waves : bool
+        Whether to leave out plans of more than a thousand waves: their search takes longest where nothing fits.
     **asked_for
         Other fields of the `Plan`, such as `operands`, `result` and `run_seconds`.
 
@@ -99,7 +102,7 @@ def make_plan(
         best = _placed(asked, homes, reproducible, unions)
         if best is not None and homes.known:
             return best
-    plain = _best(asked, multiples if blocking is None else None)
+    plain = _best(asked, multiples if blocking is None else None, few_waves)
     return plain if best is None or _score(plain) < _score(best) else best
 
 
@@ -133,14 +136,14 @@ def _placed(asked: Plan, homes: Places, reproducible: bool, unions: bool) -> Pla
 
 
 @lru_cache(maxsize=256)
-def _best(asked: Plan, multiples: tuple[int, int, int] | None) -> Plan:
+def _best(asked: Plan, multiples: tuple[int, int, int] | None, few_waves: bool) -> Plan:
     """Return the fastest plan that fits, with blocks at `multiples`, or without them with those asked for.
 
     The answer is kept: a caller who repeats a product would wait each time for a search of 10 to 300 ms.
     """
     best = None
     stay = staying(asked.operands, asked.result, asked.streamed)
-    for waves in candidates.waves(asked.problem, asked.cluster, asked.c_stays, stay):
+    for waves in itertools.islice(candidates.waves(asked.problem, asked.cluster, asked.c_stays, stay), 2 - few_waves):
         best = _in_waves(asked, multiples, waves, best)
         for tried, steps in itertools.pairwise((candidates.STEPS[-1], *candidates.DEEPER_STEPS)):
             # Blocks cannot be shorter along k than one multiple.
@@ -245,6 +248,20 @@ def _weighed(plan: Plan, seconds: float) -> float:
     if isinstance(plan.grid, Owners) and plan.grid.stays.isupper():  # ranks pass on some of what they hold
         paced *= PRICE_OF_BALANCE
     return paced * (1 + 0.01 * plan.lookahead) * (1 + 0.01 * doublings)
+
+
+def fewer_workers(fits: Callable[[int], bool], enough: int, least: int = 1) -> int:
+    """Return a number of workers that is enough, given one: at most an eighth above the fewest.
+
+    Numbers are tried downwards until one is too small: to find that takes a search of all plans, and to find that a
+    number is enough does not. `fits` and `least` are those of `few_workers`.
+    """
+    while enough > least:
+        fewer = max(least, min(enough - 1, int(enough / (1 + TOLERANCE))))
+        if not fits(fewer):
+            break
+        enough = fewer
+    return enough
 
 
 def few_workers(fits: Callable[[int], bool], least: int = 1, most: int = MOST_WORKERS) -> int | None:

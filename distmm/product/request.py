@@ -15,7 +15,7 @@ from distmm.planning.owners import NOWHERE, Places
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import EXAMPLE, parse
-from distmm.planning.search import checked_edges, few_workers, make_plan
+from distmm.planning.search import MOST_WORKERS, checked_edges, few_workers, fewer_workers, make_plan
 from distmm.product.choices import Choices
 from distmm.product.operand import Operand
 from distmm.product.resources import cluster_for, measured, places, residence, with_homes
@@ -195,8 +195,9 @@ def _check_blocks(choices: Choices, plan: Plan) -> None:
 def _fewest(request: PlanRequest, plan: Plan) -> float:
     """Return the smallest number of workers of the plan's kind that the product fits on. Infinity if there is none.
 
-    For other numbers of workers, streamed plans are not searched. That would take several times as long: half a minute
-    for products that nearly fill 16 GPUs.
+    For other numbers of workers, neither streamed plans nor those of many waves are searched. That would take several
+    times as long: half a minute for products that nearly fill 16 GPUs. Each block product of given blocks is the work
+    of one worker.
     """
     spec, problem = plan.cluster, plan.problem
     kept = math.prod(problem.shape) * problem.dtype.itemsize if plan.result == "workers" else 0
@@ -205,14 +206,14 @@ def _fewest(request: PlanRequest, plan: Plan) -> float:
     asked = replace(request, run_seconds=None)
 
     def fits(workers: int) -> bool:
-        if workers == spec.workers:
-            return plan.fits
-        return _planned_for(asked, replace(spec, workers=workers), may_stream=False).fits
+        return _planned_for(asked, replace(spec, workers=workers), quick=True).fits
 
     least = math.ceil(kept / max(1, spec.memory)) or 1
     if plan.fits:
-        return few_workers(fits, min(least, spec.workers), spec.workers) or math.inf
-    return few_workers(fits, max(least, spec.workers + 1)) or math.inf
+        return fewer_workers(fits, spec.workers, least)
+    given = _given_blocking(request, request.unit)
+    most = MOST_WORKERS if given is None else min(MOST_WORKERS, given.whole.c_blocks * len(given.k))
+    return few_workers(fits, max(least, spec.workers + 1), most) or math.inf
 
 
 def _within_host_memory(request: PlanRequest, spec: ClusterSpec) -> Plan:
@@ -228,10 +229,18 @@ def _within_host_memory(request: PlanRequest, spec: ClusterSpec) -> Plan:
     return _planned_for(request, spec) if plan.shortfall else plan
 
 
-def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = True) -> Plan:
+def _given_blocking(request: PlanRequest, unit: tuple[int, ...] | None) -> Blocking | None:
+    """Return the blocks that the caller asks for, or those that follow the chunks of the operands, if there are any."""
+    problem, blocks = request.problem, request.choices.blocks
+    if blocks is not None:
+        return cut(problem, checked_edges(blocks, problem))
+    return users_blocking(problem, request.a, request.b, request.c_chunks, unit)
+
+
+def _planned_for(request: PlanRequest, spec: ClusterSpec, quick: bool = False) -> Plan:
     """Plan for a cluster. Blocks are the given chunks, or else the planner's choice.
 
-    If C stays on the workers and does not fit, it is streamed, provided that `may_stream` is set.
+    If C stays on the workers and does not fit, it is streamed, unless the search shall be `quick`.
     """
     problem, a, b, choices, unit = request.problem, request.a, request.b, request.choices, request.unit
     c_chunks, text = request.c_chunks, choices.plan
@@ -259,22 +268,22 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, may_stream: bool = Tru
             run_seconds=request.run_seconds,
             homes=NOWHERE if blocks is None else places(request, blocks, spec.device),
             reproducible=choices.reproducible,
-            unions=request.job is None and all(x is None for x in (asked, text, c_chunks, request.kept)),
+            few_waves=quick,
+            unions=request.job is None and all(x is None for x in (choices.blocks, text, c_chunks, request.kept)),
             on_disk=request.job is not None,
         )
 
     def best(blocking: Blocking | None, unit: tuple[int, ...] | None = None) -> Plan:
         plan = made(blocking, unit, streamed=False)
         # A lazy product that cannot stay may be read block by block.
-        if not plan.shortfall or result in ("out", "reduced") or not may_stream:
+        if not plan.shortfall or result in ("out", "reduced") or quick:
             return plan
         leaves = made(blocking, unit, streamed=True)
         return plan if leaves.shortfall and plan.shortfall <= leaves.shortfall else leaves
 
     if unit is not None and problem.symmetry is not None:
         unit = (*unit[:-2], *[math.lcm(*unit[-2:])] * 2)  # its blocks are cut alike along m and n
-    asked = None if choices.blocks is None else cut(problem, checked_edges(choices.blocks, problem))
-    blocking = asked or users_blocking(problem, a, b, c_chunks, unit)
+    blocking = _given_blocking(request, unit)
     if blocking is not None and request.job is not None:
         blocking = cut(problem, blocking.largest)
     if (

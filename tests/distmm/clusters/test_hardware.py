@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,8 @@ import distmm
 from distmm.clusters import cluster
 from distmm.clusters.gpu_models import MODELS, share_of_measured
 from distmm.errors import DoesNotFitError, InputError
-from distmm.planning.search import MOST_WORKERS, TOLERANCE, few_workers
+from distmm.planning.search import MOST_WORKERS, TOLERANCE, few_workers, fewer_workers
+from distmm.product import request
 from distmm.worker.tasks.probe import probe
 from distmm_kernels.device import Device
 from distmm_kernels.rates import _MODELS, rates_of
@@ -166,6 +168,38 @@ def test_the_search_finds_nearly_the_first_number_that_is_enough(enough: int, le
     assert fewest <= found < fewest + max(1, TOLERANCE * found)
     assert fits(found)
     assert len(asked) <= 8  # with the one above
+
+
+@given(*[st.integers(1, MOST_WORKERS)] * 3)
+def test_the_search_downwards_tries_one_number_that_is_too_small(enough: int, more: int, least: int) -> None:
+    there = min(MOST_WORKERS, enough + more)
+    too_small: list[int] = []
+
+    def fits(workers: int) -> bool:
+        if workers < enough:
+            too_small.append(workers)
+        return workers >= enough
+
+    found, fewest = fewer_workers(fits, there, least), min(there, max(enough, least))
+    assert fewest <= found < fewest + max(1, TOLERANCE * found)
+    assert len(too_small) <= 1
+
+
+def test_chunks_that_no_worker_holds_are_not_tried_on_more_workers_than_there_is_work_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tried: list[int] = []
+    planned = request._planned_for
+
+    def noting(asked: Any, spec: Any, **how: Any) -> Any:
+        tried.append(spec.workers)
+        return planned(asked, spec, **how)
+
+    monkeypatch.setattr(request, "_planned_for", noting)
+    tall = da.zeros((1000, 200_000), chunks=(50, 200_000), dtype="f4")  # 20 products of one block of C, 160 GB
+    plan = distmm.plan(tall.T, tall, cluster=distmm.gpus(2, "H100"))
+    assert plan.fewest == math.inf
+    assert 2 < max(tried) <= 20
 
 
 def test_the_search_ends_where_no_number_is_enough() -> None:

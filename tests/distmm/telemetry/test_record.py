@@ -253,13 +253,9 @@ def test_the_operands_own_tasks_and_those_of_others_are_told_apart(current: Clie
     def nap(number: int) -> None:
         until(gate.exists)
 
-    def slow(block: np.ndarray) -> np.ndarray:
-        time.sleep(0.02)
-        return block
-
     naps = current.map(nap, range(4), pure=False)  # of someone else, on each worker
     until(lambda: len(current.processing()) == 4 and all(current.processing().values()))
-    made = da.ones((64, 64), chunks=32).map_blocks(slow, dtype="f8", meta=np.empty((0, 0)))
+    made = da.ones((64, 64), chunks=32).map_blocks(np.copy, dtype="f8", meta=np.empty((0, 0)))
     C = matmul(made + made.T, da.ones((64, 64), chunks=32), client=current)  # `made` is no operand, but A is made of it
     kept = current.persist(C)
     until(lambda: telemetry.figures(current, C.name))
@@ -267,7 +263,8 @@ def test_the_operands_own_tasks_and_those_of_others_are_told_apart(current: Clie
     wait([*naps, kept])
     r = telemetry.read(current, C.name)
     assert r is not None
-    assert sum(lane.seconds["operands"] for lane in r.lanes.values()) >= 4 * 0.02
+    # not by their seconds: a worker that the machine lets wait counts as silent, and its work then as nobody's
+    assert sum(activity.kind == "operands" for activity in r.activities) >= 4
     assert set(r.others) == {"nap"}
     assert sum(lane.seconds["other"] for lane in r.lanes.values()) > 0
 
