@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import socket
 import sys
 import warnings
 from collections.abc import Iterator
@@ -142,9 +143,7 @@ def local(
 
         background.begin("float32", devices.of_driver()[0][0].compute_capability)  # while the workers start
     # The scheduler's web server always runs, also without a dashboard: it answers /health and /metrics.
-    address = "127.0.0.1:0" if dashboard is None else dashboard
-    if not address.rpartition(":")[2].isdigit():
-        raise InputError(f"dashboard address {address!r} has no port; write it as :8787 or 127.0.0.1:8787")
+    address = "127.0.0.1:0" if dashboard is None else _free_address(dashboard)
     routes = {} if dashboard is not None else {"distributed.scheduler.http.routes": dashboard_access.PROBED}
     arguments["scheduler_kwargs"] = {"dashboard": dashboard is not None}
     if tls != "none":
@@ -152,7 +151,8 @@ def local(
     arguments["silence_logs"] = logging.CRITICAL if quiet else logging.WARNING
 
     def started() -> LocalCluster:
-        # The scheduler reads the routes only at its start. If another process has the port, Dask uses another one.
+        # The scheduler reads the routes only at its start. If another process takes the port after `_free_address`,
+        # Dask uses another port and warns.
         with dask.config.set(routes), warnings.catch_warnings():
             warnings.filterwarnings("ignore", r"Port \d+ is already in use", UserWarning)
             return make(dashboard_address=address, **arguments)
@@ -272,3 +272,20 @@ def _gpu(workers: int | None, limit: int | None) -> ClusterSetup:
     # Client memory that a worker pins counts as its own. By its default limits Dask would pause or kill the worker.
     config = {f"distributed.worker.memory.{action}": False for action in ("target", "spill", "pause", "terminate")}
     return LocalCUDACluster, arguments, config
+
+
+def _free_address(address: str) -> str:
+    """Return the address, with port 0 (any free port) if its port is in use.
+
+    Dask would also use another port, but with a warning at each start and with a socket left open.
+    """
+    host, _, port = address.rpartition(":")
+    if not port.isdigit():
+        raise InputError(f"dashboard address {address!r} has no port; write it as :8787 or 127.0.0.1:8787")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, int(port)))
+        except OSError:
+            return f"{host}:0"
+    return address
