@@ -247,10 +247,10 @@ def _kinds_below(cuts: tuple[range, ...], edges: tuple[int, ...]) -> list[tuple[
     for down in cuts:
         kind = edges[down.start : down.stop]
         for other, (across, count) in [*above.items(), (None, (down, 1))]:  # None: on the diagonal
-            *first, before = found.get((kind, other), (down, across, 0))
-            found[kind, other] = first[0], first[1], before + count
-        first_one, count = above.get(kind, (down, 0))
-        above[kind] = first_one, count + 1
+            row, column, before = found.get((kind, other), (down, across, 0))
+            found[kind, other] = row, column, before + count
+        first, count = above.get(kind, (down, 0))
+        above[kind] = first, count + 1
     return list(found.values())
 
 

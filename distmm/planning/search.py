@@ -251,10 +251,10 @@ def _weighed(plan: Plan, seconds: float) -> float:
 
 
 def fewer_workers(fits: Callable[[int], bool], enough: int, least: int = 1) -> int:
-    """Return a number of workers that is enough, given one: at most an eighth above the fewest.
+    """Return a number of workers that is enough, given one: at most an eighth above the fewest, but for exceptions.
 
     Numbers are tried downwards until one is too small: to find that takes a search of all plans, and to find that a
-    number is enough does not. `fits` and `least` are those of `few_workers`.
+    number is enough does not. `fits`, `least` and the exceptions are those of `few_workers`.
     """
     while enough > least:
         fewer = max(least, min(enough - 1, int(enough / (1 + TOLERANCE))))
