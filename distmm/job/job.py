@@ -46,28 +46,27 @@ Announce = Callable[[Plan, float], None]
 Progress = Callable[[Figures], None]
 
 
-class CallKeywords(TypedDict, total=False):
-    """The keywords of all functions that run a job. See `distmm.multiply`."""
+class RunKeywords(TypedDict, total=False):
+    """The keywords of functions that run a job. See `distmm.multiply`."""
 
+    client: Client | None
     connect: Connect | None
+    device: cluster.DeviceChoice | None
     stop: Stop | None
     announce: Announce | None
     progress: Progress | None
 
 
-class RunKeywords(CallKeywords, total=False):
-    """The keywords of functions that continue a job."""
+class JobKeywords(BlockKeywords, total=False):
+    """The keywords of functions that begin a job. See `distmm.multiply`."""
 
-    client: Client | None
-    device: cluster.DeviceChoice | None
-
-
-class JobKeywords(BlockKeywords, CallKeywords, total=False):
-    """The keywords of functions that begin a job."""
-
+    connect: Connect | None
     overwrite: bool | None
     check: Check | None
     seed: int | None
+    stop: Stop | None
+    announce: Announce | None
+    progress: Progress | None
 
 
 def checked(keywords: JobKeywords) -> tuple[Choices, Check]:
