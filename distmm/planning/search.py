@@ -75,7 +75,8 @@ def make_plan(
     unions : bool
         Whether blocks may be unions of those of `blocking`, which are the user's chunks.
     few_waves : bool
-        Whether to leave out plans of more than a thousand waves: their search takes longest where nothing fits.
+        Whether to leave out plans of more than a thousand waves if C could fit in fewer. Where nothing fits, their
+        search takes longest.
     **asked_for
         Other fields of the `Plan`, such as `operands`, `result` and `run_seconds`.
 
@@ -143,7 +144,8 @@ def _best(asked: Plan, multiples: tuple[int, int, int] | None, few_waves: bool) 
     """
     best = None
     stay = staying(asked.operands, asked.result, asked.streamed)
-    for waves in itertools.islice(candidates.waves(asked.problem, asked.cluster, asked.c_stays, stay), 2 - few_waves):
+    numbers = candidates.waves(asked.problem, asked.cluster, asked.c_stays, stay)
+    for waves in itertools.islice(numbers, 1 if few_waves else None):
         best = _in_waves(asked, multiples, waves, best)
         for tried, steps in itertools.pairwise((candidates.STEPS[-1], *candidates.DEEPER_STEPS)):
             # Blocks cannot be shorter along k than one multiple.

@@ -195,9 +195,8 @@ def _check_blocks(choices: Choices, plan: Plan) -> None:
 def _fewest(request: PlanRequest, plan: Plan) -> float:
     """Return the smallest number of workers of the plan's kind that the product fits on. Infinity if there is none.
 
-    For other numbers of workers, neither streamed plans nor those of many waves are searched. That would take several
-    times as long: half a minute for products that nearly fill 16 GPUs. Each block product of given blocks is the work
-    of one worker.
+    For other numbers of workers, neither streamed plans nor those of many waves are searched: that would take several
+    times as long. If blocks are given, no more workers are tried than there are block products.
     """
     spec, problem = plan.cluster, plan.problem
     kept = math.prod(problem.shape) * problem.dtype.itemsize if plan.result == "workers" else 0

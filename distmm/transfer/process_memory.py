@@ -52,14 +52,10 @@ def _threads() -> ThreadPoolExecutor:
 
 
 def in_threads(threads: ThreadPoolExecutor, function: Callable[[Piece], object], pieces: Iterable[Piece]) -> None:
-    """Call a function of each piece in several threads, and return or raise when none of the calls runs any more.
+    """Call a function of each piece in these threads, and return or raise when none of the calls runs any more.
 
     The caller may free the memory, or use it otherwise, as soon as this has raised.
     """
-    pieces = list(pieces)
-    if len(pieces) == 1:  # a thread takes longer to answer than a few bytes take
-        function(pieces[0])
-        return
     calls = [threads.submit(function, piece) for piece in pieces]
     try:
         wait(calls, return_when=FIRST_EXCEPTION)
@@ -98,7 +94,11 @@ def copy(target: np.ndarray, source: np.ndarray) -> None:
 
 
 def _copy_pieces(call: Callable[..., int], pid: int, theirs: Rows, ours: int) -> None:
-    in_threads(_threads(), lambda piece: _copy_piece(call, pid, *piece), _pieces(theirs, ours))
+    pieces = list(_pieces(theirs, ours))
+    if len(pieces) == 1:  # a thread takes longer to answer than a few bytes take
+        _copy_piece(call, pid, *pieces[0])
+    else:
+        in_threads(_threads(), lambda piece: _copy_piece(call, pid, *piece), pieces)
 
 
 def _pieces(theirs: Rows, ours: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:

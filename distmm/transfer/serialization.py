@@ -17,8 +17,8 @@ the block. So the receiver checks the mark of the ticket after the copy. If it i
 and Dask asks again.
 
 A sender gives tickets to a worker that has read random bytes in its host memory and in its GPU memory, and to a client
-that asks for them (`distmm.clusters.results`). If such a client cannot copy the block, its message counts as truncated,
-too, and the client gets the elements through the scheduler.
+that asks for them (`distmm.clusters.results`). If one of them cannot copy the block, its message counts as truncated,
+too. The worker is then asked again whether it reads the memory, and the client gets the elements through the scheduler.
 
 *Types.* Dask describes a CuPy block by CUDA's array interface, which supports only NumPy's own types. So a bfloat16
 block would arrive as untyped elements of two bytes (``|V2``).

@@ -361,3 +361,12 @@ def test_an_array_out_of_reach_travels_with_the_graph(client: Client, monkeypatc
     assert transfer.share(a, client) is None
     with client.as_current():
         np.testing.assert_allclose(distmm.matmul(a, a, client=client).compute(), a @ a)
+
+
+def test_each_piece_is_handled_by_one_of_the_threads_which_have_buffers_of_their_own() -> None:
+    for pieces in ([0], [0, 1, 2]):
+        found: list[str] = []
+        with ThreadPoolExecutor(2, thread_name_prefix="reader") as threads:
+            process_memory.in_threads(threads, lambda _: found.append(threading.current_thread().name), pieces)  # noqa: B023
+        assert len(found) == len(pieces)
+        assert all(name.startswith("reader") for name in found)
