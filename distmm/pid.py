@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 
@@ -18,6 +19,11 @@ def machine() -> str:
     return " ".join(parts)
 
 
+def this_process() -> tuple[int, str | None]:
+    """Return the number of this process, and when it was started (`start_time`)."""
+    return os.getpid(), _started(os.getpid())
+
+
 def start_time(pid: int) -> str | None:
     """Return when a process of this machine was started, in clock ticks since the boot; None if it has ended.
 
@@ -29,3 +35,6 @@ def start_time(pid: int) -> str | None:
     except (FileNotFoundError, ProcessLookupError):  # other errors leave open whether the process exists
         return None
     return None if fields[0] in "ZX" else fields[19]
+
+
+_started = functools.cache(start_time)  # of this process: a fork has another number

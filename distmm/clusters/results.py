@@ -1,4 +1,4 @@
-"""Results of GPU workers of this host come to the client by tickets (`distmm.transfer.serialization`).
+"""Results of GPU workers of this host come to the client by tickets (`distmm.transfer.tickets`).
 
 Dask's client gets a result through the scheduler: the result is copied from the GPU to the host, sent over two
 connections, and copied to the client's GPU, at 0.6 GB/s (an H200, TCP). While `distmm.accelerate` is on, the client
@@ -9,7 +9,7 @@ memory runs on its host.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from distmm.worker.dask_internals import call_every_second, gather_from
@@ -32,7 +32,7 @@ def by_tickets(on: bool) -> None:
 
 def take_tickets(client: Client, near: Callable[[str], bool]) -> None:
     """Let a client get results itself from the workers with a `near` address, while `by_tickets` is on."""
-    from distmm.transfer import gpu_allocations, serialization  # late: only a cluster needs them
+    from distmm.transfer import gpu_allocations, serialization, tickets  # late: only a cluster needs them
     from distmm.worker.neighbours import CLIENT
 
     refused: set[str] = set()
@@ -46,23 +46,24 @@ def take_tickets(client: Client, near: Callable[[str], bool]) -> None:
             ", ".join(addresses),
         )
 
-    serialization.register(_received)
+    serialization.register()
+    tickets.take(_received)
     gather_from(client, lambda: _on, lambda address: near(address) and address not in refused, CLIENT, failed)
     call_every_second(client, gpu_allocations.drop_idle)
 
 
-def _received(ticket: ClientArray) -> Any:
-    """Return a copy of the array that a ticket names.
+def _received(named: Sequence[ClientArray]) -> list[Any]:
+    """Return copies of the arrays that tickets of one process name.
 
     Raises
     ------
     EOFError
-        If there is none, for whatever reason. Dask then closes the connection, and the array comes by the scheduler.
+        If there is none of one, for whatever reason. Dask then closes the connection, and it comes by the scheduler.
     """
     from distmm.worker.neighbours import received
 
     try:
-        return received(ticket)
+        return received(named)
     except Exception as error:
-        logger.warning("a result of process %d was not copied from GPU to GPU: %s", ticket.pid, error)
-        raise EOFError(f"no array came from process {ticket.pid}: {error}") from error
+        logger.warning("results of process %d were not copied from GPU to GPU: %s", named[0].pid, error)
+        raise EOFError(f"no array came from process {named[0].pid}: {error}") from error

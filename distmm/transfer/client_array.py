@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -159,7 +160,7 @@ class ClientArray:
         layout = {"version": 3, "data": (self.address, False), "shape": self.shape, "strides": self.strides}
         loan = self.loan if self.loan is not None else loans.lent(self.name)
         if loan is None and self.name:
-            raise InputError(self._freed())
+            raise InputError(self.freed())
         if self.on_gpu:
             import cupy
 
@@ -168,26 +169,12 @@ class ClientArray:
         view = np.asarray(_Memory(loan, {**layout, "typestr": f"|V{self.dtype.itemsize}"}))
         return view.view(self.dtype)  # in two steps, because the array interface has no name for bfloat16
 
-    def check_mark(self) -> None:
-        """Raise `InputError` if the array was freed before its elements had been read in this process.
-
-        Raises
-        ------
-        OSError
-            If its process has ended.
-        """
-        address, number = self.mark
-        if number:
-            found = np.zeros(1, np.uint64)
-            process_memory.read(self.pid, (np.array([address]), found.nbytes), found.ctypes.data)
-            if found[0] != number:
-                raise InputError(self._freed())
-
     def counted(self) -> None:
         """Give up the loan, in a scheduler that counts the tasks which refer to this object instead."""
         object.__setattr__(self, "loan", None)
 
-    def _freed(self) -> str:
+    def freed(self) -> str:
+        """Return the message that it has been freed."""
         return (
             f"an operand of shape {self.shape} has been freed: it lives as long as the lazy product and what is "
             "computed from it, but not as long as a pickled copy. Make the product again, or keep the operand"
@@ -234,7 +221,7 @@ class ClientArray:
             process_memory.copy(target, view)
         else:
             process_memory.read(self.pid, self.rows(), target.ctypes.data)
-            self.check_mark()
+            check_marks([self])
 
     def write_from(self, source: np.ndarray) -> None:
         """Copy a C-contiguous array of the same shape into it; its own rows must be contiguous."""
@@ -243,6 +230,25 @@ class ClientArray:
             process_memory.copy(view, source)
         else:
             process_memory.write(self.pid, self.rows(), source.ctypes.data)
+
+
+def check_marks(arrays: Sequence[ClientArray]) -> None:
+    """Raise `InputError` if one of these arrays of a process was freed before its elements had been read in this one.
+
+    Raises
+    ------
+    OSError
+        If their process has ended.
+    """
+    marked = [array for array in arrays if array.mark[1]]
+    if not marked:
+        return
+    found = np.zeros(len(marked), np.uint64)
+    addresses = np.array([array.mark[0] for array in marked])
+    process_memory.read(marked[0].pid, (addresses, found.itemsize), found.ctypes.data)
+    for array, number in zip(marked, found, strict=True):
+        if number != array.mark[1]:
+            raise InputError(array.freed())
 
 
 @dataclass(frozen=True)
@@ -260,7 +266,7 @@ def _received(*fields: Any) -> ClientArray:
         return array
     loan = loans.received(array.name)
     if loan is None:
-        raise InputError(array._freed())
+        raise InputError(array.freed())
     return replace(array, loan=loan)
 
 

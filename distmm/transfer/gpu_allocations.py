@@ -11,7 +11,6 @@ to open. Then it closes the map, as soon as the owner has ended: until then the 
 from __future__ import annotations
 
 import ctypes
-import os
 import secrets
 import threading
 import time
@@ -24,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distmm.all_workers import owns_gpu
-from distmm.pid import start_time
+from distmm.pid import start_time, this_process
 
 if TYPE_CHECKING:
     from distributed import Worker
@@ -74,7 +73,7 @@ class Allocation:
     @property
     def is_local(self) -> bool:
         """Whether it is this process's own."""
-        return self.owner == (os.getpid(), start_time(os.getpid()))
+        return self.owner == this_process()
 
 
 def is_on_gpu(array: Any) -> bool:
@@ -99,7 +98,7 @@ def behind(array: Any) -> Allocation | None:
             handle = bytes(runtime.ipcGetMemHandle(address.value))
         except runtime.CUDARuntimeError:
             return None
-    return Allocation(os.getpid(), start_time(os.getpid()), handle, address.value, nbytes.value)
+    return Allocation(*this_process(), handle, address.value, nbytes.value)
 
 
 def plain(shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:

@@ -1,4 +1,4 @@
-"""Additions to Dask's serialization: checksums of blocks, and the type of bfloat16 blocks on GPUs.
+"""Additions to Dask's serialization: checksums of blocks, types of blocks on GPUs, and a way around UCX.
 
 *Checksums.* TCP's checksum has only 16 bits, and host memory without ECC has none. So a block that is sent from host
 memory has a checksum in its header, and the receiver compares it. If it differs, the receiver treats the message as
@@ -8,17 +8,9 @@ too, and a task that needs a damaged one fails.
 NVLink, PCIe and InfiniBand check and repeat their packets themselves, and the memory of data-centre GPUs corrects its
 errors. So blocks that GPUs send to each other have no checksum.
 
-*Tickets.* A CuPy block for another worker of this host is sent by name, whatever the cluster's protocol. Dask sends a
-CuPy block by TCP through host memory, at 1 to 2 GB/s. UCX is fast, but it (1.21) never unmaps the memory of a worker
-that has died (openucx/ucx issue 11753), so that its replacement finds none. A ticket is a `ClientArray` that names the
-block in the sender's memory, which the receiver maps by CUDA IPC. Dask keeps the block in the sender's ``get_data``
-until the receiver has answered, which it does after the copy. If the connection breaks meanwhile, the sender may free
-the block. So the receiver checks the mark of the ticket after the copy. If it is gone, the message counts as truncated,
-and Dask asks again.
-
-A sender gives tickets to a worker that has read random bytes in its host memory and in its GPU memory, and to a client
-that asks for them (`distmm.clusters.results`). If one of them cannot copy the block, its message counts as truncated,
-too. The worker is then asked again whether it reads the memory, and the client gets the elements through the scheduler.
+*Clients* and schedulers get CuPy blocks through host memory, also where UCX could send them. UCX would map the GPU
+memory in which they receive blocks, and keep the maps. Memory that they later allocate at the same addresses could not
+be lent.
 
 *Types.* Dask describes a CuPy block by CUDA's array interface, which supports only NumPy's own types. So a bfloat16
 block would arrive as untyped elements of two bytes (``|V2``).
@@ -31,12 +23,10 @@ the function for host memory.
 from __future__ import annotations
 
 import functools
-import logging
-import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
 from typing import Any
 
 import distributed.protocol.numpy  # noqa: F401  registers the functions that are wrapped here
@@ -47,15 +37,11 @@ from distributed.protocol.cuda import cuda_deserialize, cuda_serialize
 from distributed.protocol.serialize import dask_deserialize, dask_serialize
 from distributed.utils import nbytes
 
-from distmm.transfer import loaded_blocks, loans
-from distmm.transfer.client_array import ClientArray
+from distmm.transfer import loaded_blocks
 from distmm.transfer.crc32c import crc32c
-from distmm.transfer.lending import has_gaps
-
-logger = logging.getLogger(__name__)
 
 # Keys that are added to the headers of messages.
-KEY, SUM, NOTED, TICKET = "distmm-element", "distmm-crc32c", "distmm-crc32c-loaded", "distmm-ticket"
+KEY, SUM, NOTED = "distmm-element", "distmm-crc32c", "distmm-crc32c-loaded"
 
 # Messages of fewer bytes get no checksum; blocks of large products are larger.
 SMALLEST = 256
@@ -68,42 +54,25 @@ class ChangedOnTheWayError(EOFError):
     """A block changed between sender and receiver. Dask treats an EOFError as a truncated message and sends again."""
 
 
-def register(received: Callable[[Any], Any] | None = None) -> None:
-    """Make Dask send checksums of blocks in host memory and, from the first CuPy block on, the type of elements.
-
-    Parameters
-    ----------
-    received : callable, optional
-        Returns a copy of the block that a ticket names.
-    """
+def register() -> None:
+    """Make Dask send checksums of blocks in host memory and, from the first CuPy block on, the type of elements."""
     _replace(dask_serialize, dask_deserialize, np.ndarray, _with_sums)
-    wrap = functools.partial(_wrap, received)
     if "distributed.protocol.cupy" in sys.modules:
-        wrap()
+        _wrap()
         return
     for dispatch in (cuda_serialize, cuda_deserialize, dask_serialize, dask_deserialize):
-        dispatch.register_lazy("cupy", wrap)
+        dispatch.register_lazy("cupy", _wrap)
 
 
-def _wrap(received: Callable[[Any], Any] | None) -> None:
+def _wrap() -> None:
     import cupy
     import distributed.protocol.cupy  # noqa: F401  registers the functions that are wrapped here
 
-    def between_gpus(send: Send, receive: Receive) -> tuple[Send, Receive]:
-        named, typed = _with_types(send, receive)
+    def by_host(send: Send, receive: Receive) -> tuple[Send, Receive]:
+        return _with_sums(*_with_types(send, receive))
 
-        def refusing(x: Any) -> tuple[dict[str, Any], list[Any]]:
-            if leaves_gpu(x):
-                raise NotImplementedError("Dask then sends it by the next function")
-            return named(x)
-
-        return refusing, typed
-
-    def through_host(send: Send, receive: Receive) -> tuple[Send, Receive]:
-        return _with_tickets(*_with_sums(*_with_types(send, receive)), received)
-
-    _replace(cuda_serialize, cuda_deserialize, cupy.ndarray, between_gpus)
-    _replace(dask_serialize, dask_deserialize, cupy.ndarray, through_host)
+    _replace(cuda_serialize, cuda_deserialize, cupy.ndarray, _between_gpus)
+    _replace(dask_serialize, dask_deserialize, cupy.ndarray, by_host)
 
 
 def _replace(
@@ -139,20 +108,31 @@ def _with_types(send: Send, receive: Receive) -> tuple[Send, Receive]:
     return named, typed
 
 
-def _with_tickets(send: Send, receive: Receive, received: Callable[[Any], Any] | None) -> tuple[Send, Receive]:
-    """Wrap both functions to send a ticket to a worker or client that reads this process's GPU memory."""
+def _between_gpus(send: Send, receive: Receive) -> tuple[Send, Receive]:
+    """Wrap both functions to send the element type, and to send nothing while blocks go `through_host`."""
+    named, typed = _with_types(send, receive)
 
-    def named(x: Any) -> tuple[dict[str, Any], list[Any]]:
-        ticket = ticket_for(x)
-        return send(x) if ticket is None else ({TICKET: True}, [ticket])
+    def refusing(x: Any) -> tuple[dict[str, Any], list[Any]]:
+        if id(x) in _by_host.get():
+            raise NotImplementedError("Dask then sends it by the next function")
+        return named(x)
 
-    def taken(header: dict[str, Any], frames: list[Any]) -> Any:
-        if TICKET not in header:
-            return receive(header, frames)
-        assert received is not None
-        return received(pickle.loads(bytes(frames[0])))
+    return refusing, typed
 
-    return named, taken
+
+# The ids of the blocks in the message that is written now, if they go through host memory. Other blocks may be
+# serialized meanwhile, because Dask moves them out of a full memory.
+_by_host: ContextVar[frozenset[int]] = ContextVar("_by_host", default=frozenset())
+
+
+@contextmanager
+def through_host(blocks: Iterable[Any]) -> Iterator[None]:
+    """Send these CuPy blocks through host memory while the ``with`` block runs."""
+    before = _by_host.set(frozenset(map(id, blocks)))
+    try:
+        yield
+    finally:
+        _by_host.reset(before)
 
 
 def _checksum(frames: list[Any]) -> int | None:
@@ -186,49 +166,3 @@ def _with_sums(send: Send, receive: Receive) -> tuple[Send, Receive]:
         return block
 
     return summed, compared
-
-
-# Tickets
-
-# Blocks of fewer bytes are sent through host memory.
-LEAST_BY_TICKET = 1 << 20
-
-# The ids of the blocks in the message that is written now: to a worker that reads this process's GPU memory, or to a
-# client that asks for tickets; and to another client, or to a scheduler.
-by_ticket: ContextVar[frozenset[int]] = ContextVar("by_ticket", default=frozenset())
-through_host: ContextVar[frozenset[int]] = ContextVar("through_host", default=frozenset())
-
-
-@functools.cache
-def _warn() -> None:
-    """Say once that GPU memory has no handle."""
-    logger.warning(
-        "blocks go to other workers of this host through host memory, which is slower: CUDA IPC does not share the "
-        "memory of this worker's allocator. Start the cluster with rmm_pool_size in place of rmm_async or "
-        "rmm_managed_memory"
-    )
-
-
-def leaves_gpu(block: Any) -> bool:
-    """Whether a CuPy block is sent by a ticket or through host memory, also where UCX could send it.
-
-    UCX sends blocks to other hosts, and to neighbours blocks with gaps between their elements.
-    """
-    return id(block) in through_host.get() or (id(block) in by_ticket.get() and not has_gaps(block))
-
-
-def ticket_for(block: Any) -> bytes | None:
-    """Return a pickled ticket for a CuPy block; None if its elements have to be sent.
-
-    Work on the default stream is waited for, because other libraries may have made the block there.
-    """
-    if id(block) not in by_ticket.get() or has_gaps(block) or block.nbytes < LEAST_BY_TICKET:
-        return None
-    ticket = ClientArray.of(block)
-    if not ticket.on_gpu:
-        _warn()
-        return None
-    import cupy
-
-    cupy.cuda.Stream.null.synchronize()
-    return pickle.dumps(replace(ticket, mark=loans.marked(block)))

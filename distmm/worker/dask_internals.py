@@ -11,7 +11,6 @@ import gc
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -119,15 +118,19 @@ def answer_soon() -> None:
     sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
 
 
-def note_blocks_sent(
+Way = Callable[[dict[Any, Any]], tuple[object | None, AbstractContextManager[Any]]]
+
+
+def send_blocks_by(
     worker: Worker,
-    where: Callable[[str | None], Awaitable[ContextVar[frozenset[int]] | None]],
+    where: Callable[[str | None], Awaitable[Way | None]],
     broken: Callable[[str | None], object],
 ) -> None:
-    """Note which blocks a worker sends to the address of a worker, while it writes them, in ``await where(address)``.
+    """Let a worker send blocks to the address of a worker by ``await where(address)``; by None, as Dask does.
 
-    The variable has their ids in the context in which they are serialized, and nowhere else: a block that Dask moves
-    out of a full memory meanwhile is serialized, too. The address is None for clients and schedulers.
+    ``way(blocks)`` gets the blocks of a message by their keys. It returns what is sent in place of them, which arrives
+    as such a dict, or None, and a context in which the message is written. The address is None for clients and
+    schedulers.
     ``broken(address)`` is called if the connection breaks: the other side closes it if it cannot read the blocks.
 
     It replaces the handler ``"get_data"``.
@@ -136,35 +139,35 @@ def note_blocks_sent(
     if answer.__module__ == __name__:
         return
 
-    async def noting(comm: Any, *args: Any, who: str | None = None, **how: Any) -> Any:
-        noted = await where(who)
+    async def answering(comm: Any, *args: Any, who: str | None = None, **how: Any) -> Any:
+        way = await where(who)
         try:
-            return await answer(comm if noted is None else _Noting(comm, noted), *args, who=who, **how)
+            return await answer(comm if way is None else _Sending(comm, way), *args, who=who, **how)
         except OSError:
             broken(who)
             raise
 
-    worker.handlers["get_data"] = noting
+    worker.handlers["get_data"] = answering
 
 
-class _Noting:
-    """A connection whose messages of blocks are noted while they are written."""
+class _Sending:
+    """A connection whose messages of blocks are sent by a way of their own."""
 
-    def __init__(self, comm: Any, noted: ContextVar[frozenset[int]]) -> None:
-        self._comm, self._noted = comm, noted
+    def __init__(self, comm: Any, way: Way) -> None:
+        self._comm, self._way = comm, way
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._comm, name)
 
     async def write(self, message: Any, **how: Any) -> Any:
-        from distributed.protocol import Serialize
+        from distributed.protocol import to_serialize
 
         blocks = message.get("data", {}) if isinstance(message, dict) else {}
-        before = self._noted.set(frozenset(id(each.data) for each in blocks.values() if isinstance(each, Serialize)))
-        try:
+        sent, context = self._way({key: each.data for key, each in blocks.items()})
+        if sent is not None:
+            message = message | {"data": to_serialize(sent)}
+        with context:
             return await self._comm.write(message, **how)
-        finally:
-            self._noted.reset(before)
 
 
 def gather_from(

@@ -7,8 +7,8 @@ while the device copies one, threads fill or empty the other.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distmm.transfer import gpu_allocations, shared_memory
-from distmm.transfer.client_array import MOST_PITCH, ClientArray
+from distmm.transfer.client_array import MOST_PITCH, ClientArray, check_marks
 from distmm.worker import gpu
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # Bytes of a staging buffer: the device copies it in 1.2 ms, a hundred times as long as the start of a copy takes.
 STAGE = 64 << 20
+
+Buffers = list[tuple[Any, Any]]  # two pinned buffers, and for each the event of its last copy
 
 
 def upload(part: ClientArray) -> Any:
@@ -34,26 +36,41 @@ def upload(part: ClientArray) -> Any:
     OSError, InputError
         If the process that owns the array has ended, or has freed it.
     """
-    import cupy
-
     if part.on_gpu and (view := part.local_view()) is not None:
         return view
-    flat, swapped = part.with_contiguous_rows()
-    few = flat.merged()
-    with _reached(few) as shift, _buffers(shift) as buffers, gpu.working("upload") as stream:
-        block = cupy.empty(flat.shape, gpu.carrier(flat.dtype))
-        for host, device in _matrices(few, block.reshape(few.shape)):
-            if shift is not None:
-                copy_rows(device, host.address + shift, host.strides[0], stream)
-                continue
-            for rows, region, staged, idle in _staged(host, buffers):
-                idle.synchronize()  # the device has copied the earlier contents of the buffer
-                rows.read_into(staged)
-                copy_rows(device[region], staged.ctypes.data, staged.strides[0], stream)
-                idle.record(stream)
-    if part.on_gpu:
-        part.check_mark()  # memory that its owner has freed may have other contents by now
-    return block.swapaxes(-1, -2) if swapped else block
+    return copies([part])[0]
+
+
+def copies(parts: Sequence[ClientArray]) -> list[Any]:
+    """Return CuPy copies of arrays of one process, or of parts of them, in their order; raises like `upload`."""
+    flat = [part.with_contiguous_rows() for part in parts]
+    few = [each.merged() for each, _ in flat]
+    with ExitStack() as reserved:
+        shifts = [reserved.enter_context(_reached(each)) for each in few]
+        buffers = reserved.enter_context(_buffers(None not in shifts))
+        with gpu.working("upload") as stream:
+            blocks = [_enqueued(*each, buffers, stream) for each in zip(flat, few, shifts, strict=True)]
+    check_marks([part for part in parts if part.on_gpu])
+    return blocks
+
+
+def _enqueued(
+    flat: tuple[ClientArray, bool], few: ClientArray, shift: int | None, buffers: Buffers, stream: Any
+) -> Any:
+    """Start the copy of one array: with contiguous rows, and in few dimensions; return the block."""
+    import cupy
+
+    block = cupy.empty(flat[0].shape, gpu.carrier(flat[0].dtype))
+    for host, device in _matrices(few, block.reshape(few.shape)):
+        if shift is not None:
+            copy_rows(device, host.address + shift, host.strides[0], stream)
+            continue
+        for rows, region, staged, idle in _staged(host, buffers):
+            idle.synchronize()  # the device has copied the earlier contents of the buffer
+            rows.read_into(staged)
+            copy_rows(device[region], staged.ctypes.data, staged.strides[0], stream)
+            idle.record(stream)
+    return block.swapaxes(-1, -2) if flat[1] else block
 
 
 def download(part: ClientArray, block: Any) -> None:
@@ -68,7 +85,7 @@ def _download(part: ClientArray, block: Any) -> None:
 
     flat, swapped = part.with_contiguous_rows()
     few = flat.merged()
-    with _reached(few) as shift, _buffers(shift) as buffers, gpu.working("download") as stream:
+    with _reached(few) as shift, _buffers(shift is not None) as buffers, gpu.working("download") as stream:
         block = cupy.ascontiguousarray(block.swapaxes(-1, -2) if swapped else block).astype(flat.dtype, copy=False)
         for host, device in _matrices(few, block.reshape(few.shape)):
             if shift is not None:
@@ -148,8 +165,6 @@ def copy_rows(device: Any, address: int, pitch: int, stream: Any, to_host: bool 
     runtime.memcpy2DAsync(*target, *source, width, rows, runtime.memcpyDefault, stream.ptr)
 
 
-Buffers = list[tuple[Any, Any]]  # two pinned buffers, and for each the event of its last copy
-
 _idle: list[Buffers] = []
 
 
@@ -162,14 +177,14 @@ def pinned_pair(nbytes: int) -> Buffers:
 
 
 @contextmanager
-def _buffers(shift: int | None) -> Iterator[Buffers]:
+def _buffers(reached: bool) -> Iterator[Buffers]:
     """Reserve two pinned staging buffers; none for memory that the GPU reaches (`_reached`).
 
     Enter this context before that of the stream: the stream's end waits for the copies from and to the buffers.
 
     The buffers are kept for the next block, but not per thread: tasks that release their slots run in new threads.
     """
-    if shift is not None:
+    if reached:
         yield []
         return
     try:

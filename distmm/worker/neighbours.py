@@ -1,19 +1,21 @@
-"""Which workers read this worker's memory: they get tickets of its GPU blocks (`distmm.transfer.serialization`)."""
+"""Which workers read this worker's memory: they get tickets of its GPU blocks (`distmm.transfer.tickets`)."""
 
 from __future__ import annotations
 
 import logging
 import os
-from contextvars import ContextVar
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 from distributed import Worker
 from distributed.comm import get_address_host
 
 from distmm.errors import InputError
-from distmm.transfer import ClientArray, gpu_allocations, process_memory, serialization
-from distmm.worker.dask_internals import fetch_together, note_blocks_sent, run_on_worker
-from distmm.worker.tasks.loads import Load
+from distmm.transfer import ClientArray, gpu_allocations, process_memory, serialization, tickets
+from distmm.worker import gpu, gpu_copies
+from distmm.worker.dask_internals import Way, fetch_together, run_on_worker, send_blocks_by
 
 logger = logging.getLogger(__name__)
 
@@ -31,10 +33,8 @@ def give_tickets(worker: Worker, plugin: str) -> None:
     """Send blocks by tickets to workers of this host that read this worker's memory, and that have `plugin`.
 
     Each of them is asked at its first request for blocks, and again when it has closed a connection. Clients that ask
-    as `CLIENT` get tickets, too: if they cannot read the memory, they ask the scheduler for the elements.
-
-    Other clients, and schedulers, get the elements through host memory. UCX would map the GPU memory in which they
-    receive blocks, and keep the maps. Memory that they later allocate at the same addresses could not be lent.
+    as `CLIENT` get tickets, too: if they cannot read the memory, they ask the scheduler for the elements. Other
+    clients, and schedulers, get the elements through host memory (`distmm.transfer.serialization`).
     """
     reads: dict[str | None, bool | None] = {}  # by address; None until it has the plugin
     process_memory.allow(os.getppid())  # the workers that the same process has started
@@ -42,19 +42,27 @@ def give_tickets(worker: Worker, plugin: str) -> None:
     def on_this_host(address: str) -> bool:
         return get_address_host(address) == get_address_host(worker.address)
 
-    async def way(address: str | None) -> ContextVar[frozenset[int]] | None:
+    async def way(address: str | None) -> Way | None:
         if address == CLIENT:
-            return serialization.by_ticket
+            return _by_tickets
         if address is None:
-            return serialization.through_host
+            return _through_host
         if not on_this_host(address):
             return None
         if reads.get(address) is None:
             reads[address] = await _asked(worker, address, plugin)
-        return serialization.by_ticket if reads[address] else None
+        return _by_tickets if reads[address] else None
 
-    note_blocks_sent(worker, way, lambda address: reads.pop(address, None))
+    send_blocks_by(worker, way, lambda address: reads.pop(address, None))
     fetch_together(worker, TOGETHER, on_this_host)
+
+
+def _by_tickets(blocks: dict[Any, Any]) -> tuple[object | None, AbstractContextManager[None]]:
+    return tickets.tickets_for(blocks), nullcontext()
+
+
+def _through_host(blocks: dict[Any, Any]) -> tuple[None, AbstractContextManager[None]]:
+    return None, serialization.through_host(blocks.values())
 
 
 async def _asked(worker: Worker, address: str, plugin: str) -> bool | None:
@@ -95,28 +103,30 @@ def _reads(
         and gpu_allocations.can_map(allocation, address, expected, dask_worker)
     )
     if reads:
-        # This module registers Dask's own functions. A ticket may arrive while another thread imports it, so it is
+        # This module registers Dask's own functions. A block may arrive while another thread imports it, so it is
         # imported now, and ours are registered after them.
         import distributed.protocol.cupy  # noqa: F401
 
-        serialization.register(received)
+        serialization.register()
     return reads
 
 
-def received(ticket: ClientArray) -> Any:
-    """Return a copy of the block that a ticket names.
+def received(named: Sequence[ClientArray]) -> list[Any]:
+    """Return copies of the blocks that tickets of one process name.
 
     Raises
     ------
     EOFError
-        If its worker has freed it, so that other elements may have been copied, or if this process cannot map it. Dask
-        then closes the connection and asks again. If it cannot be mapped, the elements are sent then (`_reads`).
+        If their worker has freed one, so that other elements may have been copied, or if this process cannot map one.
+        Dask then closes the connection and asks again. If it cannot be mapped, the elements are sent then (`_reads`).
     """
+    nbytes = sum(each.nbytes for each in named)
     try:
-        return Load(ticket, "cuda")()
+        return gpu.retrying(partial(gpu_copies.copies, named), "blocks of another worker", nbytes)
     except InputError as error:
-        raise EOFError(f"a block of process {ticket.pid} was freed while it was copied") from error
+        raise EOFError(f"a block of process {named[0].pid} was freed while it was copied") from error
     except OSError as error:
-        if isinstance(ticket.segment, gpu_allocations.Allocation):
-            _unreachable.add(ticket.segment.owner)
+        _unreachable.update(
+            each.segment.owner for each in named if isinstance(each.segment, gpu_allocations.Allocation)
+        )
         raise EOFError(f"a block was not copied from GPU to GPU: {error}") from error

@@ -10,7 +10,7 @@ from distributed import Worker, WorkerPlugin
 from tornado.ioloop import PeriodicCallback
 
 from distmm.all_workers import owns_gpu
-from distmm.transfer import block_memory, drop_freed, gpu_allocations, serialization
+from distmm.transfer import block_memory, drop_freed, gpu_allocations, serialization, tickets
 from distmm.worker import prepared_operands
 from distmm.worker.dask_internals import answer_soon, profile_without_collecting, send_soon
 from distmm.worker.neighbours import give_tickets, received
@@ -33,7 +33,8 @@ class DevicePlugin(WorkerPlugin):
 
     def setup(self, worker: Worker) -> None:
         """Prepare a worker that has just started, or that distmm meets for the first time."""
-        serialization.register(received)
+        serialization.register()
+        tickets.take(received)
         if owns_gpu(worker):
             with _optional("blocks go to other workers of this host by the cluster's protocol"):
                 give_tickets(worker, self.name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import sys
 import types
 from typing import Any
@@ -13,7 +12,7 @@ import pytest
 from dask.utils import Dispatch
 from distributed.protocol import deserialize, serialize
 
-from distmm.transfer import ClientArray, gpu_allocations, loaded_blocks, serialization
+from distmm.transfer import gpu_allocations, loaded_blocks, serialization
 from distmm.worker import neighbours
 
 
@@ -64,30 +63,17 @@ def test_serialization_is_changed_at_once_if_dask_has_sent_cupy_blocks_already(m
         assert back.dispatch(Block)(*to(Block(ml_dtypes.bfloat16))).dtype == ml_dtypes.bfloat16
 
 
-def test_blocks_for_neighbours_go_by_tickets_whatever_the_protocol(monkeypatch: pytest.MonkeyPatch) -> None:
-    send, _, send_on_host, receive_on_host = tables(monkeypatch)
+def test_blocks_for_clients_leave_gpus_through_host_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    send, *_ = tables(monkeypatch)
     monkeypatch.setitem(sys.modules, "cupy", types.SimpleNamespace(ndarray=Block))
     monkeypatch.setitem(sys.modules, "distributed.protocol.cupy", types.ModuleType("cupy"))
-    tickets = [pickle.dumps("its place"), None]  # None: the receiver does not read this process's memory
-    monkeypatch.setattr(serialization, "ticket_for", lambda _: tickets.pop(0))
-    serialization.register(received=lambda ticket: f"copied from {ticket}")
-    assert receive_on_host.dispatch(Block)(*send_on_host(Block("f4"))) == "copied from its place"
-    assert receive_on_host.dispatch(Block)(*send_on_host(Block("f4"))).dtype == "f4"
-    block = Block("f4")
+    serialization.register()
+    block, other = Block("f4"), Block("f4")
+    with serialization.through_host([block]):
+        with pytest.raises(NotImplementedError):  # Dask then sends it by the function for host memory
+            send(block)
+        assert send(other) == ({"typestr": "<f4"}, [b""])
     assert send(block) == ({"typestr": "<f4"}, [b""])
-    monkeypatch.setattr(serialization, "has_gaps", lambda block: False)
-    serialization.by_ticket.set(frozenset([id(block)]))
-    with pytest.raises(NotImplementedError):  # Dask then asks `send_on_host`, whose header names the function
-        send(block)
-
-
-def test_blocks_for_clients_go_through_host_memory_without_tickets(monkeypatch: pytest.MonkeyPatch) -> None:
-    block = Block("f4")
-    monkeypatch.setattr(serialization, "has_gaps", lambda block: True)
-    assert not serialization.leaves_gpu(block)
-    serialization.through_host.set(frozenset([id(block)]))
-    assert serialization.leaves_gpu(block)
-    assert serialization.ticket_for(block) is None
 
 
 def test_a_worker_takes_tickets_as_soon_as_it_has_said_that_it_reads_the_memory(
@@ -108,34 +94,12 @@ def test_a_worker_takes_tickets_as_soon_as_it_has_said_that_it_reads_the_memory(
         }
 
 
-def test_a_worker_that_could_not_map_a_block_asks_for_its_elements(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(load: Any) -> None:
-        raise OSError("resource already mapped")
-
-    monkeypatch.setattr(neighbours.Load, "__call__", refused)
-    monkeypatch.setattr(neighbours, "_unreachable", set())
-    monkeypatch.setattr(neighbours.process_memory, "can_read", lambda *proof: True)
-    monkeypatch.setattr(neighbours.gpu_allocations, "can_map", lambda *about: True)
-    monkeypatch.setattr(neighbours.serialization, "register", lambda received: None)
-    monkeypatch.setitem(sys.modules, "distributed.protocol.cupy", types.ModuleType("cupy"))
-    worker: Any = types.SimpleNamespace(plugins={"distmm-device"})
-    theirs, others = (gpu_allocations.Allocation(pid, None, b"", 0, 0) for pid in (1, 2))
-
-    def answers() -> list[bool | None]:
-        return [neighbours._reads("distmm-device", (0, 0, b""), (of, 0, b""), worker) for of in (theirs, others)]
-
-    assert answers() == [True, True]
-    with pytest.raises(EOFError, match="already mapped"):
-        neighbours.received(ClientArray("", 1, 0, (2, 2), (8, 4), np.dtype("f4"), theirs, (1, 0, b"")))
-    assert answers() == [False, True]
-
-
 def test_serialization_is_otherwise_changed_when_the_first_block_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "distributed.protocol.cupy", raising=False)
     found = tables(monkeypatch)
     serialization.register()
     lazy = [dispatch._lazy["cupy"] for dispatch in found]
-    assert [one.func for one in lazy] == [serialization._wrap] * 4
+    assert lazy == [serialization._wrap] * 4
 
 
 LAYOUTS = [

@@ -6,6 +6,8 @@ import asyncio
 import logging
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -95,6 +97,19 @@ class Told:
 
     noted: ContextVar[frozenset[int]] = ContextVar("noted", default=frozenset())
 
+    @staticmethod
+    @contextmanager
+    def noting(blocks: dict[Any, Any]) -> Iterator[None]:
+        before = Told.noted.set(frozenset(map(id, blocks.values())))
+        try:
+            yield
+        finally:
+            Told.noted.reset(before)
+
+    @staticmethod
+    def way(blocks: dict[Any, Any]) -> tuple[None, AbstractContextManager[None]]:
+        return None, Told.noting(blocks)
+
     def __init__(self, nbytes: int) -> None:
         self.filling = b"." * nbytes
 
@@ -103,10 +118,10 @@ class Told:
 
 
 def note(taker: str, dask_worker: Worker) -> None:
-    async def where(address: str | None) -> ContextVar[frozenset[int]] | None:
-        return Told.noted if address == taker else None
+    async def where(address: str | None) -> dask_internals.Way | None:
+        return Told.way if address == taker else None
 
-    dask_internals.note_blocks_sent(dask_worker, where, lambda address: None)
+    dask_internals.send_blocks_by(dask_worker, where, lambda address: None)
 
 
 @pytest.mark.parametrize("near", [True, False])
@@ -142,6 +157,21 @@ def test_a_workers_event_loop_gets_the_interpreters_lock_soon() -> None:
         sys.setswitchinterval(before)
 
 
+def test_another_object_is_sent_in_place_of_the_blocks_of_a_message() -> None:
+    def doubled(blocks: dict[Any, Any]) -> tuple[object, AbstractContextManager[None]]:
+        return {key: 2 * block for key, block in blocks.items()}, nullcontext()
+
+    async def where(address: str | None) -> dask_internals.Way | None:
+        return doubled
+
+    how: Any = {"n_workers": 2, "threads_per_worker": 1, "processes": False, "protocol": "tcp"}
+    with LocalCluster(**how, dashboard_address=":0") as cluster, Client(cluster, set_as_default=False) as client:
+        giver, taker = cluster.workers[0], cluster.workers[1]
+        dask_internals.send_blocks_by(giver, where, lambda address: None)
+        blocks = [client.submit(int, n, workers=[giver.address], pure=False) for n in (1, 2)]
+        assert client.submit(sum, blocks, workers=[taker.address], pure=False).result(60) == 6
+
+
 @pytest.mark.parametrize("nbytes", [0, 20_000_000])  # of a large message, a thread makes the frames
 def test_blocks_are_noted_while_they_are_sent_to_some_workers(nbytes: int) -> None:
     with (
@@ -175,13 +205,13 @@ def end_of_file() -> None:
 def test_a_worker_learns_that_another_one_could_not_read_its_blocks_and_sends_others() -> None:
     broken: list[str | None] = []
 
-    async def where(address: str | None) -> ContextVar[frozenset[int]] | None:
-        return None if address in broken else Told.noted
+    async def where(address: str | None) -> dask_internals.Way | None:
+        return None if address in broken else Told.way
 
     how: Any = {"n_workers": 2, "threads_per_worker": 1, "processes": False, "protocol": "tcp"}
     with LocalCluster(**how, dashboard_address=":0") as cluster, Client(cluster, set_as_default=False) as client:
         giver, taker = cluster.workers[0], cluster.workers[1]
-        dask_internals.note_blocks_sent(giver, where, broken.append)
+        dask_internals.send_blocks_by(giver, where, broken.append)
         block = client.submit(Fragile, 5, workers=[giver.address], pure=False)
         assert client.submit(int, block, workers=[taker.address], pure=False).result(60) == 5
     assert broken == [taker.address]

@@ -13,7 +13,7 @@ from distributed import Client, get_worker
 
 import distmm
 from distmm.clusters import view
-from distmm.transfer import gpu_allocations, serialization
+from distmm.transfer import gpu_allocations, tickets
 from distmm.worker import neighbours
 
 pytestmark = pytest.mark.multigpu
@@ -61,6 +61,10 @@ def maps(block: Any) -> tuple[np.ndarray, int]:
     return block.get(), sum(each.nbytes >= block.nbytes for each in gpu_allocations._maps)
 
 
+def all_maps(blocks: list[Any]) -> list[np.ndarray]:
+    return [maps(block)[0] for block in blocks]
+
+
 PARTS = {
     "stack": np.s_[:], "matrix": np.s_[1], "turned": np.s_[1], "vector": np.s_[0], "small": np.s_[0, :9],
     "gaps": np.s_[2, ::2, ::2],
@@ -80,6 +84,15 @@ def test_a_block_goes_by_a_ticket(gpus: Client, form: str, dtype: str) -> None:
     assert (found.dtype, mapped) == (np.dtype(dtype), form not in ("small", "gaps"))
 
 
+def test_blocks_that_are_asked_for_together_arrive_together(gpus: Client) -> None:
+    giver, taker = gpus.scheduler_info()["workers"]
+    blocks = [gpus.submit(made, form, "float32", workers=[giver], pure=False) for form in PARTS]
+    found = gpus.submit(all_maps, blocks, workers=[taker], pure=False).result()
+    for form, block in zip(PARTS, found, strict=True):
+        wanted = whole(3, N, N)[PARTS[form]]
+        np.testing.assert_array_equal(block, {"turned": wanted.T, "vector": wanted.ravel()}.get(form, wanted))
+
+
 def test_the_client_gets_the_elements(gpus: Client) -> None:
     np.testing.assert_array_equal(gpus.submit(made, "matrix", "float32").result().get(), whole(3, N, N)[1])
 
@@ -88,12 +101,11 @@ def ticket(freed: bool) -> bytes:
     import cupy
 
     block = cupy.ones((N, N), "f4")
-    serialization.by_ticket.set(frozenset([id(block)]))
-    given = serialization.ticket_for(block)
+    given = tickets.tickets_for({"block": block})
     assert given is not None
     if not freed:
         _kept.append(block)
-    return given
+    return pickle.dumps(list(given.named.values()))
 
 
 _kept: list[Any] = []
@@ -101,7 +113,7 @@ _kept: list[Any] = []
 
 def take(given: bytes) -> Any:
     try:
-        return float(neighbours.received(pickle.loads(given)).sum())
+        return float(neighbours.received(pickle.loads(given))[0].sum())
     except OSError as error:
         return f"OSError: {error}"
     except EOFError as error:
