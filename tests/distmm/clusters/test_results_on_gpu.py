@@ -57,9 +57,9 @@ def tickets(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     found: list[Any] = []
     real = neighbours.received
 
-    def noted(ticket: Any) -> Any:
-        found.append(ticket)
-        return real(ticket)
+    def noted(named: Any) -> Any:
+        found.extend(named)
+        return real(named)
 
     monkeypatch.setattr(neighbours, "received", noted)
     return found
@@ -96,8 +96,8 @@ def test_a_result_that_cannot_be_copied_comes_by_the_scheduler(
 ) -> None:
     tried: list[Any] = []
 
-    def out_of_reach(ticket: Any) -> Any:
-        tried.append(ticket)
+    def out_of_reach(named: Any) -> Any:
+        tried.extend(named)
         raise OSError("out of reach")
 
     with Client(gpu.scheduler.address, set_as_default=False) as other, caplog.at_level(logging.WARNING):
@@ -108,7 +108,7 @@ def test_a_result_that_cannot_be_copied_comes_by_the_scheduler(
             wait(future)
             np.testing.assert_array_equal(future.result().get(), expected("stack"))
         assert (len(tried), "come by the scheduler from now on" in caplog.text) == (1, True)
-        assert "was not copied from GPU to GPU: out of reach" in caplog.text
+        assert "were not copied from GPU to GPU: out of reach" in caplog.text
 
 
 def test_dask_gets_them_as_before_if_products_are_not_accelerated(gpu: Client, tickets: list[Any]) -> None:
