@@ -5,8 +5,8 @@ A process may be stopped, or its host may hang. TCP detects a network that is cu
 client would wait for its answer without end. So a thread sends requests to the scheduler, and closes the client after
 no answer for `REQUESTS` times `ANSWER_SECONDS`. Calls that wait for the scheduler then raise an error.
 
-Dask pauses a worker whose memory is nearly full. If all workers are paused, no task runs, and nothing tells the client.
-So the thread logs a warning.
+Dask pauses a worker whose memory is nearly full. If all workers are paused, or none is left, no task runs, and nothing
+tells the client. So the thread logs a warning.
 
 Dask cancels tasks that read persisted chunks of another cluster, and says no more than that they lost dependencies.
 """
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 REQUESTS, ANSWER_SECONDS = 10, 30.0
 
 
-# Clients that have been told that all workers are paused. The waits of a job are in one another.
+# Clients that have been told that no worker runs. The waits of a job are in one another.
 _told: weakref.WeakSet[Client] = weakref.WeakSet()
 
 
@@ -42,7 +42,7 @@ _told: weakref.WeakSet[Client] = weakref.WeakSet()
 def watched(client: Client | None) -> Iterator[None]:
     """Watch a cluster during the ``with`` block, which waits for its tasks. Without a client it does nothing.
 
-    Warn if all workers are paused. Close the client if the scheduler stops answering.
+    Warn if no worker runs. Close the client if the scheduler stops answering.
 
     Raises
     ------
@@ -73,7 +73,7 @@ def _watch(client: Client, ended: threading.Event) -> None:
     scheduler, unanswered = client.scheduler, 0
     while not ended.wait(0 if unanswered else ANSWER_SECONDS) and client.status == "running":
         try:
-            _tell_paused(client, workers_of(client, ANSWER_SECONDS))
+            _tell_stopped(client, workers_of(client, ANSWER_SECONDS))
         except TimeoutError:
             unanswered += 1
         except Exception:  # the connection is lost or closed, and waiting calls have raised an error
@@ -88,13 +88,22 @@ def _watch(client: Client, ended: threading.Event) -> None:
             return
 
 
-def _tell_paused(client: Client, workers: dict[str, dict[str, Any]]) -> None:
-    """Log a warning if all workers are paused, unless the client was told since one ran."""
+def _tell_stopped(client: Client, workers: dict[str, dict[str, Any]]) -> None:
+    """Log a warning if there are no workers or all are paused, unless the client was told since one ran."""
     paused = [address for address, facts in workers.items() if facts["status"] == "paused"]
-    if not paused or len(paused) < len(workers):
+    if len(paused) < len(workers):
         _told.discard(client)
-    elif client not in _told:
-        _told.add(client)
+        return
+    if client in _told:
+        return
+    _told.add(client)
+    if not workers:
+        logger.warning(
+            "the cluster has no workers, and no task runs until some have started. Start some, or a new cluster if "
+            "Dask has given them up: it does not replace a worker of a local cluster that ends twice within the "
+            "setting distributed.deploy.lost-worker-timeout (15 s)"
+        )
+    else:
         more = f" and {len(paused) - 3} more" if len(paused) > 3 else ""
         logger.warning(
             "all workers are paused, since their memory is nearly full, and run no task: %s%s. Delete the persisted "

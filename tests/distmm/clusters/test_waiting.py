@@ -1,8 +1,9 @@
-"""Waits for a cluster whose workers are all paused, or that does not have the operands: what they say, and once."""
+"""Waits for a cluster of which no worker runs, or that does not have the operands: what they say, and once."""
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -60,10 +61,10 @@ def test_a_wait_for_workers_that_are_all_paused_is_explained_once(
     job.multiply("A.npy", "B.npy", "C.zarr", client=client)
     job.topk("A.npy", "B.npy", 2, "T.zarr", client=client)
     asked: list[int] = []
-    real = waiting._tell_paused
+    real = waiting._tell_stopped
     monkeypatch.setattr(waiting, "ANSWER_SECONDS", 0.1)
     monkeypatch.setattr(waiting, "REQUESTS", 10**6)  # however late an answer is
-    monkeypatch.setattr(waiting, "_tell_paused", lambda *facts: (real(*facts), asked.append(1)))
+    monkeypatch.setattr(waiting, "_tell_stopped", lambda *facts: (real(*facts), asked.append(1)))
 
     def told() -> list[str]:
         return [record.getMessage() for record in caplog.records if "paused" in record.getMessage()]
@@ -80,6 +81,20 @@ def test_a_wait_for_workers_that_are_all_paused_is_explained_once(
         assert "memory_limit" in text
         pause_above(client, 0.99)
         assert result.result()
+
+
+def test_a_wait_for_a_cluster_without_workers_is_explained_once(
+    cluster: Callable[[int], Client], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = cluster(1)
+    monkeypatch.setattr(waiting, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(waiting, "REQUESTS", 10**6)
+    ended = threading.Event()
+    with caplog.at_level(logging.WARNING, "distmm"), waiting.watched(client):
+        client.cluster.scale(0)
+        until(lambda: "the cluster has no workers" in caplog.text)
+        ended.wait(0.5)  # several answers
+    assert caplog.text.count("the cluster has no workers") == 1
 
 
 def test_operands_whose_client_was_closed_are_refused_with_the_remedy(cluster: Callable[[int], Client]) -> None:
