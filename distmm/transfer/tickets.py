@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 import logging
 import pickle
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,7 +28,7 @@ from typing import Any
 from distributed.protocol import deserialize, serialize
 from distributed.protocol.serialize import dask_deserialize, dask_serialize
 
-from distmm.transfer import gpu_allocations, loans
+from distmm.transfer import loans
 from distmm.transfer.client_array import ClientArray
 from distmm.transfer.lending import has_gaps
 
@@ -51,15 +52,16 @@ def tickets_for(blocks: dict[Any, Any]) -> Tickets | None:
     Blocks with gaps between their elements, small blocks, and those in memory without a handle get no ticket. Work on
     the default stream is waited for, because other libraries may have made the blocks there.
     """
-    large = {key: x for key, x in blocks.items() if gpu_allocations.is_on_gpu(x) and x.nbytes >= LEAST}
+    cupy = sys.modules.get("cupy")
+    if cupy is None:
+        return None
+    large = {key: x for key, x in blocks.items() if isinstance(x, cupy.ndarray) and x.nbytes >= LEAST}
     named = {key: ClientArray.of(x) for key, x in large.items() if not has_gaps(x)}
     if not all(ticket.on_gpu for ticket in named.values()):
         _warn()
     named = {key: replace(each, mark=loans.marked(blocks[key])) for key, each in named.items() if each.on_gpu}
     if not named:
         return None
-    import cupy
-
     cupy.cuda.Stream.null.synchronize()
     return Tickets(named, {key: x for key, x in blocks.items() if key not in named})
 
@@ -86,7 +88,7 @@ def take(copied: Copy) -> None:
 
 @dask_serialize.register(Tickets)  # type: ignore[untyped-decorator]
 def _sent(tickets: Tickets) -> tuple[dict[str, Any], list[Any]]:
-    others, frames = serialize(tickets.others, on_error="raise", iterate_collection=True)
+    others, frames = serialize(tickets.others, iterate_collection=True)
     return {"others": others}, [pickle.dumps(tickets.named), *frames]
 
 

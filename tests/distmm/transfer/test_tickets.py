@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import types
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +24,11 @@ class OnGpu(np.ndarray):
     """Stands in for a CuPy array."""
 
 
-OnGpu.__module__ = "cupy"
+class Generator:
+    """Stands in for one of CuPy's other objects."""
+
+
+OnGpu.__module__ = Generator.__module__ = "cupy"
 
 
 @pytest.fixture
@@ -31,7 +36,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Simulate a GPU whose memory has handles; return what is waited for."""
     waited: list[str] = []
     stream = types.SimpleNamespace(synchronize=lambda: waited.append("default stream"))
-    module = types.SimpleNamespace(cuda=types.SimpleNamespace(Stream=types.SimpleNamespace(null=stream)))
+    cuda = types.SimpleNamespace(Stream=types.SimpleNamespace(null=stream))
+    module = types.SimpleNamespace(ndarray=OnGpu, cuda=cuda)
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr(tickets.ClientArray, "of", of)
     monkeypatch.setattr(tickets, "_copies", [])
@@ -49,13 +55,22 @@ def on_gpu(*shape: int) -> OnGpu:
 
 def test_large_blocks_without_gaps_go_by_name(gpu: list[str]) -> None:
     large, small, gaps = on_gpu(N, N), on_gpu(9, N), on_gpu(N, 2 * N)[:, ::2]
-    found = tickets.tickets_for({"large": large, "small": small, "gaps": gaps, "host": np.ones((N, N), "f4")})
+    host = {"host": np.ones((N, N), "f4"), "other": Generator()}
+    found = tickets.tickets_for({"large": large, "small": small, "gaps": gaps, **host})
     assert found is not None
     assert list(found.named) == ["large"]
-    assert list(found.others) == ["small", "gaps", "host"]
+    assert list(found.others) == ["small", "gaps", "host", "other"]
     assert found.named["large"].mark[1]  # the receiver sees whether it was freed
     assert gpu == ["default stream"]  # once for all blocks
-    assert tickets.tickets_for({"small": small, "host": np.ones((N, N), "f4")}) is None
+    assert tickets.tickets_for({"small": small, **host}) is None
+
+
+def test_what_dask_cannot_send_is_refused_as_dask_refuses_it(gpu: list[str]) -> None:
+    tickets.take(lambda named: ["copy"] * len(named))
+    lock = threading.Lock()  # pickle refuses it
+    sent = serialize(tickets.tickets_for({"large": on_gpu(N, N), "lock": lock}))
+    with pytest.raises(TypeError, match="Could not serialize"):
+        deserialize(*sent)
 
 
 def test_memory_without_a_handle_gets_no_ticket(
