@@ -58,12 +58,12 @@ def _received(named: Sequence[ClientArray]) -> list[Any]:
     Raises
     ------
     EOFError
-        If there is none of one, for whatever reason. Dask then closes the connection, and it comes by the scheduler.
+        If one is not copied, for whatever reason. Dask then closes the connection, and they come by the scheduler.
     """
     from distmm.worker.neighbours import received
 
     try:
         return received(named)
     except Exception as error:
-        logger.warning("results of process %d were not copied from GPU to GPU: %s", named[0].pid, error)
+        logger.warning("a result of process %d was not copied from GPU to GPU: %s", named[0].pid, error)
         raise EOFError(f"no array came from process {named[0].pid}: {error}") from error

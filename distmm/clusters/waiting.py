@@ -93,23 +93,24 @@ def _tell_stopped(client: Client, workers: dict[str, dict[str, Any]]) -> None:
     paused = [address for address, facts in workers.items() if facts["status"] == "paused"]
     if len(paused) < len(workers):
         _told.discard(client)
-        return
-    if client in _told:
-        return
-    _told.add(client)
-    if not workers:
-        logger.warning(
+    elif client not in _told:
+        _told.add(client)
+        logger.warning("%s", _why_none_runs(paused))
+
+
+def _why_none_runs(paused: list[str]) -> str:
+    if not paused:
+        return (
             "the cluster has no workers, and no task runs until some have started. Start some, or a new cluster if "
             "Dask has given them up: it does not replace a worker of a local cluster that ends twice within the "
             "setting distributed.deploy.lost-worker-timeout (15 s)"
         )
-    else:
-        more = f" and {len(paused) - 3} more" if len(paused) > 3 else ""
-        logger.warning(
-            "all workers are paused, since their memory is nearly full, and run no task: %s%s. Delete the persisted "
-            "arrays that they hold, or start them with more memory (memory_limit=, --memory-limit)",
-            ", ".join(sorted(paused)[:3]), more,
-        )  # fmt: skip
+    more = f" and {len(paused) - 3} more" if len(paused) > 3 else ""
+    return (
+        "all workers are paused, since their memory is nearly full, and run no task: "
+        f"{', '.join(sorted(paused)[:3])}{more}. Delete the persisted arrays that they hold, or start them with more "
+        "memory (memory_limit=, --memory-limit)"
+    )
 
 
 @contextmanager

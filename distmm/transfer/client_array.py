@@ -160,7 +160,7 @@ class ClientArray:
         layout = {"version": 3, "data": (self.address, False), "shape": self.shape, "strides": self.strides}
         loan = self.loan if self.loan is not None else loans.lent(self.name)
         if loan is None and self.name:
-            raise InputError(self.freed())
+            raise InputError(self._freed())
         if self.on_gpu:
             import cupy
 
@@ -173,8 +173,7 @@ class ClientArray:
         """Give up the loan, in a scheduler that counts the tasks which refer to this object instead."""
         object.__setattr__(self, "loan", None)
 
-    def freed(self) -> str:
-        """Return the message that it has been freed."""
+    def _freed(self) -> str:
         return (
             f"an operand of shape {self.shape} has been freed: it lives as long as the lazy product and what is "
             "computed from it, but not as long as a pickled copy. Make the product again, or keep the operand"
@@ -248,7 +247,7 @@ def check_marks(arrays: Sequence[ClientArray]) -> None:
     process_memory.read(marked[0].pid, (addresses, found.itemsize), found.ctypes.data)
     for array, number in zip(marked, found, strict=True):
         if number != array.mark[1]:
-            raise InputError(array.freed())
+            raise InputError(array._freed())
 
 
 @dataclass(frozen=True)
@@ -266,7 +265,7 @@ def _received(*fields: Any) -> ClientArray:
         return array
     loan = loans.received(array.name)
     if loan is None:
-        raise InputError(array.freed())
+        raise InputError(array._freed())
     return replace(array, loan=loan)
 
 

@@ -1,4 +1,4 @@
-"""Additions to Dask's serialization: checksums of blocks, types of blocks on GPUs, and a way around UCX.
+"""Additions to Dask's serialization: checksums of blocks, types of blocks on GPUs, and blocks that UCX shall not send.
 
 *Checksums.* TCP's checksum has only 16 bits, and host memory without ECC has none. So a block that is sent from host
 memory has a checksum in its header, and the receiver compares it. If it differs, the receiver treats the message as
@@ -109,7 +109,7 @@ def _with_types(send: Send, receive: Receive) -> tuple[Send, Receive]:
 
 
 def _between_gpus(send: Send, receive: Receive) -> tuple[Send, Receive]:
-    """Wrap both functions to send the element type, and to send nothing while blocks go `through_host`."""
+    """Wrap both functions to send the element type, and to refuse blocks that go `through_host`."""
     named, typed = _with_types(send, receive)
 
     def refusing(x: Any) -> tuple[dict[str, Any], list[Any]]:

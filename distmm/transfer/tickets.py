@@ -76,24 +76,17 @@ def _warn() -> None:
     )
 
 
-Copy = Callable[[Sequence[ClientArray]], list[Any]]
-
-_copies: list[Copy] = []
-
-
-def take(copied: Copy) -> None:
-    """Let this process copy the blocks that arriving tickets name; with `copied`, a list of the copies."""
-    _copies[:] = [copied]
-
-
 @dask_serialize.register(Tickets)  # type: ignore[untyped-decorator]
 def _sent(tickets: Tickets) -> tuple[dict[str, Any], list[Any]]:
     others, frames = serialize(tickets.others, iterate_collection=True)
     return {"others": others}, [pickle.dumps(tickets.named), *frames]
 
 
-@dask_deserialize.register(Tickets)  # type: ignore[untyped-decorator]
-def _received(header: dict[str, Any], frames: list[Any]) -> dict[Any, Any]:
-    named: dict[Any, ClientArray] = pickle.loads(bytes(frames[0]))
-    copies = _copies[0](list(named.values()))
-    return dict(zip(named, copies, strict=True)) | deserialize(header["others"], frames[1:])
+def take(copies: Callable[[Sequence[ClientArray]], list[Any]]) -> None:
+    """Let this process receive tickets. ``copies(tickets)`` returns copies of the blocks that they name."""
+
+    def received(header: dict[str, Any], frames: list[Any]) -> dict[Any, Any]:
+        named: dict[Any, ClientArray] = pickle.loads(bytes(frames[0]))
+        return dict(zip(named, copies(list(named.values())), strict=True)) | deserialize(header["others"], frames[1:])
+
+    dask_deserialize.register(Tickets, received)

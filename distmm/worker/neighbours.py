@@ -122,7 +122,7 @@ def received(named: Sequence[ClientArray]) -> list[Any]:
     """
     nbytes = sum(each.nbytes for each in named)
     try:
-        return gpu.retrying(partial(gpu_copies.copies, named), "blocks of another worker", nbytes)
+        return gpu.retrying(partial(gpu_copies.copies, named), "a copy of another worker's blocks", nbytes)
     except InputError as error:
         raise EOFError(f"a block of process {named[0].pid} was freed while it was copied") from error
     except OSError as error:

@@ -108,7 +108,7 @@ def test_a_result_that_cannot_be_copied_comes_by_the_scheduler(
             wait(future)
             np.testing.assert_array_equal(future.result().get(), expected("stack"))
         assert (len(tried), "come by the scheduler from now on" in caplog.text) == (1, True)
-        assert "were not copied from GPU to GPU: out of reach" in caplog.text
+        assert "was not copied from GPU to GPU: out of reach" in caplog.text
 
 
 def test_dask_gets_them_as_before_if_products_are_not_accelerated(gpu: Client, tickets: list[Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -49,10 +48,21 @@ CALLS: dict[str, Callable[[Client], Any]] = {
 }
 
 
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let waits ask ten times a second; return a list that has an element for each answer."""
+    answers: list[int] = []
+    real = waiting._tell_stopped
+    monkeypatch.setattr(waiting, "ANSWER_SECONDS", 0.1)
+    monkeypatch.setattr(waiting, "REQUESTS", 10**6)  # however late an answer is
+    monkeypatch.setattr(waiting, "_tell_stopped", lambda *facts: (real(*facts), answers.append(1)))
+    return answers
+
+
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 def test_a_wait_for_workers_that_are_all_paused_is_explained_once(
     call: Callable[[Client], Any], cluster: Callable[[int], Client], caplog: pytest.LogCaptureFixture,
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[int],
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     client = cluster(2)
@@ -60,11 +70,6 @@ def test_a_wait_for_workers_that_are_all_paused_is_explained_once(
         np.save(f"{name}.npy", each)
     job.multiply("A.npy", "B.npy", "C.zarr", client=client)
     job.topk("A.npy", "B.npy", 2, "T.zarr", client=client)
-    asked: list[int] = []
-    real = waiting._tell_stopped
-    monkeypatch.setattr(waiting, "ANSWER_SECONDS", 0.1)
-    monkeypatch.setattr(waiting, "REQUESTS", 10**6)  # however late an answer is
-    monkeypatch.setattr(waiting, "_tell_stopped", lambda *facts: (real(*facts), asked.append(1)))
 
     def told() -> list[str]:
         return [record.getMessage() for record in caplog.records if "paused" in record.getMessage()]
@@ -84,16 +89,14 @@ def test_a_wait_for_workers_that_are_all_paused_is_explained_once(
 
 
 def test_a_wait_for_a_cluster_without_workers_is_explained_once(
-    cluster: Callable[[int], Client], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    cluster: Callable[[int], Client], caplog: pytest.LogCaptureFixture, asked: list[int]
 ) -> None:
     client = cluster(1)
-    monkeypatch.setattr(waiting, "ANSWER_SECONDS", 0.1)
-    monkeypatch.setattr(waiting, "REQUESTS", 10**6)
-    ended = threading.Event()
     with caplog.at_level(logging.WARNING, "distmm"), waiting.watched(client):
         client.cluster.scale(0)
         until(lambda: "the cluster has no workers" in caplog.text)
-        ended.wait(0.5)  # several answers
+        asked.clear()
+        until(lambda: len(asked) > 2)
     assert caplog.text.count("the cluster has no workers") == 1
 
 

@@ -76,7 +76,7 @@ def test_blocks_for_clients_leave_gpus_through_host_memory(monkeypatch: pytest.M
     assert send(block) == ({"typestr": "<f4"}, [b""])
 
 
-def test_a_worker_takes_tickets_as_soon_as_it_has_said_that_it_reads_the_memory(
+def test_a_worker_receives_types_as_soon_as_it_has_said_that_it_reads_the_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = tables(monkeypatch)

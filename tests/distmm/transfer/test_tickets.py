@@ -40,7 +40,6 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     module = types.SimpleNamespace(ndarray=OnGpu, cuda=cuda)
     monkeypatch.setitem(sys.modules, "cupy", module)
     monkeypatch.setattr(tickets.ClientArray, "of", of)
-    monkeypatch.setattr(tickets, "_copies", [])
     return waited
 
 

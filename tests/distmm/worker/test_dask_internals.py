@@ -6,9 +6,7 @@ import asyncio
 import logging
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import dask
@@ -20,7 +18,8 @@ import pytest
 from distributed import Client, LocalCluster, Scheduler, Worker, get_worker, wait
 
 import distmm
-from distmm.worker import dask_internals, plugin
+from distmm.transfer import serialization
+from distmm.worker import dask_internals, neighbours, plugin
 
 
 def test_the_installed_version_of_dask_is_one_that_was_seen() -> None:
@@ -95,31 +94,16 @@ def test_no_process_of_a_cluster_waits_long_between_messages() -> None:
 class Told:
     """Tells in the process that receives it whether it was noted when it was sent."""
 
-    noted: ContextVar[frozenset[int]] = ContextVar("noted", default=frozenset())
-
-    @staticmethod
-    @contextmanager
-    def noting(blocks: dict[Any, Any]) -> Iterator[None]:
-        before = Told.noted.set(frozenset(map(id, blocks.values())))
-        try:
-            yield
-        finally:
-            Told.noted.reset(before)
-
-    @staticmethod
-    def way(blocks: dict[Any, Any]) -> tuple[None, AbstractContextManager[None]]:
-        return None, Told.noting(blocks)
-
     def __init__(self, nbytes: int) -> None:
         self.filling = b"." * nbytes
 
     def __reduce__(self) -> Any:
-        return tuple, ([id(self) in Told.noted.get(), self.filling],)
+        return tuple, ([id(self) in serialization._by_host.get(), self.filling],)
 
 
 def note(taker: str, dask_worker: Worker) -> None:
     async def where(address: str | None) -> dask_internals.Way | None:
-        return Told.way if address == taker else None
+        return neighbours._through_host if address == taker else None
 
     dask_internals.send_blocks_by(dask_worker, where, lambda address: None)
 
@@ -195,7 +179,7 @@ class Fragile(Told):
     """Cannot be received if it was noted when it was sent."""
 
     def __reduce__(self) -> Any:
-        return (end_of_file, ()) if id(self) in Told.noted.get() else (len, (self.filling,))
+        return (end_of_file, ()) if id(self) in serialization._by_host.get() else (len, (self.filling,))
 
 
 def end_of_file() -> None:
@@ -206,7 +190,7 @@ def test_a_worker_learns_that_another_one_could_not_read_its_blocks_and_sends_ot
     broken: list[str | None] = []
 
     async def where(address: str | None) -> dask_internals.Way | None:
-        return None if address in broken else Told.way
+        return None if address in broken else neighbours._through_host
 
     how: Any = {"n_workers": 2, "threads_per_worker": 1, "processes": False, "protocol": "tcp"}
     with LocalCluster(**how, dashboard_address=":0") as cluster, Client(cluster, set_as_default=False) as client:
