@@ -56,6 +56,7 @@ MOST_PANELS = 8  # of one launch: their descriptors take 2 of the 4 KiB of a ker
 
 # Rasterisation: tiles are numbered down this many rows of tiles, then down the next column of tiles. So thread blocks
 # that run at the same time share rows of A and columns of B in the L2 cache. 4 to 16 make no difference on an H200.
+# A symmetric C has other groups (`distmm_kernels.tiles.hopper_places.pairs_in_group`).
 GROUP = 16
 
 # Stages that a thread block loads before it waits for the others, a power of two: 6 to 12 us of work. The L2 cache

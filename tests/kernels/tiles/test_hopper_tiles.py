@@ -14,6 +14,7 @@ from distmm_kernels.emulation.splits import PAST_THE_ROWS
 from distmm_kernels.tiles.hopper_places import (
     box_place,
     mirrored_place,
+    pairs_in_group,
     pairs_place,
     place,
     place_below,
@@ -199,7 +200,7 @@ def test_every_tile_on_and_below_the_diagonal_of_a_symmetric_product_has_one_num
     above, columns = above * ROWS if kind == "part" else 0, columns // 2 if kind == "complex" else columns
     high, across = -(-rows // ROWS), -(-(above + rows) // columns)
     grid = rows_in_pairs(high, columns, above)
-    sizes = [np.uint32(size) for size in (*grid, GROUP)]
+    sizes = [*map(np.uint32, grid), pairs_in_group(np.uint32(grid[0]))]
     numbers = [np.uint32(number) for number in (high, columns, above)]
     found = [
         tuple(map(int, place_below(*place(np.uint32(tile), *sizes), *numbers))) for tile in range(grid[0] * grid[1])

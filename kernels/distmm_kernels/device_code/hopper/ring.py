@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from distmm_kernels.device_code.emit import cuda, inlined, types
 from distmm_kernels.device_code.hopper import instructions
 from distmm_kernels.tiles import slices
-from distmm_kernels.tiles.hopper_places import place, place_below
+from distmm_kernels.tiles.hopper_places import pairs_in_group, place, place_below
 from distmm_kernels.tiles.hopper_tiles import CONSUMERS, GROUP, STRETCH, HopperTile
 
 uint32 = types.uint32
@@ -80,11 +80,11 @@ def following(tile: HopperTile) -> Callable[[Any, Any], tuple[Any, Any]]:
 def locate(tile: HopperTile) -> Callable[[Any, Any], tuple[Any, Any, Any]]:
     """Make ``(grid, t)``: the matrix of tile ``t`` of all C, and its row and column, in tiles."""
     group, columns = uint32(GROUP), uint32(tile.columns // max(1, tile.symmetric))
-    anywhere, below = inlined(place), inlined(place_below)
+    anywhere, below, together = inlined(place), inlined(place_below), inlined(pairs_in_group)
 
     def in_triangle(grid, t):
         z = uint32(t // grid.each)
-        pair, at = anywhere(uint32(t - z * grid.each), grid.high, grid.wide, group)
+        pair, at = anywhere(uint32(t - z * grid.each), grid.high, grid.wide, together(grid.high))
         i, j = below(pair, at, grid.rows, columns, grid.above)
         return z, i, j
 
