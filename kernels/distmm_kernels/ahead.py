@@ -200,8 +200,10 @@ def _float64(capability: Capability, dtype: str) -> Iterator[Recipe]:
     yield from _all("residues:find_factors", [parts])
     yield from _all("residues:sum_squares", BOTH, [parts])
     yield from _all("residues:split", BOTH, [parts])
-    file = "reconstruct_complex" if parts == 2 else "reconstruct"
-    yield from _all(f"{file}:reconstruct", [capability not in FAST_FLOAT64], BOTH)
+    file, few = "reconstruct_complex" if parts == 2 else "reconstruct", capability not in FAST_FLOAT64
+    yield from _all(f"{file}:reconstruct", [few], BOTH)
+    if parts == 2:  # Hermitian products
+        yield from _all(f"{file}:reconstruct", [few], BOTH, [True])
     yield from _residues(capability)
 
 

@@ -2,6 +2,9 @@
 
 With A = X + iY and B = U + iV, the products are XU, YV and (X + Y)(U + V): the real part is the first minus the second.
 The imaginary part is the third minus both. Residues are subtracted modulo their modulus, which is exact.
+
+With the conjugate of B, the products are YU, XV and (X + Y)(U + V), and the parts change places: the imaginary part is
+the first minus the second, and the real part is the third minus both. So B's own residues serve.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ words_of_four = intrinsic(_load, (u64, u64), (u32,) * WORDS)
 """words_of_four(address, step): residues of four neighbours, product by product and modulus by modulus."""
 
 
-def _sums_of(column: int, by_integers: bool) -> Callable[..., Any]:
+def _sums_of(column: int, by_integers: bool, conjugated: bool) -> Callable[..., Any]:
     """Make ``(words)``: three exact sums for the real part of one column, and three for the imaginary part."""
 
     def write(builder, words):
@@ -62,26 +65,27 @@ def _sums_of(column: int, by_integers: bool) -> Callable[..., Any]:
             first, second, third = (byte(form * len(MODULI) + index) for form in range(FORMS[2]))
             # each byte is its residue plus OFFSET, and so must be the results; multiples of the modulus keep them
             # positive
-            real = builder.add(builder.sub(first, second), I32(OFFSET + modulus))
+            minus = builder.add(builder.sub(first, second), I32(OFFSET + modulus))
             both = builder.add(first, second)
-            imaginary = builder.add(builder.sub(third, both), I32(2 * OFFSET + 2 * modulus))
+            rest = builder.add(builder.sub(third, both), I32(2 * OFFSET + 2 * modulus))
             sums = [
                 add_weighted(builder, part, remainder(value, modulus), weight, by_integers)
-                for part, value in zip(sums, (real, imaginary), strict=True)
+                for part, value in zip(sums, (minus, rest), strict=True)
             ]
-        return [total for part in sums for total in converted(builder, part, by_integers)]
+        real, imaginary = sums[::-1] if conjugated else sums
+        return [total for part in (real, imaginary) for total in converted(builder, part, by_integers)]
 
     return intrinsic(write, (types.UniTuple(u32, WORDS),), (f64,) * (2 * len(UNITS)))
 
 
-def reconstruct(by_integers: bool, adds: bool) -> Source:
+def reconstruct(by_integers: bool, adds: bool, conjugated: bool = False) -> Source:
     """Return the kernel ``D = C + z * row factor * column factor``; D may be C.
 
     ``by_integers`` is as in `distmm_kernels.device_code.reconstruct.reconstruct`, but residues have the shape
-    ``(products, moduli, rows, columns)``.
+    ``(products, moduli, rows, columns)``. The products are those with the conjugate of B if ``conjugated``.
     """
     plus = adder(adds, add_double)
-    first, second, third, fourth = (_sums_of(column, by_integers) for column in range(COLUMNS))
+    first, second, third, fourth = (_sums_of(column, by_integers, conjugated) for column in range(COLUMNS))
 
     def stored(s, factor, c, d):
         real, imaginary = integer(s[0], s[1], s[2]) * factor, integer(s[3], s[4], s[5]) * factor

@@ -42,6 +42,9 @@ NEAR = 5
 # gives re, im and re + im.
 FORMS = {1: 1, 2: 3}
 
+# For a product with the conjugate of B: the form of A by which each form of B is multiplied.
+CONJUGATED = 1, 0, 2
+
 # Limits of the sum of squares of a row in a granule. Within them, scaled numbers, products and results stay within
 # float64's range.
 LEAST_SQUARES, LARGEST_SQUARES = 2.0**-800, 2.0**800

@@ -29,6 +29,7 @@ from distmm_kernels.gemm.operands import Prepared
 from distmm_kernels.kernel import Array
 from distmm_kernels.layout.stack import distinct
 from distmm_kernels.layout.vectors import row_pitch
+from distmm_kernels.symmetric import Symmetry, turned
 from distmm_kernels.tiles.hopper_tiles import ROWS
 
 WORKSPACE = 1 << 29  # bytes that a product takes at a time in addition to operands and C
@@ -62,14 +63,17 @@ class GuardedOperand(Prepared):
         The guards of its granules.
     by_tf32
         By granule, whether TF32 halves hold it. Filled when first needed.
+    conjugated
+        Whether the operand is the conjugate of what ``matrices`` and ``made`` have. Guards of both are the same.
     """
 
     matrices: Array
     found: Found
     by_tf32: dict[int, bool] = field(default_factory=dict)
+    conjugated: bool = False
 
     def granule(self, index: int) -> Array:
-        """Return one granule of the operand itself."""
+        """Return one granule of ``matrices``."""
         return self.matrices[..., index * GRANULE : (index + 1) * GRANULE]
 
 
@@ -214,11 +218,13 @@ class GuardedKernel(AlignedKernel):
     def _by_multiply_adds(self, index: int, a: GuardedOperand, b: GuardedOperand, c: Array | None, d: Array) -> None:
         """Add one granule by a chain of multiply-adds in the operands' own type, which may need copies of them."""
         left, right = a.granule(index), b.granule(index)
+        symmetry: Symmetry = "hermitian" if b.conjugated else "symmetric"
         if left.shape[-1] < self.shortest:  # common, with small copies: one launch for a batch
-            self._ieee._accumulate(left, right.swapaxes(-1, -2), c, d)
+            self._ieee._accumulate(left, turned(right, symmetry), c, d)
             return
-        for x, y, added, to in by_parts(left, right, c, d, 2 * d.itemsize):  # B as a real matrix is twice as large
-            self._ieee._accumulate(x, y.swapaxes(-1, -2), added, to)
+        each = (2 + b.conjugated) * d.itemsize  # B as a real matrix is twice as large, and is made of its conjugate
+        for x, y, added, to in by_parts(left, right, c, d, each):
+            self._ieee._accumulate(x, turned(y, symmetry), added, to)
 
 
 @functools.lru_cache(maxsize=1024)

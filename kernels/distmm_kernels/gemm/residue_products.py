@@ -20,7 +20,7 @@ import numpy as np
 from distmm_kernels.candidate import AMPERE, HOPPER, Candidate
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.moduli import MODULI, epilogue_multiplier
-from distmm_kernels.emulation.residues import COLUMNS, THREADS
+from distmm_kernels.emulation.residues import COLUMNS, CONJUGATED, THREADS
 from distmm_kernels.gemm.guarded import WORKSPACE, parts
 from distmm_kernels.gemm.operands import Prepared
 from distmm_kernels.kernel import Array, Kernel
@@ -65,13 +65,14 @@ class ResidueProducts:
         self._gemms = HopperGemms(device)
 
     def add_granule(
-        self, index: int, a: Prepared, b: Prepared, c: Array | None, d: Array, symmetric: bool = False
-    ) -> None:
+        self, index: int, a: Prepared, b: Prepared, c: Array | None, d: Array, symmetric: bool = False,
+        conjugated: bool = False,
+    ) -> None:  # fmt: skip
         """Enqueue ``D = C + A B`` for one granule of all matrices of a batch; see `add`."""
         for place, mine, yours in matrices_of(a.batch, b.batch, d.shape[:-2]):
             left, right = a.made.granule(index, mine), b.made.granule(index, yours)
             factors = a.made.factors(index, mine), b.made.factors(index, yours)
-            self.add(left, right, None if c is None else c[place], d[place], factors, symmetric)
+            self.add(left, right, None if c is None else c[place], d[place], factors, symmetric, conjugated)
 
     def add(
         self,
@@ -81,6 +82,7 @@ class ResidueProducts:
         d: Array,
         factors: tuple[int, int] = (0, 0),
         symmetric: bool = False,
+        conjugated: bool = False,
     ) -> None:
         """Enqueue ``D = C + A B`` for one granule of one matrix; the device must be current.
 
@@ -94,6 +96,8 @@ class ResidueProducts:
             Addresses of float64 factors of rows and of columns; zeros if the operands are not scaled.
         symmetric
             Whether elements of D above the diagonal need not be computed. They may have any value then.
+        conjugated
+            Whether B is the conjugate of the complex matrix of which ``right`` has the residues.
         """
         import cupy
 
@@ -101,7 +105,10 @@ class ResidueProducts:
         rows, columns = strip(m, n, left.matrices)
         memory = cupy.cuda.alloc(left.matrices * rows * row_pitch(columns, 1))
         to_c = (0, 0, 0) if c is None else (address(c), *c.strides)
-        kernel = loaded(Recipe(self._reconstruction, (*self._parameters, c is not None)), self.device)
+        variant = (c is not None, True) if conjugated else (c is not None,)
+        kernel = loaded(Recipe(self._reconstruction, (*self._parameters, *variant)), self.device)
+        forms = CONJUGATED if conjugated else (0,)  # otherwise one launch multiplies all forms
+        count = left.matrices // len(forms)
         below = symmetric and self._instruction == "wgmma" and columns == n
         for down, across in parts(m, n, rows, columns):
             across = slice(0, down.stop) if below else across
@@ -110,8 +117,11 @@ class ResidueProducts:
             to = Stack(memory.ptr, (left.matrices, high, wide), (high * pitch, pitch, 1), 1)
             of_a = left.part(-2, down.start, down.stop)
             of_b = right.part(-2, across.start, across.stop)
-            gemm = self._gemm(to, down.start if below else None)
-            gemm((of_a,), (of_b,), None, to, Scales(self._table.data.ptr, 8, 0, 0))
+            gemm = self._gemm(to.part(-3, 0, count), down.start if below else None)
+            for first, form in zip(range(0, left.matrices, count), forms, strict=True):
+                mine = of_a.part(-3, form * count, (form + 1) * count)
+                theirs, made = (each.part(-3, first, first + count) for each in (of_b, to))
+                gemm((mine,), (theirs,), None, made, Scales(self._table.data.ptr + 8 * first, 8, 0, 0))
             column = across.start
             for row in range(down.start, down.stop, STRIP if below else high):
                 last = min(row + STRIP, down.stop) if below else down.stop

@@ -8,6 +8,7 @@ that the error might be larger, or if the granule is short. Short granules have 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -20,6 +21,7 @@ from distmm_kernels.emulation.residues import FORMS, SHORTEST, splitter
 from distmm_kernels.gemm.guarded import WORKSPACE, GuardedKernel, Way
 from distmm_kernels.gemm.residue_products import Instruction, ResidueProducts, rows
 from distmm_kernels.kernel import Array
+from distmm_kernels.symmetric import Symmetry
 from distmm_kernels.tiles.hopper_tiles import COORDINATES
 
 
@@ -58,7 +60,7 @@ class ResidueKernel(GuardedKernel):
             if way is Way.IEEE:
                 self._by_multiply_adds(index, a, b, c, d)
             else:
-                self._products.add_granule(index, a, b, c, d, symmetric)
+                self._products.add_granule(index, a, b, c, d, symmetric, b.conjugated)
             c = d
 
 
@@ -68,6 +70,10 @@ class ComplexResidueKernel(ResidueKernel):
     name = "complex_residues"
     parts = 2
     reconstruction = "distmm_kernels.device_code.reconstruct_complex:reconstruct"
+
+    def turned(self, a: Any, symmetry: Symmetry) -> Any:
+        """Return a prepared A, transposed, or conjugated and transposed, as a prepared B in the same memory."""
+        return replace(a.transposed, conjugated=symmetry == "hermitian")
 
 
 def split_steps(k: int) -> int:

@@ -116,7 +116,7 @@ class Stack(NamedTuple):
         return Stack(address, self.shape, self.strides, self.itemsize)
 
     def part(self, axis: int, first: int, after: int) -> Stack:
-        """Describe the rows (axis -2) or columns (-1) of each matrix from ``first`` up to the one before ``after``."""
+        """Describe matrices (axis -3), rows (-2) or columns (-1), from ``first`` up to the one before ``after``."""
         shape = list(self.shape)
         shape[axis] = after - first
         return Stack(self.address + first * self.strides[axis], tuple(shape), self.strides, self.itemsize)

@@ -35,6 +35,8 @@ KERNELS = [
     ("reconstruct_complex", "reconstruct", (False, True)),
     ("reconstruct_complex", "reconstruct", (False, False)),
     ("reconstruct_complex", "reconstruct", (True, True)),
+    ("reconstruct_complex", "reconstruct", (False, True, True)),
+    ("reconstruct_complex", "reconstruct", (True, False, True)),
     ("slices", "add_slices", ("float32", "float32", False)),
     ("slices", "add_slices", ("float32", "bfloat16", True)),
     ("slices", "add_slices", ("float32", "float16", False)),

@@ -8,6 +8,7 @@ import pytest
 
 from distmm_kernels.config import Problem
 from distmm_kernels.select import CANDIDATES
+from distmm_kernels.symmetric import turned
 from tests.kernels.reference.matrices import on_gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("hopper")]
@@ -117,15 +118,19 @@ def test_the_finish_uses_the_lower_half_of_c0(kernel_for, name, dtype, to, m, k,
 
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("pitch", [0, 3])
-@pytest.mark.parametrize(("name", "dtype"), [("hopper", "bfloat16"), ("fp16x3", "float32"), ("hopper", "int8")])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("hopper", "bfloat16"), ("fp16x3", "float32"), ("hopper", "int8"), ("complex_residues", "complex128")],
+)
 def test_operands_of_any_layout_serve_as_both(kernel_for, name, dtype, order, pitch):
     kernel, kind = kernel_for(name, dtype), BFLOAT16 if dtype == "bfloat16" else np.dtype(dtype)
     whole = on_gpu(drawn((400, 520 + pitch) if order == "C" else (520, 400 + pitch), kind, 1))
     block = whole[:, :520] if order == "C" else whole[:, :400].T
-    a, b = kernel.prepare_both(block, "symmetric")
-    other = kernel.prepare_b(block.T)
-    d = host(kernel.multiply(a, b, None, symmetry="symmetric"))
-    np.testing.assert_array_equal(d, twice(host(kernel.multiply(a, other, None)), "symmetric"))
+    symmetry = "hermitian" if kind.kind == "c" else "symmetric"
+    a, b = kernel.prepare_both(block, symmetry)
+    other = kernel.prepare_b(turned(block, symmetry))
+    d = host(kernel.multiply(a, b, None, symmetry=symmetry))
+    np.testing.assert_array_equal(d, twice(host(kernel.multiply(a, other, None)), symmetry))
 
 
 @pytest.mark.parametrize("ways", ["ieee", "tf32"])
@@ -135,3 +140,14 @@ def test_granules_that_halves_do_not_hold_are_mirrored_too(kernel_for, ways):
     a, b = kernel.prepare_both(on_gpu(x), "symmetric")
     full = host(kernel.multiply(a, b, None))
     np.testing.assert_array_equal(host(kernel.multiply(a, b, None, symmetry="symmetric")), twice(full, "symmetric"))
+
+
+@pytest.mark.parametrize("name", ["complex_residues", "mma_sync_complex_residues"])
+def test_a_conjugate_is_multiplied_by_residues_and_by_multiply_adds(kernel_for, name):
+    kernel, x = kernel_for(name, "complex128"), drawn((300, 2 * 8192 + 100), "complex128", 1)
+    x[7, 8200] = 2.0**70  # a guard is raised for the second granule; the third one is short
+    block = on_gpu(x)
+    (a, b), other = kernel.prepare_both(block, "hermitian"), kernel.prepare_b(turned(block, "hermitian"))
+    full = host(kernel.multiply(a, other, None))
+    np.testing.assert_array_equal(host(kernel.multiply(a, b, None)), full)
+    np.testing.assert_array_equal(host(kernel.multiply(a, b, None, symmetry="hermitian")), twice(full, "hermitian"))

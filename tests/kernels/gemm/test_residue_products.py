@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import sys
 from types import SimpleNamespace
@@ -9,17 +10,22 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
+from distmm_kernels.emulation import moduli
+from distmm_kernels.emulation.formats import Guard
 from distmm_kernels.emulation.integers import SYSTEMS
 from distmm_kernels.emulation.moduli import OFFSET, epilogue_multiplier
-from distmm_kernels.emulation.residues import COLUMNS, THREADS
-from distmm_kernels.gemm import residue_products
+from distmm_kernels.emulation.residues import COLUMNS, FORMS, THREADS
+from distmm_kernels.gemm import guarded, residue_products
 from distmm_kernels.gemm.residue_products import ResidueProducts
+from distmm_kernels.gemm.residues import ComplexResidueKernel
 from distmm_kernels.launch import hopper_launch
 from distmm_kernels.layout.stack import Stack
+from distmm_kernels.symmetric import mirror
 from distmm_kernels.tiles.hopper_places import rows_in_pairs
 from distmm_kernels.tiles.hopper_tiles import ROWS
-from tests.kernels.reference import integer_twin
+from tests.kernels.reference import complex_twin, integer_twin
 
 NOWHERE = Device("cuda", "none", 0, 0, (9, 0), 132)
 MODULI = SYSTEMS[32].moduli
@@ -54,10 +60,10 @@ def launched(monkeypatch):
             assert c is None
             assert scales[1:] == (8, 0, 0)
             table = seen(scales.rows, (to.matrices, 2), (8, 4), np.uint32)
-            assert table[:, 1].tolist() == [epilogue_multiplier(modulus) for modulus in MODULI]
-            x, y = (seen(each.address, each.shape, each.strides, np.int8).astype(np.int64) for (each,) in (a, b))
-            moduli = table[:, :1, None].astype(np.int64)
-            residues = (x @ y.swapaxes(-1, -2) + OFFSET) % moduli - OFFSET
+            assert table[:, 1].tolist() == [epilogue_multiplier(modulus) for modulus in table[:, 0].tolist()]
+            x, y = (seen(each.address, each.shape, each.strides, np.int8).astype("f8") for (each,) in (a, b))
+            of_each = table[:, :1, None].astype(np.int64)
+            residues = ((x @ y.swapaxes(-1, -2)).astype(np.int64) + OFFSET) % of_each - OFFSET
             if tile is not None and tile.symmetric:  # whole tiles that touch the diagonal or lie below it
                 last_row = above + (np.arange(to.rows) // ROWS + 1) * ROWS - 1
                 first_column = np.arange(to.columns) // tile.columns * tile.columns
@@ -72,12 +78,17 @@ def launched(monkeypatch):
             address, step, pitch, of_rows, of_columns, d, d_pitch, c, c_pitch, c_along, rows, columns = values
             factors = (of_rows, of_columns) if of_rows else ()
             assert grid == (-(-rows * -(-columns // COLUMNS) // THREADS), 1, 1)
-            dtype = np.dtype("f8" if factors else "i4")
-            residues = seen(address, (len(MODULI), rows, columns), (step, pitch, 1), np.int8)
-            found = integer_twin.reconstruct(residues, 32).astype(dtype)
+            if "complex" in recipe.maker:
+                dtype, shape = np.dtype("c16"), (FORMS[2], len(moduli.MODULI), rows, columns)
+                residues = seen(address, shape, (len(moduli.MODULI) * step, step, pitch, 1), np.int8).astype(np.int64)
+                found = complex_twin.reconstructed(residues, np.ones((rows, columns)), recipe.parameters[2:] == (True,))
+            else:
+                dtype = np.dtype("f8" if factors else "i4")
+                residues = seen(address, (len(MODULI), rows, columns), (step, pitch, 1), np.int8)
+                found = integer_twin.reconstruct(residues, 32).astype(dtype)
             for at, shape in zip(factors, ((rows, 1), (1, columns)), strict=False):
-                found *= seen(at, (max(shape),), (8,), dtype).reshape(shape)
-            if recipe.parameters[-1]:
+                found *= seen(at, (max(shape),), (8,), "f8").reshape(shape)
+            if recipe.parameters[1]:
                 found += seen(c, (rows, columns), (c_pitch, c_along), dtype)
             seen(d, (rows, columns), (d_pitch, dtype.itemsize), dtype)[...] = found
 
@@ -94,8 +105,8 @@ def launched(monkeypatch):
 
 
 def residues_of(numbers):
-    """Stack of the residues of each row, in lines of 16 bytes, and the array that holds it."""
-    found = integer_twin.split(numbers)
+    """Stack of the residues of each row, or of given residues, in lines of 16 bytes, and the array that holds it."""
+    found = numbers if numbers.ndim == 3 else integer_twin.split(numbers)
     held = np.zeros((*found.shape[:2], -(-found.shape[2] // 16) * 16), np.int8)
     held[..., : found.shape[2]] = found
     return Stack(held.ctypes.data, found.shape, held.strides, 1), held
@@ -152,6 +163,75 @@ def test_with_another_instruction_another_kernel_multiplies_the_same(launched):
     ResidueProducts(NOWHERE, MODULI, "maker:name", (32,), "mma.sync").add(left, right, None, d)
     np.testing.assert_array_equal(d, a @ b.T)
     assert launched == ["table", ("mma.sync", (m, n)), ("maker:name", (32, False))]
+
+
+@pytest.mark.parametrize("instruction", ["wgmma", "mma.sync"])
+@pytest.mark.parametrize(
+    ("workspace", "n", "symmetric"), [(1 << 29, 200, False), (1 << 29, 300, True), (300 * 304 * 48, 300, True)]
+)
+def test_of_a_conjugate_its_own_residues_give_the_bits_of_its_product(
+    launched, monkeypatch, workspace, n, symmetric, instruction
+):
+    monkeypatch.setattr(residue_products, "WORKSPACE", workspace)
+    rng, (m, k) = np.random.default_rng(0), (300, 20)
+    a, b, c = (rng.standard_normal((rows, 2 * wide)).view("c16") for rows, wide in ((m, k), (n, k), (m, n)))
+    b = a if symmetric else b * 2.0**-30
+    (of_a, row_factors, _), (of_b, column_factors, _) = complex_twin.split(a), complex_twin.split(b)
+    (left, _held), (right, _kept) = (residues_of(each.reshape(-1, *each.shape[2:])) for each in (of_a, of_b))
+    factors, d = (row_factors.ctypes.data, column_factors.ctypes.data), np.full((m, n), 7, "c16")
+    products = ResidueProducts(NOWHERE, moduli.MODULI * FORMS[2], "reconstruct_complex", (False,), instruction)
+    products.add(left, right, c, d, factors, symmetric, conjugated=True)
+    want, _ = complex_twin.product(a, b.conj().T, c)
+    whole = np.tri(m, n, dtype=bool) if symmetric else np.ones((m, n), bool)
+    np.testing.assert_array_equal(d[whole], want[whole])
+
+
+class OnNumPy(ComplexResidueKernel):
+    """The kernel with NumPy in place of a GPU. It counts the matrices that it splits."""
+
+    _module, _empty, _mirror = np, staticmethod(np.empty), staticmethod(mirror)
+
+    def __init__(self, raised):
+        super().__init__(Problem(1, 1, 1, np.dtype("complex128")), NOWHERE)
+        self.splits, self.raised, self._split = 0, raised, self._by_twin
+        self._ieee = SimpleNamespace(_accumulate=self._multiply_adds)
+
+    def _by_twin(self, matrices):
+        self.splits += 1
+        residues, factors, _ = complex_twin.split(matrices)
+        stack, kept = residues_of(residues.reshape(FORMS[2] * len(moduli.MODULI), *residues.shape[2:]))
+        guards = (Guard.RANGE if self.raised else Guard(0),)
+        made = SimpleNamespace(granule=lambda *_: stack, factors=lambda *_: factors.ctypes.data, kept=(kept, factors))
+        return made, SimpleNamespace(here=True, raised=self.raised, guards=guards)
+
+    def _multiply_adds(self, x, y, c, d):
+        assert c is None
+        d[...] = x @ y
+
+    def _to_device(self, block):
+        return block
+
+    def _on_device(self):
+        return contextlib.nullcontext()
+
+    def _complete(self):
+        pass
+
+
+@pytest.mark.parametrize(("k", "raised"), [(600, False), (600, True), (100, False)])
+def test_a_hermitian_product_splits_its_operand_once_and_is_exact(launched, monkeypatch, k, raised):
+    monkeypatch.setattr(guarded, "WORKSPACE", 1 << 20)
+    kernel, rng = OnNumPy(raised), np.random.default_rng(0)
+    block = rng.integers(-99, 100, (140, 2 * k)).astype("f8").view("c16")
+    a, b = kernel.prepare_both(block, "hermitian")
+    assert kernel.splits == 1
+    assert b.made is a.made
+    assert np.shares_memory(b.matrices, block), "it is not copied to be conjugated"
+    for symmetry in (None, "hermitian"):
+        np.testing.assert_array_equal(kernel.multiply(a, b, None, symmetry=symmetry), block @ block.conj().T)
+    a, b = kernel.prepare_both(block, "symmetric")
+    np.testing.assert_array_equal(kernel.multiply(a, b, None, symmetry="symmetric"), block @ block.T)
+    assert bool(launched) is (k == 600 and not raised), "residues, or chains of multiply-adds"
 
 
 @pytest.mark.parametrize("products", [10, 16, 18, 48])

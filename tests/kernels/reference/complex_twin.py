@@ -12,7 +12,7 @@ from distmm_kernels.emulation.moduli import MODULI, OFFSET
 from distmm_kernels.layout.real_view import as_real
 from tests.kernels.reference.residue_twin import Float64, reconstruct, scaled
 
-__all__ = ["product", "split"]
+__all__ = ["product", "reconstructed", "split"]
 
 Complex128 = NDArray[np.complex128]
 
@@ -32,23 +32,33 @@ def _residues(integers: NDArray[np.int64]) -> NDArray[np.int8]:
     return np.stack([((integers % p + OFFSET) % p - OFFSET).astype(np.int8) for p in MODULI])
 
 
+def reconstructed(sums: NDArray[Any], factor: Float64, conjugated: bool = False) -> Complex128:
+    """Return the complex numbers that the products ``(forms, moduli, m, n)`` make, times their factors.
+
+    If ``conjugated``, the products are those with the conjugate of B.
+    """
+    moduli = np.array(MODULI)[:, None, None]
+    minus, rest = (
+        reconstruct((part + OFFSET) % moduli - OFFSET) for part in (sums[0] - sums[1], sums[2] - sums[0] - sums[1])
+    )
+    made = np.empty(factor.shape, np.complex128)
+    real, imaginary = (rest, minus) if conjugated else (minus, rest)
+    made.real, made.imag = real * factor, imaginary * factor
+    return made
+
+
 def product(a: Complex128, b: Complex128, c: Complex128 | None = None) -> tuple[Complex128, Guard]:
     """Return ``c + a @ b`` as the kernel computes it if no guard is raised, and the guards.
 
     Here short granules are computed by residues, too.
     """
     d, found = c, Guard(0)
-    moduli = np.array(MODULI)[:, None, None]
     for first in range(0, a.shape[1], GRANULE):
         x, rows, one = split(a[:, first : first + GRANULE])
         y, columns, other = split(b[first : first + GRANULE].T)
         found |= one | other
         # the sums of int8 products are exact in float64, so BLAS computes them
         sums = np.matmul(x.astype(np.float64), y.astype(np.float64).swapaxes(-1, -2)).astype(np.int64)
-        parts: list[NDArray[Any]] = [sums[0] - sums[1], sums[2] - sums[0] - sums[1]]
-        real, imaginary = (reconstruct((part + OFFSET) % moduli - OFFSET) for part in parts)
-        factor = rows[:, None] * columns
-        added = np.empty(factor.shape, np.complex128)
-        added.real, added.imag = real * factor, imaginary * factor
+        added = reconstructed(sums, rows[:, None] * columns)
         d = added if d is None else d + added
     return np.zeros((a.shape[0], b.shape[1]), np.complex128) if d is None else d, found
