@@ -41,7 +41,8 @@ DEFAULT_MATH = 0  # CUBLAS_DEFAULT_MATH of cublasMath_t
 SUMS_IN_FLOAT32 = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
 ANY_ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT
 FOURS = 4  # int8 products need a multiple of this as k, and as the pitch of their int32 results (in elements)
-SMALL = 2**20  # elements of an int8 B in C order that is not copied
+SMALL = 2**22  # elements of an int8 B in C order that is not copied
+SHORT = 2**33  # multiply-adds with such a B in 0.14 ms, where the host takes 0.2 for a copy (H200, 2026-11-29)
 COUNTS_BELOW = 2**31  # sizes and pitches are signed numbers of 32 bits
 WORKSPACE = 1 << 25  # bytes that the library keeps on a Hopper GPU; on others it keeps less
 
@@ -213,6 +214,13 @@ def _small(k: int, n: int) -> bool:
     return k % FOURS == 0 and n % VECTOR_BYTES == 0 and k * n <= SMALL
 
 
+def _int8_in_place(problem: Problem, by_columns: bool) -> bool:
+    """Whether int8 operands are not copied, and a product with a B in C order takes less time than a copy."""
+    steps = problem.m * problem.k * problem.n * math.prod(problem.batch)
+    short = _small(problem.k, problem.n) and steps <= SHORT
+    return problem.k % VECTOR_BYTES == 0 and (by_columns or short)
+
+
 def _layout(x: Array) -> tuple[int, int] | None:
     """Return operation and leading dimension of matrices ``(*batch, rows, columns)``; None if it cannot read them."""
     rows, columns = x.shape[-2:]
@@ -258,8 +266,6 @@ TABLE = (
         "ieee",
         worth_it=frozenset({(9, 0)}),  # it was measured there
         prepared=1.0,  # B in C order
-        direct=lambda problem, by_columns: (
-            problem.k % VECTOR_BYTES == 0 and (by_columns or _small(problem.k, problem.n))
-        ),
+        direct=_int8_in_place,
     ),
 )

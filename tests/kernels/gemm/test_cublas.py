@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from distmm_kernels.arrays.products import chosen
 from distmm_kernels.gemm.cublas import AS_IT_IS, COUNTS_BELOW, _layout
 from tests.kernels.reference.matrices import STRIDES, strided
+from tests.kernels.selection import H200
 
 sizes = st.integers(1, 9)
 steps = st.sampled_from([1, 2, 3])
@@ -53,3 +55,12 @@ def test_what_the_library_cannot_count_is_copied():
     assert _layout(np.lib.stride_tricks.as_strided(one, (2, 8), (COUNTS_BELOW - 1, 1))) == (AS_IT_IS, COUNTS_BELOW - 1)
     fields = np.zeros((4, 4), [("x", np.float32), ("y", np.int8)])["x"]
     assert _layout(fields) is None, "rows of 20 bytes, elements 5 bytes apart"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batch", "short"),
+    [((2048, 2048, 2048), (), True), ((65536, 1024, 1024), (), False), ((1024, 1024, 1024), (64,), False)],
+)
+def test_the_library_reads_an_int8_b_in_c_order_where_a_copy_would_take_longer_than_the_product(sizes, batch, short):
+    kernel = chosen(*sizes, batch, np.dtype("int8"), H200, "highest", False, False)
+    assert (kernel.name == "cublas_int8") == short
