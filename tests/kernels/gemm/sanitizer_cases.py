@@ -58,6 +58,9 @@ def main() -> None:
                 d = kernel.multiply(*pair, c)
             d = kernel.multiply(*panels, d if others else c, alpha=2, beta=3, c0=c)
             np.testing.assert_array_equal(d.get(), (2 * (2 * exact - 1) + 3).astype(kernel.accumulator))
+            d = kernel.multiply(*kernel.prepare_both(left, "hermitian"), None, symmetry="hermitian")
+            exact = a.astype(wide) @ a.astype(wide).T
+            np.testing.assert_array_equal(d.get(), exact.astype(kernel.accumulator))
             done += 1
     sys.stdout.write(f"{done} products right\n")
 
