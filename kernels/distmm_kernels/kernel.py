@@ -106,7 +106,8 @@ class Kernel(ABC):
 
         None: this kernel's formats differ, so the block must be prepared as B.
         """
-        return self._transposed(a) if symmetry == "symmetric" or self.accumulator.kind != "c" else None
+        shares = symmetry == "symmetric" or self.accumulator.kind != "c"
+        return getattr(a, "transposed", None) if shares else None  # of `distmm_kernels.gemm.operands.Shareable`
 
     def joined(self, operands: Sequence[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
         """Join consecutive panels of k that the kernel can multiply in one pass over C.
@@ -176,7 +177,7 @@ class Kernel(ABC):
         if c is not None and c.shape != shape:
             raise ValueError(f"c has shape {c.shape}, but a @ b has {shape}: {a.shape} @ {b.shape}")
         out_dtype = self.accumulator if dtype is None else np.dtype(dtype)
-        last = self._last(alpha, beta, c0, out_dtype, symmetry)
+        last = Last.of(alpha, beta, c0, out_dtype, self.accumulator, symmetry)
         if symmetry is not None and shape[-1] != shape[-2]:
             raise ValueError(f"a @ b is {shape[-2]} x {shape[-1]}: with symmetry={symmetry!r}, b must be a's transpose")
         with self._on_device():
@@ -255,7 +256,7 @@ class Kernel(ABC):
             If ``alpha`` or ``beta`` is not exact in the result's type, or complex and the result is Hermitian; if
             ``c0`` is missing or has another shape.
         """
-        last = self._last(alpha, beta, c0, np.dtype(dtype), symmetry)
+        last = Last.of(alpha, beta, c0, np.dtype(dtype), self.accumulator, symmetry)
         with self._on_device():
             out = self._in_passes(d, last)
             if symmetry is not None:
@@ -284,15 +285,6 @@ class Kernel(ABC):
         Returns None if this kernel cannot do so. If ``symmetric``, the result has mirror images above the diagonal.
         """
         return None
-
-    def _last(
-        self, alpha: complex, beta: complex, c0: Array | None, dtype: np.dtype[Any], symmetry: Symmetry | None
-    ) -> Last:
-        """Return the last step of a chain, after the checks of `finish`."""
-        for name, factor in (("alpha", alpha), ("beta", beta)):
-            if symmetry == "hermitian" and factor.imag:
-                raise ValueError(f"{name} is {factor}, and a Hermitian product needs a real {name}: give a real number")
-        return Last.of(alpha, beta, c0, dtype, self.accumulator)
 
     def _in_passes(self, d: Array, last: Last) -> Array:
         out = d if last.alpha == 1 else d * last.alpha
@@ -348,16 +340,9 @@ class Kernel(ABC):
         # integers wrap around: types with the same number of bits hold the same number modulo 2^bits
         wraps = dtype.kind in "iub" and self.dtype.kind in "iu"
         exact = dtype in FLOAT8 and self.dtype.kind not in "iub"  # kept, or made float16
-        if (
-            dtype != self.dtype
-            and not wraps
-            and not exact
-            and (  # NumPy lets complex pass to bfloat16 of ml_dtypes
-                (dtype.kind == "c" and self.dtype.kind != "c")
-                or self.dtype in FLOAT8
-                or not np.can_cast(dtype, self.dtype, "same_kind")
-            )
-        ):
+        # NumPy lets complex pass to bfloat16 of ml_dtypes
+        narrows = self.dtype in FLOAT8 or (dtype.kind == "c" and self.dtype.kind != "c")
+        if not (dtype == self.dtype or wraps or exact or (not narrows and np.can_cast(dtype, self.dtype, "same_kind"))):
             raise TypeError(f"{operand} is {dtype}, the kernel computes in {self.dtype}: convert it with .astype")
         with self._on_device():
             moved = self._to_device(block)
@@ -373,10 +358,6 @@ class Kernel(ABC):
     def _mirror(self, d: Array, symmetry: Symmetry) -> None:
         """Overwrite a result above the diagonal by its mirror image."""
         mirror(d, symmetry)
-
-    def _transposed(self, a: Any) -> Any | None:
-        """Return a prepared A, transposed, as `turned` does."""
-        return None
 
 
 def product_shape(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:

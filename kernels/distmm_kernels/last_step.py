@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from distmm_kernels.config import FLOAT8
+from distmm_kernels.symmetric import Symmetry
 
 Array = Any  # numpy.ndarray or cupy.ndarray: CuPy ships no types
 
@@ -24,12 +25,22 @@ class Last(NamedTuple):
 
     @classmethod
     def of(
-        cls, alpha: complex, beta: complex, c0: Array | None, dtype: np.dtype[Any], accumulator: np.dtype[Any]
+        cls,
+        alpha: complex,
+        beta: complex,
+        c0: Array | None,
+        dtype: np.dtype[Any],
+        accumulator: np.dtype[Any],
+        symmetry: Symmetry | None = None,
     ) -> Last:
         """Make the step, with factors of the accumulator's type, after the checks of `Kernel.finish`."""
+        factors = ("alpha", alpha), ("beta", beta)
+        for name, factor in factors:
+            if symmetry == "hermitian" and factor.imag:
+                raise ValueError(f"{name} is {factor}, and a Hermitian product needs a real {name}: give a real number")
         if dtype in FLOAT8:
             raise TypeError(f"a result cannot be {dtype}: ask for float32, float16 or bfloat16, and convert it")
-        first, second = (_scalar(*each, dtype, accumulator) for each in (("alpha", alpha), ("beta", beta)))
+        first, second = (_scalar(*each, dtype, accumulator) for each in factors)
         if second != 0 and c0 is None:
             raise ValueError(f"beta is {second}, so c0 is needed: give it, or beta=0")
         return cls(first, second, c0, dtype)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from distmm_kernels.candidate import Candidate
@@ -23,11 +22,6 @@ STRICTNESS = {name: rank for rank, name in enumerate(("medium", "high", "highest
 # A kernel without reproducible bits is chosen only if it is faster by this factor. Rates of different runs differ by as
 # much.
 WORTH = 1.05
-
-
-def names(device: Device) -> tuple[str, ...]:
-    """Return the names of the kernels that run on this kind of device."""
-    return tuple(candidate.name for candidate in CANDIDATES if candidate.device_kind == device.kind)
 
 
 def why_not(
@@ -139,11 +133,8 @@ def ranked(
         Also the kernels that `Candidate.worth_it` excludes on this GPU.
     """
     _check(precision)
-    if reproducible:  # the choice for a large cube, so that it does not depend on sizes
-        size = SIZES[-1]
-        sized = dataclasses.replace(problem, m=size, k=size, n=size, batch=())
-    else:
-        sized = problem
+    size = SIZES[-1]  # with reproducible bits, the choice is that for a large cube: it does not depend on sizes
+    sized = dataclasses.replace(problem, m=size, k=size, n=size, batch=()) if reproducible else problem
     legal = [
         (candidate, seconds(candidate, sized, device))
         for candidate in CANDIDATES
@@ -153,6 +144,7 @@ def ranked(
     return sorted(legal, key=lambda each: _cost(each[0], each[1], problem))
 
 
+@functools.lru_cache(maxsize=64)
 def facts(
     problem: Problem,
     device: Device,
@@ -160,24 +152,24 @@ def facts(
     *,
     reproducible: bool = False,
     name: str | None = None,
-    measured: Mapping[str, float] | tuple[tuple[str, float], ...] | None = None,
+    measured: tuple[tuple[str, float], ...] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Return what plans need to know of the kernels that may be chosen: by name, the best one first.
 
     Parameters
     ----------
     measured
-        Operations per second by kernel for a product of this size, from rates measured on this GPU: a mapping, or
-        its items. Only these
-        kernels may be chosen then.
+        Names of kernels, and their operations per second for a product of this size, from rates measured on this GPU.
+        Only these kernels may be chosen then.
 
     Returns
     -------
     dict
-        For each kernel ``"rate"``, the operations per second of this product; ``"cost"``, the seconds by which it is
-        ranked; ``"relative"``, the factor that these have from `distmm_kernels.rates.relative`; ``"granule"``, None if
-        its bits are not reproducible; ``"prepared"``, ``"copied"``, ``"workspace"``, ``"one_launch"``,
-        ``"triangles"`` and ``"unit"`` as in `Candidate`, for the operands' type.
+        It is kept, since it takes 0.6 ms to make: do not change it. For each kernel ``"rate"``, the operations per
+        second of this product; ``"cost"``, the seconds by which it is ranked; ``"relative"``, the factor that these
+        have from `distmm_kernels.rates.relative`; ``"granule"``, None if its bits are not reproducible;
+        ``"prepared"``, ``"copied"``, ``"workspace"``, ``"one_launch"``, ``"triangles"`` and ``"unit"`` as in
+        `Candidate`, for the operands' type.
 
     Raises
     ------
@@ -211,10 +203,6 @@ def facts(
         }
         for candidate, expected in listed
     }
-
-
-# `facts`, which took 0.6 ms of each plan, and of each worker's answer. Callers do not change what it returns.
-kept_facts = functools.lru_cache(maxsize=64)(facts)
 
 
 def serves(name: str, problem: Problem, device: Device) -> bool:

@@ -11,7 +11,7 @@ from distmm_kernels.candidates import CANDIDATES
 from distmm_kernels.config import FLOAT8, NARROW, PRECISIONS, SUPPORTED, Problem, compute_dtype
 from distmm_kernels.gemm.cpu import CpuKernel
 from distmm_kernels.rates import SIZES, rate, rates_of, relative, seconds
-from distmm_kernels.select import WORTH, choose, explain, names, promises_bits, ranked, select, why_not
+from distmm_kernels.select import WORTH, choose, explain, promises_bits, ranked, select, why_not
 from tests.kernels.selection import A100, BY_MMA_SYNC, BY_NAME, GEFORCE, H200, T4, chosen, problem
 from tests.tables import for_each
 
@@ -304,18 +304,13 @@ def test_a_row_of_unknown_precision_is_refused():
         dataclasses.replace(BY_NAME["tiled"], precision="exact")
 
 
-def test_names_are_those_of_the_device():
-    assert names(CPU) == ("cpu",)
-    assert set(names(H200)) == set(BY_NAME) - {"cpu"}
-
-
 def test_explain_gives_a_reason_for_every_candidate_of_the_kind_of_device():
     first, *others = explain(problem(k=2048, n=2048), H200, "ieee").splitlines()
     assert first.startswith(
         "(2048, 2048) @ (2048, 2048) float32 on NVIDIA H200 (cuda:0), precision ieee: register_tiled,"
     )
     reasons = dict(line.removeprefix("  not ").split(": ", 1) for line in others)
-    assert set(reasons) == set(names(H200)) - {"register_tiled"}
+    assert set(reasons) == set(BY_NAME) - {"cpu", "register_tiled"}
     assert reasons["fp16x3"] == "its products are of precision 'highest'"
     assert "used on this GPU only when asked for by name" in reasons["tiled"]
     assert " µs expected, " in explain(problem(k=2048, n=2048), H200)

@@ -40,6 +40,11 @@ def keep(device=A100, problem=FLOAT32, precision="highest", **rates):
     return path, found
 
 
+def measured_facts(problem, device, rates, reproducible=False):
+    """Facts of kernels with these measured rates."""
+    return facts(problem, device, "highest", reproducible=reproducible, measured=tuple(rates.items()))
+
+
 def test_models_in_the_file_and_cpus_are_not_measured():
     assert measured.is_shipped(H200)
     assert measured.is_shipped(cpu())
@@ -59,7 +64,7 @@ def test_what_is_measured_has_kernels_with_and_without_a_promise_of_bits(device,
 
 def test_kernels_that_are_thought_not_worth_it_on_a_gpu_are_measured_there():
     assert "mma_sync_fp16x3" in [each.name for each in measured.worth_measuring(FLOAT32, RTX, "highest")]
-    told = facts(FLOAT32, RTX, "highest", measured={"mma_sync_fp16x3": 9e13, "register_tiled": 6e13, "cublas": 7e13})
+    told = measured_facts(FLOAT32, RTX, {"mma_sync_fp16x3": 9e13, "register_tiled": 6e13, "cublas": 7e13})
     assert list(told) == ["mma_sync_fp16x3", "cublas", "register_tiled"]
     assert told["mma_sync_fp16x3"]["rate"] == 9e13
 
@@ -78,17 +83,17 @@ def test_residues_are_measured_and_decided_upon_where_no_model_is_known(device, 
     problem = Problem(8192, 8192, 8192, np.dtype(dtype))
     assert name in [each.name for each in measured.worth_measuring(problem, device, "highest")]
     chain = "complex_chain" if dtype == "complex128" else "register_tiled"
-    assert next(iter(facts(problem, device, "highest", measured={name: 3e13, chain: 2e13}))) == name
-    assert next(iter(facts(problem, device, "highest", measured={name: 1e12, chain: 2e13}))) != name
+    assert next(iter(measured_facts(problem, device, {name: 3e13, chain: 2e13}))) == name
+    assert next(iter(measured_facts(problem, device, {name: 1e12, chain: 2e13}))) != name
 
 
 def test_measured_rates_decide_and_a_promise_of_bits_is_worth_a_little():
     ours, theirs = 6e13, 6.2e13
-    told = facts(FLOAT32, A100, "highest", measured={"register_tiled": ours, "cublas": theirs})
+    told = measured_facts(FLOAT32, A100, {"register_tiled": ours, "cublas": theirs})
     assert list(told) == ["register_tiled", "cublas"]
-    told = facts(FLOAT32, A100, "highest", measured={"register_tiled": ours, "cublas": 1.01 * WORTH * ours})
+    told = measured_facts(FLOAT32, A100, {"register_tiled": ours, "cublas": 1.01 * WORTH * ours})
     assert list(told) == ["cublas", "register_tiled"]
-    told = facts(FLOAT32, A100, "highest", reproducible=True, measured={"register_tiled": ours, "cublas": 9e14})
+    told = measured_facts(FLOAT32, A100, {"register_tiled": ours, "cublas": 9e14}, reproducible=True)
     assert list(told) == ["register_tiled"]
     expected = 2 * 8192**3 / ours
     assert told["register_tiled"]["cost"] == pytest.approx(expected)

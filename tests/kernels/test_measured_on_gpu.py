@@ -36,10 +36,10 @@ def test_what_is_measured_is_kept_and_decides(unknown, dtype, precision):
     assert all(rate > 0 for rate in found.rates.values())
     measured._of_this_process.clear()
     assert measured.kept(problem, unknown, precision) == found
-    told = facts(problem, unknown, precision, measured=found.rates)
+    told = facts(problem, unknown, precision, measured=tuple(found.rates.items()))
     best = next(iter(told))
     assert told[best]["rate"] == found.rates[best]
     assert found.rates[best] >= max(found.rates.values()) / 1.06
-    for name in facts(problem, unknown, precision, reproducible=True, measured=found.rates):
+    for name in facts(problem, unknown, precision, reproducible=True, measured=tuple(found.rates.items())):
         assert promises_bits(next(each for each in CANDIDATES if each.name == name), problem)
     assert select(problem, unknown, name=best).name == best

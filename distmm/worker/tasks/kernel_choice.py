@@ -129,7 +129,7 @@ def kernel_facts(
         rates = measured.rates_for(problem, here, choice.precision) if needed else None
         items = None if rates is None else tuple(rates.items())
         how = {"reproducible": reproducible, "name": choice.name, "measured": items}
-        kept = select.kept_facts(problem, here, choice.precision, **how)
+        kept = select.facts(problem, here, choice.precision, **how)
         kernels = {name: {**known} for name, known in kept.items()}  # the caller may change them
     except (ValueError, RuntimeError) as error:
         return {"no kernel": str(error)}

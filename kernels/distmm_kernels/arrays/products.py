@@ -103,18 +103,8 @@ def of_matrices(
         left, right = kernel.prepare_a(a, wait=False), kernel.prepare_b(b, wait=False)
     else:
         left, right = kernel.prepare_both(a, options.symmetry, wait=False)
-    made = kernel.multiply(
-        left,
-        right,
-        None,
-        alpha=options.alpha,
-        beta=options.beta,
-        c0=c,
-        dtype=dtype,
-        symmetry=options.symmetry,
-        out=out,
-        wait=False,
-    )
+    last = {"alpha": options.alpha, "beta": options.beta, "c0": c, "dtype": dtype, "symmetry": options.symmetry}
+    made = kernel.multiply(left, right, None, **last, out=out, wait=False)
     if guarded is not None:
         with suppress(MemoryError):  # C is finished: where the GPU is full, the next product looks
             guarded.look(a, b)

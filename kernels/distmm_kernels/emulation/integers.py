@@ -13,7 +13,7 @@ product is less than 0.37 P, so the sum still rounds to the right integer.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.launches import Plan
@@ -21,9 +21,7 @@ from distmm_kernels.emulation.moduli import MODULI, OFFSET, weight
 from distmm_kernels.emulation.residues import ROWS, STRETCH, Layout, Residues, reads_along_k
 from distmm_kernels.launch.binary import Recipe
 from distmm_kernels.launch.driver import loaded
-from distmm_kernels.layout.stack import Stack
-
-Array = Any  # cupy.ndarray: CuPy ships no types
+from distmm_kernels.layout.stack import Array, Stack
 
 SHIFT = 20  # shares are stored as multiples of 2^-20; their sums stay below 2^31
 

@@ -50,7 +50,7 @@ class Plan(NamedTuple):
         for first in range(0, batch, MAX_GRID_Z):
             values = (address, memory.ptr, *further, *self.numbers, first)
             for kernel, grid in self.launches:
-                kernel.launch((*grid, min(batch - first, MAX_GRID_Z)), (), values, stream)
+                kernel.launch((*grid, min(batch - first, MAX_GRID_Z)), values, stream)
         return memory
 
 
@@ -61,11 +61,11 @@ class Found:
         import cupy
 
         self._guards: tuple[Guard, ...] | None = None
+        self._done = cupy.cuda.Event(disable_timing=True)  # first: it is there to wait for if there is no memory
         self._memory = cupy.cuda.alloc_pinned_memory(4 * GUARDS * max(count, 1))
         self._flags = np.frombuffer(self._memory, np.uint32, GUARDS * count)
         self._flags[...] = 0
         self.address = int(self._memory.ptr)
-        self._done = cupy.cuda.Event(disable_timing=True)
 
     def __del__(self) -> None:
         # the memory may be reused after this: wait until the device has written to it for the last time

@@ -20,10 +20,8 @@ from distmm_kernels.emulation.sparsity import Counts, counts
 from distmm_kernels.launch.binary import Recipe
 from distmm_kernels.launch.bounded import MOST
 from distmm_kernels.launch.driver import loaded
-from distmm_kernels.layout.stack import Stack
+from distmm_kernels.layout.stack import Array, Stack
 from distmm_kernels.layout.vectors import row_pitch
-
-Array = Any  # cupy.ndarray: CuPy ships no types
 
 STRETCH = 128  # steps of k that one thread block splits; divides the granule
 ROWS = 32  # that one thread block splits

@@ -13,10 +13,8 @@ from distmm_kernels.emulation.sparsity import Counts, counts
 from distmm_kernels.launch.binary import Recipe
 from distmm_kernels.launch.bounded import MOST
 from distmm_kernels.launch.driver import loaded
-from distmm_kernels.layout.stack import VECTOR_BYTES, Stack
+from distmm_kernels.layout.stack import VECTOR_BYTES, Array, Stack
 from distmm_kernels.layout.vectors import in_vectors, row_pitch
-
-Array = Any  # cupy.ndarray: CuPy ships no types
 
 PREPASS = "distmm_kernels.device_code.copies.prepass:"
 

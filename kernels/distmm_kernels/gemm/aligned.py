@@ -53,4 +53,4 @@ class AlignedKernel(CudaKernel):
             *(to.address, to.step, to.pitch, to.rows, to.columns),
         )
         grid = -(-to.rows * -(-to.columns // COLUMNS) // THREADS), 1, to.matrices
-        loaded(recipe, self.device).launch(grid, (), values)
+        loaded(recipe, self.device).launch(grid, values)

@@ -19,10 +19,7 @@ class CpuKernel(Kernel):
     device_kind = "cpu"
     granule = None  # BLAS may add in another order for another k
     empty: Callable[..., Array] = staticmethod(np.empty)  # makes the arrays of results
-
-    @property
-    def _module(self) -> Any:
-        return np
+    _module = np
 
     def _to_device(self, block: Array) -> Array:
         return block.get() if hasattr(block, "get") else np.asarray(block)

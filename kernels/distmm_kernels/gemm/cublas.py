@@ -48,9 +48,16 @@ WORKSPACE = 1 << 25  # bytes that the library keeps on a Hopper GPU; on others i
 
 
 class CublasKernel(CudaKernel):
-    """Operands in their own type; products of 16-bit operands are accumulated in float32."""
+    """Operands in their own type; products of 16-bit operands are accumulated in float32.
+
+    Attributes
+    ----------
+    multiple
+        The library is called with a k, and writes results with a number of columns, that are multiples of it.
+    """
 
     name = "cublas"
+    multiple: ClassVar[int] = 1
     granule = None
     capturable = False  # CuPy refuses calls of the library during a capture
     takes_narrow = True
@@ -87,33 +94,28 @@ class CublasKernel(CudaKernel):
 
     def _accumulate(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
         direct = self._writes(d) and (c is None or d.dtype == self.accumulator)
-        total = d if direct else self._total(d, d.dtype if c is None else self.accumulator)
+        total, n = d, d.shape[-1]
+        if not direct:  # a result that the library can write
+            columns = n + -n % self.multiple
+            total = self._module.empty((*d.shape[:-1], columns), d.dtype if c is None else self.accumulator)[..., :n]
         if c is not None:
             total[...] = c
-        for left, right, _, to in matrices(self._readable(a, "A"), self._readable(b, "B"), None, total):
+        for left, right, to in matrices(self._readable(a, "A"), self._readable(b, "B"), total):
             call = self._call(left, right, to, self._zero if c is None else self._one)
             call(address(left), address(right), address(to))
         if total is not d:
             d[...] = total
 
-    def _depth(self, k: int) -> int:
-        """Return the k that the library is called with."""
-        return k
-
     def _writes(self, d: Array) -> bool:
         found = _layout(d)
-        return found is not None and found[0] == AS_IT_IS
-
-    def _total(self, d: Array, dtype: np.dtype[Any]) -> Array:
-        """Allocate a result that the library can write."""
-        return self._module.empty(d.shape, dtype)
+        return found is not None and found[0] == AS_IT_IS and d.shape[-1] % self.multiple == 0
 
     def direct(self, a: Array, b: Array, d: Array, symmetric: bool = False) -> Enqueue | None:
         """Return the library's call, if it can read and write these arrays."""
         read = all(x is self._readable(x, name) and x.dtype == self.dtype for x, name in ((a, "A"), (b, "B")))
         if symmetric or not read or d.ndim > 3 or not (self._stores(d.dtype) and self._writes(d)):
             return None
-        ((left, right, _, to),) = matrices(a, b, None, d)
+        ((left, right, to),) = matrices(a, b, d)
         call, current = self._call(left, right, to, self._zero), self._module.cuda.get_current_stream
 
         def in_stream(of_a: int, of_b: int, of_d: int, stream: int) -> None:
@@ -137,7 +139,7 @@ class CublasKernel(CudaKernel):
         (turn_a, pitch_a), (turn_b, pitch_b) = self._layout(a, "A"), self._layout(b, "B")
         step_a, step_b, step_d = (x.strides[0] // x.itemsize if batch else 0 for x in (a, b, d))
         kind, to = TYPES[self.dtype.name], TYPES[d.dtype.name]
-        sizes = turn_b, turn_a, n, m, self._depth(a.shape[-1])
+        sizes = turn_b, turn_a, n, m, a.shape[-1] + -a.shape[-1] % self.multiple
         one, added, pitch_d = self._one.ctypes.data, beta.ctypes.data, d.strides[-2] // d.itemsize
         count, arithmetic = math.prod(batch), self.arithmetic[self.accumulator.name]
         # split-K adds its sums in float32, also if the result has 16 bits
@@ -177,6 +179,7 @@ class CublasInt8Kernel(CublasKernel):
     """
 
     name = "cublas_int8"
+    multiple = FOURS
 
     def _readable(self, x: Array, operand: str) -> Array:
         rows = x if operand == "A" else x.swapaxes(-1, -2)
@@ -197,16 +200,6 @@ class CublasInt8Kernel(CublasKernel):
     def _small(self, b: Array) -> bool:
         """Whether a B in C order is read as it is."""
         return _small(*b.shape[-2:]) and has_vectors(b, -1)
-
-    def _depth(self, k: int) -> int:
-        return k + -k % FOURS
-
-    def _writes(self, d: Array) -> bool:
-        return d.shape[-1] % FOURS == 0 and super()._writes(d)
-
-    def _total(self, d: Array, dtype: np.dtype[Any]) -> Array:
-        *lines, n = d.shape
-        return self._module.empty((*lines, n + -n % FOURS), dtype)[..., :n]
 
 
 def _small(k: int, n: int) -> bool:

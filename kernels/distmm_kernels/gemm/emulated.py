@@ -57,10 +57,7 @@ class Side(NamedTuple):
         for size, place in zip(own, (*index, 0), strict=True):
             first = first * size + (place if size > 1 else 0)
         number = own[-1]
-        hi, lo = (
-            Stack(part.address + first * part.step, (number, *part.shape[1:]), part.strides, part.itemsize)
-            for part in (piece.hi, piece.lo)
-        )
+        hi, lo = (part.part(-3, first, first + number) for part in (piece.hi, piece.lo))
         return Piece(hi, lo, piece.scales + first * piece.scales_step, piece.scales_step if number > 1 else 0)
 
 

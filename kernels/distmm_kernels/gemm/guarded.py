@@ -25,7 +25,7 @@ from distmm_kernels.emulation.formats import GRANULE, Guard
 from distmm_kernels.emulation.launches import Found, as_stack
 from distmm_kernels.emulation.sparsity import holds
 from distmm_kernels.gemm.aligned import AlignedKernel
-from distmm_kernels.gemm.operands import Prepared
+from distmm_kernels.gemm.operands import Shareable
 from distmm_kernels.kernel import Array
 from distmm_kernels.layout.stack import distinct
 from distmm_kernels.layout.vectors import row_pitch
@@ -51,7 +51,7 @@ class Way(enum.Enum):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class GuardedOperand(Prepared):
+class GuardedOperand(Shareable):
     """A prepared operand, made of parts or residues.
 
     Attributes
@@ -125,9 +125,12 @@ class GuardedKernel(AlignedKernel):
         """Return what is split of an operand."""
         return matrices
 
-    def _expected(self, k: int) -> tuple[Way, ...]:
+    @classmethod
+    @functools.lru_cache(maxsize=1024)
+    def _expected(cls, k: int) -> tuple[Way, ...]:
         """Return the algorithm of each granule if no guard is raised."""
-        return _expected(k, self.first, self.shortest)
+        lengths = (min(GRANULE, k - start) for start in range(0, k, GRANULE))
+        return tuple(cls.first if length >= cls.shortest else Way.IEEE for length in lengths)
 
     def _way(self, a: Any, b: Any, index: int) -> Way:
         """Choose the algorithm of one granule from its guards."""
@@ -151,9 +154,6 @@ class GuardedKernel(AlignedKernel):
     def _triangle(self, a: Any, b: Any, c: Array | None, d: Array) -> bool:
         ways = self._add_granules(a, b, c, d, symmetric=True)
         return self.mirrors and Way.IEEE not in ways and ways == self._expected(a.shape[-1])
-
-    def _transposed(self, a: Any) -> Any:
-        return a.transposed
 
     def _add_granules(self, a: Any, b: Any, c: Array | None, d: Array, symmetric: bool) -> tuple[Way, ...]:
         """Write ``c + a @ b`` into ``d``, and return the algorithm of each granule."""
@@ -225,11 +225,6 @@ class GuardedKernel(AlignedKernel):
         each = (2 + b.conjugated) * d.itemsize  # B as a real matrix is twice as large, and is made of its conjugate
         for x, y, added, to in by_parts(left, right, c, d, each):
             self._ieee._accumulate(x, turned(y, symmetry), added, to)
-
-
-@functools.lru_cache(maxsize=1024)
-def _expected(k: int, first: Way, shortest: int) -> tuple[Way, ...]:
-    return tuple(first if min(GRANULE, k - start) >= shortest else Way.IEEE for start in range(0, k, GRANULE))
 
 
 def by_parts(

@@ -91,11 +91,7 @@ class HopperKernel(AlignedKernel):
 
     def joined(self, operands: Sequence[tuple[Operand, Operand]]) -> list[tuple[Any, Any]]:
         """Join consecutive panels of the same k; the last one may have a smaller k. Panels in slices stay apart."""
-
-        def sliced(a: Operand, b: Operand) -> bool:
-            return self._slices_at_once((a.shape[-2], b.shape[-1]), a.shape[-1]) > 1
-
-        return joined(operands, sliced)
+        return joined(operands, lambda a, b: self._slices_at_once((a.shape[-2], b.shape[-1]), a.shape[-1]) > 1)
 
     def _accumulate(self, a: Operand, b: Operand, c: Array | None, d: Array) -> None:
         if self._counts and (c is not None or d.dtype == self.accumulator):
@@ -108,9 +104,6 @@ class HopperKernel(AlignedKernel):
             return super()._triangle(a, b, c, d)
         self._add(a, b, self._loadable(c), d, symmetric=True)
         return True
-
-    def _transposed(self, a: Operand) -> Operand:
-        return a.transposed
 
     def _finished(
         self, a: Operand, b: Operand, c: Array | None, last: Last, symmetric: bool, out: Array | None = None

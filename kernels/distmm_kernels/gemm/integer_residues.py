@@ -19,7 +19,7 @@ from distmm_kernels.emulation.launches import as_stack
 from distmm_kernels.emulation.residues import SHORTEST
 from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.gemm.guarded import WORKSPACE
-from distmm_kernels.gemm.operands import Prepared
+from distmm_kernels.gemm.operands import Shareable
 from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
 from distmm_kernels.gemm.residue_products import Instruction, ResidueProducts, rows
 from distmm_kernels.kernel import Array
@@ -47,7 +47,7 @@ class IntegerResidueKernel(AlignedKernel):
             return self._short._format(block, operand)
         own = distinct(block).astype(self.dtype, copy=False)
         residues = split_integers(as_stack(own if operand == "A" else own.swapaxes(-1, -2)), self.bits, self.device)
-        return Prepared(shape=block.shape, format=self.reads[0], made=residues, batch=own.shape[:-2])
+        return Shareable(shape=block.shape, format=self.reads[0], made=residues, batch=own.shape[:-2])
 
     def _check(self, operand: Any, name: str) -> None:
         if operand.shape[-1 if name == "a" else -2] < SHORTEST:
@@ -56,15 +56,12 @@ class IntegerResidueKernel(AlignedKernel):
             super()._check(operand, name)
 
     def _accumulate(self, a: Any, b: Any, c: Array | None, d: Array, symmetric: bool = False) -> None:
-        if not isinstance(a, Prepared):
+        if not isinstance(a, Shareable):
             self._short._accumulate(a, b, c, d)
             return
         for index in range(granules(a.shape[-1])):
             self._products.add_granule(index, a, b, c, d, symmetric)
             c = d
-
-    def _transposed(self, a: Any) -> Any | None:
-        return a.transposed if isinstance(a, Prepared) else None
 
     def _triangle(self, a: Any, b: Any, c: Array | None, d: Array) -> bool:
         self._accumulate(a, b, c, d, symmetric=True)

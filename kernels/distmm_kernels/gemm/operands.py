@@ -37,14 +37,18 @@ class Prepared:
     made: Any
     batch: tuple[int, ...] = ()
 
+
+class Shareable(Prepared):
+    """A prepared A whose format is also that of its transpose as B."""
+
     @property
     def transposed(self) -> Self:
-        """A left operand's transpose as a right operand, in the same memory."""
+        """The transpose of a left operand as a right operand, in the same memory."""
         return replace(self, shape=(*self.shape[:-2], self.shape[-1], self.shape[-2]))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Operand(Prepared):
+class Operand(Shareable):
     """A prepared operand, made of the matrices, or of their transposes, with contiguous rows.
 
     ``made`` has one array, or one for each panel of k that one launch multiplies. All panels but the last have the
@@ -68,7 +72,7 @@ class Operand(Prepared):
 
     @property
     def transposed(self) -> Operand:
-        """A left operand's transpose as a right operand, in the same memory."""
+        """See `Shareable.transposed`."""
         return replace(super().transposed, major="n" if self.major == "m" else "k")
 
     def rows(self, which: slice) -> Operand:

@@ -133,7 +133,7 @@ class ResidueProducts:
                     *(to_c[0] + row * to_c[1] + column * to_c[2], to_c[1], to_c[2]),
                     *sizes,
                 )
-                kernel.launch((-(-sizes[0] * -(-sizes[1] // COLUMNS) // THREADS), 1, 1), (), values)
+                kernel.launch((-(-sizes[0] * -(-sizes[1] // COLUMNS) // THREADS), 1, 1), values)
 
     def _gemm(self, to: Stack, above: int | None) -> Callable[..., None]:
         """Return the launcher for a part of C; ``above`` are the rows above a part of a symmetric C."""

@@ -69,7 +69,9 @@ def binary(recipe: Recipe, compute_capability: tuple[int, int]) -> Binary:
         found = _read(path)
         if found is None:
             found = compiler.build(recipe.source(), compute_capability)
-            _write(path, found)
+            facts = {"threads": found.threads, "shared_bytes": found.shared_bytes, "log": found.log}
+            cache.write(path, json.dumps(facts).encode() + b"\n" + found.cubin, "compiled kernels")
+            cache.bound(path.parent, path.suffix, MOST_FILES)
     return found
 
 
@@ -91,9 +93,3 @@ def _read(path: Path) -> Binary | None:
         return None
     facts, _, cubin = content.partition(b"\n")
     return Binary(cubin=cubin, **json.loads(facts))
-
-
-def _write(path: Path, made: Binary) -> None:
-    facts = {"threads": made.threads, "shared_bytes": made.shared_bytes, "log": made.log}
-    cache.write(path, json.dumps(facts).encode() + b"\n" + made.cubin, "compiled kernels")
-    cache.bound(path.parent, path.suffix, MOST_FILES)

@@ -75,30 +75,29 @@ class LoadedKernel:
         self._blocks = threading.local()
         self._current_stream = cupy.cuda.get_current_stream
 
-    def launch(
-        self, grid: tuple[int, int, int], maps: Sequence[int], values: Sequence[int], stream: int | None = None
-    ) -> None:
+    def launch(self, grid: tuple[int, int, int], values: Sequence[int], stream: int | None = None) -> None:
         """Enqueue one launch. The device must be current, as it is inside ``cupy.cuda.Device``.
 
         Parameters
         ----------
         grid
             Blocks in x, y and z.
-        maps
-            Addresses of the TMA descriptors, which are the first arguments. The driver copies them before this returns.
         values
-            The other arguments, of 8 bytes each: integers, addresses, `array_arguments`.
+            The arguments, of 8 bytes each: integers, addresses, `array_arguments`.
         stream
             Address of a CUDA stream; CuPy's current one if None.
         """
         try:
             block = self._blocks.block  # one for each host thread; the driver reads it before the launch returns
         except AttributeError:
-            block = self._blocks.block = ParameterBlock(len(maps), len(values))
-        self.launch_with(grid, block.fill(maps, values), stream)
+            block = self._blocks.block = ParameterBlock(0, len(values))
+        self.launch_with(grid, block.fill((), values), stream)
 
     def launch_with(self, grid: tuple[int, int, int], parameters: int, stream: int | None = None) -> None:
-        """Enqueue one launch as `launch` does. ``parameters`` is an address that `ParameterBlock.fill` returned."""
+        """Enqueue one launch as `launch` does. ``parameters`` is an address that `ParameterBlock.fill` returned.
+
+        The driver copies the parameters, and the TMA descriptors among them, before this returns.
+        """
         if stream is None:
             stream = self._current_stream().ptr
         (status,) = self._launch(self._function, *grid, self.threads, 1, 1, self.shared_bytes, stream, parameters, 0)

@@ -58,7 +58,7 @@ class CudaKernel(Kernel):
         hermitian, tiles = symmetry == "hermitian" and d.dtype.kind == "c", -(-d.shape[-1] // TILE)
         number = d.dtype.name if hermitian else NUMBERS[d.itemsize]
         recipe = Recipe("distmm_kernels.device_code.copies.mirror:source", (number, hermitian))
-        for _, _, _, part in matrices(d, d, None, d) if d.size else ():
+        for (part,) in matrices(d) if d.size else ():
             of = Stack.of(part)
             Launch(recipe, self.device, (tiles * (tiles + 1) // 2, of.matrices), (of,))(of.address)
 
@@ -83,21 +83,22 @@ class Launch:
         """Enqueue the kernel on CuPy's current stream, for stacks at these addresses; 0 where the stack is None."""
         values = self._values.copy()
         values[ADDRESS :: len(NO_MATRICES)] = addresses
-        self._kernel.launch(self._grid, (), values)
+        self._kernel.launch(self._grid, values)
 
 
-def matrices(a: Array, b: Array, c: Array | None, d: Array) -> Iterator[tuple[Array, Array, Array | None, Array]]:
-    """Cut broadcasting batches into stacks ``(batch, rows, columns)`` for one launch each, without a copy.
+def matrices(*arrays: Array | None) -> Iterator[tuple[Any, ...]]:
+    """Cut batches into stacks ``(batch, rows, columns)`` for one launch each, without a copy.
 
-    Matrices without batch dimensions are yielded unchanged.
+    The last array has the batch of all of them, to which the others are broadcast. None stays None. Matrices without
+    batch dimensions are yielded unchanged.
     """
-    batch = d.shape[:-2]
+    batch = arrays[-1].shape[:-2]  # type: ignore[union-attr]  # the last one is an array
     if not batch:
-        yield a, b, c, d
+        yield arrays
         return
     # NumPy dispatches CuPy's arrays to CuPy
-    a, b = (np.broadcast_to(operand, (*batch, *operand.shape[-2:])) for operand in (a, b))
+    whole = [x if x is None else np.broadcast_to(x, (*batch, *x.shape[-2:])) for x in arrays[:-1]]
     for index in np.ndindex(batch[:-1]):
         for first in range(0, batch[-1], MAX_GRID_Y):
             part = (*index, slice(first, first + MAX_GRID_Y))
-            yield a[part], b[part], None if c is None else c[part], d[part]
+            yield tuple(x if x is None else x[part] for x in (*whole, arrays[-1]))

@@ -54,7 +54,7 @@ def doubled(block: Array, device: Device, conjugated: bool = False) -> Array:
     made: Array = type(lines)((*others, 2 * count, pitch), lines.dtype)
     if lines.size:
         recipe = Recipe("distmm_kernels.device_code.copies.real_view:source", (lines.dtype.name, turned != conjugated))
-        for source, _, _, target in launch.matrices(lines, lines, None, made[..., :filled]):
+        for source, target in launch.matrices(lines, made[..., :filled]):
             blocks = -(-count // LINES) * -(-filled // THREADS), Stack.of(source).shape[0]
             stacks = Stack.of(source), Stack.of(target)
             launch.Launch(recipe, device, blocks, stacks)(stack.address(source), stack.address(target))

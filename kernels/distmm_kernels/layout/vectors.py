@@ -44,7 +44,7 @@ def in_vectors(rows: Array, device: Device) -> Array:
         recipe = choose(Stack.of(rows))
         if recipe is None:
             whole[..., :length], whole[..., length : filled // itemsize] = rows, 0
-        for source, _, _, target in launch.matrices(rows, rows, None, whole) if recipe else ():
+        for source, target in launch.matrices(rows, whole) if recipe else ():
             if recipe is REALIGN:
                 _realign(Stack.of(source), Stack.of(target), filled, device)
             else:
@@ -94,7 +94,7 @@ def _realign(source: Stack, target: Stack, filled: int, device: Device) -> None:
     )
     # a warp copies up to 4 chunks of a row, so that a few long rows have enough warps too
     grid = -(-rows // WARPS), matrices, min(-(-words // (4 * CHUNK)), launch.MAX_GRID_Y)
-    driver.loaded(REALIGN, device).launch(grid, (), values)
+    driver.loaded(REALIGN, device).launch(grid, values)
 
 
 def _up(number: int, multiple: int) -> int:

@@ -26,7 +26,7 @@ def suits(dtype: np.dtype[Any], columns: int, least: float) -> bool:
     return wide is not None and columns <= LONGEST and (wide.kind == "f" or abs(least) < EXACT)
 
 
-def above(x: Array, least: float, most: int, device: Device) -> tuple[int, Array | None, Array | None, Array | None]:
+def above(x: Array, least: float, most: int, device: Device) -> tuple[int, Array, Array, Array]:
     """Return the number of elements ``>= least``, and their rows, columns and values, in row-major order.
 
     Runs on CuPy's current stream, and waits for it. NaN is not ``>= least``.
@@ -50,10 +50,10 @@ def above(x: Array, least: float, most: int, device: Device) -> tuple[int, Array
     """
     if x.strides[1] != x.itemsize and x.strides[0] == x.itemsize:
         count, columns, rows, values = above(x.T, least, most, device)
-        if rows is not None and columns is not None and values is not None:
-            order = rows.argsort(kind="stable")
-            rows, columns, values = rows[order], columns[order], values[order]
-        return count, rows, columns, values
+        if rows is None:
+            return count, None, None, None
+        order = rows.argsort(kind="stable")
+        return count, rows[order], columns[order], values[order]
     array, dtype = type(x), compared(x.dtype)
     assert dtype is not None
     if dtype.kind == "i":
@@ -92,6 +92,5 @@ def _launch(
     for (at,), rows in pieces(x, dtype, device):
         height, n = rows.shape
         arguments = *span(rows), *vector(starts[at], height), *found[0], *found[1], *found[2], limit
-        kernel.launch(
-            (-(-height // WARPS), 1, 1), (), (*arguments, rows.strides[0] // dtype.itemsize, height, n, at.start)
-        )
+        values = *arguments, rows.strides[0] // dtype.itemsize, height, n, at.start
+        kernel.launch((-(-height // WARPS), 1, 1), values)

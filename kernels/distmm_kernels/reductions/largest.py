@@ -58,11 +58,12 @@ def largest(x: Array, k: int, device: Device, weighing: str = "", weights: Array
     values, columns = array((*others, k), dtype), array((*others, k), np.int64)
     of_weights = vector(values, 0) if weights is None else vector(weights, n)
     for index, rows in pieces(x, dtype, device):
-        count = len(rows)
-        kernel, blocks, pitch = _kernel(rows, k, weighing, device)
+        count, by_columns = len(rows), rows.strides[1] != rows.itemsize
+        kernel = driver.loaded(recipe(dtype, k, weighing, by_columns), device)
+        blocks = -(-count // (WARPS_OF_COLUMNS if by_columns else WARPS))
         results = *vector(values[index], count * k), *vector(columns[index], count * k)
-        arguments = *span(rows), *of_weights, *results, pitch // dtype.itemsize, count, n, k
-        kernel.launch((blocks, 1, 1), (), arguments)
+        arguments = *span(rows), *of_weights, *results, rows.strides[by_columns] // dtype.itemsize, count, n, k
+        kernel.launch((blocks, 1, 1), arguments)
     return values, columns
 
 
@@ -71,10 +72,3 @@ def recipe(dtype: np.dtype[Any], k: int, weighing: str, by_columns: bool) -> Rec
     by_rows = "of_rows", HELD_BYTES // dtype.itemsize, WARPS
     maker, held, warps = ("of_columns", HELD_OF_COLUMN, WARPS_OF_COLUMNS) if by_columns else by_rows
     return Recipe(MAKER + maker, (dtype.name, weighing, -(-k // LANES), held, LANES, warps))
-
-
-def _kernel(rows: Array, k: int, weighing: str, device: Device) -> tuple[driver.LoadedKernel, int, int]:
-    """Return the kernel for the rows' strides, the blocks of its grid, and the leading dimension in bytes."""
-    by_columns = rows.strides[1] != rows.itemsize
-    kernel = driver.loaded(recipe(rows.dtype, k, weighing, by_columns), device)
-    return kernel, -(-len(rows) // (WARPS_OF_COLUMNS if by_columns else WARPS)), rows.strides[by_columns]

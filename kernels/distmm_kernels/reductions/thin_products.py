@@ -57,7 +57,7 @@ def times_vectors(matrices: Array, vectors: Array, device: Device) -> tuple[Arra
     if products.size:
         kernel = driver.loaded(Recipe(MAKER, (matrices.dtype.name,)), device)
         grid = -(-m // (ROWS * WARPS)), 1, at.matrices
-        kernel.launch(grid, (), (at.address, at.step, at.pitch, m, n, *places))
+        kernel.launch(grid, (at.address, at.step, at.pitch, m, n, *places))
     return products, squares
 
 

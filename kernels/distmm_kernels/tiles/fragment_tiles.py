@@ -57,6 +57,7 @@ class FragmentTiling(Tiling):
 
     warp: ClassVar[tuple[int, int]] = LANES
     place: ClassVar[Any] = staticmethod(lane_place)
+    runs: ClassVar[tuple[int, int]] = (1, 2)
 
     along_k: tuple[bool, bool] = (True, True)
     halves: bool = False
@@ -81,16 +82,6 @@ class FragmentTiling(Tiling):
     def step(self) -> int:
         """See `Tiling.step`. An instruction multiplies two units along k."""
         return 2 * self.vector
-
-    @property
-    def runs(self) -> tuple[int, int]:
-        """See `Tiling.runs`."""
-        return 1, 2
-
-    @property
-    def widest(self) -> int:
-        """See `Tiling.widest`."""
-        return self.runs[1]
 
     @property
     def parts(self) -> int:

@@ -8,7 +8,7 @@ warpgroups are the consumers: each multiplies 64 rows of the tile.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import ClassVar, Literal, TypeAlias
 
 OperandFormat: TypeAlias = Literal["bfloat16", "float16", "tfloat32", "int8", "uint8", "float8_e4m3fn", "float8_e5m2"]
 Output: TypeAlias = Literal["float32", "int32", "float16", "bfloat16", "int8", "uint8", "bool"]
@@ -131,6 +131,8 @@ class HopperTile:
         If the hardware does not support the variant.
     """
 
+    a_bytes: ClassVar[int] = ROWS * SPAN  # of one part of A in a stage
+
     operand: OperandFormat
     output: Output
     columns: int = 256
@@ -234,11 +236,6 @@ class HopperTile:
     def instruction_depth(self) -> int:
         """Steps of k in one wgmma: always 32 bytes."""
         return 32 // self.itemsize
-
-    @property
-    def a_bytes(self) -> int:
-        """Bytes of one part of A in a stage."""
-        return ROWS * SPAN
 
     @property
     def b_bytes(self) -> int:

@@ -53,6 +53,7 @@ class MmaTiling(Tiling):
 
     warp: ClassVar[tuple[int, int]] = LANES
     place: ClassVar[Any] = staticmethod(lane_place)
+    runs: ClassVar[tuple[int, int]] = (2, 2)
     sets: ClassVar[int] = 1  # a fragment is loaded for the next step as soon as it has been multiplied
     apart: ClassVar[tuple[int, int]] = (2, 1)  # rows of A, and columns of B, from a row of lanes to the next
 
@@ -71,11 +72,6 @@ class MmaTiling(Tiling):
     def step(self) -> int:
         """See `Tiling.step`."""
         return self.instruction[1]
-
-    @property
-    def runs(self) -> tuple[int, int]:
-        """See `Tiling.runs`."""
-        return 2, 2
 
     @property
     def fragments(self) -> tuple[int, int]:

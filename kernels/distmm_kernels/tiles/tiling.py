@@ -109,7 +109,7 @@ class Tiling:
     @property
     def widest(self) -> int:
         """Elements of the widest vector of C that a thread owns."""
-        return self.vector
+        return self.runs[1]
 
     @property
     def parts(self) -> int:

@@ -92,11 +92,11 @@ def test_warming_up_loads_what_tasks_of_one_panel_and_of_several_launch(
 
 
 def test_facts_of_kernels_are_found_once_and_a_caller_may_change_them() -> None:
-    select.kept_facts.cache_clear()
+    select.facts.cache_clear()
     choice, absent = KernelChoice("cuda", F4), ("NVIDIA H200", (9, 0))
     first = kernel_facts(choice, absent=absent)
     for facts in first["kernels"].values():
         facts["rate"] = 0.0
     assert all(facts["rate"] > 0 for facts in kernel_facts(choice, absent=absent)["kernels"].values())
-    assert select.kept_facts.cache_info().misses == 1
+    assert select.facts.cache_info().misses == 1
     assert kernel_facts(choice, True, absent)["kernels"].keys() != first["kernels"].keys()  # asked otherwise

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import gc
 import itertools
+import sys
+from types import SimpleNamespace
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from distmm_kernels.emulation.formats import FP16_PAIR, GRANULE, TF32_PAIR, granules, warps_of
+from distmm_kernels.emulation.launches import Found
 from distmm_kernels.emulation.splits import Layout, Parts
 
 
@@ -45,3 +50,17 @@ def test_pieces_tile_the_memory_of_an_operand(form, batch, rows, k, k_major):
             assert scales + (batch - 1) * scales_step + 4 * (rows + 256) <= (1 << 20) + at.maxima
     assert all(first[1] <= second[0] for first, second in itertools.pairwise(spans))
     assert at.lo <= at.scales <= at.maxima <= at.words <= at.end
+
+
+def test_guards_without_memory_end_without_another_error(monkeypatch):
+    def alloc(size):
+        raise MemoryError
+
+    cuda = SimpleNamespace(alloc_pinned_memory=alloc, Event=lambda **_: SimpleNamespace(synchronize=lambda: None))
+    monkeypatch.setitem(sys.modules, "cupy", SimpleNamespace(cuda=cuda))
+    ignored = []
+    monkeypatch.setattr(sys, "unraisablehook", ignored.append)
+    with pytest.raises(MemoryError):
+        Found(1)
+    gc.collect()
+    assert ignored == []

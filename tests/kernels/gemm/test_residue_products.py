@@ -73,7 +73,7 @@ def launched(monkeypatch):
         return multiply
 
     def loaded(recipe, device):
-        def launch(grid, maps, values):
+        def launch(grid, values):
             launches.append((recipe.maker, recipe.parameters))
             address, step, pitch, of_rows, of_columns, d, d_pitch, c, c_pitch, c_along, rows, columns = values
             factors = (of_rows, of_columns) if of_rows else ()

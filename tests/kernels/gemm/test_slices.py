@@ -53,7 +53,7 @@ def launched(monkeypatch):
     def loaded(recipe, device):
         accumulator, output, adds = recipe.parameters
 
-        def launch(grid, maps, values):
+        def launch(grid, values):
             kernels.append((recipe, values[4]))
             sums, step, matrix_step, pitch, count, c, c_step, c_pitch, d, d_step, d_pitch, rows, columns = values
             assert grid[0] * slices.THREADS * slices.COLUMNS >= rows * columns

@@ -33,9 +33,9 @@ def test_a_parameter_block_points_to_maps_and_then_to_values(maps, values):
 
 @pytest.fixture
 def launched(monkeypatch):
-    """All launches: grid, maps, values."""
+    """All launches: grid and values."""
     made = []
-    kernel = SimpleNamespace(launch=lambda grid, maps, values: made.append((grid, maps, list(values))))
+    kernel = SimpleNamespace(launch=lambda grid, values: made.append((grid, list(values))))
     monkeypatch.setattr(driver, "loaded", lambda recipe, device: kernel)
     monkeypatch.setattr(stack, "address", lambda array: array.ctypes.data)  # of NumPy's arrays
     return made
@@ -49,7 +49,7 @@ def test_a_launch_puts_each_address_in_its_place_and_keeps_the_rest(launched):
     for first, second in ((1000, 2000), (3000, 4000)):
         prepared(first, second, 0)
         expected = [0, 0, 20, 4, first, 1, 4, 5, 0, 24, 4, 0, 0, 60, 4, second, 3, 4, 5, 80, 4, 16, *launch.NO_MATRICES]
-        assert launched.pop() == ((2, 3, 1), (), expected)
+        assert launched.pop() == ((2, 3, 1), expected)
 
 
 def test_a_launch_refuses_another_number_of_addresses(launched):
