@@ -223,7 +223,7 @@ class RealigningKernel:
     def __init__(self, recipe, device):
         self.source = recipe.source()
 
-    def launch(self, grid, maps, values):
+    def launch(self, grid, values):
         def memory(_owner, _parent, count, itemsize, address, *_):
             held = (ctypes.c_char * (count * itemsize)).from_address(address)
             return FakeCUDAArray(np.ndarray(count, f"u{itemsize}", held).view(Bounded))
