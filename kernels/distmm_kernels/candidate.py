@@ -45,8 +45,8 @@ class Candidate:
     capabilities
         The lowest and the highest compute capability on which it runs.
     worth_it
-        Compute capabilities on which `select` may choose it; None: all on which it runs. On others
-        it runs only if a caller names it.
+        Compute capabilities on which `select` may choose it; None: all on which it runs. On others it runs only if a
+        caller names it.
     unit
         The hardware unit whose peak rate scales the kernel's rate from one GPU model to another; a mapping if that
         depends on the operands' type.

@@ -8,7 +8,8 @@ more than 65,536, which could be swapped unseen.
 *Integers.* Errors may be multiples of a power of two. The elements of the first vector are odd, so each single error is
 detected. The others are uniform modulo 2**w. A wrong element of A or B makes a whole row or column wrong. If all of
 these errors are multiples of 2**(w - t) in integers of w bits, one vector misses them with probability 2**-t, which is
-one half for the highest bit. All 16 vectors miss it with a probability below 2**-14.
+one half for the highest bit. The first vector always misses some of them, such as two equal errors in the highest bit.
+The 15 others all miss with a probability of at most 2**-15.
 """
 
 from __future__ import annotations

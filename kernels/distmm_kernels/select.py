@@ -112,10 +112,9 @@ def choose(
     by_name = {c.name: c for c in CANDIDATES if why_not(c, problem, device, reproducible=reproducible) is None}
     if name in by_name:
         return by_name[name]
-    known = {candidate.name: candidate for candidate in CANDIDATES}
-    reason = "there is no kernel of this name"
-    if name in known:
-        reason = str(why_not(known[name], problem, device, reproducible=reproducible))
+    known = next((candidate for candidate in CANDIDATES if candidate.name == name), None)
+    refused = "there is no kernel of this name"
+    reason = why_not(known, problem, device, reproducible=reproducible) if known else refused
     others = ", ".join(by_name)
     raise ValueError(f"kernel {name!r} does not multiply {problem.dtype} on {device}: {reason}; use one of {others}")
 

@@ -30,16 +30,12 @@ def mirror(d: Array, symmetry: Symmetry) -> None:
     HERK does.
     """
     # real numbers as words of their size: NumPy need not know how to choose between bfloat16 values
-    _mirror(d if d.dtype.kind == "c" else d.view(f"u{d.itemsize}"), symmetry)
-
-
-def _mirror(d: Array, symmetry: Symmetry) -> None:
-    size = d.shape[-1]
+    d, size = d if d.dtype.kind == "c" else d.view(f"u{d.itemsize}"), d.shape[-1]
     if size > DIAGONAL_TILE:
         half = size // 2
         d[..., :half, half:] = turned(d[..., half:, :half], symmetry)
-        _mirror(d[..., :half, :half], symmetry)
-        _mirror(d[..., half:, half:], symmetry)
+        mirror(d[..., :half, :half], symmetry)
+        mirror(d[..., half:, half:], symmetry)
         return
     below = np.tri(size, k=-1, dtype=bool)
     diagonal = d.real if symmetry == "hermitian" else d

@@ -23,6 +23,8 @@ class GpuArrays(NamedTuple):
     ----------
     layout
         Shape, strides, type, the last bits of the address, and device: on these a launch depends.
+    address
+        Address of the first element.
     memory
         Address of the allocation that has the array.
     device, current

@@ -5,7 +5,7 @@ the current stream, and nothing waits until the verdict is asked for. `distmm_ke
 error of a right C, and the reasons for it.
 
 A wrong C of floating-point numbers is found unless its errors are as small as rounding. The elements of the vectors are
-+-U(1, 2), so no single error is lost. A wrong C of integers is missed with a probability of at most 2**-16.
++-U(1, 2), so no single error is lost. A wrong C of integers is missed with a probability of at most 2**-15.
 """
 
 from __future__ import annotations

@@ -49,12 +49,10 @@ class CpuKernel(Kernel):
 
     def _accumulate(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
         if self.dtype.kind == "i":
-            from distmm_kernels.device_code.cpu_integers import (
-                accumulate as accumulate_integers,  # floats need no Numba
-            )
+            from distmm_kernels.device_code.cpu_integers import accumulate  # floats need no Numba
 
             d[...] = 0 if c is None else c
-            accumulate_integers(a, b, d)
+            accumulate(a, b, d)
         else:
             np.matmul(a, b, out=d)
             if c is not None:

@@ -38,7 +38,7 @@ WORKSPACE = 1 << 29  # bytes that a product takes at a time in addition to opera
 # Both take microseconds, and the product takes milliseconds.
 LONG = 2**37
 SAMPLE = 64  # rows of A and columns of B whose guards tell those of the whole
-MOST_LOOKED_AWAY = 15  # products of the library from one sample to the next
+MOST_PATIENCE = 15  # products of the library from one sample to the next
 
 
 class Way(enum.Enum):
@@ -198,7 +198,7 @@ class GuardedKernel(AlignedKernel):
             self._sample = None
             with self._on_device(), self._module.cuda.Stream(non_blocking=True):  # the caller's has the product
                 self._remember([self._holds(*sample, index) for index in range(len(sample[0].found.guards))])
-            self.patience = min(2 * self.patience + 1, MOST_LOOKED_AWAY) if self._unequal else 0
+            self.patience = min(2 * self.patience + 1, MOST_PATIENCE) if self._unequal else 0
         if steps >= LONG:
             self.patience = 0
         return self._unequal and steps < self.library_below

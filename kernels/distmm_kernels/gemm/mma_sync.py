@@ -43,14 +43,12 @@ class MmaSyncKernel(AlignedKernel, RegisterTiledKernel):
         self.kind: Multiplicand = self.kinds[self.dtype.name]
 
     def _left(self, a: Array) -> Array:
-        if has_vectors(a, -1):
+        either = ITEMSIZE[self.kind] == 2  # axis may be contiguous
+        if has_vectors(a, -1) or (either and has_vectors(a, -2)):
             return a
-        if ITEMSIZE[self.kind] != 2:
-            return in_vectors(a, self.device)
-        if has_vectors(a, -2):
-            return a
-        down = Stack.of(a).contiguous(-2)
-        return in_vectors(a.swapaxes(-1, -2), self.device).swapaxes(-1, -2) if down else in_vectors(a, self.device)
+        if either and Stack.of(a).contiguous(-2):
+            return in_vectors(a.swapaxes(-1, -2), self.device).swapaxes(-1, -2)
+        return in_vectors(a, self.device)
 
     def _right(self, b: Array) -> Array:
         return self._left(b.swapaxes(-1, -2)).swapaxes(-1, -2)

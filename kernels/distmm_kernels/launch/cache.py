@@ -94,33 +94,30 @@ def write(path: Path, content: bytes, what: str) -> None:
     what
         Name of the content, for the warning if it cannot be written.
     """
-    if _is_replaced():
-        warnings.warn(
-            f"{what} cannot be kept: the files of distmm_kernels have changed since this process imported it. Start "
-            "the process again",
-            RuntimeWarning,
-            stacklevel=3,
-        )
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        name = path.with_suffix(f".{uuid.uuid4().hex}")
+    why = ": the files of distmm_kernels have changed since this process imported it. Start the process again"
+    if not _is_replaced():
         try:
-            # not tempfile, whose files have mode 0600: other users may share the folder, so the umask decides the mode
-            with open(name, "xb") as file:
-                file.write(hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
-            os.replace(name, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(name)
-            raise
-    except OSError as error:
-        warnings.warn(
-            f"{what} cannot be kept in {path.parent} ({error}), so each process makes its own: "
-            "set DISTMM_CACHE_DIR to a writable folder",
-            RuntimeWarning,
-            stacklevel=3,
-        )
+            _replace(path, hashlib.sha256(content).hexdigest().encode() + b"\n" + content)
+            return
+        except OSError as error:
+            why = (
+                f" in {path.parent} ({error}), so each process makes its own: set DISTMM_CACHE_DIR to a writable folder"
+            )
+    warnings.warn(f"{what} cannot be kept{why}", RuntimeWarning, stacklevel=3)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    name = path.with_suffix(f".{uuid.uuid4().hex}")
+    try:
+        # not tempfile, whose files have mode 0600: other users may share the folder, so the umask decides the mode
+        with open(name, "xb") as file:
+            file.write(content)
+        os.replace(name, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(name)
+        raise
 
 
 def bound(folder: Path, suffix: str, most: int) -> None:
