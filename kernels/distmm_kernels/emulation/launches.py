@@ -9,10 +9,10 @@ import numpy as np
 
 from distmm_kernels.emulation.formats import Guard
 from distmm_kernels.launch.driver import LoadedKernel
+from distmm_kernels.launch.launches import MAX_GRID_Y
 
 Array = Any  # cupy.ndarray: CuPy ships no types
 
-MAX_GRID_Z = 65535
 ALIGNMENT = 256  # bytes; alignment of the arrays in one allocation
 GUARDS, NO_GUARD = len(Guard), Guard(0)
 
@@ -47,10 +47,10 @@ class Plan(NamedTuple):
         memory, stream = cupy.cuda.alloc(self.layout.end), cupy.cuda.get_current_stream().ptr
         if self.zeros[1]:
             cupy.cuda.runtime.memsetAsync(memory.ptr + self.zeros[0], 0, self.zeros[1], stream)
-        for first in range(0, batch, MAX_GRID_Z):
+        for first in range(0, batch, MAX_GRID_Y):
             values = (address, memory.ptr, *further, *self.numbers, first)
             for kernel, grid in self.launches:
-                kernel.launch((*grid, min(batch - first, MAX_GRID_Z)), values, stream)
+                kernel.launch((*grid, min(batch - first, MAX_GRID_Y)), values, stream)
         return memory
 
 

@@ -18,7 +18,7 @@ from distmm_kernels.config import FLOAT8, Problem
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Array, Enqueue
 from distmm_kernels.launch.driver import stream_of
-from distmm_kernels.launch.launches import CudaKernel, matrices
+from distmm_kernels.launch.launches import MAX_GRID_Y, CudaKernel, matrices
 from distmm_kernels.layout.stack import VECTOR_BYTES, address, distinct
 from distmm_kernels.layout.vectors import has_vectors, in_vectors
 
@@ -111,9 +111,10 @@ class CublasKernel(CudaKernel):
         return found is not None and found[0] == AS_IT_IS and d.shape[-1] % self.multiple == 0
 
     def direct(self, a: Array, b: Array, d: Array, symmetric: bool = False) -> Enqueue | None:
-        """Return the library's call, if it can read and write these arrays."""
+        """Return the library's call, if it can read and write these arrays by one."""
         read = all(x is self._readable(x, name) and x.dtype == self.dtype for x, name in ((a, "A"), (b, "B")))
-        if symmetric or not read or d.ndim > 3 or not (self._stores(d.dtype) and self._writes(d)):
+        several = d.ndim > 3 or math.prod(d.shape[:-2]) > MAX_GRID_Y
+        if symmetric or not read or several or not (self._stores(d.dtype) and self._writes(d)):
             return None
         ((left, right, to),) = matrices(a, b, d)
         call, current = self._call(left, right, to, self._zero), self._module.cuda.get_current_stream

@@ -11,6 +11,7 @@ from distmm_kernels.device import Device
 from distmm_kernels.kernel import Array
 from distmm_kernels.launch import driver
 from distmm_kernels.launch.binary import Recipe
+from distmm_kernels.launch.launches import MAX_GRID_Y
 from distmm_kernels.layout.stack import VECTOR_BYTES, Stack, address
 from distmm_kernels.layout.vectors import in_vectors
 
@@ -53,11 +54,13 @@ def times_vectors(matrices: Array, vectors: Array, device: Device) -> tuple[Arra
         given, (vectors, _) = vectors, _results(vectors.shape[:-2], vectors.shape[-2], vectors)
         vectors[...] = given
     products, squares = _results(tuple(batch), m, vectors)
-    places = address(vectors), Stack.of(vectors).step, address(products), Stack.of(products).step, address(squares)
-    if products.size:
+    x, made = Stack.of(vectors), Stack.of(products)
+    for first in range(0, at.matrices, MAX_GRID_Y) if products.size else ():
         kernel = driver.loaded(Recipe(MAKER, (matrices.dtype.name,)), device)
-        grid = -(-m // (ROWS * WARPS)), 1, at.matrices
-        kernel.launch(grid, (at.address, at.step, at.pitch, m, n, *places))
+        grid = -(-m // (ROWS * WARPS)), 1, min(MAX_GRID_Y, at.matrices - first)
+        read = at.address + first * at.step, at.step, at.pitch, m, n, x.address + first * x.step, x.step
+        written = made.address + first * made.step, made.step, address(squares) + 8 * first * m
+        kernel.launch(grid, (*read, *written))
     return products, squares
 
 

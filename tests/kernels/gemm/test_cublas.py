@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distmm_kernels.arrays.products import chosen
-from distmm_kernels.gemm.cublas import AS_IT_IS, COUNTS_BELOW, _layout
+from distmm_kernels.config import Problem
+from distmm_kernels.gemm.cublas import AS_IT_IS, COUNTS_BELOW, CublasKernel, _layout
+from distmm_kernels.launch.launches import MAX_GRID_Y
 from tests.kernels.reference.matrices import STRIDES, strided
 from tests.kernels.selection import H200
 
@@ -64,3 +66,10 @@ def test_what_the_library_cannot_count_is_copied():
 def test_the_library_reads_an_int8_b_in_c_order_where_a_copy_would_take_longer_than_the_product(sizes, batch, short):
     kernel = chosen(*sizes, batch, np.dtype("int8"), H200, "highest", False, False)
     assert (kernel.name == "cublas_int8") == short
+
+
+def test_a_batch_that_takes_several_calls_of_the_library_is_not_learnt_as_one():
+    count = MAX_GRID_Y + 1
+    a, b, d = (np.empty((count, 2, 2), np.float32) for _ in range(3))
+    kernel = CublasKernel(Problem(2, 2, 2, np.dtype("float32"), (count,)), H200)
+    assert kernel.direct(a, b, d) is None
