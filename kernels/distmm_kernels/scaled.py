@@ -71,7 +71,8 @@ def scaled_product(
         if isinstance(kernel, HopperFloat8Kernel) and 0 not in (m, k, n):
             return kernel.multiply_scaled(kernel.prepare_a(a), kernel.prepare_b(b), rows, columns, out)
         blocks = max(len(rows), len(columns))
-        total = None
+        # without steps of k there may be no block
+        total = None if blocks else kernel.multiply(kernel.prepare_a(a), kernel.prepare_b(b), None, wait=False)
         for i in range(blocks):
             part = slice(i * BLOCK, (i + 1) * BLOCK) if blocks > 1 else slice(None)
             each = kernel.multiply(kernel.prepare_a(a[:, part]), kernel.prepare_b(b[part]), None, wait=False)

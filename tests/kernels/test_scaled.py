@@ -91,3 +91,11 @@ def test_matmul_of_arrays_returns_float32(of_a, of_b):
 def test_float8_tensor_cores_are_of_precision_high(precision, capability, name):
     hopper = device.Device("cuda", "NVIDIA H200", 0, 0, capability, 132)
     assert select.choose(Problem(8192, 8192, 8192, FLOAT8[0]), hopper, precision, reproducible=True).name == name
+
+
+def test_a_product_without_steps_of_k_is_zero_whatever_its_scales():
+    a, b = operand((M, 0), 1, FLOAT8[0]), operand((0, N), 2, FLOAT8[0])
+    for blocks in (0, 1):
+        scales = np.ones((M, blocks), "f4"), np.ones((blocks, N), "f4")
+        made = scaled_product(a, b, *scales, dtype=np.float16, device=device.cpu())
+        assert (made.shape, made.dtype, made.any()) == ((M, N), np.float16, False)
