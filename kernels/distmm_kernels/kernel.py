@@ -53,6 +53,7 @@ class Kernel(ABC):
         Type of prepared operands, and of c and d.
     """
 
+    _module: Any  # NumPy or CuPy, whichever holds this kernel's arrays
     name: ClassVar[str]
     device_kind: ClassVar[Literal["cpu", "cuda"]]
     granule: ClassVar[int | None] = 1
@@ -315,11 +316,6 @@ class Kernel(ABC):
         if found not in self.reads:
             wanted = " or ".join(self.reads)
             raise TypeError(f"{name} is {found}, {self.name} multiplies {wanted}: prepare it with this kernel first")
-
-    @property
-    @abstractmethod
-    def _module(self) -> Any:
-        """NumPy or CuPy, whichever holds this kernel's arrays."""
 
     @abstractmethod
     def _to_device(self, block: Array) -> Array:
