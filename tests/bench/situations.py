@@ -19,7 +19,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from users_products import SITUATIONS, Setting
+import users_products
+from users_expressions import expressions
+from users_products import Setting
+
+SITUATIONS = {**users_products.SITUATIONS, "expressions": expressions}
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -26,7 +26,7 @@ def test_each_situation_has_rows_with_distmm_and_its_peer(tmp_path):
     ran = run("--scale", "0.01", "--json", str(table))
     rows = json.loads(table.read_text())
     assert not [row for row in rows if "error" in row], ran.stdout + ran.stderr
-    assert len({row["name"].split(",")[0] for row in rows}) == 11
+    assert len({row["name"].split(",")[0] for row in rows}) == 12
     assert all(row["seconds"]["distmm"] > 0 for row in rows)
     assert all(line in ran.stdout for line in ("tall, X.T @ X: distmm", "small, NumPy out=, n = 48: distmm"))
 
