@@ -120,7 +120,7 @@ class Blocking:
         """All of C as one wave."""
         return self.waves((1, 1, 1), (1, 1))[0]
 
-    @property
+    @cached_property
     def c_elements(self) -> int:
         """Number of elements of the blocks of C that are multiplied."""
         m, n = sum(self.m), sum(self.n)

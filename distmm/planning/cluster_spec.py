@@ -78,3 +78,8 @@ class ClusterSpec:
     granule: int = 32
     kernel: str | None = None
     promises_bits: bool = True
+
+    def missing(self, memory: int, host_memory: int) -> int:
+        """Bytes that are missing on each worker, of its own memory and its host's, if it needs so many."""
+        host = 0 if self.host_memory is None else max(0, host_memory - self.host_memory)
+        return max(0, memory - self.memory) + host

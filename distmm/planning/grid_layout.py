@@ -3,9 +3,6 @@
 Blocks whose indices differ by a multiple of the grid's edges have the same owner, so sums over residues are enough.
 Layers differ only in their depth. A batch index rotates the ranks. The figures are arrays ``(layers, rows, columns)``
 of the grid, first for one matrix of batch block 0; nothing here loops over layers, ranks or blocks.
-
-In a symmetric product block row i of A is needed by the workers of row ``i % rows`` of the grid, as A, and by those of
-column ``i % columns``, as its transpose; a worker that needs it as both gets it once.
 """
 
 from __future__ import annotations
@@ -17,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from distmm.planning.blocks import Wave, are_even
-from distmm.planning.layout import Ints, Layout, Traffic, counted
+from distmm.planning.grid_shares import Share, by_residue, share, symmetric_share, turned
+from distmm.planning.layout import Ints, Layout, Traffic
 from distmm.planning.owners import Grid
 
 
@@ -110,8 +108,11 @@ class GridLayout(Layout[Grid]):
         period = lines // math.gcd(lines, panels)
         starts = range(max(1, count - length + 1))
         if are_even(k):  # later ranges repeat the first ones, or are less deep
-            alike = not resident and self.problem.symmetry is None and not self.blocking.batch
-            return [slice(s, s + length) for s in starts[: 1 if alike else period]]
+            if self.problem.symmetry is not None:  # homes of A depend on the column alone
+                period = self.grid.columns // math.gcd(self.grid.columns, panels)
+            elif not resident and not self.blocking.batch:
+                period = 1
+            return [slice(s, s + length) for s in starts[:period]]
         if self.layers > 1:  # one of two equally deep ranges may be deeper on another layer
             return [slice(s, s + length) for s in starts]
         ends = np.cumsum((0, *k))
@@ -127,67 +128,51 @@ class GridLayout(Layout[Grid]):
 
         A block comes from its home once to each rank that needs it.
         """
-        depths = self._depths(steps)
-        ranks = np.arange(self.grid.size).reshape(self._shape)
-        if self.problem.symmetry is not None:
-            a, both = self._symmetric_operand(wave, ranks, depths)
-            return self._traffic(a, np.zeros_like(a), both)
-        heights, widths = self._sums(wave, self._edges[0], self._edges[2])
-        a, b = (
-            self._of_all_batches(counted(self._needs(wave, own, homes, others), homes, held), wave, own)
-            for own, homes, others, held in (
-                (self.problem.a_batch, ranks, widths, heights[:, None] * depths.by_column[:, None]),
-                (self.problem.b_batch, ranks.swapaxes(1, 2), heights, widths[:, None] * depths.by_row[:, None]),
-            )
-        )
-        return self._traffic(a, b, np.zeros(self.grid.size, np.int64))
+        depths, figures = self._depths(steps), []
+        for (needed, at_home), own, depth in zip(
+            self._shares(wave),
+            (self.problem.a_batch, self.problem.b_batch),
+            (depths.by_column[:, None], depths.by_row[..., None]),
+            strict=False,
+        ):
+            of_matrix = at_home[:, None] * depth
+            for away, lines in enumerate(needed):
+                if lines.any():
+                    of_matrix += np.roll(depths.whole, away)[:, None, None] * lines[:, None]
+            figures.append(self._of_all_batches(of_matrix.reshape(4, -1), wave, own))
+        a, b, *_ = *figures, np.zeros_like(figures[0])
+        return self._traffic(a[:3], b[:3], a[3])
 
-    def _needs(self, wave: Wave, own: tuple[int, ...], lines: Ints, others: Ints) -> Ints:
-        """Whether each rank needs the blocks of each line of the grid: ``(layers, lines, ranks)``.
+    def _shares(self, wave: Wave) -> list[Share]:
+        """Who needs A, and B if it is a second operand. Kept: ranges of steps differ in depth alone."""
+        if wave not in self._known:
+            if self.problem.symmetry is not None:
+                self._known[wave] = [symmetric_share(self.grid, wave, self._edges[0])]
+            else:
+                heights, widths = self._sums(wave, self._edges[0], self._edges[2])
+                a, b = (
+                    self._needs(wave, self.problem.a_batch, 1, widths),
+                    self._needs(wave, self.problem.b_batch, self.grid.columns, heights),
+                )
+                self._known[wave] = [share(self.grid, heights, a), share(self.grid, widths, b, across=True)]
+        return self._known[wave]
 
-        A *line* is a row of the grid for A, whose blocks are needed along it, and a column for B.
+    @cached_property
+    def _known(self) -> dict[Wave, list[Share]]:
+        return {}
 
-        Parameters
-        ----------
-        wave : Wave
-        own : tuple of int
-            The operand's batch dimensions.
-        lines : array of int ``(layers, lines, along)``
-            Ranks of each line, at which its blocks are.
-        others : array of int ``(along,)``
-            Elements of the other operand's blocks: as many workers of a line as have any, from the first one on, have
-            blocks of C.
+    def _needs(self, wave: Wave, own: tuple[int, ...], apart: int, others: Ints) -> Ints:
+        """Whether each rank needs the blocks of an operand on the first line of the grid, on layer 0.
+
+        `own` are the operand's batch dimensions, and ranks of a line are so far `apart`. As many of them as have any of
+        the `others`, elements of the other operand's blocks, from the first one on, have blocks of C.
         """
-        needs: Ints = np.zeros(self.grid.size, np.int64)  # by rank: the blocks of line 0 on layer 0
-        needs[lines[0, 0, : np.count_nonzero(others)]] = 1
+        needs: Ints = np.zeros(self.grid.size, np.int64)
+        needs[: apart * np.count_nonzero(others) : apart] = 1
         for length, blocks in zip(self._aligned(own), self.blocking.wave_batches(wave), strict=True):
             if length == 1:  # all batch blocks of C read the same blocks, and are on other ranks
                 needs = np.minimum(turned(needs, blocks, np.ones(len(blocks), np.int64)), 1)
-        return needs[(np.arange(self.grid.size) - lines[..., :1]) % self.grid.size]
-
-    def _symmetric_operand(self, wave: Wave, ranks: Ints, depths: Depths) -> tuple[Ints, Ints]:
-        """Elements of A as by `counted`, and those that each rank needs both as A and as its transpose."""
-        rows, columns = self.grid.rows, self.grid.columns
-        line = np.array(sorted({*wave.rows, *wave.columns}), np.int64)  # block rows of A that the wave needs
-        layer, every = np.arange(self.grid.layers)[:, None], np.arange(len(line))
-        # C[i, j] of block row i are in columns of the grid from wave.columns.start on: as many as there are, or up to
-        # the diagonal. Likewise C[r, i] of block column i, from the diagonal on.
-        is_row, is_column = ((at.start <= line) & (line < at.stop) for at in (wave.rows, wave.columns))
-        across = np.where(is_row, (line + 1 if wave.triangle else wave.columns.stop) - wave.columns.start, 0)
-        first = line if wave.triangle else np.full_like(line, wave.rows.start)
-        down = np.where(is_column, wave.rows.stop - first, 0)
-        as_a = (np.arange(columns) - wave.columns.start) % columns < across[:, None]
-        as_b = (np.arange(rows) - first[:, None]) % rows < down[:, None]
-        row, column, edges = line % rows, line % columns, self._edges[0][line]
-        needs = np.zeros((len(layer), len(line), *self._shape), np.int64)
-        needs[layer, every, layer, row] = as_a
-        needs[layer, every, layer, :, column] |= as_b
-        both = np.zeros(self.grid.size, np.int64)
-        twice = as_a[every, column] & as_b[every, row]
-        np.add.at(both, ranks[:, row, column], depths.whole[:, None] * edges * twice)
-        held, batch = edges[:, None] * depths.by_column[:, None], self.problem.batch
-        a = counted(needs.reshape(*needs.shape[:2], -1), ranks[:, row], held)
-        return self._of_all_batches(a, wave, batch), self._of_all_batches(both, wave, batch)
+        return needs
 
     @property
     def _shape(self) -> tuple[int, int, int]:
@@ -253,18 +238,3 @@ class GridLayout(Layout[Grid]):
             if length != 1:
                 figures = turned(figures, blocks, np.array(edges[blocks.start : blocks.stop], np.int64))
         return figures
-
-
-def by_residue(at: Ints, figures: Ints, count: int) -> Ints:
-    """Sum the figures with the same place below `count`. Exact: sums of lengths are less than 2**53."""
-    return np.bincount(at.ravel(), figures.ravel(), count).astype(np.int64)
-
-
-def turned(figures: Ints, blocks: range, weights: Ints) -> Ints:
-    """Sum of ``weights[i] * np.roll(figures, blocks[i], axis=-1)``: a batch index rotates the ranks."""
-    size = figures.shape[-1]
-    by_turn = by_residue(np.arange(blocks.start, blocks.stop) % size, weights, size)
-    total = np.zeros_like(figures)
-    for turn in np.flatnonzero(by_turn):
-        total += by_turn[turn] * np.roll(figures, turn, axis=-1)
-    return total

@@ -82,7 +82,8 @@ def staying(operands: tuple[Residence, Residence], result: Result, streamed: boo
 class MemoryModel:
     """Predicts memory, for a schedule on `cluster` with A and B where `operands` says and C where `result` says.
 
-    If `streamed`, blocks of C leave when the tasks that read them are done.
+    If `streamed`, blocks of C leave when the tasks that read them are done. `least` asks for a lower bound of the peak:
+    of one kind of waves, and one range of steps.
     """
 
     layout: GridLayout | TableLayout
@@ -90,6 +91,7 @@ class MemoryModel:
     operands: tuple[Residence, Residence]
     result: Result
     streamed: bool = False
+    least: bool = False
 
     def peak(self) -> Peak:
         """Return the peak of one worker and of one host, and the limits that keep to it."""
@@ -97,7 +99,8 @@ class MemoryModel:
         kinds = [wave for wave, _ in schedule.kinds_of_waves]
         # With uneven chunks the wave with the most blocks may not be the largest. In a symmetric product a rectangle
         # needs more of A than a triangle. So each kind of wave counts there.
-        if self.layout.problem.symmetry is None and all(map(are_even, (blocking.m, blocking.n, *blocking.batch))):
+        even = self.layout.problem.symmetry is None and all(map(are_even, (blocking.m, blocking.n, *blocking.batch)))
+        if even or self.least:
             kinds = [max(kinds, key=lambda wave: wave.c_blocks)]
         peaks = [self._peak_of(wave) for wave in kinds]
         slots = max((each.output_slots for each in peaks if each.output_slots is not None), default=None)
@@ -128,9 +131,7 @@ class MemoryModel:
             a, b, _ = self._block_bytes(item)
             held += cluster.threads * min(layout.blocking.panels, len(layout.blocking.k)) * (a + b)
         if cluster.device == "cuda":
-            steps = (
-                layout.operand_bytes(largest, at) for at in layout.windows(1, not set(self.operands) <= set(BY_STEP))
-            )
+            steps = (layout.operand_bytes(largest, at) for at in self._windows(1, self.operands))
             step = max(steps, key=lambda each: int((each.received + each.both + sum(each.homes)).max()))
             prepared = self._prepared_elements(step)
             edges = layout.blocking.m, layout.blocking.k, layout.blocking.n
@@ -216,13 +217,17 @@ class MemoryModel:
     ) -> Ints:
         """Bytes of A and B by rank: of `lookahead` steps of a wave, and of all that `read` needs of whole operands."""
         held, kept = [], np.zeros(self.layout.grid.size, np.int64)
-        for steps in self.layout.windows(lookahead, not set(operands) <= set(BY_STEP)):
+        for steps in self._windows(lookahead, operands):
             window = self.layout.operand_bytes(largest, steps)
             held.append(window.received + sum(x for x, at in zip(window.homes, operands, strict=True) if at in BY_STEP))
         if "whole" in operands:
             homes = self.layout.operand_bytes(read or largest).homes
             kept += sum(x for x, at in zip(homes, operands, strict=True) if at == "whole")
         return np.max(held, axis=0) + kept
+
+    def _windows(self, length: int, operands: tuple[Residence, Residence]) -> list[slice]:
+        """Ranges of `length` steps that may need the most memory."""
+        return self.layout.windows(length, not set(operands) <= set(BY_STEP))[: 1 if self.least else None]
 
     def _loaded_early(self, step: Traffic) -> Ints:
         """Bytes of A and B by rank that GPUs load before the blocks of the previous step are freed."""

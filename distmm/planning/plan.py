@@ -1,12 +1,9 @@
-"""A plan: a product, the cluster that it is for, the chosen schedule, and the seconds and bytes that this takes.
-
-Pure: worker count, memory and rates are arguments; nothing here talks to a cluster or a device.
-"""
+"""A plan: a product, its cluster, the chosen schedule, and the seconds and bytes that this takes."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from distmm.errors import DoesNotFitError
@@ -57,8 +54,7 @@ class Plan:
         How long a run takes before it may be stopped. Waves are short enough that it loses little of its work then:
         see `distmm.planning.early_end`.
     fewest : float, optional
-        How few of these workers would be enough (`distmm.planning.search.fewer_workers`), infinity if no number is.
-        Only plans for a cluster that is not there have it.
+        How few of these workers would be enough; infinity if no number is, None for a cluster that is there.
     on_disk : bool
         Whether workers read A and B from files and write C to one. The predicted time does not count the writes.
     """
@@ -109,7 +105,11 @@ class Plan:
     @cached_property
     def peak(self) -> Peak:
         """Bytes at the peak, and limits for the runtime: a part of `cost` that takes much less time to compute."""
-        return MemoryModel(self.layout, self.cluster, self.operands, self.result, self.streamed).peak()
+        return self._memory_model.peak()
+
+    @property
+    def _memory_model(self) -> MemoryModel:
+        return MemoryModel(self.layout, self.cluster, self.operands, self.result, self.streamed)
 
     @cached_property
     def cost(self) -> Cost:
@@ -202,9 +202,13 @@ class Plan:
     @property
     def shortfall(self) -> int:
         """Bytes that are missing on each worker, of its own memory and its host's; 0 where all fits."""
-        host = self.cluster.host_memory
-        missing = max(0, self.peak.worker - self.cluster.memory)
-        return missing + (0 if host is None else max(0, self.peak.host - host))
+        return self.cluster.missing(self.peak.worker, self.peak.host)
+
+    @property
+    def least_shortfall(self) -> int:
+        """A lower bound of `shortfall` that takes less time to compute."""
+        peak = replace(self._memory_model, least=True).peak()
+        return self.cluster.missing(peak.worker, peak.host)
 
     @property
     def fits(self) -> bool:

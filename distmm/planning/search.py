@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from operator import index
@@ -37,9 +37,12 @@ STORING_SHARE = 0.02
 # More workers than one Dask scheduler serves.
 MOST_WORKERS = 4096
 
-# The result exceeds the fewest workers by at most this share of itself. It is not exact, because each number that turns
-# out too low costs a search without a result, which takes seconds for the largest products.
+# The number found exceeds the fewest workers by at most this share. It is not exact, because each number that turns out
+# too low costs a search without a result, which takes seconds for the largest products.
 TOLERANCE = 1 / 8
+
+# What the edges of chosen blocks are multiples of; None for blocks that are given.
+Multiples = tuple[int, int, int] | None
 
 
 def make_plan(
@@ -52,7 +55,7 @@ def make_plan(
     homes: Places = NOWHERE,
     reproducible: bool = False,
     unions: bool = False,
-    few_waves: bool = False,
+    quick: bool = False,
     **asked_for: Any,
 ) -> Plan:
     """Choose blocks, grid, waves, panels a task and lookahead for a product.
@@ -74,9 +77,9 @@ def make_plan(
         Whether the cuts of k may depend on the shape alone, and not on `homes`.
     unions : bool
         Whether blocks may be unions of those of `blocking`, which are the user's chunks.
-    few_waves : bool
-        Whether to leave out plans of more than a thousand waves if C could fit in fewer. Where nothing fits, their
-        search takes longest.
+    quick : bool
+        Whether any plan that fits will do. The first one that is found is returned. Plans of more than a thousand waves
+        are left out if C could fit in fewer, because their search takes longest where nothing fits.
     **asked_for
         Other fields of the `Plan`, such as `operands`, `result` and `run_seconds`.
 
@@ -101,9 +104,9 @@ def make_plan(
     best = None
     if blocking is not None and (homes.known or unions):
         best = _placed(asked, homes, reproducible, unions)
-        if best is not None and homes.known:
+        if best is not None and (homes.known or quick):
             return best
-    plain = _best(asked, multiples if blocking is None else None, few_waves)
+    plain = (_any if quick else _best)(asked, multiples if blocking is None else None)
     return plain if best is None or _score(plain) < _score(best) else best
 
 
@@ -132,20 +135,19 @@ def _placed(asked: Plan, homes: Places, reproducible: bool, unions: bool) -> Pla
     stays = all(where == "resident" for where in operands)
     schedules = candidates.placed(asked.problem, asked.blocking, asked.cluster, homes, stays, reproducible, unions)
     plans = [replace(asked, schedule=schedule) for schedule in schedules]
-    best = _fastest(plans, None) if plans else None
+    best = _fastest(plans, None, useless=0) if plans else None
     return best if best is not None and _is_settled(best) else None
 
 
 @lru_cache(maxsize=256)
-def _best(asked: Plan, multiples: tuple[int, int, int] | None, few_waves: bool) -> Plan:
+def _best(asked: Plan, multiples: Multiples) -> Plan:
     """Return the fastest plan that fits, with blocks at `multiples`, or without them with those asked for.
 
     The answer is kept: a caller who repeats a product would wait each time for a search of 10 to 300 ms.
     """
     best = None
     stay = staying(asked.operands, asked.result, asked.streamed)
-    numbers = candidates.waves(asked.problem, asked.cluster, asked.c_stays, stay)
-    for waves in itertools.islice(numbers, 1 if few_waves else None):
+    for waves in candidates.waves(asked.problem, asked.cluster, asked.c_stays, stay):
         best = _in_waves(asked, multiples, waves, best)
         for tried, steps in itertools.pairwise((candidates.STEPS[-1], *candidates.DEEPER_STEPS)):
             # Blocks cannot be shorter along k than one multiple.
@@ -161,32 +163,50 @@ def _best(asked: Plan, multiples: tuple[int, int, int] | None, few_waves: bool) 
 
 def _in_waves(
     asked: Plan,
-    multiples: tuple[int, int, int] | None,
+    multiples: Multiples,
     tried: list[tuple[int, int]],
     best: Plan | None,
     lengths: tuple[int, ...] = candidates.STEPS,
 ) -> Plan:
     """Return the fastest plan with the first number of waves that fits, or the next one; `lengths` as in `free`."""
-    problem, cluster = asked.problem, asked.cluster
     # GPUs load the blocks of a step while they multiply. With a step more in memory, they do not wait for them.
-    lookaheads = (LOOKAHEAD + 1, LOOKAHEAD) if multiples and cluster.device == "cuda" else (LOOKAHEAD,)
+    lookaheads = (LOOKAHEAD + 1, LOOKAHEAD) if multiples and asked.cluster.device == "cuda" else (LOOKAHEAD,)
     for waves in tried:
         fitted = best is not None and _is_settled(best)
         if best is not None and fitted and not _may_gain_by_waves(best):
             break
         for lookahead in lookaheads:
-            schedules = (
-                candidates.given(problem, asked.blocking, cluster, waves)
-                if multiples is None
-                else candidates.free(problem, cluster, multiples, waves, lengths, lookahead, asked.operands)
-            )
-            best = _fastest((replace(asked, schedule=schedule) for schedule in schedules), best)
+            best = _fastest(_plans(asked, multiples, waves, lengths, lookahead), best)
             if not best.shortfall:
                 break
         if fitted:
             break
     assert best is not None
     return best
+
+
+def _any(asked: Plan, multiples: Multiples) -> Plan:
+    """Return a plan that fits, of those that `_best` compares without many waves; if there is none, one of them."""
+    stay = staying(asked.operands, asked.result, asked.streamed)
+    lengths = candidates.STEPS + candidates.DEEPER_STEPS
+    for waves in next(candidates.waves(asked.problem, asked.cluster, asked.c_stays, stay)):
+        # The last schedules have the smallest blocks.
+        for plan in [*_plans(asked, multiples, waves, lengths, LOOKAHEAD)][::-1]:
+            if not plan.least_shortfall and not plan.shortfall:
+                return plan
+    return plan
+
+
+def _plans(
+    asked: Plan, multiples: Multiples, waves: tuple[int, int], lengths: tuple[int, ...], lookahead: int
+) -> Iterator[Plan]:
+    """Plans with so many waves, for given blocks or with chosen ones; `lengths` as in `free`."""
+    problem, cluster = asked.problem, asked.cluster
+    if multiples is None:
+        schedules = candidates.given(problem, asked.blocking, cluster, waves)
+    else:
+        schedules = candidates.free(problem, cluster, multiples, waves, lengths, lookahead, asked.operands)
+    return (replace(asked, schedule=schedule) for schedule in schedules)
 
 
 def _may_gain_by_waves(plan: Plan) -> bool:
@@ -209,17 +229,20 @@ def _common(multiple: int, granule: int, size: int) -> int:
     return both if both <= size else min(granule, max(size, multiple))
 
 
-def _fastest(plans: Iterable[Plan], best: Plan | None) -> Plan:
+def _fastest(plans: Iterable[Plan], best: Plan | None, useless: float = math.inf) -> Plan:
     """Return the plan of the least score, the first of equals.
 
     Most of the hundreds of plans are slower because of their many tasks alone, or need more memory than the best one.
-    They are sorted by the lower bound of their seconds. If one cannot be faster than the best, none after it can.
+    They are sorted by the lower bound of their seconds. If one cannot be faster than the best, none after it can. Where
+    the best one does not fit, those that certainly lack more bytes, or more than `useless`, are left out at once.
     """
     bounded = ((_weighed(plan, plan.least_seconds), plan) for plan in plans)
     for least, plan in sorted(bounded, key=lambda each: each[0]):
         if best is not None:
             if _is_settled(best) and least > _weighed(best, best.cost.seconds):
                 break
+            if best.shortfall and plan.least_shortfall > min(best.shortfall, useless):
+                continue
             if plan.shortfall > best.shortfall:
                 continue
         if best is None or _score(plan) < _score(best):
@@ -252,25 +275,10 @@ def _weighed(plan: Plan, seconds: float) -> float:
     return paced * (1 + 0.01 * plan.lookahead) * (1 + 0.01 * doublings)
 
 
-def fewer_workers(fits: Callable[[int], bool], enough: int, least: int = 1) -> int:
-    """Return a number of workers that is enough, given one: at most an eighth above the fewest, but for exceptions.
-
-    Numbers are tried downwards until one is too small: to find that takes a search of all plans, and to find that a
-    number is enough does not. `fits`, `least` and the exceptions are those of `few_workers`.
-    """
-    while enough > least:
-        fewer = max(least, min(enough - 1, int(enough / (1 + TOLERANCE))))
-        if not fits(fewer):
-            break
-        enough = fewer
-    return enough
-
-
 def few_workers(fits: Callable[[int], bool], least: int = 1, most: int = MOST_WORKERS) -> int | None:
-    """Return a number of workers that is enough, at most an eighth above the fewest.
+    """Return a number of workers that is enough, at most an eighth above the fewest. None if `most` are too few.
 
-    It is None if `most` are too few. More workers usually hold what fewer hold. There are exceptions (a prime
-    number of workers has no square grid), so a smaller number may also be enough.
+    Tried are `most`, and numbers with a nearly square grid: they usually, but not always, hold what fewer workers hold.
 
     Parameters
     ----------
@@ -279,8 +287,17 @@ def few_workers(fits: Callable[[int], bool], least: int = 1, most: int = MOST_WO
     least, most : int
         Fewer workers are never enough, and more are not tried.
     """
-    tried = [least]
-    while tried[-1] < most:
-        tried.append(min(max(tried[-1] + 1, int(tried[-1] * (1 + TOLERANCE))), most))
-    found = bisect_left(tried, True, key=fits) if least <= most else len(tried)
+    tried: list[int] = []
+    for workers in range(least, most + 1):
+        if workers == most or _is_nearly_square(workers):
+            if len(tried) > 1 and workers <= tried[-2] * (1 + TOLERANCE):
+                tried.pop()
+            tried.append(workers)
+    found = bisect_left(tried, True, key=fits)
     return tried[found] if found < len(tried) else None
+
+
+def _is_nearly_square(workers: int) -> bool:
+    """Whether a grid of so many workers has few more than twice as many columns as rows."""
+    rows = next(each for each in range(math.isqrt(workers), 0, -1) if workers % each == 0)
+    return workers // rows <= 2 * rows + 5

@@ -15,7 +15,7 @@ from distmm.planning.owners import NOWHERE, Places
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import EXAMPLE, parse
-from distmm.planning.search import MOST_WORKERS, checked_edges, few_workers, fewer_workers, make_plan
+from distmm.planning.search import MOST_WORKERS, checked_edges, few_workers, make_plan
 from distmm.product.choices import Choices
 from distmm.product.operand import Operand
 from distmm.product.resources import cluster_for, measured, places, residence, with_homes
@@ -97,7 +97,7 @@ class PlanRequest:
     homes : Places
         Ranks that hold the chunks of A and of B, if these are Dask arrays that are made from persisted chunks.
     is_trial : bool
-        Whether the plan replaces another one only if it fits. How few workers would do is then not searched.
+        Whether the plan replaces another one only if it fits: how few workers would do is not searched.
     """
 
     problem: Problem
@@ -193,26 +193,24 @@ def _check_blocks(choices: Choices, plan: Plan) -> None:
 
 
 def _fewest(request: PlanRequest, plan: Plan) -> float:
-    """Return the smallest number of workers of the plan's kind that the product fits on. Infinity if there is none.
+    """Return how few workers of the plan's kind the product fits on (`few_workers`). Infinity if no number does.
 
-    For other numbers of workers, neither streamed plans nor those of many waves are searched: that would take several
-    times as long. If blocks are given, no more workers are tried than there are block products.
+    For other numbers of workers, neither streamed plans nor those of many waves are searched, which takes longer. If
+    blocks are given, no more workers are tried than there are block products.
     """
     spec, problem = plan.cluster, plan.problem
     kept = math.prod(problem.shape) * problem.dtype.itemsize if plan.result == "workers" else 0
 
-    # How long a run takes does not change what fits.
-    asked = replace(request, run_seconds=None)
+    asked = replace(request, run_seconds=None)  # how long a run takes does not change what fits
 
     def fits(workers: int) -> bool:
-        return _planned_for(asked, replace(spec, workers=workers), quick=True).fits
+        there = workers == spec.workers
+        return (plan if there else _planned_for(asked, replace(spec, workers=workers), quick=True)).fits
 
     least = math.ceil(kept / max(1, spec.memory)) or 1
-    if plan.fits:
-        return fewer_workers(fits, spec.workers, least)
     given = _given_blocking(request, request.unit)
     most = MOST_WORKERS if given is None else min(MOST_WORKERS, given.whole.c_blocks * len(given.k))
-    return few_workers(fits, max(least, spec.workers + 1), most) or math.inf
+    return few_workers(fits, least, spec.workers if plan.fits else most) or math.inf
 
 
 def _within_host_memory(request: PlanRequest, spec: ClusterSpec) -> Plan:
@@ -239,7 +237,7 @@ def _given_blocking(request: PlanRequest, unit: tuple[int, ...] | None) -> Block
 def _planned_for(request: PlanRequest, spec: ClusterSpec, quick: bool = False) -> Plan:
     """Plan for a cluster. Blocks are the given chunks, or else the planner's choice.
 
-    If C stays on the workers and does not fit, it is streamed, unless the search shall be `quick`.
+    If C stays on the workers and does not fit, it is streamed, unless the search shall be `quick`, as in `make_plan`.
     """
     problem, a, b, choices, unit = request.problem, request.a, request.b, request.choices, request.unit
     c_chunks, text = request.c_chunks, choices.plan
@@ -267,7 +265,7 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, quick: bool = False) -
             run_seconds=request.run_seconds,
             homes=NOWHERE if blocks is None else places(request, blocks, spec.device),
             reproducible=choices.reproducible,
-            few_waves=quick,
+            quick=quick,
             unions=request.job is None and all(x is None for x in (choices.blocks, text, c_chunks, request.kept)),
             on_disk=request.job is not None,
         )

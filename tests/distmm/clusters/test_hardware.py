@@ -17,7 +17,7 @@ import distmm
 from distmm.clusters import cluster
 from distmm.clusters.gpu_models import MODELS, share_of_measured
 from distmm.errors import DoesNotFitError, InputError
-from distmm.planning.search import MOST_WORKERS, TOLERANCE, few_workers, fewer_workers
+from distmm.planning.search import MOST_WORKERS, TOLERANCE, few_workers
 from distmm.product import request
 from distmm.worker.tasks.probe import probe
 from distmm_kernels.device import Device
@@ -155,34 +155,37 @@ def test_wishes_that_contradict_the_description_are_refused(how: dict[str, Any],
         distmm.plan(shaped(100, 100), **how)
 
 
-@given(*[st.integers(1, MOST_WORKERS)] * 2)
-def test_the_search_finds_nearly_the_first_number_that_is_enough(enough: int, least: int) -> None:
+@given(*[st.integers(1, MOST_WORKERS)] * 3)
+def test_the_search_finds_nearly_the_fewest_workers_that_are_enough(enough: int, least: int, most: int) -> None:
     asked: list[int] = []
 
     def fits(workers: int) -> bool:
         asked.append(workers)
         return workers >= enough
 
-    found, fewest = few_workers(fits, least), max(enough, least)
-    assert found is not None
-    assert fewest <= found < fewest + max(1, TOLERANCE * found)
-    assert fits(found)
-    assert len(asked) <= 8  # with the one above
+    found, fewest = few_workers(fits, least, most), max(enough, least)
+    assert len(asked) <= 7
+    assert (found is None) == (fewest > most)
+    if found is not None:
+        square = next(n for n in range(fewest, most + 1) if n == most or is_nearly_square(n))
+        assert fewest <= found <= max(square, (1 + TOLERANCE) * fewest)
 
 
-@given(*[st.integers(1, MOST_WORKERS)] * 3)
-def test_the_search_downwards_tries_one_number_that_is_too_small(enough: int, more: int, least: int) -> None:
-    there = min(MOST_WORKERS, enough + more)
-    too_small: list[int] = []
+def is_nearly_square(workers: int) -> bool:
+    return any(workers % rows == 0 and workers <= rows * (2 * rows + 5) for rows in range(1, 65))
 
-    def fits(workers: int) -> bool:
-        if workers < enough:
-            too_small.append(workers)
-        return workers >= enough
 
-    found, fewest = fewer_workers(fits, there, least), min(there, max(enough, least))
-    assert fewest <= found < fewest + max(1, TOLERANCE * found)
-    assert len(too_small) <= 1
+def test_numbers_of_workers_without_a_nearly_square_grid_are_not_tried() -> None:
+    tried: list[int] = []
+    assert few_workers(lambda workers: bool(tried.append(workers)), 500) is None
+    assert len(tried) > 3
+    assert all(map(is_nearly_square, tried))
+
+
+def test_numbers_of_gpus_without_a_nearly_square_grid_do_not_end_the_search() -> None:
+    plan = distmm.plan(shaped(10**5, 10**5, dtype="f8"), cluster=distmm.gpus(64, "H100", memory="32GB"))
+    assert plan.fits
+    assert (plan.fewest or 64) <= 12  # 43 GPUs have one grid, in which too much of A is on each
 
 
 def test_chunks_that_no_worker_holds_are_not_tried_on_more_workers_than_there_is_work_for(

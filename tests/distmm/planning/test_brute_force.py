@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -75,6 +76,17 @@ def test_bytes_and_tasks_are_those_of_every_block_and_step_and_no_worker_ever_ho
     assert plan.bytes_moved == counted.moved
     assert plan.schedule.tasks == counted.tasks
     assert counted.held <= plan.peak.worker
+
+
+@settings(max_examples=number_of(300))
+@given(plans(), st.sampled_from(["cpu", "cuda"]), st.integers(0, 2000), st.none() | st.integers(0, 2000))
+def test_the_lower_bound_of_the_bytes_that_are_missing_is_never_above_them(
+    plan: Plan, device: Literal["cpu", "cuda"], memory: int, host_memory: int | None
+) -> None:
+    cluster = replace(plan.cluster, device=device, memory=memory, host_memory=host_memory, prepared=1.5, copied=1.0)
+    for result in (plan.result, "host", "reduced") if device == "cuda" else (plan.result,):
+        lacking = replace(plan, cluster=cluster, result=result, streamed=plan.streamed or result == "reduced")
+        assert lacking.least_shortfall <= lacking.shortfall
 
 
 @pytest.mark.minutes
