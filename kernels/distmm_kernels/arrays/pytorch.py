@@ -18,7 +18,10 @@ from distmm_kernels.arrays.packages import cpu_here
 from distmm_kernels.arrays.products import Options, product, result_of
 from distmm_kernels.launch.driver import stream_of
 
-SCHEMA = "(Tensor a, Tensor b, Tensor? c, Scalar alpha, Scalar beta, str precision, bool reproducible) -> Tensor"
+SCHEMA = (
+    "(Tensor a, Tensor b, Tensor? c, Scalar alpha, Scalar beta, str precision, bool reproducible, str? symmetry=None)"
+    " -> Tensor"
+)
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
@@ -38,7 +41,7 @@ def multiply(a: Any, b: Any, out: Any, c: Any, options: Options) -> Any:
         if c is not None and (a.ndim == 1 or b.ndim == 1):
             c = c.unsqueeze(-1) if b.ndim == 1 else c
             c = c.unsqueeze(-2) if a.ndim == 1 else c
-        made = operator(left, right, c, *options[:4])
+        made = operator(left, right, c, *options)
         made = made.squeeze(-2) if a.ndim == 1 else made
         return made.squeeze(-1) if b.ndim == 1 else made
     return _at_once(a, b, out, c, options)
@@ -173,12 +176,12 @@ def _modes() -> bool:
         return True
 
 
-def _product(a: Any, b: Any, c: Any, alpha: Any, beta: Any, precision: str, reproducible: bool) -> Any:
+def _product(a: Any, b: Any, c: Any, *options: Any) -> Any:
     """Return the product of matrices ``(..., m, k)`` and ``(..., k, n)``."""
-    return _at_once(a, b, None, c, Options(alpha, beta, precision, reproducible))
+    return _at_once(a, b, None, c, Options(*options))
 
 
-def _shape(a: Any, b: Any, c: Any, alpha: Any, beta: Any, precision: str, reproducible: bool) -> Any:
+def _shape(a: Any, b: Any, c: Any, *options: Any) -> Any:
     shape = (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
     return a.new_empty(shape, dtype=torch.promote_types(a.dtype, b.dtype))
 
@@ -190,8 +193,11 @@ def _keep(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _backward(ctx: Any, gradient: Any) -> Any:
-    """Return ``alpha* g b^H``, ``a^H alpha* g`` and ``beta* g``, summed over broadcast dimensions."""
-    (a, b), (alpha, beta, *how) = ctx.saved_tensors, ctx.options
+    """Return ``alpha* g b^H``, ``a^H alpha* g`` and ``beta* g``, summed over broadcast dimensions.
+
+    Of the C of a Hermitian product, elements below the diagonal are added to two of the result.
+    """
+    (a, b), (alpha, beta, *how, symmetry) = ctx.saved_tensors, ctx.options
     of_a = of_b = of_c = None
     if ctx.needs_input_grad[0]:
         of_a = operator(gradient, b.mH, None, alpha.conjugate(), 0, *how).sum_to_size(a.shape).to(a.dtype)
@@ -199,6 +205,9 @@ def _backward(ctx: Any, gradient: Any) -> Any:
         of_b = operator(a.mH, gradient, None, alpha.conjugate(), 0, *how).sum_to_size(b.shape).to(b.dtype)
     if ctx.added is not None and ctx.needs_input_grad[2]:
         shape, dtype = ctx.added
+        if symmetry is not None:
+            diagonal = gradient.diagonal(dim1=-2, dim2=-1).real.to(gradient.dtype)
+            gradient = gradient.tril(-1) + gradient.triu(1).mH + torch.diag_embed(diagonal)
         of_c = (gradient * beta.conjugate()).sum_to_size(shape).to(dtype)
     return of_a, of_b, of_c, None, None, None, None
 

@@ -36,6 +36,20 @@ def test_gradients_are_those_of_finite_differences():
     assert torch.autograd.gradcheck(lambda v, b: matmul(v, b), (v, b))
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_a_gram_with_gradients_is_the_one_without(dtype):
+    """It is Hermitian bit by bit, and reads no element of C above the diagonal."""
+    a = torch.randn(2, 40, 30, dtype=dtype, requires_grad=True)
+    c = torch.randn(40, 40, dtype=dtype, requires_grad=True)
+    made = gram(a, c=c, beta=3)
+    assert torch.equal(made, made.mH.resolve_conj())
+    assert torch.equal(made, gram(a.detach(), c=c.detach(), beta=3))
+    small = a[:, :4, :3].detach().requires_grad_(), c[:4, :4].detach().requires_grad_()
+    assert torch.autograd.gradcheck(lambda a, c: gram(a, c=c, alpha=2, beta=3), small)
+    compiled = torch.compile(lambda x: gram(x) * 2, backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(a), 2 * gram(a.detach()))
+
+
 def test_no_gradient_is_lost_silently():
     a = torch.randn(3, 3, requires_grad=True)
     with pytest.raises(ValueError, match="out= has no gradient"):
