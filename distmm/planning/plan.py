@@ -48,11 +48,9 @@ class Plan:
     result : {"workers", "host", "out", "reduced"}
         Where finished blocks of C stay.
     streamed : bool
-        Whether C is too large to stay: its blocks leave as soon as the tasks that read them are done, and further
-        blocks wait until then.
+        Whether C is too large to stay: its blocks leave when their readers are done, and further blocks wait for that.
     run_seconds : float, optional
-        How long a run takes before it may be stopped. Waves are short enough that it loses little of its work then:
-        see `distmm.planning.early_end`.
+        Seconds after which a run may be stopped. Waves are so short that it loses little (`distmm.planning.early_end`).
     fewest : float, optional
         How few of these workers would be enough; infinity if no number is, None for a cluster that is there.
     on_disk : bool

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from operator import index
@@ -33,13 +32,6 @@ PRICE_OF_BALANCE = 1.25
 # If the copies of C from GPUs to their hosts take less than this share of a product's seconds, the search does not try
 # more waves than the product needs to fit: they would gain at most about that share.
 STORING_SHARE = 0.02
-
-# More workers than one Dask scheduler serves.
-MOST_WORKERS = 4096
-
-# The number found exceeds the fewest workers by at most this share. It is not exact, because each number that turns out
-# too low costs a search without a result, which takes seconds for the largest products.
-TOLERANCE = 1 / 8
 
 # What the edges of chosen blocks are multiples of; None for blocks that are given.
 Multiples = tuple[int, int, int] | None
@@ -273,31 +265,3 @@ def _weighed(plan: Plan, seconds: float) -> float:
     if isinstance(plan.grid, Owners) and plan.grid.stays.isupper():  # ranks pass on some of what they hold
         paced *= PRICE_OF_BALANCE
     return paced * (1 + 0.01 * plan.lookahead) * (1 + 0.01 * doublings)
-
-
-def few_workers(fits: Callable[[int], bool], least: int = 1, most: int = MOST_WORKERS) -> int | None:
-    """Return a number of workers that is enough, at most an eighth above the fewest. None if `most` are too few.
-
-    Tried are `most`, and numbers with a nearly square grid: they usually, but not always, hold what fewer workers hold.
-
-    Parameters
-    ----------
-    fits : callable
-        Whether so many workers can hold the product.
-    least, most : int
-        Fewer workers are never enough, and more are not tried.
-    """
-    tried: list[int] = []
-    for workers in range(least, most + 1):
-        if workers == most or _is_nearly_square(workers):
-            if len(tried) > 1 and workers <= tried[-2] * (1 + TOLERANCE):
-                tried.pop()
-            tried.append(workers)
-    found = bisect_left(tried, True, key=fits)
-    return tried[found] if found < len(tried) else None
-
-
-def _is_nearly_square(workers: int) -> bool:
-    """Whether a grid of so many workers has few more than twice as many columns as rows."""
-    rows = next(each for each in range(math.isqrt(workers), 0, -1) if workers % each == 0)
-    return workers // rows <= 2 * rows + 5

@@ -11,11 +11,12 @@ from distmm.clusters import view
 from distmm.errors import InputError
 from distmm.planning.blocks import Blocking, cut, even_edges
 from distmm.planning.cluster_spec import ClusterSpec, Result
+from distmm.planning.few_workers import MOST_WORKERS, few_workers
 from distmm.planning.owners import NOWHERE, Places
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
 from distmm.planning.schedule import EXAMPLE, parse
-from distmm.planning.search import MOST_WORKERS, checked_edges, few_workers, make_plan
+from distmm.planning.search import checked_edges, make_plan
 from distmm.product.choices import Choices
 from distmm.product.operand import Operand
 from distmm.product.resources import cluster_for, measured, places, residence, with_homes
@@ -283,11 +284,9 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, quick: bool = False) -
     blocking = _given_blocking(request, unit)
     if blocking is not None and request.job is not None:
         blocking = cut(problem, blocking.largest)
-    if (
-        unit is not None
-        and math.prod(-(-size // n) for size, n in zip(problem.shape, unit, strict=True)) < spec.workers
-    ):
-        unit = None
+    if unit is not None:
+        units = math.prod(-(-size // n) for size, n in zip(problem.shape, unit, strict=True))
+        unit = unit if units >= spec.workers else None
     plan = best(blocking, unit)
     if unit is not None and plan.shortfall:
         plan = best(blocking)

@@ -17,7 +17,7 @@ import distmm
 from distmm.clusters import cluster
 from distmm.clusters.gpu_models import MODELS, share_of_measured
 from distmm.errors import DoesNotFitError, InputError
-from distmm.planning.search import MOST_WORKERS, TOLERANCE, few_workers
+from distmm.planning.few_workers import MOST_WORKERS, TOLERANCE, few_workers
 from distmm.product import request
 from distmm.worker.tasks.probe import probe
 from distmm_kernels.device import Device
