@@ -209,7 +209,7 @@ def _backward(ctx: Any, gradient: Any) -> Any:
             diagonal = gradient.diagonal(dim1=-2, dim2=-1).real.to(gradient.dtype)
             gradient = gradient.tril(-1) + gradient.triu(1).mH + torch.diag_embed(diagonal)
         of_c = (gradient * beta.conjugate()).sum_to_size(shape).to(dtype)
-    return of_a, of_b, of_c, None, None, None, None
+    return of_a, of_b, of_c, None, None, None, None, None
 
 
 operator = torch.library.custom_op("distmm::matmul", _product, mutates_args=(), schema=SCHEMA)
