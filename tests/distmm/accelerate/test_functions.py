@@ -13,6 +13,7 @@ import pytest
 from distributed import Client
 
 import distmm
+from distmm.accelerate import functions
 from tests.tables import later
 from tests.until import until
 
@@ -127,6 +128,18 @@ def test_what_distmm_does_not_take_stays_dasks(case: str, caplog: pytest.LogCapt
         found = function()
     assert found.name == expected.name
     assert any("stays Dask's" in message and reason in message for message in caplog.messages), caplog.messages
+
+
+@pytest.mark.parametrize(("package", "least", "ours"), [("cupy", 500, False), ("cupy", 20, True), ("numpy", 500, True)])
+def test_on_gpus_batches_of_short_tasks_stay_dasks(
+    package: str, least: int, ours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A chunk of six is 5 x 8 x 6: 480 operations of 2880."""
+    monkeypatch.setattr(functions, "package_of", lambda meta: package)
+    stack, other = array((6, 5, 8), (1, 5, 8)), array((6, 8, 6), (1, 8, 6))
+    with dask.config.set({"distmm.accelerate.min-flops": least}), distmm.accelerated():
+        assert on_distmm(stack @ other) == ours
+        assert on_distmm(stack.rechunk((1, 5, 4)) @ other.rechunk((1, 4, 6)))  # k has two chunks
 
 
 def test_equations_in_float32_are_solved_although_dask_factors_them_with_float64_zeros() -> None:
