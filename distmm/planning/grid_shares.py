@@ -16,14 +16,15 @@ from distmm.planning.owners import Grid
 
 
 class Share(NamedTuple):
-    """Who needs an operand: elements across that ranks receive, send, have at home, and need in two places.
+    """Who needs an operand, in elements across: received, sent, at home, and needed in two places (an axis of four).
 
     Attributes
     ----------
     needed : array of int ``(layers, 4, rows, columns)``
-        For each element of depth of layer 0, wherever its home is. With batches, ranks need blocks of other layers.
+        For each element of depth of layer 0, as if a rank received all that it needs. With batches, ranks need blocks
+        of other layers.
     at_home : array of int ``(4, rows, columns)``
-        For each element of depth whose home is the rank, in addition.
+        What to add for each element of depth whose home is the rank: it does not receive that, and sends it to others.
     """
 
     needed: Ints
