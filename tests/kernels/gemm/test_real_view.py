@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from distmm_kernels.config import Problem
-from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import GRANULE, Guard
 from distmm_kernels.layout import real_view
 from distmm_kernels.layout.real_view import as_real
+from tests.kernels.on_numpy import NOWHERE, OnNumPy
 from tests.kernels.reference import accuracy, exact, residue_twin, twins
 from tests.kernels.reference import products as reference
 from tests.kernels.reference.exact import doubled_twin
@@ -21,7 +19,6 @@ from tests.kernels.reference.matrices import as_complex, error_bound, matrix
 
 SIZES = st.integers(1, 7)
 TYPES = pytest.mark.parametrize("dtype", ["complex64", "complex128"])
-NOWHERE = Device("cuda", "none", 0, 0, (9, 0), 132)
 
 
 def pair(name, m, k, n, seed=0, dtype="complex64"):
@@ -79,19 +76,6 @@ class OnHost:
 def on_host(monkeypatch):
     """A function from a type to the kernel, with NumPy in place of the GPU."""
     gemm = pytest.importorskip("distmm_kernels.gemm.real_view")
-
-    class OnNumPy:
-        name = "host"
-        _module = np
-
-        def _to_device(self, block):
-            return block
-
-        def _on_device(self):
-            return contextlib.nullcontext()
-
-        def _complete(self):
-            pass
 
     def contiguous(rows, device):
         return np.ascontiguousarray(rows)

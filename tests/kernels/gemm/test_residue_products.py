@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import sys
 from types import SimpleNamespace
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 
 from distmm_kernels.config import Problem
-from distmm_kernels.device import Device
 from distmm_kernels.emulation import moduli
 from distmm_kernels.emulation.formats import Guard
 from distmm_kernels.emulation.integers import SYSTEMS
@@ -25,9 +23,9 @@ from distmm_kernels.layout.stack import Stack
 from distmm_kernels.symmetric import mirror
 from distmm_kernels.tiles.hopper_places import rows_in_pairs
 from distmm_kernels.tiles.hopper_tiles import ROWS
+from tests.kernels.on_numpy import NOWHERE, OnNumPy
 from tests.kernels.reference import complex_twin, integer_twin
 
-NOWHERE = Device("cuda", "none", 0, 0, (9, 0), 132)
 MODULI = SYSTEMS[32].moduli
 
 
@@ -186,10 +184,10 @@ def test_of_a_conjugate_its_own_residues_give_the_bits_of_its_product(
     np.testing.assert_array_equal(d[whole], want[whole])
 
 
-class OnNumPy(ComplexResidueKernel):
+class CountsSplits(OnNumPy, ComplexResidueKernel):
     """The kernel with NumPy in place of a GPU. It counts the matrices that it splits."""
 
-    _module, _empty, _mirror = np, staticmethod(np.empty), staticmethod(mirror)
+    _empty, _mirror = staticmethod(np.empty), staticmethod(mirror)
 
     def __init__(self, raised):
         super().__init__(Problem(1, 1, 1, np.dtype("complex128")), NOWHERE)
@@ -208,20 +206,11 @@ class OnNumPy(ComplexResidueKernel):
         assert c is None
         d[...] = x @ y
 
-    def _to_device(self, block):
-        return block
-
-    def _on_device(self):
-        return contextlib.nullcontext()
-
-    def _complete(self):
-        pass
-
 
 @pytest.mark.parametrize(("k", "raised"), [(600, False), (600, True), (100, False)])
 def test_a_hermitian_product_splits_its_operand_once_and_is_exact(launched, monkeypatch, k, raised):
     monkeypatch.setattr(guarded, "WORKSPACE", 1 << 20)
-    kernel, rng = OnNumPy(raised), np.random.default_rng(0)
+    kernel, rng = CountsSplits(raised), np.random.default_rng(0)
     block = rng.integers(-99, 100, (140, 2 * k)).astype("f8").view("c16")
     a, b = kernel.prepare_both(block, "hermitian")
     assert kernel.splits == 1
