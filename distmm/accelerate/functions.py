@@ -33,9 +33,10 @@ log = logging.getLogger("distmm.accelerate")
 MIN_FLOPS = "accelerate.min-flops"
 SETTINGS = ("precision", "kernel", "reproducible", "device", MIN_FLOPS)
 
-# A chunk of a batch whose k has one chunk is one task of Dask's, too, which Dask fuses with those before and after it.
-# On a GPU worker a task takes about 1 ms. So a chunk must have so many times `MIN_FLOPS`: attention of 16 x 2048 x 128
-# in float32, 1e9 operations a chunk, took distmm 1.1 to 1.4 times as long as Dask (H200, 2026-11-29).
+# In a batch of products whose k has one chunk, each chunk of C is one task in Dask, too. Dask fuses it with the tasks
+# before and after it, and on a GPU worker a task takes about 1 ms. So distmm takes such a batch only if a chunk of C
+# has so many times `MIN_FLOPS`. Attention of 16 x 2048 x 128 in float32, 1e9 operations a chunk, took distmm 1.1 to 1.4
+# times as long as Dask (H200, 2026-11-29).
 TIMES_FOR_BATCHES = 20
 
 
@@ -55,7 +56,9 @@ def matmul(a: Any, b: Any) -> da.Array:
     flops = 2 * a.size * columns * math.prod(b.shape[:-2]) / shared
     _check_flops(flops)
     if pairs and a.numblocks[-1] == 1 and package_of(meta_from_array(a)) == "cupy":
-        _check_flops(flops / math.prod(a.numblocks), TIMES_FOR_BATCHES)
+        batch = np.broadcast_shapes(a.numblocks[:-2], b.numblocks[:-2])
+        chunks = math.prod((*batch, a.numblocks[-2], b.numblocks[-1]))
+        _check_flops(flops / chunks, TIMES_FOR_BATCHES, " of a chunk")
     return _kept(products.matmul(a, b), a, b)
 
 
@@ -173,10 +176,10 @@ def _kept(c: da.Array, a: da.Array, b: da.Array) -> da.Array:
     return c
 
 
-def _check_flops(flops: float, times: int = 1) -> None:
+def _check_flops(flops: float, times: int = 1, where: str = "") -> None:
     least = times * float(config.chosen(MIN_FLOPS))
     if flops < least:
-        raise StaysDasks(f"{flops:.3g} operations are less than {least:.3g}")
+        raise StaysDasks(f"{flops:.3g} operations{where} are less than {least:.3g}")
 
 
 def _replacement(name: str, by_distmm: Callable[..., Any]) -> Callable[..., Any]:

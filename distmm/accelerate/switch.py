@@ -25,9 +25,9 @@ def accelerate(on: bool = True) -> None:
 
     Dask computes the following as before, without a message:
 
-    - products of fewer operations than ``dask.config.get("distmm.accelerate.min-flops")``, by default 1e8, on GPUs
-      batches of products with one chunk along k and fewer than 20 times as many operations for a chunk of the
-      first operand, and QR decompositions of a single block;
+    - products of fewer operations than ``dask.config.get("distmm.accelerate.min-flops")``, by default 1e8, and
+      QR decompositions of a single block;
+    - on GPUs, batches of products with one chunk along k, if a chunk of C has fewer than 20 times as many operations;
     - types for which Dask's result is of another type than distmm's: bool and integers of fewer than 64 bits;
     - objects, masked, structured and sparse arrays, unknown or empty chunks;
     - products for which the cluster has no worker, or too little memory for all of their blocks;

@@ -177,8 +177,12 @@ def _in_waves(
     return best
 
 
+@lru_cache(maxsize=256)
 def _any(asked: Plan, multiples: Multiples) -> Plan:
-    """Return a plan that fits, of those that `_best` compares without many waves; if there is none, one of them."""
+    """Return a plan that fits, of those that `_best` compares without many waves; if there is none, one of them.
+
+    The answer is kept, as that of `_best`: to find how few workers would do takes up to seven of these searches.
+    """
     stay = staying(asked.operands, asked.result, asked.streamed)
     lengths = candidates.STEPS + candidates.DEEPER_STEPS
     for waves in next(candidates.waves(asked.problem, asked.cluster, asked.c_stays, stay)):

@@ -15,15 +15,21 @@ import queue
 import statistics
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import users_products
+import users_products as products
 from users_expressions import expressions
-from users_products import Setting
+from users_products import Products, Setting
 
-SITUATIONS = {**users_products.SITUATIONS, "expressions": expressions}
+SITUATIONS: dict[str, Callable[[Setting], Products]] = {
+    each.__name__.replace("_", "-"): each
+    for each in (
+        products.tall, products.svd, products.chunks, products.small, products.client_arrays, products.alone,
+        products.contraction, products.streams, products.neighbours, products.two_clients, products.cold, expressions,
+    )
+}  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -69,10 +69,8 @@ def expressions(setting: Setting) -> Products:
             "largest cosine of each row of Z": cosines,
         }
         for name, expression in made.items():
-            yield (
-                name,
-                {"distmm": partial(accelerated, partial(fetched, expression)), "Dask": partial(fetched, expression)},
-            )
+            dasks = partial(fetched, expression)
+            yield name, {"distmm": partial(accelerated, dasks), "Dask": dasks}
 
 
 def fetched(expression: Callable[[], da.Array]) -> None:

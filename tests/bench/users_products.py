@@ -321,11 +321,3 @@ def cold(setting: Setting) -> Products:
                     "distmm": lambda: distmm.matmul(A, A).sum().compute(),
                 },
             )
-
-
-SITUATIONS: dict[str, Callable[[Setting], Products]] = {
-    each.__name__.replace("_", "-"): each
-    for each in (
-        tall, svd, chunks, small, client_arrays, alone, contraction, streams, neighbours, two_clients, cold,
-    )
-}  # fmt: skip

@@ -195,7 +195,7 @@ def _keep(ctx: Any, inputs: Any, output: Any) -> None:
 def _backward(ctx: Any, gradient: Any) -> Any:
     """Return ``alpha* g b^H``, ``a^H alpha* g`` and ``beta* g``, summed over broadcast dimensions.
 
-    Of the C of a Hermitian product, elements below the diagonal are added to two of the result.
+    In a Hermitian product, an element of C below the diagonal is added to two elements of the result.
     """
     (a, b), (alpha, beta, *how, symmetry) = ctx.saved_tensors, ctx.options
     of_a = of_b = of_c = None

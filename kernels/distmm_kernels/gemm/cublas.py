@@ -42,7 +42,8 @@ SUMS_IN_FLOAT32 = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
 ANY_ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT
 FOURS = 4  # int8 products need a multiple of this as k, and as the pitch of their int32 results (in elements)
 SMALL = 2**22  # elements of an int8 B in C order that is not copied
-SHORT = 2**33  # multiply-adds with such a B in 0.14 ms, where the host takes 0.2 for a copy (H200, 2026-11-29)
+# Multiply-adds with such a B that take the library 0.14 ms (H200, 2026-11-29). A copy of B takes the host 0.2 ms.
+SHORT = 2**33
 COUNTS_BELOW = 2**31  # sizes and pitches are signed numbers of 32 bits
 WORKSPACE = 1 << 25  # bytes that the library keeps on a Hopper GPU; on others it keeps less
 
@@ -111,7 +112,7 @@ class CublasKernel(CudaKernel):
         return found is not None and found[0] == AS_IT_IS and d.shape[-1] % self.multiple == 0
 
     def direct(self, a: Array, b: Array, d: Array, symmetric: bool = False) -> Enqueue | None:
-        """Return the library's call, if it can read and write these arrays by one."""
+        """Return the library's call, if one call can read and write these arrays."""
         read = all(x is self._readable(x, name) and x.dtype == self.dtype for x, name in ((a, "A"), (b, "B")))
         several = d.ndim > 3 or math.prod(d.shape[:-2]) > MAX_GRID_Y
         if symmetric or not read or several or not (self._stores(d.dtype) and self._writes(d)):

@@ -43,10 +43,10 @@ class MmaSyncKernel(AlignedKernel, RegisterTiledKernel):
         self.kind: Multiplicand = self.kinds[self.dtype.name]
 
     def _left(self, a: Array) -> Array:
-        either = ITEMSIZE[self.kind] == 2  # axis may be contiguous
-        if has_vectors(a, -1) or (either and has_vectors(a, -2)):
+        any_axis = ITEMSIZE[self.kind] == 2  # may be contiguous
+        if has_vectors(a, -1) or (any_axis and has_vectors(a, -2)):
             return a
-        if either and Stack.of(a).contiguous(-2):
+        if any_axis and Stack.of(a).contiguous(-2):
             return in_vectors(a.swapaxes(-1, -2), self.device).swapaxes(-1, -2)
         return in_vectors(a, self.device)
 

@@ -27,7 +27,7 @@ MOST_STAGES = 8
 # it had 0.98 and 1.65.
 STAGES_OF_DEEP = 3
 WIDEST_OF_TWO = 192  # the most columns for which two sets of accumulators fit in registers
-WIDEST_OF_BLOCKS = 128  # the most columns for which their factors of a block of k fit, too
+WIDEST_OF_BLOCKS = 128  # the most columns for which two sets and the factors of a block of k fit
 
 # Steps of k that tensor cores sum before the sum is added to float32 totals (promotion), in float products.
 #

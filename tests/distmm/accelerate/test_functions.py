@@ -130,13 +130,16 @@ def test_what_distmm_does_not_take_stays_dasks(case: str, caplog: pytest.LogCapt
     assert any("stays Dask's" in message and reason in message for message in caplog.messages), caplog.messages
 
 
-@pytest.mark.parametrize(("package", "least", "ours"), [("cupy", 500, False), ("cupy", 20, True), ("numpy", 500, True)])
+@pytest.mark.parametrize(
+    ("package", "least", "columns", "ours"),
+    [("cupy", 500, 6, False), ("cupy", 20, 6, True), ("cupy", 20, 3, False), ("numpy", 500, 6, True)],
+)
 def test_on_gpus_batches_of_short_tasks_stay_dasks(
-    package: str, least: int, ours: bool, monkeypatch: pytest.MonkeyPatch
+    package: str, least: int, columns: int, ours: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A chunk of six is 5 x 8 x 6: 480 operations of 2880."""
+    """All of C has 2880 operations; a chunk of six columns has 2 x 5 x 8 x 6 = 480, and of three columns 240."""
     monkeypatch.setattr(functions, "package_of", lambda meta: package)
-    stack, other = array((6, 5, 8), (1, 5, 8)), array((6, 8, 6), (1, 8, 6))
+    stack, other = array((6, 5, 8), (1, 5, 8)), array((6, 8, 6), (1, 8, columns))
     with dask.config.set({"distmm.accelerate.min-flops": least}), distmm.accelerated():
         assert on_distmm(stack @ other) == ours
         assert on_distmm(stack.rechunk((1, 5, 4)) @ other.rechunk((1, 4, 6)))  # k has two chunks

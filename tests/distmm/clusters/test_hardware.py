@@ -17,6 +17,7 @@ import distmm
 from distmm.clusters import cluster
 from distmm.clusters.gpu_models import MODELS, share_of_measured
 from distmm.errors import DoesNotFitError, InputError
+from distmm.planning import search
 from distmm.planning.few_workers import MOST_WORKERS, TOLERANCE, few_workers
 from distmm.product import request
 from distmm.worker.tasks.probe import probe
@@ -186,6 +187,22 @@ def test_numbers_of_gpus_without_a_nearly_square_grid_do_not_end_the_search() ->
     plan = distmm.plan(shaped(10**5, 10**5, dtype="f8"), cluster=distmm.gpus(64, "H100", memory="32GB"))
     assert plan.fits
     assert (plan.fewest or 64) <= 12  # 43 GPUs have one grid, in which too much of A is on each
+
+
+def test_how_few_gpus_would_do_is_not_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    searches: list[int] = []
+    plans = search._plans
+
+    def counted(*about: Any) -> Any:
+        searches.append(1)
+        return plans(*about)
+
+    monkeypatch.setattr(search, "_plans", counted)
+    first = distmm.plan(shaped(30_001, 30_001), cluster=distmm.gpus(9, "H100"))
+    once = len(searches)
+    assert once > 0
+    assert distmm.plan(shaped(30_001, 30_001), cluster=distmm.gpus(9, "H100")).fewest == first.fewest
+    assert len(searches) == once
 
 
 def test_chunks_that_no_worker_holds_are_not_tried_on_more_workers_than_there_is_work_for(

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from distmm_kernels.config import Problem
-from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import GRANULE, Guard
 from distmm_kernels.gemm import emulated, guarded, real_view
 from distmm_kernels.gemm.emulated import TF32_BYTES, Fp16x3Kernel
@@ -23,9 +22,9 @@ from distmm_kernels.gemm.residues import ResidueKernel
 from distmm_kernels.layout import vectors
 from distmm_kernels.layout.stack import distinct
 from distmm_kernels.tiles.hopper_tiles import ROWS
+from tests.kernels.on_numpy import NOWHERE
 from tests.kernels.reference.exact import doubled_twin
 
-NOWHERE = Device("cuda", "none", 0, 0, (9, 0), 132)
 SIZES = st.integers(1, 6)
 
 

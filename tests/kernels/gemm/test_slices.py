@@ -10,7 +10,6 @@ import pytest
 from numpy.lib.stride_tricks import as_strided
 
 from distmm_kernels.config import Problem
-from distmm_kernels.device import Device
 from distmm_kernels.gemm import aligned
 from distmm_kernels.gemm.hopper import HopperKernel
 from distmm_kernels.launch import hopper_launch
@@ -18,8 +17,7 @@ from distmm_kernels.launch.hopper_launch import NO_FINISH, NO_SCALES
 from distmm_kernels.layout import stack
 from distmm_kernels.tiles import slices
 from distmm_kernels.tiles.hopper_tiles import STRETCH
-
-NOWHERE = Device("cuda", "none", 0, 0, (9, 0), 132)
+from tests.kernels.on_numpy import NOWHERE
 
 
 def at(address, shape, strides, dtype):
