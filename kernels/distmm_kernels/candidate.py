@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+import numpy as np
 
 from distmm_kernels.config import NARROW, PRECISIONS, SUPPORTED, Problem
 from distmm_kernels.kernel import Kernel
@@ -67,8 +69,9 @@ class Candidate:
         Bytes read and written outside the mainloop: for each element of A and B, and for each element of C. The
         measured rates of cubes include them. Thin products have more of these bytes per operation.
     direct
-        Whether a product of a problem is one launch on matrices as they are: A in C order, and B in C order, or, if the
-        second argument is true, with contiguous columns. Both begin at multiples of 16 bytes.
+        Whether a product of a problem is one launch on matrices as they are, with a result of the third argument's
+        type: A in C order, and B in C order, or, if the second argument is true, with contiguous columns. All begin at
+        multiples of 16 bytes.
     side_by_side
         Whether it multiplies all matrices of a batch at the same time; otherwise one after the other.
     in_place
@@ -98,7 +101,7 @@ class Candidate:
     one_launch: frozenset[str] = frozenset()
     triangles: frozenset[str] = frozenset()
     passes: tuple[int, int] = (0, 0)
-    direct: Callable[[Problem, bool], bool] = lambda *_: False
+    direct: Callable[[Problem, bool, np.dtype[Any]], bool] = lambda *_: False
     side_by_side: bool = True
     in_place: str | Mapping[str, str] = ""
     slow_if_odd: Mapping[str, float] | None = None

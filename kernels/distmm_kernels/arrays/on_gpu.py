@@ -114,7 +114,7 @@ def _learn(key: Any, a: Array, b: Array, out: Array, device: Device, options: Op
         return
     sizes = a.shape[-2], a.shape[-1], b.shape[-1], out.shape[:-2], operand_dtype(a.dtype)
     symmetric = options.symmetry is not None
-    how = options.precision, options.reproducible, False, symmetric, by_columns(b)
+    how = options.precision, options.reproducible, False, symmetric, by_columns(b), out.dtype
     kernel: Any = chosen(*sizes, device, *how)
     left = ALWAYS
     if kernel.guarded:

@@ -93,8 +93,8 @@ def of_matrices(
     working = _working(a.dtype, b.dtype)
     *batch, m, n = product_shape(a.shape, b.shape)
     in_graph = device.kind == "cuda" and captured()
-    asked = device, options.precision, options.reproducible, in_graph, options.symmetry is not None, by_columns(b)
-    kernel: Any = chosen(m, a.shape[-1], n, tuple(batch), working, *asked)
+    how = options.precision, options.reproducible, in_graph, options.symmetry is not None, by_columns(b)
+    kernel: Any = chosen(m, a.shape[-1], n, tuple(batch), working, device, *how, dtype)
     guarded = None
     steps = math.prod(batch) * m * a.shape[-1] * n
     if kernel.guarded and leaves_to_library(kernel, steps, options):
@@ -129,11 +129,11 @@ def by_columns(b: Array) -> bool:
 @functools.lru_cache(maxsize=4096)
 def chosen(
     m: int, k: int, n: int, batch: tuple[int, ...], dtype: np.dtype[Any], device: Device, precision: str,
-    reproducible: bool, in_graph: bool, symmetric: bool = False, turned: bool = False,
+    reproducible: bool, in_graph: bool, symmetric: bool = False, turned: bool = False, out: np.dtype[Any] | None = None,
 ) -> Kernel:  # fmt: skip
     """Return the kernel for a whole product, by the time of the device and that of the host for such calls.
 
-    Some cannot be captured.
+    Some cannot be captured. The result has the type `out`, by default the accumulator's.
 
     Raises
     ------
@@ -156,7 +156,7 @@ def chosen(
         def time(candidate: Candidate) -> float:
             host, on_device = expected(candidate, problem, device)
             half = symmetric and dtype.name in candidate.triangles
-            if candidate.direct(problem, turned):
+            if candidate.direct(problem, turned, out or problem.accumulator):
                 host = DIRECT
             else:
                 on_device *= WORTH  # of equally fast kernels, take one that copies nothing

@@ -209,11 +209,11 @@ def _small(k: int, n: int) -> bool:
     return k % FOURS == 0 and n % VECTOR_BYTES == 0 and k * n <= SMALL
 
 
-def _int8_in_place(problem: Problem, by_columns: bool) -> bool:
+def _int8_in_place(problem: Problem, by_columns: bool, result: np.dtype[Any]) -> bool:
     """Whether int8 operands are not copied, and a product with a B in C order takes less time than a copy."""
     steps = problem.m * problem.k * problem.n * math.prod(problem.batch)
     short = _small(problem.k, problem.n) and steps <= SHORT
-    return problem.k % VECTOR_BYTES == 0 and (by_columns or short)
+    return result == problem.accumulator and problem.k % VECTOR_BYTES == 0 and (by_columns or short)
 
 
 def _layout(x: Array) -> tuple[int, int] | None:

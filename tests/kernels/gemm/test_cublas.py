@@ -68,6 +68,13 @@ def test_the_library_reads_an_int8_b_in_c_order_where_a_copy_would_take_longer_t
     assert (kernel.name == "cublas_int8") == short
 
 
+@pytest.mark.parametrize("n", [256, 1024, 2048])
+def test_an_int8_result_is_made_by_a_kernel_that_stores_it(n):
+    how = np.dtype("int8"), H200, "highest", False, False, False, False
+    names = {out: chosen(n, n, n, (), *how, np.dtype(out)).name for out in ("int8", "int32")}
+    assert names["int32"] == "cublas_int8" != names["int8"]
+
+
 def test_a_batch_that_takes_several_calls_of_the_library_is_not_learnt_as_one():
     count = MAX_GRID_Y + 1
     a, b, d = (np.empty((count, 2, 2), np.float32) for _ in range(3))
