@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -36,6 +37,10 @@ LINKS = {"cuda": 1e11, "cpu": 1e9}
 # cores.
 LOADS = {"cuda": 5e10, "cuda, pageable": 1.5e10, "cuda, its own": 1e12, "cuda, others": 2e11, "cpu": 3e9}
 
+# Seconds of a first product on a new machine until its kernels are compiled: float32 4.3, float64 7 (H200 and 16 cores,
+# 2026-11-30).
+BUILD_SECONDS = 5.0
+
 
 def describe(
     client: Client | None,
@@ -46,6 +51,7 @@ def describe(
     precision: Precision = "highest",
     reproducible: bool = False,
     old: bool = False,
+    flops: float = math.inf,
 ) -> ClusterSpec:
     """Describe the workers of a cluster for the planner; without a client, describe this process.
 
@@ -66,6 +72,9 @@ def describe(
         Without `kernel`: use only kernels with reproducible bits.
     old : bool
         As in `view.ask`.
+    flops : float
+        Operations of the product. On a new machine, where kernels are still being built, a library multiplies if the
+        kernels would not save as much time.
 
     Returns
     -------
@@ -112,7 +121,7 @@ def describe(
     problem = next((fact["no kernel"] for fact in facts.values() if "no kernel" in fact), None)
     if problem:
         raise InputError(problem)
-    return spec(use, list(facts.values()), dtype)
+    return spec(use, list(facts.values()), dtype, flops)
 
 
 def _this_process(
@@ -140,7 +149,9 @@ def _measure(client: Client | None, workers: frozenset[str], choice: KernelChoic
     measured_once(client, f"the rates of kernels for {choice.dtype}", (workers, choice), measure)
 
 
-def spec(device: Literal["cpu", "cuda"], facts: list[dict[str, Any]], dtype: np.dtype) -> ClusterSpec:
+def spec(
+    device: Literal["cpu", "cuda"], facts: list[dict[str, Any]], dtype: np.dtype, flops: float = math.inf
+) -> ClusterSpec:
     """Combine the descriptions of all workers, and choose one kernel for all. The smallest value of each figure counts.
 
     Parameters
@@ -150,6 +161,8 @@ def spec(device: Literal["cpu", "cuda"], facts: list[dict[str, Any]], dtype: np.
         By worker, as `distmm.worker.tasks.probe` returns them.
     dtype : numpy.dtype
         Result type of the product.
+    flops : float
+        As in `describe`.
 
     Returns
     -------
@@ -161,7 +174,10 @@ def spec(device: Literal["cpu", "cuda"], facts: list[dict[str, Any]], dtype: np.
         If the workers have no kernel in common.
     """
     threads = min(fact["threads"] for fact in facts)
-    kernel = _kernel_of_all([fact["kernels"] for fact in facts], dtype)
+    building = any(fact.get("building") for fact in facts)
+    of_large = (8 if dtype.kind == "c" else 2) * kernel_choice.LARGE**3
+    wait = BUILD_SECONDS * of_large * len(facts) / max(1, flops) if building else 0.0
+    kernel = _kernel_of_all([fact["kernels"] for fact in facts], dtype, wait)
     kernels = [fact["kernels"][kernel] for fact in facts]
     granules, cores = [each["granule"] for each in kernels], min(fact.get("cores", threads) for fact in facts)
     host = [fact["host_memory"] for fact in facts if fact.get("host_memory")]
@@ -185,10 +201,11 @@ def spec(device: Literal["cpu", "cuda"], facts: list[dict[str, Any]], dtype: np.
     )
 
 
-def _kernel_of_all(kernels: list[dict[str, dict[str, Any]]], dtype: np.dtype) -> str:
+def _kernel_of_all(kernels: list[dict[str, dict[str, Any]]], dtype: np.dtype, wait: float) -> str:
     """Return the kernel, among those that all workers have, for which the slowest worker is fastest.
 
-    All workers use the same kernel. Otherwise the bits of a block would depend on the worker that computes it.
+    All workers use the same kernel. Otherwise the bits of a block would depend on the worker that computes it. Compiled
+    kernels cost `wait` seconds more, for each product of large blocks.
     """
     common = [name for name in kernels[0] if all(name in others for others in kernels)]
     if not common:
@@ -196,7 +213,7 @@ def _kernel_of_all(kernels: list[dict[str, dict[str, Any]]], dtype: np.dtype) ->
         raise InputError(
             f"no kernel multiplies {dtype} on all workers, which have {have}: use workers with GPUs of one model"
         )
-    return min(common, key=lambda name: max(each[name]["cost"] for each in kernels))
+    return min(common, key=lambda name: max(each[name]["cost"] + wait * each[name]["compiled"] for each in kernels))
 
 
 def _rounded_down(nbytes: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -139,12 +140,15 @@ class Choices:
                 )
         return cls(plan.precision, plan.kernel, of_plan, blocks, plan, hardware, promised, *at)
 
-    def described(self, client: Client | None, dtype: np.dtype, on_gpu: bool, old: bool = False) -> ClusterSpec:
+    def described(
+        self, client: Client | None, dtype: np.dtype, on_gpu: bool, old: bool = False, flops: float = math.inf
+    ) -> ClusterSpec:
         """Describe the cluster for products of a type; for operands `on_gpu`, with the GPUs of all workers.
 
-        `old` is as in `distmm.clusters.view.ask`.
+        `old` is as in `distmm.clusters.view.ask`, `flops` as in `distmm.clusters.cluster.describe`.
         """
         if self.hardware is not None:
             return self.hardware.spec(dtype, self.kernel, self.precision, self.reproducible)
         device: cluster.DeviceChoice = "gpu" if on_gpu else self.device
-        return cluster.describe(client, dtype, device, on_gpu, self.kernel, self.precision, self.reproducible, old)
+        how = self.kernel, self.precision, self.reproducible, old, flops
+        return cluster.describe(client, dtype, device, on_gpu, *how)

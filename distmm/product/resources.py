@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -38,7 +39,9 @@ def cluster_for(request: PlanRequest, client: Client | None, old: bool = False) 
             "device='cpu'"
         )
 
-    spec = choices.described(client, problem.multiplied, on_gpu, old)
+    # A job, which may go on elsewhere, has one kernel.
+    flops = problem.flops if job is None else math.inf
+    spec = choices.described(client, problem.multiplied, on_gpu, old, flops)
     if job is not None:
         if client is not None:
             # Libraries take memory: they are loaded before the free memory is read.

@@ -58,6 +58,11 @@ def recipes(capability: Capability, dtype: str) -> list[Recipe]:
     return sorted(dict.fromkeys([*TYPES[dtype](capability, dtype), *_beside(dtype)]), key=_rarity)
 
 
+def usual(capability: Capability, dtype: str) -> list[Recipe]:
+    """Return those of `recipes` that most products need; they are built first."""
+    return [recipe for recipe in recipes(capability, dtype) if _rarity(recipe) < 1]
+
+
 def build(capability: Capability, dtypes: Sequence[str], processes: int | None = None) -> Iterator[int]:
     """Build the kernels of these types that are not on disk; yield the size in bytes of each one that is there.
 

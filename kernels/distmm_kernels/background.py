@@ -1,9 +1,9 @@
-"""Other processes compile the usual kernels of a type while a first product of it compiles its own.
+"""Other processes compile the usual kernels of a type, for the first products of it on a machine.
 
 Numba compiles one kernel at a time in a process, in 1 to 3 s, and a first product needs two to eight of them. So the
 plan of a first product, or the first kernel that a process misses, starts a process that builds all kernels of that
 type, once on a machine. A product takes a kernel that is built, waits for one that is being compiled, and compiles
-others itself.
+others itself. Until the usual kernels are built, plans weigh this time against a library's product.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from distmm_kernels import ahead
 from distmm_kernels.candidate import AMPERE
-from distmm_kernels.launch.binary import Recipe
+from distmm_kernels.launch.binary import Recipe, kept
 from distmm_kernels.launch.cache import bound, cache_folder, sources
 
 MOST_PROCESSES = 8
@@ -40,25 +40,37 @@ def begin_for(recipe: Recipe, capability: tuple[int, int]) -> None:
             return
 
 
-def begin(dtype: str, capability: tuple[int, int] | None) -> None:
+def begin(dtype: str, capability: tuple[int, int] | None) -> bool:
     """Start to build the kernels of a type, before one is missed; not where a folder has kernels that are built.
 
     A CPU has no compute capability, and needs none.
+
+    Returns
+    -------
+    bool
+        Whether kernels of most products are missing, and the process that builds them is running.
     """
-    if not os.environ.get("DISTMM_KERNELS_DIR") and capability and capability >= AMPERE[0] and dtype in ahead.TYPES:
-        _start(dtype, capability)
+    if os.environ.get("DISTMM_KERNELS_DIR") or not capability or capability < AMPERE[0] or dtype not in ahead.TYPES:
+        return False
+    process = _start(dtype, capability)
+    if process is None or process.poll() is not None:
+        return False
+    return any(kept(recipe, capability) is None for recipe in ahead.usual(capability, dtype))
 
 
 @functools.cache
-def _start(dtype: str, capability: tuple[int, int]) -> None:
+def _start(dtype: str, capability: tuple[int, int]) -> subprocess.Popen[bytes] | None:
     """Start the process that builds the kernels of a type, unless they were built on this machine."""
     if _is_built(_mark(dtype, capability)):
-        return
+        return None
     code = f"from distmm_kernels import background; background.build({dtype!r}, {capability})"
     path, none = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}, subprocess.DEVNULL
-    with contextlib.suppress(OSError):  # without it, products compile all their kernels
+    try:
         process = subprocess.Popen([sys.executable, "-c", code], env=path, stdin=none, stdout=none, stderr=none)
-        threading.Thread(target=process.wait, name="distmm-compile", daemon=True).start()
+    except OSError:  # without it, products compile all their kernels
+        return None
+    threading.Thread(target=process.wait, name="distmm-compile", daemon=True).start()
+    return process
 
 
 def build(dtype: str, capability: tuple[int, int]) -> None:

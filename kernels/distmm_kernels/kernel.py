@@ -39,6 +39,8 @@ class Kernel(ABC):
     ----------
     granule
         A chain of calls that cuts k at multiples of it gives the same bits as one call; None: no such guarantee.
+    compiled
+        Whether Numba compiles it, on its first use on a machine. A library is there.
     capturable
         Whether a CUDA graph can capture a product of operands that are prepared during the capture.
     guarded
@@ -57,6 +59,7 @@ class Kernel(ABC):
     name: ClassVar[str]
     device_kind: ClassVar[Literal["cpu", "cuda"]]
     granule: ClassVar[int | None] = 1
+    compiled: ClassVar[bool] = True
     capturable: ClassVar[bool] = True
     guarded: ClassVar[bool] = False
     takes_narrow: ClassVar[bool] = False

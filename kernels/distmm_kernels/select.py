@@ -168,7 +168,7 @@ def facts(
         second of this product; ``"cost"``, the seconds by which it is ranked; ``"relative"``, the factor that these
         have from `distmm_kernels.rates.relative`; ``"granule"``, None if its bits are not reproducible;
         ``"prepared"``, ``"copied"``, ``"workspace"``, ``"one_launch"``, ``"triangles"`` and ``"unit"`` as in
-        `Candidate`, for the operands' type.
+        `Candidate`, for the operands' type; ``"compiled"`` as in `Kernel`.
 
     Raises
     ------
@@ -199,6 +199,7 @@ def facts(
             "one_launch": problem.dtype.name in candidate.one_launch,
             "triangles": problem.dtype.name in candidate.triangles,
             "unit": candidate.unit_of(problem.dtype.name),
+            "compiled": candidate.kernel.compiled,
         }
         for candidate, expected in listed
     }

@@ -32,7 +32,7 @@ def started(monkeypatch, tmp_path):
         commands.append(command[-1])
         if "float64" in command[-1]:
             raise OSError("no memory for a process")
-        return SimpleNamespace(wait=lambda: 0)
+        return SimpleNamespace(wait=lambda: 0, poll=lambda: 0 if "int8" in command[-1] else None)
 
     monkeypatch.setattr(background.subprocess, "Popen", start)
     background._start.cache_clear()
@@ -55,8 +55,12 @@ def built(monkeypatch, tmp_path):
 
 
 def test_a_cache_folder_of_another_user_is_no_error(started, monkeypatch):
+    stat = background.Path.stat
+
     def hidden(path, **how):
-        raise PermissionError(f"{path} is another user's")
+        if path.suffix == ".built":
+            raise PermissionError(f"{path} is another user's")
+        return stat(path, **how)
 
     monkeypatch.setattr(background.Path, "stat", hidden)
     background.begin("float32", H100)
@@ -69,6 +73,23 @@ def test_a_process_asks_once_for_each_type(started):
         background.begin("float64", H100)
     assert len(started) == 2
     assert "float32" in started[0]
+
+
+def test_kernels_are_being_built_until_the_usual_ones_are_there_or_nobody_builds(started, monkeypatch):
+    there = set(ahead.usual(H100, "float32"))
+    monkeypatch.setattr(background, "kept", lambda recipe, capability: recipe in there or None)
+    assert not background.begin("float32", H100)
+    there.pop()
+    assert background.begin("float32", H100)
+    for dtype in ("float64", "int8", "float8_e4m3fn"):  # its process cannot start, has ended; it has none
+        assert not background.begin(dtype, H100)
+    assert not background.begin("float32", None)
+
+
+def test_the_usual_kernels_are_built_first():
+    for dtype in ahead.TYPES:
+        usual = ahead.usual(H100, dtype)
+        assert usual == ahead.recipes(H100, dtype)[: len(usual)]
 
 
 def test_nothing_is_started_for_kernels_that_are_built_or_never_built_ahead(started, monkeypatch, tmp_path):

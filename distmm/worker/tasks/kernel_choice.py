@@ -116,15 +116,15 @@ def kernel_facts(
     The kernels are those of this process's device, or of a GPU that is `absent`, given by its model and its compute
     capability. Under "kernels" stand the facts of each that may be chosen, by name; `distmm_kernels.select.facts` says
     which. If the choice has a name, it is that one alone. "unmeasured" says whether they are guesses, from the rates of
-    another model, which `measure` would replace.
+    another model, which `measure` would replace; "building", whether compiled kernels are still being built.
     """
     from distmm_kernels import background, device, measured, select
 
     problem = _large(choice)
     try:
         here = _here(choice) if absent is None else device.Device("cuda", absent[0], 0, 0, absent[1], 0)
-        if absent is None:
-            background.begin(problem.dtype.name, here.compute_capability)  # while the product is planned
+        # It begins while the product is planned.
+        building = absent is None and background.begin(problem.dtype.name, here.compute_capability)
         needed = absent is None and choice.name is None and not measured.is_shipped(here)
         rates = measured.rates_for(problem, here, choice.precision) if needed else None
         items = None if rates is None else tuple(rates.items())
@@ -133,7 +133,7 @@ def kernel_facts(
         kernels = {name: {**known} for name, known in kept.items()}  # the caller may change them
     except (ValueError, RuntimeError) as error:
         return {"no kernel": str(error)}
-    return {"kernels": kernels, "unmeasured": needed and rates is None}
+    return {"kernels": kernels, "unmeasured": needed and rates is None, "building": building}
 
 
 def measure(choice: KernelChoice) -> None:

@@ -60,6 +60,7 @@ class CublasKernel(CudaKernel):
     name = "cublas"
     multiple: ClassVar[int] = 1
     granule = None
+    compiled = False
     capturable = False  # CuPy refuses calls of the library during a capture
     takes_narrow = True
     arithmetic: ClassVar[dict[str, int]] = {

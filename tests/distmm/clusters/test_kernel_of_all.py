@@ -27,6 +27,7 @@ FACT: dict[str, Any] = {
     "one_launch": True,
     "triangles": True,
     "unit": "tensor",
+    "compiled": True,
 }
 
 
@@ -69,6 +70,18 @@ def test_figures_that_differ_are_taken_at_their_worst() -> None:
     assert not made.triangles
     large["kernels"]["one"]["granule"] = None
     assert not spec("cuda", [small, large], F4).promises_bits
+
+
+def test_on_a_new_machine_the_library_multiplies_until_kernels_are_built_or_save_more_time() -> None:
+    there, new = told(tensor=2e14, library=5e13), told(tensor=2e14, library=5e13)
+    new["building"] = True
+    new["kernels"]["library"]["compiled"] = there["kernels"]["library"]["compiled"] = False
+    one_second = 2e14  # of the kernel; the library takes 4
+    assert spec("cuda", [new], F4, one_second).kernel == "library"
+    assert spec("cuda", [there, new], F4, 3 * one_second).kernel == "library", "two workers save half as much"
+    assert spec("cuda", [new], F4, 3 * one_second).kernel == "tensor"
+    assert spec("cuda", [there], F4, one_second).kernel == "tensor"
+    assert spec("cuda", [new], F4).kernel == "tensor", "a job's kernel does not depend on the time of the call"
 
 
 def test_tasks_are_sent_the_kernel_that_was_chosen() -> None:
