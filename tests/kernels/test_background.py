@@ -35,6 +35,7 @@ def started(monkeypatch, tmp_path):
         return SimpleNamespace(wait=lambda: 0, poll=lambda: 0 if "int8" in command[-1] else None)
 
     monkeypatch.setattr(background.subprocess, "Popen", start)
+    monkeypatch.setattr(background, "kept", lambda *_: None)
     background._start.cache_clear()
     yield commands
     background._start.cache_clear()
@@ -55,12 +56,8 @@ def built(monkeypatch, tmp_path):
 
 
 def test_a_cache_folder_of_another_user_is_no_error(started, monkeypatch):
-    stat = background.Path.stat
-
     def hidden(path, **how):
-        if path.suffix == ".built":
-            raise PermissionError(f"{path} is another user's")
-        return stat(path, **how)
+        raise PermissionError(f"{path} is another user's")
 
     monkeypatch.setattr(background.Path, "stat", hidden)
     background.begin("float32", H100)
@@ -195,6 +192,7 @@ def test_the_process_that_is_started_does_what_build_does(monkeypatch, tmp_path)
         return processes[-1]
 
     monkeypatch.setattr(background.subprocess, "Popen", start)
+    monkeypatch.setattr(background, "kept", lambda *_: None)
     background._start.cache_clear()
     with contextlib.ExitStack() as stack:
         stack.callback(background._start.cache_clear)
