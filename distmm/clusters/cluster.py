@@ -37,10 +37,6 @@ LINKS = {"cuda": 1e11, "cpu": 1e9}
 # cores.
 LOADS = {"cuda": 5e10, "cuda, pageable": 1.5e10, "cuda, its own": 1e12, "cuda, others": 2e11, "cpu": 3e9}
 
-# Seconds of a first product on a new machine until its kernels are compiled: float32 4.3, float64 7 (H200 and 16 cores,
-# 2026-11-30).
-BUILD_SECONDS = 5.0
-
 
 def describe(
     client: Client | None,
@@ -174,9 +170,8 @@ def spec(
         If the workers have no kernel in common.
     """
     threads = min(fact["threads"] for fact in facts)
-    building = any(fact.get("building") for fact in facts)
     of_large = (8 if dtype.kind == "c" else 2) * kernel_choice.LARGE**3
-    wait = BUILD_SECONDS * of_large * len(facts) / max(1, flops) if building else 0.0
+    wait = max(fact.get("build", 0.0) for fact in facts) * of_large * len(facts) / max(1, flops)
     kernel = _kernel_of_all([fact["kernels"] for fact in facts], dtype, wait)
     kernels = [fact["kernels"][kernel] for fact in facts]
     granules, cores = [each["granule"] for each in kernels], min(fact.get("cores", threads) for fact in facts)

@@ -22,6 +22,9 @@ from distmm_kernels.candidate import AMPERE
 from distmm_kernels.launch.binary import Recipe, kept
 from distmm_kernels.launch.cache import bound, cache_folder, sources
 
+BUILD_SECONDS = 5.0
+"""Of a first product that compiles its kernels: float32 4.3 s, float64 7 (H200 and 16 cores, 2026-11-30)."""
+
 MOST_PROCESSES = 8
 """Processes that compile at the same time on half of the cores; each takes about 200 MB."""
 
@@ -48,12 +51,12 @@ def begin(dtype: str, capability: tuple[int, int] | None) -> bool:
     Returns
     -------
     bool
-        Whether kernels of most products are missing, and the process that builds them is running.
+        Whether kernels of most products are missing, and a process builds them: this one's, or that of another one.
     """
     if os.environ.get("DISTMM_KERNELS_DIR") or not capability or capability < AMPERE[0] or dtype not in ahead.TYPES:
         return False
     process = _start(dtype, capability)
-    if process is None or process.poll() is not None:
+    if process is None or (process.poll() is not None and not _is_locked(_mark(dtype, capability))):
         return False
     return any(kept(recipe, capability) is None for recipe in ahead.usual(capability, dtype))
 
@@ -111,6 +114,17 @@ def build(dtype: str, capability: tuple[int, int]) -> None:
 def _mark(dtype: str, capability: tuple[int, int]) -> Path:
     """Return the file that is locked while kernels of a type are built by these sources, and then is not empty."""
     return cache_folder() / f"{sources()}.{dtype}-{capability[0]}{capability[1]}.built"
+
+
+def _is_locked(mark: Path) -> bool:
+    try:
+        with open(mark) as of_type:
+            fcntl.flock(of_type, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # as below
+        return False
+    return False
 
 
 def _is_built(mark: Path) -> bool:

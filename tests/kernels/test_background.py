@@ -25,6 +25,7 @@ H100 = 9, 0
 @pytest.fixture
 def started(monkeypatch, tmp_path):
     """Return the processes that `begin` has started: their last arguments."""
+    monkeypatch.delenv("DISTMM_KERNELS_DIR")
     monkeypatch.setenv("DISTMM_CACHE_DIR", str(tmp_path))
     commands: list[str] = []
 
@@ -81,6 +82,10 @@ def test_kernels_are_being_built_until_the_usual_ones_are_there_or_nobody_builds
     for dtype in ("float64", "int8", "float8_e4m3fn"):  # its process cannot start, has ended; it has none
         assert not background.begin(dtype, H100)
     assert not background.begin("float32", None)
+    with open(background._mark("int8", H100), "w") as mark:
+        fcntl.flock(mark, fcntl.LOCK_EX)
+        assert background.begin("int8", H100), "another process of this machine builds them"
+    assert not background.begin("int8", H100)
 
 
 def test_the_usual_kernels_are_built_first():
@@ -180,6 +185,7 @@ def test_the_build_ends_with_the_process_that_started_it(built, monkeypatch):
 
 
 def test_the_process_that_is_started_does_what_build_does(monkeypatch, tmp_path):
+    monkeypatch.delenv("DISTMM_KERNELS_DIR")
     monkeypatch.setenv("DISTMM_CACHE_DIR", str(tmp_path))
     (tmp_path / "sitecustomize.py").write_text(
         "from distmm_kernels import ahead\nahead.build = lambda *asked: iter([print(asked)])\n"

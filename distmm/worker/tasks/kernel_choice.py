@@ -116,7 +116,8 @@ def kernel_facts(
     The kernels are those of this process's device, or of a GPU that is `absent`, given by its model and its compute
     capability. Under "kernels" stand the facts of each that may be chosen, by name; `distmm_kernels.select.facts` says
     which. If the choice has a name, it is that one alone. "unmeasured" says whether they are guesses, from the rates of
-    another model, which `measure` would replace; "building", whether compiled kernels are still being built.
+    another model, which `measure` would replace; "build", the seconds that a compiled kernel takes if they are still
+    being built.
     """
     from distmm_kernels import background, device, measured, select
 
@@ -133,7 +134,7 @@ def kernel_facts(
         kernels = {name: {**known} for name, known in kept.items()}  # the caller may change them
     except (ValueError, RuntimeError) as error:
         return {"no kernel": str(error)}
-    return {"kernels": kernels, "unmeasured": needed and rates is None, "building": building}
+    return {"kernels": kernels, "unmeasured": needed and rates is None, "build": building * background.BUILD_SECONDS}
 
 
 def measure(choice: KernelChoice) -> None:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from distmm_kernels.arrays.products import Options, by_columns, chosen, leaves_to_library, named, product, result_of
+from distmm_kernels.background import begin
 from distmm_kernels.config import operand_dtype
 from distmm_kernels.device import Device, gpus, why_no_gpu
 from distmm_kernels.kernel import Array, Enqueue
@@ -113,6 +114,8 @@ def _learn(key: Any, a: Array, b: Array, out: Array, device: Device, options: Op
         direct[key] = None
         return
     sizes = a.shape[-2], a.shape[-1], b.shape[-1], out.shape[:-2], operand_dtype(a.dtype)
+    if begin(sizes[-1].name, device.compute_capability):  # another kernel will be chosen
+        return
     symmetric = options.symmetry is not None
     how = options.precision, options.reproducible, False, symmetric, by_columns(b), out.dtype
     kernel: Any = chosen(*sizes, device, *how)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from distmm_kernels.background import BUILD_SECONDS, begin
 from distmm_kernels.candidate import Candidate
 from distmm_kernels.config import FLOAT8, PRECISIONS, Problem, operand_dtype, result_type
 from distmm_kernels.device import Device
@@ -93,8 +94,10 @@ def of_matrices(
     working = _working(a.dtype, b.dtype)
     *batch, m, n = product_shape(a.shape, b.shape)
     in_graph = device.kind == "cuda" and captured()
-    how = options.precision, options.reproducible, in_graph, options.symmetry is not None, by_columns(b)
-    kernel: Any = chosen(m, a.shape[-1], n, tuple(batch), working, device, *how, dtype)
+    how = options.precision, options.reproducible, in_graph, options.symmetry is not None, by_columns(b), dtype
+    kernel: Any = chosen(
+        m, a.shape[-1], n, tuple(batch), working, device, *how, begin(working.name, device.compute_capability)
+    )
     guarded = None
     steps = math.prod(batch) * m * a.shape[-1] * n
     if kernel.guarded and leaves_to_library(kernel, steps, options):
@@ -130,10 +133,12 @@ def by_columns(b: Array) -> bool:
 def chosen(
     m: int, k: int, n: int, batch: tuple[int, ...], dtype: np.dtype[Any], device: Device, precision: str,
     reproducible: bool, in_graph: bool, symmetric: bool = False, turned: bool = False, out: np.dtype[Any] | None = None,
+    building: bool = False,
 ) -> Kernel:  # fmt: skip
     """Return the kernel for a whole product, by the time of the device and that of the host for such calls.
 
-    Some cannot be captured. The result has the type `out`, by default the accumulator's.
+    Some cannot be captured. The result has the type `out`, by default the accumulator's. While kernels are `building`
+    on a new machine, a library multiplies if they would not save as much time as they take to compile.
 
     Raises
     ------
@@ -161,7 +166,8 @@ def chosen(
             else:
                 on_device *= WORTH  # of equally fast kernels, take one that copies nothing
                 host = COPIED.get(candidate.name, host) if dtype == problem.accumulator else host
-            return max(host, on_device / 2 if half else on_device)
+            build = BUILD_SECONDS if building and candidate.kernel.compiled else 0.0
+            return build + max(host, on_device / 2 if half else on_device)
 
         taken = min((each for each, _ in found), key=time)
     return named(taken.name, dtype, device)

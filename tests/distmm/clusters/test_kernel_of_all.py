@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,7 @@ def test_figures_that_differ_are_taken_at_their_worst() -> None:
 
 def test_on_a_new_machine_the_library_multiplies_until_kernels_are_built_or_save_more_time() -> None:
     there, new = told(tensor=2e14, library=5e13), told(tensor=2e14, library=5e13)
-    new["building"] = True
+    new["build"] = 5.0
     new["kernels"]["library"]["compiled"] = there["kernels"]["library"]["compiled"] = False
     one_second = 2e14  # of the kernel; the library takes 4
     assert spec("cuda", [new], F4, one_second).kernel == "library"
@@ -82,6 +83,28 @@ def test_on_a_new_machine_the_library_multiplies_until_kernels_are_built_or_save
     assert spec("cuda", [new], F4, 3 * one_second).kernel == "tensor"
     assert spec("cuda", [there], F4, one_second).kernel == "tensor"
     assert spec("cuda", [new], F4).kernel == "tensor", "a job's kernel does not depend on the time of the call"
+
+
+@pytest.mark.gpu
+def test_a_gpu_whose_kernels_are_not_built_begins_with_the_library(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from distmm_kernels import background, device
+
+    monkeypatch.delenv("DISTMM_KERNELS_DIR")
+    monkeypatch.setenv("DISTMM_CACHE_DIR", str(tmp_path))
+    background._start.cache_clear()
+    try:
+        assert describe(None, F4, "gpu", flops=1e12).kernel == "cublas"
+        assert describe(None, F4, "gpu").kernel != "cublas"
+        assert describe(None, F4, "gpu", reproducible=True, flops=1e12).promises_bits
+    finally:
+        capability = device.current().compute_capability
+        assert capability is not None
+        process = background._start("float32", capability)
+        background._start.cache_clear()
+        assert process is not None
+        process.kill()
 
 
 def test_tasks_are_sent_the_kernel_that_was_chosen() -> None:

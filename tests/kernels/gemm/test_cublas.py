@@ -75,6 +75,14 @@ def test_an_int8_result_is_made_by_a_kernel_that_stores_it(n):
     assert names["int32"] == "cublas_int8" != names["int8"]
 
 
+def test_the_library_multiplies_while_kernels_are_built_that_would_not_save_as_much_time():
+    for n, library in ((8192, True), (131072, False)):
+        how = np.dtype("float32"), H200, "highest"
+        assert (chosen(n, n, n, (), *how, False, False, building=True).name == "cublas") == library
+        assert chosen(n, n, n, (), *how, False, False).name != "cublas"
+        assert chosen(n, n, n, (), *how, True, False, building=True).granule is not None
+
+
 def test_a_batch_that_takes_several_calls_of_the_library_is_not_learnt_as_one():
     count = MAX_GRID_Y + 1
     a, b, d = (np.empty((count, 2, 2), np.float32) for _ in range(3))
