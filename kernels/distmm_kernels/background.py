@@ -19,7 +19,7 @@ from pathlib import Path
 
 from distmm_kernels import ahead
 from distmm_kernels.candidate import AMPERE
-from distmm_kernels.launch.binary import Recipe, kept
+from distmm_kernels.launch.binary import Recipe, is_kept
 from distmm_kernels.launch.cache import bound, cache_folder, sources
 
 BUILD_SECONDS = 5.0
@@ -33,6 +33,9 @@ NICE = 19
 
 MOST_TYPES = 100
 """Marks of built types in the cache folder. Each version of the package has its own; the oldest ones are removed."""
+
+
+_enough: list[subprocess.Popen[bytes]] = []  # processes that have built the kernels of most products
 
 
 def begin_for(recipe: Recipe, capability: tuple[int, int]) -> None:
@@ -56,9 +59,15 @@ def begin(dtype: str, capability: tuple[int, int] | None) -> bool:
     if os.environ.get("DISTMM_KERNELS_DIR") or not capability or capability < AMPERE[0] or dtype not in ahead.TYPES:
         return False
     process = _start(dtype, capability)
-    if process is None or (process.poll() is not None and not _is_locked(_mark(dtype, capability))):
+    if (
+        process is None
+        or process in _enough
+        or (process.poll() is not None and not _is_locked(_mark(dtype, capability)))
+    ):
         return False
-    return any(kept(recipe, capability) is None for recipe in ahead.usual(capability, dtype))
+    if all(is_kept(recipe, capability) for recipe in ahead.usual(capability, dtype)):
+        _enough.append(process)
+    return process not in _enough
 
 
 @functools.cache

@@ -36,7 +36,7 @@ def started(monkeypatch, tmp_path):
         return SimpleNamespace(wait=lambda: 0, poll=lambda: 0 if "int8" in command[-1] else None)
 
     monkeypatch.setattr(background.subprocess, "Popen", start)
-    monkeypatch.setattr(background, "kept", lambda *_: None)
+    monkeypatch.setattr(background, "is_kept", lambda *_: False)
     background._start.cache_clear()
     yield commands
     background._start.cache_clear()
@@ -74,11 +74,14 @@ def test_a_process_asks_once_for_each_type(started):
 
 
 def test_kernels_are_being_built_until_the_usual_ones_are_there_or_nobody_builds(started, monkeypatch):
-    there = set(ahead.usual(H100, "float32"))
-    monkeypatch.setattr(background, "kept", lambda recipe, capability: recipe in there or None)
+    there: set[Recipe] = set()
+    monkeypatch.setattr(background, "is_kept", lambda recipe, capability: recipe in there)
+    for recipe in ahead.usual(H100, "float32"):
+        assert background.begin("float32", H100)
+        there.add(recipe)
     assert not background.begin("float32", H100)
-    there.pop()
-    assert background.begin("float32", H100)
+    there.clear()
+    assert not background.begin("float32", H100), "it does not look again"
     for dtype in ("float64", "int8", "float8_e4m3fn"):  # its process cannot start, has ended; it has none
         assert not background.begin(dtype, H100)
     assert not background.begin("float32", None)
@@ -198,7 +201,7 @@ def test_the_process_that_is_started_does_what_build_does(monkeypatch, tmp_path)
         return processes[-1]
 
     monkeypatch.setattr(background.subprocess, "Popen", start)
-    monkeypatch.setattr(background, "kept", lambda *_: None)
+    monkeypatch.setattr(background, "is_kept", lambda *_: False)
     background._start.cache_clear()
     with contextlib.ExitStack() as stack:
         stack.callback(background._start.cache_clear)

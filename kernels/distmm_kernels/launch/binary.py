@@ -86,6 +86,11 @@ def _file(recipe: Recipe, compute_capability: tuple[int, int]) -> str:
     return f"{recipe.key(compute_capability)}.kernel"
 
 
+def is_kept(recipe: Recipe, compute_capability: tuple[int, int]) -> bool:
+    """Whether the cache has a file of this kernel, which is not read."""
+    return (cache_folder() / _file(recipe, compute_capability)).exists()
+
+
 def _read(path: Path) -> Binary | None:
     """Read a kernel from a file; None if there is no file or its checksum is wrong. Then the kernel is compiled."""
     content = cache.read(path)
