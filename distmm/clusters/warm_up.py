@@ -25,7 +25,7 @@ def warm_up(client: Client) -> None:
     view.ask(client)
     threads = {address: info["nthreads"] for address, info in workers_of(client).items()}
     workers = list(threads)
-    described = describe(client, np.dtype("f4"))
+    described = describe(client, np.dtype("f4"), flops=1)  # it does not wait for kernels that are still being built
     if described.device != "cuda":
         return
     choice = KernelChoice("cuda", np.dtype("f4"), planned=described.kernel)

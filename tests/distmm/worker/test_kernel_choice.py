@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -18,7 +19,8 @@ from distmm.worker.tasks import warm_up
 from distmm.worker.tasks.epilogue import Epilogue
 from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_facts
 from distmm.worker.tasks.products import multiply
-from distmm_kernels import select
+from distmm_kernels import background, select
+from distmm_kernels.device import Device
 
 F4 = np.dtype("f4")
 GPUS = ClusterSpec(workers=2, memory=10**12, device="cuda", rate=1e14, link=5e10, prepared=1.0)
@@ -89,6 +91,19 @@ def test_warming_up_loads_what_tasks_of_one_panel_and_of_several_launch(
     chain = [(None, None), ("c", None), ("c", np.dtype("f2"))]  # a first step, one between, and a last one
     want = [("a", "b", *step) for step in chain]
     assert launched == want + [("a a", "b b", *step) for step in chain] * joins
+
+
+@pytest.mark.parametrize("building", [False, True])
+def test_a_model_without_rates_is_not_measured_before_its_kernels_are_built(
+    building: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("DISTMM_CACHE_DIR", str(tmp_path))
+    here = Device("cuda", "NVIDIA A40", 0, 48 << 30, (8, 6), 84)
+    monkeypatch.setattr("distmm.worker.tasks.kernel_choice._here", lambda choice: here)
+    monkeypatch.setattr(background, "begin", lambda *of: building)
+    facts = kernel_facts(KernelChoice("cuda", F4))
+    assert facts["unmeasured"] != building
+    assert bool(facts["build"]) == building
 
 
 def test_facts_of_kernels_are_found_once_and_a_caller_may_change_them() -> None:
