@@ -195,13 +195,17 @@ def _keep(ctx: Any, inputs: Any, output: Any) -> None:
 def _backward(ctx: Any, gradient: Any) -> Any:
     """Return ``alpha* g b^H``, ``a^H alpha* g`` and ``beta* g``, summed over broadcast dimensions.
 
-    In a Hermitian product, an element of C below the diagonal is added to two elements of the result.
+    In a Hermitian product, b is a^H: the gradients of both are one, that of a. An element of C below the diagonal is
+    added to two elements of the result.
     """
     (a, b), (alpha, beta, *how, symmetry) = ctx.saved_tensors, ctx.options
     of_a = of_b = of_c = None
-    if ctx.needs_input_grad[0]:
+    if symmetry is not None and ctx.needs_input_grad[0]:
+        both = gradient * alpha.conjugate() + gradient.mH * alpha
+        of_a = operator(both, a, None, 1, 0, *how)
+    elif ctx.needs_input_grad[0]:
         of_a = operator(gradient, b.mH, None, alpha.conjugate(), 0, *how).sum_to_size(a.shape).to(a.dtype)
-    if ctx.needs_input_grad[1]:
+    if symmetry is None and ctx.needs_input_grad[1]:
         of_b = operator(a.mH, gradient, None, alpha.conjugate(), 0, *how).sum_to_size(b.shape).to(b.dtype)
     if ctx.added is not None and ctx.needs_input_grad[2]:
         shape, dtype = ctx.added
