@@ -56,14 +56,12 @@ def begin(dtype: str, capability: tuple[int, int] | None) -> bool:
     bool
         Whether kernels of most products are missing, and a process builds them: this one's, or that of another one.
     """
-    if os.environ.get("DISTMM_KERNELS_DIR") or not capability or capability < AMPERE[0] or dtype not in ahead.TYPES:
+    if not capability or capability < AMPERE[0] or dtype not in ahead.TYPES or os.environ.get("DISTMM_KERNELS_DIR"):
         return False
     process = _start(dtype, capability)
-    if (
-        process is None
-        or process in _enough
-        or (process.poll() is not None and not _is_locked(_mark(dtype, capability)))
-    ):
+    if process is None or process in _enough:
+        return False
+    if process.poll() is not None and not _is_locked(_mark(dtype, capability)):
         return False
     if all(is_kept(recipe, capability) for recipe in ahead.usual(capability, dtype)):
         _enough.append(process)
