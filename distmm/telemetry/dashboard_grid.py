@@ -71,7 +71,7 @@ class Blocks:
             )
         )
 
-    def update(self, record: Record, now: float) -> None:
+    def update(self, record: Record) -> None:
         """Redraw the cells."""
         grid = Grid.of(record)
         cell = grid.row * grid.wide + grid.column
