@@ -47,19 +47,19 @@ QUANTITIES = {
         lambda lane, *_: lane.peak_process,
         lambda record: record.plan.peak.worker,
     ),
-    "transfers": Quantity(
-        "Received from workers\nline: share of the 2-D bound",
-        "B",
-        lambda lane, *_: lane.received,
-        lambda *_: math.nan,
-        lambda record: record.plan.cost.bytes_bound / record.plan.grid.size,
-    ),
     "time": Quantity(
         "Time with a step running\nmark: all other tasks",
         "%",
         lambda lane, _, seconds: 100 * min(1.0, lane.seconds["multiply"] / max(1e-9, seconds)),
         _tasks,
         lambda _: 100.0,
+    ),
+    "transfers": Quantity(
+        "Received from workers\nline: share of the 2-D bound",
+        "B",
+        lambda lane, *_: lane.received,
+        lambda *_: math.nan,
+        lambda record: record.plan.cost.bytes_bound / record.plan.grid.size,
     ),
 }
 
