@@ -96,7 +96,7 @@ def test_the_matrices_of_a_batch_stand_apart() -> None:
     assert not pane.root.xaxis[0].visible
     pane.update(record(Problem(60, 30, 60, np.dtype("f4")), (30, 30, 30)))
     assert pane.root.xaxis[0].visible
-    assert (pane.root.x_range.end, pane.root.y_range.start) == (2, 2)
+    assert (pane.root.x_range.end, pane.root.y_range.start) == (1.5, 1.5)
 
 
 @pytest.mark.parametrize(("batch", "edge"), [((), 100), ((6000,), 1), ((40, 50), 2)])
