@@ -114,7 +114,7 @@ def timeline(record: Record, seconds: float) -> Markup:
         path = _intervals(record, seconds, lane.silences, top + height / 2)
         marks.append(Mark(f"{name}: silent", theme.NOBODY, 0.9 * height, path))
         if lane.lost is not None:
-            x = REPORT.x(_part(max(0.0, lane.lost - record.submitted), seconds))
+            x = REPORT.x(max(0.0, lane.lost - record.submitted) / seconds)
             marks.append(Mark(f"{name} was lost", theme.WRONG, 3, f"M{x:.1f} {top:.1f}v{height:.1f}"))
     labels, size = list(middles.items())[:: math.ceil(12 / height)], REPORT._replace(height=height * len(names))
     return _chart("Timeline of the workers", size, marks, _times(seconds, size), beside=dict(labels))
@@ -125,7 +125,7 @@ def lines(seconds: float, series: Sequence[Curve], limit: tuple[float, str], uni
     top = max([limit[0], 1.0, *(float(curve.values.max(initial=0)) for curve in series)])
     marks = []
     for curve in series:
-        points = zip(size.x(_part(curve.times, seconds)), size.y(curve.values / top), strict=True)
+        points = zip(size.x(curve.times / seconds), size.y(curve.values / top), strict=True)
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
         marks.append(Mark(curve.name, curve.color, 1.6, path and f"M{path}"))
     return _chart(f"Over time, in {unit}", size, marks, _times(seconds, size), values=(top, unit), limit=limit)
@@ -160,20 +160,15 @@ def _intervals(record: Record, seconds: float, intervals: Iterable[Interval], y:
     """Return the path of all intervals, as far as they are on the time axis: one path for each would be much longer."""
     inside = np.array(list(intervals), dtype=float).reshape(-1, 2) - record.submitted
     inside = inside[(inside[:, 0] < seconds) & (inside[:, 1] > 0)].clip(0, seconds)
-    ends = merged(REPORT.x(_part(inside, seconds)).tolist(), PIXEL)
+    ends = merged(REPORT.x(inside / seconds).tolist(), PIXEL)
     return "".join(f"M{start:.1f} {y:.1f}H{max(stop, start + PIXEL):.1f}" for start, stop in ends)
-
-
-def _part(at: Any, seconds: float) -> Any:
-    """Return which part of the time axis has passed at these times."""
-    return at / max(seconds, 1e-3)
 
 
 def _times(seconds: float, size: Size) -> dict[float, str]:
     """Return the labels of an axis of times up to `seconds`, by their places."""
     unit, name = units.time_unit(seconds)
     ticks = units.ticks(seconds / unit, 10 if size.width == REPORT.width else 5)
-    return {size.x(_part(at * unit, seconds)): f"{at:.6g} {name}" for at in ticks}
+    return {size.x(at * unit / seconds): f"{at:.6g} {name}" for at in ticks}
 
 
 def _chart(

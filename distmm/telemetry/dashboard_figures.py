@@ -78,7 +78,7 @@ def _over_time(
 ) -> Markup:
     """Draw a curve for each worker, or the highest, median and lowest of many workers."""
     shown = "highest, median, lowest" if len(record.lanes) > charts.MOST_CURVES else "each worker"
-    seconds, limit = record.end(now) - record.submitted, (quantity.limit(record), "")
+    seconds, limit = max(1e-3, record.end(now) - record.submitted), (quantity.limit(record), "")
     chart = charts.lines(seconds, curves(record, now), limit, quantity.unit, charts.PANE)
     return _titled(f"{title}\n{shown}; line: plan", chart)
 
