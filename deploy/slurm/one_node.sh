@@ -77,7 +77,7 @@ srun --overlap --nodes=1 --ntasks=1 --ntasks-per-node=1 --cpus-per-task=64 --gre
     --rmm-pool-size 0.8 --set-rmm-allocator-for-libs cupy --device-memory-limit 0 --preload distmm.worker.gpu_memory 2>>"$of_slurm" &
 workers=$!
 
-# Waits for 8 worker(s), prints how to open the dashboard, and then runs the product.
+# Waits for 8 worker(s), and then runs the product, which prints how to open the dashboard.
 "${one[@]}" --job-name=client bash -c "$known" "$run.client" \
     "$python" -m distmm.submit.ready "$scheduler_file" 8 600 -- \
     "$python" -m distmm multiply /scratch/project/A.zarr /scratch/project/B.zarr -o /scratch/project/C.zarr \

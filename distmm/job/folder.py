@@ -260,19 +260,13 @@ def read_json(path: str, form: type[Form] = Form) -> Json:
 
 def _parsed(path: str, content: bytes, form: type[Form]) -> Json:
     try:
-        parsed = json.loads(content)
-    except ValueError as error:
-        raise _unreadable(path, error) from error
-    if not isinstance(parsed, dict):
-        raise InputError(
-            f"{path}: does not contain a JSON object, so distmm did not write it; remove it, or start over with "
-            f"--overwrite"
-        )
-    try:
+        parsed: Json = json.loads(content)
         form.model_validate(parsed)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        what = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
+    except ValueError as error:
+        what = str(error)
+        if isinstance(error, ValidationError):
+            first = error.errors(include_url=False)[0]
+            what = ": ".join(filter(None, [".".join(map(str, first["loc"])), first["msg"]]))
         raise InputError(
             f"{path}: is damaged, or of another version: {what}; compute C again with --overwrite"
         ) from None

@@ -46,12 +46,8 @@ def create(output: Output, shape: tuple[int, int], dtype: np.dtype[Any]) -> Flat
     """Write the header of a file in C order, and set the file's length. No elements are written."""
     if dtype.kind == "V":
         raise InputError(f"{output.path}: .npy files have no type {dtype}; write C to Zarr, or as another type")
-    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-    with open(output.draft, "xb") as file:
-        np.lib.format.write_array_header_1_0(file, header)
-        offset = file.tell()
-        file.truncate(offset + shape[0] * shape[1] * dtype.itemsize)
-    return FlatTarget(output, shape, dtype, offset)
+    np.lib.format.open_memmap(output.draft, mode="w+", dtype=dtype, shape=shape, version=(1, 0))
+    return reopen(output)
 
 
 def reopen(output: Output) -> FlatTarget:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-# The scheduler's pages without Bokeh (workers, tasks, logs, stacks); `dask scheduler --no-dashboard` still serves them.
-INFO = "distributed.http.scheduler.info"
-
-# Routes that stay without pages: probes of Kubernetes, and Prometheus.
+# Routes that stay without pages: probes of Kubernetes, and Prometheus. `dask scheduler --no-dashboard` alone would keep
+# the pages without Bokeh (workers, tasks, logs, stacks).
 PROBED = ["distributed.http.health", "distributed.http.scheduler.prometheus"]
 
 

@@ -1,4 +1,4 @@
-"""First program of a batch job's client: waits for the workers, prints the dashboard's address, and runs the product.
+"""First program of a batch job's client: waits for the workers, and runs the product.
 
 ``python -m distmm.submit.ready SCHEDULER COUNT SECONDS -- COMMAND...``; batch scripts and manifests contain this
 module's name.
@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
-import dask
-
 from distmm.all_workers import workers_of
 from distmm.errors import DistmmError, InputError
-from distmm.submit import dashboard_access
 
 # Exit code if scheduler or workers are missing. The code 1 would mean a wrong result.
 LOST = 3
 
 
-def wait(scheduler: str, count: int, timeout: float) -> str:
+def wait(scheduler: str, count: int, timeout: float) -> None:
     """Wait until the scheduler answers and all workers have joined.
 
     Parameters
@@ -36,11 +32,6 @@ def wait(scheduler: str, count: int, timeout: float) -> str:
         Number of workers.
     timeout : float
         Seconds.
-
-    Returns
-    -------
-    str
-        How to open the dashboard from another machine.
 
     Raises
     ------
@@ -76,31 +67,14 @@ def wait(scheduler: str, count: int, timeout: float) -> str:
                 f"{len(joined)} of {count} workers are there after {timeout:g} s, from "
                 f"{', '.join(hosts) or 'no host'}; the errors of the others are above"
             ) from error
-        port = client.scheduler_info()["services"]["dashboard"]
-    return _dashboard(port)
-
-
-def _dashboard(port: int) -> str:
-    # The batch script exports the same configuration to this process and to the scheduler.
-    if dashboard_access.INFO not in dask.config.get("distributed.scheduler.http.routes"):
-        return "no dashboard"
-    if "SLURM_JOB_ID" not in os.environ:
-        return f"dashboard on port {port}"
-    node, login = socket.gethostname(), os.environ.get("SLURM_SUBMIT_HOST", "")
-    jump = f"-J {login} " if login and login != node else ""
-    return (
-        f"dashboard on {node}, port {port}; from your machine: ssh -N -L 8787:127.0.0.1:{port} {jump}{node}, then "
-        f"http://localhost:8787/distmm"
-    )
 
 
 def main(scheduler: str, count: str, seconds: str, separator: str, *command: str) -> NoReturn:
-    """Wait for the workers, print the dashboard's address, and replace this process by the command."""
+    """Wait for the workers, and replace this process by the command."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _exit_resumable)
     try:
-        dashboard = wait(scheduler, int(count), float(seconds))
-        print(f"distmm: {count} worker(s); {dashboard}", flush=True)  # noqa: T201
+        wait(scheduler, int(count), float(seconds))
     except DistmmError as error:
         print(f"distmm: {error}", file=sys.stderr, flush=True)  # noqa: T201
         sys.exit(LOST)

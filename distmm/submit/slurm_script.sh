@@ -97,7 +97,7 @@ srun --overlap --nodes={{ workers.nodes }} --ntasks={{ workers.nodes }} --ntasks
     {{ worker_options | map("quote") | join(" ") }} 2>>"$of_slurm" &
 workers=$!
 
-# Waits for {{ workers.count }} worker(s), prints how to open the dashboard, and then runs the product.
+# Waits for {{ workers.count }} worker(s), and then runs the product, which prints how to open the dashboard.
 "${one[@]}" --job-name=client bash -c "$known" "$run.client" \
     "$python" -m distmm.submit.ready "$scheduler_file" {{ workers.count }} {{ patience }} -- \
     "$python" -m distmm {{ command[:5] | map("quote") | join(" ") }} \

@@ -1,4 +1,4 @@
-"""Curves of page and report, and the report's charts: SVG elements in the page's own colours and font.
+"""Charts of page and report, and the curves of both: SVG elements in the page's own colours and font.
 
 `pages/chart.html` is the template of a chart.
 """
@@ -18,15 +18,17 @@ from distmm.telemetry import theme
 from distmm.telemetry.activity import Kind
 from distmm.telemetry.record import Record
 
-# Width of all charts, the ends of their horizontal axes, and the top of their vertical ones, in units of the SVG. A
-# unit is a pixel where the page has its full width.
-WIDTH, LEFT, RIGHT, TOP = 1000, 110, 974, 18
+# Room above the vertical axis, and right of the horizontal one, in units of the SVG.
+TOP, END = 18, 26
 
 # Largest and smallest height of a worker's lane, and the height that all lanes share: 256 lanes fit on one screen.
 LANE, THIN_LANE, ALL_LANES = 22.0, 3.0, 900.0
 
-# Height of the axes of curves, and the part of it that the largest value reaches.
-CURVES, FULL = 220, 0.95
+# The part of the vertical axis that the largest value reaches.
+FULL = 0.95
+
+# Letters that fit below the bars of a pane.
+LETTERS = 30
 
 # Intervals closer than half a pixel are drawn as one. This bounds the size of the file.
 PIXEL = 0.5
@@ -41,6 +43,26 @@ POINTS = 120
 QUANTILES = (("highest", 1.0, theme.MARK), ("median", 0.5, theme.DATA), ("lowest", 0.0, theme.MARK))
 
 Interval = tuple[float, float]
+
+
+class Size(NamedTuple):
+    """Size of a chart in units of the SVG: its width, the room left of its vertical axis, and the length of that."""
+
+    width: float
+    left: float
+    height: float
+
+    def x(self, part: Any) -> Any:
+        """Return the place of a part of the horizontal axis."""
+        return self.left + (self.width - END - self.left) * part
+
+    def y(self, part: Any) -> Any:
+        """Return the place of a part of the largest value on the vertical axis."""
+        return TOP + self.height * (1 - FULL * part)
+
+
+# A unit is a pixel where the report has its full width. A pane of the page is about as wide as its charts.
+REPORT, PANE = Size(1000, 110, 220), Size(360, 84, 112)
 
 
 class Mark(NamedTuple):
@@ -59,6 +81,15 @@ class Curve(NamedTuple):
     color: str
     times: np.ndarray
     values: np.ndarray
+
+
+class Bar(NamedTuple):
+    """A quantity of a worker, and another one that is marked on its bar; NaN without a mark."""
+
+    name: str
+    color: str
+    value: float
+    mark: float
 
 
 def timeline(record: Record, seconds: float) -> Markup:
@@ -83,21 +114,38 @@ def timeline(record: Record, seconds: float) -> Markup:
         path = _intervals(record, seconds, lane.silences, top + height / 2)
         marks.append(Mark(f"{name}: silent", theme.NOBODY, 0.9 * height, path))
         if lane.lost is not None:
-            x = _x(max(0.0, lane.lost - record.submitted), seconds)
+            x = REPORT.x(max(0.0, lane.lost - record.submitted) / seconds)
             marks.append(Mark(f"{name} was lost", theme.WRONG, 3, f"M{x:.1f} {top:.1f}v{height:.1f}"))
-    labels = list(middles.items())[:: math.ceil(12 / height)]
-    return _chart("Timeline of the workers", height * len(names), marks, seconds, beside=dict(labels))
+    labels, size = list(middles.items())[:: math.ceil(12 / height)], REPORT._replace(height=height * len(names))
+    return _chart("Timeline of the workers", size, marks, _times(seconds, size), beside=dict(labels))
 
 
-def lines(seconds: float, series: Sequence[Curve], limit: tuple[float, str], unit: str) -> Markup:
+def lines(seconds: float, series: Sequence[Curve], limit: tuple[float, str], unit: str, size: Size = REPORT) -> Markup:
     """Draw quantities over time, and a dashed reference line."""
     top = max([limit[0], 1.0, *(float(curve.values.max(initial=0)) for curve in series)])
     marks = []
     for curve in series:
-        points = zip(_x(curve.times, seconds), _y(curve.values, top, CURVES), strict=True)
+        points = zip(size.x(curve.times / seconds), size.y(curve.values / top), strict=True)
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
         marks.append(Mark(curve.name, curve.color, 1.6, path and f"M{path}"))
-    return _chart(f"Over time, in {unit}", CURVES, marks, seconds, values=(top, unit), limit=limit)
+    return _chart(f"Over time, in {unit}", size, marks, _times(seconds, size), values=(top, unit), limit=limit)
+
+
+def bars(series: Sequence[Bar], limit: float, unit: str) -> Markup:
+    """Draw a bar for each worker with its mark, and a dashed reference line, for a pane of the page."""
+    top, count = max([limit, 1.0, *(np.nanmax((bar.value, bar.mark)) for bar in series)]), max(1, len(series))
+    middles, wide = [PANE.x((at + 0.5) / count) for at in range(count)], 0.8 * (PANE.x(1) - PANE.x(0)) / count
+    drawn, marks = [], ""
+    for x, bar in zip(middles, series, strict=False):
+        path = f"M{x:.1f} {PANE.y(0):.1f}V{PANE.y(bar.value / top):.1f}"
+        drawn.append(Mark(f"{bar.name}: {units.scaled(bar.value, unit)}", bar.color, wide, path))
+        if not math.isnan(bar.mark):
+            marks += f"M{x - wide / 2:.1f} {PANE.y(bar.mark / top):.1f}h{wide:.1f}"
+    drawn.append(Mark("", "var(--ink)", 3, marks))
+    longest = max((len(bar.name) for bar in series), default=0)
+    stride = math.ceil(count * (longest + 1) / LETTERS)  # label every n-th bar if there are many
+    labels = {x: bar.name for x, bar in list(zip(middles, series, strict=False))[::stride]}
+    return _chart(f"By worker, in {unit}", PANE, drawn, labels, values=(top, unit), limit=(limit, ""))
 
 
 def merged(intervals: Iterable[Interval], gap: float) -> np.ndarray:
@@ -112,36 +160,32 @@ def _intervals(record: Record, seconds: float, intervals: Iterable[Interval], y:
     """Return the path of all intervals, as far as they are on the time axis: one path for each would be much longer."""
     inside = np.array(list(intervals), dtype=float).reshape(-1, 2) - record.submitted
     inside = inside[(inside[:, 0] < seconds) & (inside[:, 1] > 0)].clip(0, seconds)
-    ends = merged(_x(inside, seconds).tolist(), PIXEL)
+    ends = merged(REPORT.x(inside / seconds).tolist(), PIXEL)
     return "".join(f"M{start:.1f} {y:.1f}H{max(stop, start + PIXEL):.1f}" for start, stop in ends)
 
 
-def _x(at: Any, seconds: float) -> Any:
-    """Return the places of times on the time axis."""
-    return LEFT + (RIGHT - LEFT) * at / max(seconds, 1e-3)
-
-
-def _y(value: Any, top: float, height: float) -> Any:
-    """Return the places of values on a vertical axis, on which `top` is the largest value."""
-    return TOP + height * (1 - FULL * value / top)
+def _times(seconds: float, size: Size) -> dict[float, str]:
+    """Return the labels of an axis of times up to `seconds`, by their places."""
+    unit, name = units.time_unit(seconds)
+    ticks = units.ticks(seconds / unit, 10 if size.width == REPORT.width else 5)
+    return {size.x(at * unit / seconds): f"{at:.6g} {name}" for at in ticks}
 
 
 def _chart(
-    label: str, height: float, marks: Iterable[Mark], seconds: float, *, values: tuple[float, str] | None = None,
-    beside: Mapping[float, str] | None = None, limit: tuple[float, str] | None = None,
+    label: str, size: Size, marks: Iterable[Mark], below: Mapping[float, str], *,
+    values: tuple[float, str] | None = None, beside: Mapping[float, str] | None = None,
+    limit: tuple[float, str] | None = None,
 ) -> Markup:  # fmt: skip
-    """Return a chart; below it is an axis of times up to `seconds`, beside it one of `values`, or labels."""
-    unit, name = units.time_unit(seconds)
-    below = {_x(at * unit, seconds): f"{at:.6g} {name}" for at in units.ticks(seconds / unit, 10)}
+    """Return a chart with labels `below` it, and beside it an axis of `values`, or labels."""
     grid_y = {}
     if values is not None:
         top, of = values
-        beside = grid_y = {_y(at, top, height): units.scaled(at, of) for at in units.ticks(top / FULL)}
-        limit = limit and (_y(limit[0], top, height), limit[1])
+        beside = grid_y = {size.y(at / top): units.scaled(at, of) for at in units.ticks(top / FULL)}
+        limit = limit and (size.y(limit[0] / top), limit[1])
     return Markup(
         templates.filled(
-            theme.PAGES / "chart.html", label=label, width=WIDTH, left=LEFT, right=RIGHT, top=TOP,
-            bottom=TOP + round(height), below=below, beside=beside or {}, grid_y=grid_y,
+            theme.PAGES / "chart.html", label=label, width=size.width, left=size.left, right=size.x(1), top=TOP,
+            bottom=TOP + round(size.height), below=below, beside=beside or {}, grid_y=grid_y,
             marks=[mark for mark in marks if mark.path], limit=limit, theme=theme,
         )
     )  # fmt: skip

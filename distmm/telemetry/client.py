@@ -6,6 +6,7 @@ The first product on a cluster starts telemetry. If telemetry does not start or 
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 import time
 
@@ -116,8 +117,8 @@ def page_address(client: Client) -> str | None:
     Returns
     -------
     str or None
-        The address. If the dashboard listens on the localhost of another machine, the text includes the ``ssh -L``
-        command to run first. None for a scheduler without the page.
+        The address. If the dashboard listens on the localhost of another machine, and in a Slurm job, the text includes
+        the ``ssh -L`` command to run first. None for a scheduler without the page.
     """
     install(client)
     with tolerated("the dashboard's address"):
@@ -125,6 +126,10 @@ def page_address(client: Client) -> str | None:
         if at is None:
             return None
         (host, listens, port), link = at, client.dashboard_link
+        if "SLURM_JOB_ID" in os.environ:  # this program's output is read on another machine
+            login = os.environ.get("SLURM_SUBMIT_HOST", "")
+            jump = f"-J {login} " if login and login != host else ""
+            return f"http://localhost:8787{PAGE} after ssh -N -L 8787:127.0.0.1:{port} {jump}{host}"
         elsewhere = host != socket.gethostname() and ipaddress.ip_address(listens).is_loopback
         if elsewhere and "//localhost:" not in link:  # Dask's default link has the other machine's name
             return f"http://localhost:{port}{PAGE} after ssh -N -L {port}:127.0.0.1:{port} {host}"

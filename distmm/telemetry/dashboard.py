@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
     from distmm.telemetry.record import Record
 
-# Heights of the grid of C, and of each other figure, in pixels.
-BLOCKS, OTHERS = 430, 172
+# Height of the grid of C in pixels.
+BLOCKS = 430
 
-# Milliseconds between two updates, up to `MANY` workers and beyond. An update for 256 workers is 60 kB.
-UPDATE_MILLISECONDS, SLOW_MILLISECONDS, MANY = 500, 1000, 64
+# Milliseconds between two updates of texts and grid, up to `MANY` workers and beyond, and of the other figures. For 256
+# workers these have 150 kB, and take 38 ms on the scheduler.
+UPDATE_MILLISECONDS, SLOW_MILLISECONDS, MANY, FIGURES_MILLISECONDS = 500, 1000, 64, 2000
 
 
 def install(scheduler: Scheduler) -> None:
@@ -35,43 +36,48 @@ def _page(scheduler: Scheduler, extra: dict[str, Any], doc: Document) -> None:
     from bokeh.layouts import column, row
     from bokeh.models import CustomJS, Div
 
-    from distmm.telemetry import charts, facts
-    from distmm.telemetry.dashboard_figures import Bars, Curves
+    from distmm.telemetry import facts
+    from distmm.telemetry.dashboard_figures import PANES
     from distmm.telemetry.dashboard_grid import Blocks, legend
 
     asked, wide = _address_arguments(doc), {"sizing_mode": "stretch_width"}
     table, head, key = (
         Div(name=f"distmm-{name}", stylesheets=[facts.style()], **wide) for name in ("products", "head", "legend")
     )
-    blocks, others = Blocks(name="distmm-blocks", height=BLOCKS, **wide), {"height": OTHERS, **wide}
-    panes: list[Any] = [
-        Curves("rate", "Rate over time", charts.rate, name="distmm-rate-over-time", **others),
-        Curves("memory", "Memory of blocks over time", charts.memory, name="distmm-memory-over-time", **others),
-        *(Bars(quantity, name=f"distmm-{quantity}", **others) for quantity in ("rate", "memory", "time", "transfers")),
-    ]
-    for pane in panes:
-        pane.root.stylesheets = [*pane.root.stylesheets, CELL]
+    blocks = Blocks(name="distmm-blocks", height=BLOCKS, **wide)
+    cell = {"stylesheets": [facts.style(), CELL], "margin": 0, **wide}
+    panes = {name: Div(name=f"distmm-{name}", **cell) for name in PANES}
     left = column(blocks.root, key, stylesheets=[SIDE], **wide)
-    right = row([pane.root for pane in panes], stylesheets=[SIDE, WRAP], **wide)
+    right = row(list(panes.values()), stylesheets=[SIDE, WRAP], **wide)
     figures = row(left, right, name="distmm-figures", stylesheets=[WRAP], **wide)
 
-    def update() -> None:
-        plugin, now = scheduler.plugins.get("distmm-telemetry"), time.time()
+    def found() -> tuple[dict[str, Record], Record | None]:
+        plugin = scheduler.plugins.get("distmm-telemetry")
         records: dict[str, Record] = plugin.records if plugin else {}
-        record = records.get(asked.get("product", "")) or next(reversed(list(records.values())), None)
+        return records, records.get(asked.get("product", "")) or next(reversed(list(records.values())), None)
+
+    def update() -> None:
+        (records, record), now = found(), time.time()
         figures.visible = record is not None
         key.text, head.text = legend(record), facts.head(record, now)
         if record is not None:
             table.text = facts.products(records, record.product, asked, now)
-            for pane in (blocks, *panes):
-                pane.update(record, now)
+            blocks.update(record)
+
+    def draw() -> None:
+        if (record := found()[1]) is not None:
+            for name, pane in panes.items():
+                pane.text = PANES[name](record, time.time())
 
     doc.add_root(column([table, head, figures], name="distmm", **wide))
     dashboard_server.dress(doc, "distmm", extra)
-    update()
-    doc.add_periodic_callback(update, UPDATE_MILLISECONDS if len(scheduler.workers) <= MANY else SLOW_MILLISECONDS)
-    roots = [pane.root for pane in (blocks, *panes)]
-    arguments = {"figures": roots, "light": theme.LIGHT, "dark": theme.DARK}
+    for show, pause in (
+        (update, UPDATE_MILLISECONDS if len(scheduler.workers) <= MANY else SLOW_MILLISECONDS),
+        (draw, FIGURES_MILLISECONDS),
+    ):
+        show()
+        doc.add_periodic_callback(show, pause)
+    arguments = {"figure": blocks.root, "light": theme.LIGHT, "dark": theme.DARK}
     doc.js_on_event(
         "document_ready", CustomJS(args=arguments, code=(theme.PAGES / "colours.js").read_text(encoding="utf-8"))
     )

@@ -6,7 +6,7 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from bokeh.models import ColumnDataSource, FixedTicker, HoverTool, Range1d
+from bokeh.models import BasicTicker, ColumnDataSource, HoverTool, Range1d
 from bokeh.plotting import figure
 
 from distmm import templates, units
@@ -54,24 +54,24 @@ class Blocks:
     def __init__(self, **sizing: Any) -> None:
         columns = ("x", "y", "fill", "alpha", "edge", "width", "name", "owner", "done", "state")
         self.source = ColumnDataSource({column: [] for column in columns})
-        self.shape: tuple[object, ...] = ()
         self.root = figure(
-            title="Blocks of C", x_range=Range1d(0, 1), y_range=Range1d(1, 0), tools="", toolbar_location=None,
+            title="Blocks of C", x_range=Range1d(-0.5, 1), y_range=Range1d(1, -0.5), tools="", toolbar_location=None,
             x_axis_location="above", **sizing,
         )  # fmt: skip
         self.root.grid.visible = False
-        cells = self.root.rect(
-            x="x", y="y", width=0.92, height=0.92, source=self.source,
+        self.root.axis.ticker = BasicTicker(desired_num_ticks=4, min_interval=1)  # the numbers of blocks
+        self.cells = self.root.rect(
+            x="x", y="y", width=1, height=1, source=self.source,
             fill_color="fill", fill_alpha="alpha", line_color="edge", line_width="width",
         )  # fmt: skip
         self.root.add_tools(
             HoverTool(
-                renderers=[cells],
+                renderers=[self.cells],
                 tooltips=[("block", "@name"), ("owner", "@owner"), ("done", "@done{0 %}"), ("", "@state")],
             )
         )
 
-    def update(self, record: Record, now: float) -> None:
+    def update(self, record: Record) -> None:
         """Redraw the cells."""
         grid = Grid.of(record)
         cell = grid.row * grid.wide + grid.column
@@ -88,8 +88,8 @@ class Blocks:
         more = " and its neighbours, in one cell" if grid.side > 1 else ""
         edges = [(refuted, theme.WRONG), (rejected, theme.REJECTED), (again, theme.AGAIN)]
         self.source.data = {
-            "x": grid.column[first] + 0.5,
-            "y": grid.row[first] + 0.5,
+            "x": grid.column[first] * grid.side + (grid.side - 1) / 2,
+            "y": grid.row[first] * grid.side + (grid.side - 1) / 2,
             "fill": [record.color(owner) if owner else theme.NOBODY for owner in owners],
             "alpha": EMPTY + (1 - EMPTY) * done,
             "edge": np.select([flags for flags, _ in edges], [color for _, color in edges], theme.NOBODY),
@@ -102,14 +102,9 @@ class Blocks:
                 for flags in zip(mirrored, resumed, again, rejected, refuted, strict=True)
             ],
         }
-        if self.shape != (record.product, grid.high, grid.wide):
-            self.shape = record.product, grid.high, grid.wide
-            self.root.x_range.end, self.root.y_range.start = grid.wide, grid.high
-            for axis, count in ((self.root.xaxis[0], grid.wide), (self.root.yaxis[0], grid.high)):
-                axis.visible = not record.batches
-                at = sorted({0, count // 2, count - 1} if count > 8 else range(count))
-                axis.ticker = FixedTicker(ticks=[x + 0.5 for x in at])
-                axis.major_label_overrides = {x + 0.5: str(x * grid.side) for x in at}
+        self.cells.glyph.width = self.cells.glyph.height = 0.92 * grid.side
+        self.root.x_range.end, self.root.y_range.start = (n * grid.side - 0.5 for n in (grid.wide, grid.high))
+        self.root.axis.visible = not record.batches
 
 
 # What the tooltip of a cell says, in the order of its flags.

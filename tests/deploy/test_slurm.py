@@ -104,7 +104,7 @@ def test_a_submitted_product_runs_over_two_nodes_and_is_right(slurm: Path, job_f
     assert done.exit_code == 0, done.output
     expected = np.load(job_file.parent / "A.npy") @ np.load(job_file.parent / "B.npy")
     assert np.array_equal(open_matrix(job_file.parent / "C.zarr")[:, :], expected)
-    assert "2 worker(s)" in done.output
+    assert "Cluster with 2 workers" in done.output
     assert "ssh -N -L 8787:127.0.0.1:" in done.output
     assert not WRONG.search(done.output), done.output
 
@@ -296,8 +296,8 @@ def test_prometheus_reaches_every_worker_of_a_default_job(slurm: Path, waves: jo
         pytest.skip("no Prometheus here: apt-get install prometheus")
     number = batch.submit(waves)
     log = Path(waves.run.folder) / f"distmm-{number}.log"
-    _until_log(log, "dashboard on .* port")
-    found = re.search(r"port (\d+)", log.read_text())
+    _until_log(log, "8787:127.0.0.1:")
+    found = re.search(r"8787:127.0.0.1:(\d+)", log.read_text())
     assert found is not None
     until(functools.partial(_more, tmp_path, 0), "no block is finished")  # the first product brings the targets
     shipped = (Path(__file__).parents[2] / "deploy" / "monitoring" / "prometheus.yml").read_text()

@@ -6,10 +6,9 @@ import re
 import subprocess
 from pathlib import Path
 
-import dask
 import pytest
 
-from distmm.submit import dashboard_access, fabric, jobfile, ready, slurm
+from distmm.submit import fabric, jobfile, slurm
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "slurm"
 
@@ -61,17 +60,6 @@ def test_dashboards_are_seen_from_other_machines_only_if_told(dashboard: str, ad
     assert ("--no-dashboard" in workers) == (dashboard != "all")
     assert ("ROUTES='['\"'\"'distributed.http.health'" in text) == (dashboard == "none")
     assert ("DASHBOARD__LINK=http://localhost:8787/status\n" in text) == (dashboard == "localhost")
-
-
-def test_a_job_without_pages_names_none_and_one_with_pages_says_how_to_see_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setenv("SLURM_SUBMIT_HOST", "login")
-    monkeypatch.setattr(ready.socket, "gethostname", lambda: "gpu3")
-    for switch, expected in (("localhost", "ssh -N -L 8787:127.0.0.1:4242 -J login gpu3, "), ("none", "no dashboard")):
-        with dask.config.set(dashboard_access.settings(switch)):
-            assert expected in ready._dashboard(4242)
 
 
 @pytest.mark.parametrize(("walltime", "minutes", "deadline"), [("90s", 2, 100), ("2m", 2, 100), ("01:30:00", 90, 5380)])

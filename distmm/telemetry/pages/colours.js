@@ -1,28 +1,18 @@
-// Dask's dashboard has a light theme only. Bokeh draws figures on canvases, which style sheets do not reach. So this
-// script sets their colours, by the browser's preference or by ?theme=dark in the address (for JupyterLab's theme).
+// Dask's dashboard has a light theme only. Bokeh draws the grid of C on a canvas, which style sheets do not reach. So this
+// script sets its colours, by the browser's preference or by ?theme=dark in the address (for JupyterLab's theme).
 const asked = new URLSearchParams(location.search).get("theme");
 const prefers = matchMedia("(prefers-color-scheme: dark)");
 const sheet = document.head.appendChild(document.createElement("style"));
 function colour() {
   const c = (asked ?? (prefers.matches ? "dark" : "light")) == "dark" ? dark : light;
   const paint = (model, colours) => model.setv(colours, {sync: false});  // the server need not know
-  for (const figure of figures) {
-    paint(figure.title, {text_color: c.ink});
-    paint(figure, {outline_line_color: c.line});
-    for (const side of [figure.above, figure.below, figure.left, figure.right, figure.center])
-      for (const part of side) {
-        if ("axis_label_text_color" in part.properties)
-          paint(part, {axis_label_text_color: c.muted, major_label_text_color: c.muted, axis_line_color: c.line,
-                       major_tick_line_color: c.line, minor_tick_line_color: null});
-        else if ("grid_line_color" in part.properties)
-          paint(part, {grid_line_color: c.line});
-      }
-    for (const renderer of figure.renderers)
-      for (const glyph of [renderer.glyph, renderer.nonselection_glyph]) {
-        if (glyph && "text_color" in glyph.properties) paint(glyph, {text_color: {value: c.ink}});
-        if (glyph && glyph.tags.includes("ink")) paint(glyph, {line_color: {value: c.ink}});
-      }
-  }
+  paint(figure.title, {text_color: c.ink});
+  paint(figure, {outline_line_color: c.line});
+  for (const side of [figure.above, figure.below, figure.left, figure.right])
+    for (const part of side)
+      if ("axis_label_text_color" in part.properties)
+        paint(part, {axis_label_text_color: c.muted, major_label_text_color: c.muted, axis_line_color: c.line,
+                     major_tick_line_color: c.line, minor_tick_line_color: null});
   const names = Object.entries(c).map(([name, value]) => `--distmm-${name}: ${value};`).join(" ");
   sheet.textContent = `
     :root { ${names} color-scheme: ${c == dark ? "dark" : "light"}; }

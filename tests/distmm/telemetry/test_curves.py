@@ -12,7 +12,7 @@ from distmm.planning.blocks import cut
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
-from distmm.telemetry import charts, theme
+from distmm.telemetry import charts, dashboard_figures, theme
 from distmm.telemetry.activity import MOST_POINTS, Lane
 from distmm.telemetry.batch_job import batch_job
 from distmm.telemetry.record import Record
@@ -93,6 +93,23 @@ def test_many_workers_are_drawn_as_three_curves() -> None:
     assert (lowest.name, lowest.values.max()) == ("lowest", 0)
     assert middle.values.max() == 15.5e6
     assert len(charts.rate(r, 2000.0)) == 3
+
+
+@pytest.mark.parametrize("workers", [1, 2, 32, 256])
+def test_each_worker_has_a_bar_that_its_tooltip_names_and_some_have_labels(workers: int) -> None:
+    r = record(workers)
+    work(r)
+    r.fall_silent("w0", 1000.0)
+    text = dashboard_figures.PANES["rate"](r, 2000.0)
+    assert {name for name in r.lanes if f"<title>{name}: " in text} == set(r.lanes)
+    (silent,) = (line for line in text.splitlines() if "<title>w0: " in line)
+    assert theme.NOBODY in silent
+    assert min(workers, 2) <= text.count('text-anchor="middle"') <= 8
+
+
+def test_the_panes_of_a_product_without_workers_are_drawn() -> None:
+    r = Record("C", record().plan, 1000.0)
+    assert all("</svg>" in draw(r, 1001.0) for draw in dashboard_figures.PANES.values())
 
 
 def test_a_worker_has_one_colour_in_all_products_of_a_scheduler() -> None:

@@ -31,7 +31,7 @@ def record(problem: Problem, edges: tuple[int, ...], **options: object) -> Recor
 def cells(r: Record) -> tuple[Blocks, dict[str, dict[str, object]]]:
     """Return the pane that shows a record, and its cells by the names of their blocks."""
     pane = Blocks()
-    pane.update(r, 1010.0)
+    pane.update(r)
     data = {name: list(values) for name, values in pane.source.data.items()}
     return pane, {name: {key: data[key][at] for key in data} for at, name in enumerate(data["name"])}
 
@@ -94,9 +94,9 @@ def test_the_matrices_of_a_batch_stand_apart() -> None:
         others = [cell for cell in found.values() if cell not in mine]
         assert not [c for c in others if left - 1 <= c["x"] <= right + 1 and top - 1 <= c["y"] <= bottom + 1]  # type: ignore[operator]
     assert not pane.root.xaxis[0].visible
-    pane.update(record(Problem(60, 30, 60, np.dtype("f4")), (30, 30, 30)), 1010.0)
+    pane.update(record(Problem(60, 30, 60, np.dtype("f4")), (30, 30, 30)))
     assert pane.root.xaxis[0].visible
-    assert (pane.root.x_range.end, pane.root.y_range.start) == (2, 2)
+    assert (pane.root.x_range.end, pane.root.y_range.start) == (1.5, 1.5)
 
 
 @pytest.mark.parametrize(("batch", "edge"), [((), 100), ((6000,), 1), ((40, 50), 2)])
@@ -108,7 +108,7 @@ def test_large_grids_have_a_bounded_number_of_cells(batch: tuple[int, ...], edge
     r = Record("C", plan, 1000.0)
     assert r.chains > MOST_CELLS
     pane = Blocks()
-    pane.update(r, 1000.0)
+    pane.update(r)
     assert 0 < len(pane.source.data["x"]) <= MOST_CELLS
     assert max(pane.source.data["x"]) < pane.root.x_range.end
     assert max(pane.source.data["y"]) < pane.root.y_range.start

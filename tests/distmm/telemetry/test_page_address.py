@@ -41,6 +41,17 @@ def test_a_dashboard_on_the_localhost_of_another_machine_comes_with_its_tunnel(
     assert telemetry.page_address(idle) == idle.dashboard_link.replace("/status", "/distmm")
 
 
+@pytest.mark.parametrize(("login", "jump"), [("login", "-J login "), ("gpu3", ""), ("", "")])
+def test_a_slurm_job_says_how_to_see_its_page_from_another_machine(
+    idle: Client, monkeypatch: pytest.MonkeyPatch, login: str, jump: str
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_SUBMIT_HOST", login)
+    monkeypatch.setattr(telemetry, "_page_at", lambda dask_scheduler: ("gpu3", "127.0.0.1", 4242))
+    tunnel = f"http://localhost:8787/distmm after ssh -N -L 8787:127.0.0.1:4242 {jump}gpu3"
+    assert telemetry.page_address(idle) == tunnel
+
+
 def test_an_address_that_was_set_is_kept(idle: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(telemetry, "_page_at", lambda dask_scheduler: ("n7", "127.0.0.1", 40123))
     with dask.config.set({"distributed.dashboard.link": "http://localhost:8787/status"}):

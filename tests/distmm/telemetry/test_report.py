@@ -136,8 +136,8 @@ def test_a_silence_is_drawn_for_the_time_of_the_product_alone() -> None:
     r.fall_silent(late, 1020.0)  # the product was over
     text = charts.timeline(r, 10.0)
     (path,) = re.findall(r'<title>[^<]*: silent</title><path d="M([\d.-]+) [\d.]+H([\d.]+)', text)
-    assert float(path[0]) == charts.LEFT
-    assert float(path[1]) == pytest.approx(charts.LEFT + 0.2 * (charts.RIGHT - charts.LEFT), abs=0.2)
+    assert float(path[0]) == charts.REPORT.x(0)
+    assert float(path[1]) == pytest.approx(charts.REPORT.x(0.2), abs=0.2)
 
 
 @pytest.mark.parametrize("name", ["a$x_1$b", "$\\frac$"])
