@@ -116,6 +116,7 @@ def test_closed_streams_and_a_removed_folder_end_in_no_traceback(tmp_path: Path)
     for how, expected in {
         'exec "$@" >&-': (0, "", ""),
         'exec "$@" 2>&- >&- <&-': (0, "", ""),
+        'exec "$@" >/dev/full': (3, "", "a part of the output is lost: [Errno 28] No space left on device\n"),
         'rmdir ../here; exec "$@"': (2, "", "error: the working folder of this shell has been removed: change to one"),
     }.items():
         command = ["sh", "-c", f"cd here; {how}", "sh", sys.executable, *plan]
@@ -130,6 +131,15 @@ def test_a_closed_output_pipe_changes_nothing(tmp_path: Path) -> None:
         assert process.stdout is not None
         process.stdout.close()
         assert (process.wait(timeout=120), "Broken" in (process.stderr or sys.stdin).read()) == (0, False)
+    np.testing.assert_array_equal(np.load(tmp_path / "C.npy"), np.full((400, 400), 400))
+
+
+@pytest.mark.minutes
+def test_a_full_disk_of_the_log_does_not_end_a_job(tmp_path: Path) -> None:
+    run = 'exec "$@" >/dev/full 2>&1'
+    command = ["sh", "-c", run, "sh", sys.executable, "-m", "distmm", "multiply", "A.npy", "A.npy", "-o", "C.npy", *ONE]
+    np.save(tmp_path / "A.npy", np.ones((400, 400), "float32"))
+    assert subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, timeout=120).returncode == 3
     np.testing.assert_array_equal(np.load(tmp_path / "C.npy"), np.full((400, 400), 400))
 
 
