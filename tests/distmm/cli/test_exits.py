@@ -79,6 +79,26 @@ def test_ctrl_c_while_the_cluster_starts_is_no_error(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["A.npy"]
 
 
+HALF_STARTED = """
+import asyncio, os, signal
+from distributed import Nanny
+from distributed.deploy.spec import SpecCluster
+from distmm.cli import main
+async def start(nanny):
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.sleep(60)
+Nanny.start_unsafe = start
+SpecCluster.close = lambda *how, **options: print("waits for workers that have not started")
+main()
+"""
+
+
+def test_a_cluster_that_sigterm_has_left_half_started_is_not_waited_for(tmp_path: Path) -> None:
+    with start(tmp_path, "-c", HALF_STARTED, "verify", "A.npy", "A.npy", "A.npy", "--workers", "1") as process:
+        out, err = process.communicate(timeout=120)
+    assert (process.returncode, out, err) == (128 + signal.SIGTERM, "", "")
+
+
 ENDING = """
 import atexit, os, signal, sys
 from distmm.cli import main
