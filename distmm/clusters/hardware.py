@@ -221,7 +221,7 @@ def _size(name: str, value: Size) -> int:
     """Return a number of bytes from an integer or text."""
     try:
         size = parse_bytes(value if isinstance(value, str) else float(value))
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, OverflowError):
         size = 0
     if size < LEAST_SIZE or isinstance(value, bool):
         raise InputError(f"{name} is {value!r}: give bytes, at least a MiB, or a size with its unit, such as '80GB'")

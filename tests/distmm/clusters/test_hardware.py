@@ -132,6 +132,7 @@ def test_a_slow_network_makes_the_plan_slower() -> None:
         (lambda: distmm.gpus(4, "H100", link=0), "link is 0"),
         (lambda: distmm.gpus(4, "H100", link="25"), "link is '25'"),
         (lambda: distmm.cpus(4, memory=64), "memory is 64"),
+        (lambda: distmm.cpus(4, memory="1e400"), "memory is '1e400'"),
         (lambda: distmm.cpus(4, threads=0, memory="4GB"), "threads is 0"),
         (lambda: distmm.cpus(4, memory="-4GB"), "memory is '-4GB'"),
     ],

@@ -84,6 +84,7 @@ def test_a_cluster_that_does_not_answer_is_refused() -> None:
         ),
         ("local-cpu", {"workers": 0}, "0 workers"),
         ("local-cpu", {"memory_limit": "much"}, "'much' is not a size"),
+        ("local-cpu", {"memory_limit": "1e400"}, "'1e400' is not a size"),
         ("local-cpu", {"dashboard": "here"}, "no port"),
         ("local", {"device": "tpu"}, "'tpu' is not one of"),
     ],
