@@ -95,7 +95,7 @@ def _is_pool(value: Any) -> bool:
         return not isinstance(value, bool) and LEAST_POOL <= share <= MOST_POOL
     try:
         return isinstance(value, str) and parse_bytes(value) >= 1 << 20
-    except ValueError:
+    except (ValueError, OverflowError):
         return False
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from numbers import Real
 from typing import Any, Unpack
 
 import dask.array as da
@@ -95,8 +96,8 @@ def cov(
     """
     check_flags(rowvar=rowvar, bias=bias)
     Choices.of(**choices)  # refuses what cannot be used, before any work
-    if ddof is not None and ddof != int(ddof):
-        raise InputError(f"ddof is {ddof}: give a whole number")
+    if ddof is not None and (not isinstance(ddof, Real) or ddof % 1 != 0):
+        raise InputError(f"ddof is {ddof!r}: give a whole number")
     first, second, dtype = _observations(m, y, rowvar, dtype)
     n = first.shape[1]
     weights, freedom = _weights(fweights, aweights, n, int(not bias) if ddof is None else int(ddof))

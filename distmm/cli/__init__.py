@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 __all__ = ["main"]
 
@@ -15,7 +15,7 @@ __all__ = ["main"]
 def main() -> None:
     """Run the command in the process's arguments, and exit with its code."""
     from distmm import interrupts
-    from distmm.cli.app import app
+    from distmm.cli.app import UNEXPECTED, app
 
     # `dask.array` imports xarray, and with it pandas, where they are installed: half a second, for nothing here.
     sys.modules.setdefault("xarray", None)  # type: ignore[arg-type]
@@ -28,6 +28,10 @@ def main() -> None:
     except SystemExit as code:
         if code.code == interrupts.INTERRUPTED:  # a second Ctrl-C while Python ends is no error either
             signal.signal(signal.SIGINT, interrupts.end)
+        sys.stdout.flush()
+        if _DroppingFile.lost is not None and not code.code:
+            print(f"a part of the output is lost: {_DroppingFile.lost}", file=sys.stderr)  # noqa: T201
+            raise SystemExit(UNEXPECTED) from None
         raise
 
 
@@ -37,20 +41,24 @@ def _terminate(number: int, frame: FrameType | None) -> NoReturn:
 
 
 class _DroppingFile(io.FileIO):
-    """A file that drops data after its pipe was closed."""
+    """A file that drops data which it cannot write: its pipe was closed, its disk is full, its terminal has gone."""
+
+    lost: ClassVar[OSError | None] = None  # why data were dropped, unless the reader has closed the pipe
 
     def write(self, data: Any) -> int:
-        """Write data, or drop it if the pipe is closed."""
+        """Write data, or drop it."""
         try:
             return super().write(data)
-        except BrokenPipeError:
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError):
+                _DroppingFile.lost = error
             return memoryview(data).nbytes
 
 
 def _outlive_pipes() -> None:
-    """Make stdout and stderr ignore a closed pipe, as in ``distmm multiply ... | head -1``.
+    """Let no output end a job, neither to a closed pipe, as in ``distmm multiply ... | head -1``, nor to a full disk.
 
-    Output to it is dropped, and the exit code is that of the command's work.
+    It is dropped. The exit code is that of the command's work, but 3 if the work is done and its output is not whole.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)

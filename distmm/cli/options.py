@@ -148,7 +148,8 @@ class Where:
         "none"
     )
     connect_timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds to wait for a running cluster, and then for its first worker.")
+        float,
+        typer.Option(min=0.1, max=86400, help="Seconds to wait for a running cluster, and then for its first worker."),
     ] = 10
 
 

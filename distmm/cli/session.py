@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import math
@@ -66,9 +67,13 @@ def tell_device(where: str, device: DeviceChoice) -> None:
 @contextmanager
 def cluster(ctx: typer.Context, where: Where, device: DeviceChoice) -> Iterator[Client]:
     """Connect to a cluster or start one; print its number of workers and the address of its dashboard."""
+    from distributed.deploy.spec import close_clusters
+
     from distmm.all_workers import workers_of
     from distmm.telemetry.client import page_address
 
+    # Dask would wait 10 s, or fail, where a signal has interrupted a start. The workers end with this process.
+    atexit.unregister(close_clusters)
     tell_device(where.cluster, device)
     # Without this, workers log a traceback for each failed task, and a local scheduler logs its error. The client
     # receives the error and prints it once. An interrupted wait of Dask leaves an asyncio task whose error is unread.

@@ -63,9 +63,9 @@ def connect(where: str = "local", *, timeout: float = 10, tls: str = "none", **o
             f"--tls temporary is for clusters that distmm starts, not for {where}: give the folder with its "
             f"certificates"
         )
-    given = [name for name in ("workers", "memory_limit") if options.get(name) is not None]
+    given = " and ".join(name for name in ("workers", "memory_limit") if options.get(name) is not None)
     if given:
-        raise InputError(f"{' and '.join(given)} can be set for a local cluster only, not for {where}: leave out")
+        raise InputError(f"{given} can be set for a local cluster only, not for {where}: leave out {given}")
     address, secured = _address(where), security(tls) or Security()
     if address.startswith("tls://") and secured.get_connection_args("client").get("ssl_context") is None:
         raise InputError(f"{where} is encrypted: give the folder with its certificates (ca.pem, ...) with --tls FOLDER")

@@ -154,7 +154,7 @@ def gpus(
     Raises
     ------
     InputError
-        For an unknown model, a count below 1, and a size that is invalid or below a MiB.
+        For an unknown model, a count below 1 or above 100,000, and a size that is invalid or below a MiB.
 
     Examples
     --------
@@ -193,7 +193,7 @@ def cpus(workers: int, *, threads: int = 1, memory: Size, link: Size | None = No
     Raises
     ------
     InputError
-        For a number of workers or threads below 1, and a size that is invalid or below a MiB.
+        For a number of workers or threads below 1 or above 100,000, and a size that is invalid or below a MiB.
 
     Examples
     --------
@@ -212,8 +212,8 @@ def _count(name: str, value: object) -> int:
         count = index(value)  # type: ignore[arg-type]  # this checks the user's value
     except TypeError:
         count = 0
-    if count < 1 or isinstance(value, bool):
-        raise InputError(f"{name} is {value!r}: give a whole number of at least 1")
+    if not 1 <= count <= 100_000 or isinstance(value, bool):  # a plan for more would take minutes
+        raise InputError(f"{name} is {value!r}: give a whole number from 1 to 100,000")
     return count
 
 
@@ -221,7 +221,7 @@ def _size(name: str, value: Size) -> int:
     """Return a number of bytes from an integer or text."""
     try:
         size = parse_bytes(value if isinstance(value, str) else float(value))
-    except (ValueError, TypeError, AttributeError):
+    except (ValueError, TypeError, AttributeError, OverflowError):
         size = 0
     if size < LEAST_SIZE or isinstance(value, bool):
         raise InputError(f"{name} is {value!r}: give bytes, at least a MiB, or a size with its unit, such as '80GB'")

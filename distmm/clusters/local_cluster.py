@@ -230,7 +230,7 @@ def _setup(device: str, workers: int | None, threads: int | None, memory_limit: 
         )
     try:
         limit = None if memory_limit is None else parse_bytes(memory_limit)
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise InputError(f"memory limit {memory_limit!r} is not a size; write it as 8GB or 16GiB") from error
     if limit is not None and limit < LEAST_MEMORY:
         raise InputError(

@@ -250,7 +250,7 @@ def differences(before: Json, now: Json) -> Iterator[str]:
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
             yield from (f"{name}: {what}" for what in differences(old, new))
-        elif old != new:
+        elif old != new and repr(old) != repr(new):  # NaN is not equal to itself
             yield f"{name} was {old}, is {new}"
 
 

@@ -30,7 +30,7 @@ def open_npy(path: str) -> FlatMatrix:
         check_regular(path)
         with _parsing:  # unlike numpy.load, this neither unpickles objects nor opens zip archives of arrays
             found = np.lib.format.open_memmap(path, mode="r")
-    except (ValueError, OSError, EOFError) as error:
+    except Exception as error:  # NumPy raises half a dozen types of errors for damaged headers
         raise InputError(
             f"{path}: not a readable .npy file: {error}; write it with numpy.save (no pickled objects), or copy it "
             f"again"

@@ -21,7 +21,7 @@ def _check(holds: Callable[[Any], object], what: str) -> AfterValidator:
     """Refuse a value for which `holds` is false or raises ValueError; `what` completes "KEY = VALUE is not ..."."""
 
     def checked(value: Any) -> Any:
-        with suppress(ValueError):
+        with suppress(ValueError, OverflowError):
             if holds(value):
                 return value
         raise ValueError(what)

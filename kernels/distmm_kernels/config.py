@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from dataclasses import dataclass
 from typing import Any
@@ -98,6 +99,19 @@ def operand_dtype(dtype: DTypeLike) -> np.dtype[Any]:
 def result_type(*types: np.dtype[Any]) -> np.dtype[Any]:
     """Return `numpy.result_type`, where 8-bit floats count as float32: that is what NumPy makes of their products."""
     return np.result_type(*(np.dtype(np.float32) if x in FLOAT8 else x for x in types))
+
+
+@functools.lru_cache(maxsize=4096)
+def working_type(a: np.dtype[Any], b: np.dtype[Any], out: np.dtype[Any], k: int) -> np.dtype[Any]:
+    """Type in which kernels receive the operands of a product that ``out`` receives.
+
+    It is int64 if sums of integers can leave int32, which ``out`` would show.
+    """
+    dtype = result_type(a, b)
+    if dtype.kind in "iu" and (out.kind in "fc" or out.itemsize > 4):
+        bits = 8 * dtype.itemsize - (dtype.kind == "i")
+        return np.dtype(np.int64) if k << 2 * bits >= 2**31 else operand_dtype(dtype)
+    return a if a in FLOAT8 and b in FLOAT8 else operand_dtype(dtype)
 
 
 @dataclass(frozen=True)

@@ -188,7 +188,7 @@ class Kernel(ABC):
             c, d = None if c is None else self._to_device(c), None
             mirrored = False
             if not last.plain and a.shape[-1] and 0 not in shape:
-                addend = None if last.beta == 0 else self._module.broadcast_to(widened(self._to_device(c0)), shape)
+                addend = None if last.beta == 0 else self._addend(c0, shape)
                 d = self._finished(a, b, c, last._replace(c0=addend), symmetry is not None, out)
                 mirrored = d is not None
             if d is None:
@@ -294,12 +294,17 @@ class Kernel(ABC):
         out = d if last.alpha == 1 else d * last.alpha
         if last.beta != 0:
             # without the type check of `prepare`: c0 may have the result's type, for example bool or uint8
-            addend = self._module.broadcast_to(widened(self._to_device(last.c0)), d.shape)
-            addend = addend.astype(self.accumulator, copy=False)
+            addend = self._addend(last.c0, d.shape).astype(self.accumulator, copy=False)
             out = out + (addend if last.beta == 1 else addend * last.beta)
         if out.dtype == last.dtype:
             return out
         return out != 0 if last.dtype.kind == "b" else out.astype(last.dtype, copy=False)
+
+    def _addend(self, c0: Array, shape: tuple[int, ...]) -> Array:
+        try:
+            return self._module.broadcast_to(widened(self._to_device(c0)), shape)
+        except ValueError:
+            raise ValueError(f"c has shape {c0.shape}, which does not broadcast to the product's, {shape}") from None
 
     def _empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
         """Return a new array for a result."""

@@ -36,6 +36,8 @@ class Last(NamedTuple):
         """Make the step, with factors of the accumulator's type, after the checks of `Kernel.finish`."""
         factors = ("alpha", alpha), ("beta", beta)
         for name, factor in factors:
+            if not isinstance(factor, (int, float, complex, np.number, np.bool_)):
+                raise TypeError(f"{name} is {factor!r}: give a number")
             if symmetry == "hermitian" and factor.imag:
                 raise ValueError(f"{name} is {factor}, and a Hermitian product needs a real {name}: give a real number")
         if dtype in FLOAT8:
@@ -43,6 +45,8 @@ class Last(NamedTuple):
         first, second = (_scalar(*each, dtype, accumulator) for each in factors)
         if second != 0 and c0 is None:
             raise ValueError(f"beta is {second}, so c0 is needed: give it, or beta=0")
+        if c0 is not None and second != 0 and not np.can_cast(c0.dtype, accumulator, "same_kind"):
+            raise TypeError(f"c is {c0.dtype}, the product {dtype}, which would lose a part of it: convert c first")
         return cls(first, second, c0, dtype)
 
     @property

@@ -42,7 +42,7 @@ def matmul(
     alpha, beta : scalars
         `beta` is 1 by default if `c` is given.
     c : array, optional
-        Broadcasts to the product.
+        Broadcasts to the product. Its numbers must be of a kind that the product can have: no float64 for integers.
     reproducible : bool
         Whether bits must not depend on cuts of k, nor the kernel on sizes.
     device : str or Device, optional
@@ -57,7 +57,7 @@ def matmul(
     Raises
     ------
     TypeError
-        If the arrays are of different packages, or `out` cannot hold the numbers.
+        If the arrays are of different packages, `out` or the product cannot hold the numbers, or a factor is none.
     ValueError
         If shapes or devices do not match, or a keyword has a value that is not allowed.
 
@@ -114,8 +114,6 @@ def gram(
     array([[ 5., 11.],
            [11., 25.]])
     """
-    if a.ndim < 2:
-        raise ValueError(f"a has shape {tuple(a.shape)}: gram multiplies matrices by their transposes; add an axis")
     turned = packages.adjoint(a)
     multiply = packages.multiply_of(a, turned, c, out, device)
     return multiply(a, turned, out, c, Options(alpha, _beta(beta, c), precision, reproducible, "hermitian"))

@@ -11,7 +11,7 @@ import numpy as np
 
 from distmm_kernels.arrays.products import Options, by_columns, chosen, leaves_to_library, named, product, result_of
 from distmm_kernels.background import begin
-from distmm_kernels.config import operand_dtype
+from distmm_kernels.config import working_type
 from distmm_kernels.device import Device, gpus, why_no_gpu
 from distmm_kernels.kernel import Array, Enqueue
 from distmm_kernels.launch.bounded import Bounded
@@ -113,9 +113,10 @@ def _learn(key: Any, a: Array, b: Array, out: Array, device: Device, options: Op
     if not (plain and out.size and a.size):
         direct[key] = None
         return
-    sizes = a.shape[-2], a.shape[-1], b.shape[-1], out.shape[:-2], operand_dtype(a.dtype)
-    if begin(sizes[-1].name, device.compute_capability):  # another kernel will be chosen
+    working = working_type(a.dtype, b.dtype, out.dtype, a.shape[-1])
+    if begin(working.name, device.compute_capability):  # another kernel will be chosen
         return
+    sizes = a.shape[-2], a.shape[-1], b.shape[-1], out.shape[:-2], working
     symmetric = options.symmetry is not None
     how = options.precision, options.reproducible, False, symmetric, by_columns(b), out.dtype
     kernel: Any = chosen(*sizes, device, *how)
@@ -124,7 +125,7 @@ def _learn(key: Any, a: Array, b: Array, out: Array, device: Device, options: Op
         if not leaves_to_library(kernel, out.size * a.shape[-1], options) or kernel.patience == 0:
             return
         left = iter(range(kernel.patience - 1))
-        kernel = named("cublas", operand_dtype(a.dtype), device)
+        kernel = named("cublas", working, device)
     launch = kernel.direct(a, b, out, symmetric)
     direct[key] = None if launch is None else Direct(kernel.capturable, launch, out.shape, out.dtype, left)
 

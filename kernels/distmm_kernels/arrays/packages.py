@@ -76,6 +76,8 @@ def multiply_of(a: Any, b: Any, c: Any, out: Any, device: Any) -> Multiply:
 def adjoint(x: Any) -> Any:
     """Return the second operand of `gram`: a transposed view. Its kernels read `x` alone, so nothing is conjugated."""
     kind = kind_of(x)
+    if x.ndim < 2:
+        raise ValueError(f"a has shape {tuple(x.shape)}: gram multiplies matrices by their transposes; add an axis")
     if kind == "torch":
         return x.mH  # conjugated when it is read, as by gradients
     return _as_numba(view(x).swapaxes(-1, -2)) if kind == "numba" else x.swapaxes(-1, -2)

@@ -14,7 +14,7 @@ import numpy as np
 
 from distmm_kernels.background import BUILD_SECONDS, begin
 from distmm_kernels.candidate import Candidate
-from distmm_kernels.config import FLOAT8, PRECISIONS, Problem, operand_dtype, result_type
+from distmm_kernels.config import PRECISIONS, Problem, result_type, working_type
 from distmm_kernels.device import Device
 from distmm_kernels.kernel import Array, Kernel, product_shape
 from distmm_kernels.symmetric import Symmetry
@@ -75,8 +75,8 @@ def product(
     left, right = (a if a.ndim > 1 else a[None, :]), (b if b.ndim > 1 else b[:, None])
     if c is not None and 1 in (a.ndim, b.ndim):
         c = np.broadcast_to(c, shape)
-        c = c[..., None, :] if a.ndim == 1 else c
         c = c[..., None] if b.ndim == 1 else c
+        c = c[..., None, :] if a.ndim == 1 else c
     at_once = out is not None and min(a.ndim, b.ndim) > 1 and not any(_overlap(out, x) for x in (a, b))
     if at_once and (c is None or not _overlap(out, c) or (_same(out, c) and options.symmetry is None)):
         return of_matrices(left, right, c, out, dtype, device, options)
@@ -91,7 +91,7 @@ def of_matrices(
     a: Array, b: Array, c: Array | None, out: Array | None, dtype: np.dtype[Any], device: Device, options: Options
 ) -> Array:
     """Return the product of matrices ``(..., m, k)`` and ``(..., k, n)``, in ``out`` or as a new contiguous array."""
-    working = _working(a.dtype, b.dtype)
+    working = working_type(a.dtype, b.dtype, dtype, a.shape[-1])
     *batch, m, n = product_shape(a.shape, b.shape)
     in_graph = device.kind == "cuda" and captured()
     how = options.precision, options.reproducible, in_graph, options.symmetry is not None, by_columns(b), dtype
@@ -117,11 +117,6 @@ def of_matrices(
 def leaves_to_library(kernel: Any, steps: int, options: Options) -> bool:
     """Whether the library computes a product of so many multiply-adds, since guards of this kernel were raised."""
     return not options.reproducible and options.symmetry is None and bool(kernel.declines(steps))
-
-
-@functools.cache
-def _working(a: np.dtype[Any], b: np.dtype[Any]) -> np.dtype[Any]:
-    return a if a in FLOAT8 and b in FLOAT8 else operand_dtype(result_type(a, b))
 
 
 def by_columns(b: Array) -> bool:

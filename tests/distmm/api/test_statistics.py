@@ -202,6 +202,8 @@ def test_correlations_are_nan_where_numpys_are() -> None:
         ({"y": np.ones((2, 3, 4))}, r"y has shape \(2, 3, 4\)"),
         ({"y": np.ones((2, 4))}, "m has 3 observations, and y has 4"),
         ({"ddof": 0.5}, "ddof is 0.5: give a whole number"),
+        ({"ddof": float("nan")}, "ddof is nan: give a whole number"),
+        ({"ddof": [1]}, "ddof is .1.: give a whole number"),
         ({"rowvar": "rows"}, "rowvar is 'rows'"),
         ({"dtype": "i4"}, "dtype is int32: give a floating-point or complex type"),
         ({"m": np.ones((2, 3), "c16"), "dtype": "f8"}, "dtype is float64, and the observations are complex128"),

@@ -200,6 +200,7 @@ def test_verify_finds_swapped_columns_and_repeats_a_check_by_its_seed(where: lis
         (["verify", "A.npy", "B.npy"], "give C"),
         (["resume", "P.npy"], "no unfinished job"),
         (["multiply", "A.npy", "B.npy", "-o", "C.npy", "--deadline", "soon"], "is no time"),
+        (["verify", "A.npy", "B.npy", "P.npy", "--connect-timeout", "1e400"], "--connect-timeout"),
         (["multiply", "A.npy", "B.npy", "-o", "C.npy", "--dtype", "words"], "is not a type"),
         (["multiply", "A.npy", "B.npy", "-o", "C.npy", "--dtype", "bfloat16"], "no type bfloat16"),
         (["multiply", "A.npy", "B.npy", "-o", "pipe.npy", "--overwrite"], "is a pipe"),

@@ -79,6 +79,26 @@ def test_ctrl_c_while_the_cluster_starts_is_no_error(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["A.npy"]
 
 
+HALF_STARTED = """
+import asyncio, os, signal
+from distributed import Nanny
+from distributed.deploy.spec import SpecCluster
+from distmm.cli import main
+async def start(nanny):
+    os.kill(os.getpid(), signal.SIGTERM)
+    await asyncio.sleep(60)
+Nanny.start_unsafe = start
+SpecCluster.close = lambda *how, **options: print("waits for workers that have not started")
+main()
+"""
+
+
+def test_a_cluster_that_sigterm_has_left_half_started_is_not_waited_for(tmp_path: Path) -> None:
+    with start(tmp_path, "-c", HALF_STARTED, "verify", "A.npy", "A.npy", "A.npy", "--workers", "1") as process:
+        out, err = process.communicate(timeout=120)
+    assert (process.returncode, out, err) == (128 + signal.SIGTERM, "", "")
+
+
 ENDING = """
 import atexit, os, signal, sys
 from distmm.cli import main
@@ -116,6 +136,7 @@ def test_closed_streams_and_a_removed_folder_end_in_no_traceback(tmp_path: Path)
     for how, expected in {
         'exec "$@" >&-': (0, "", ""),
         'exec "$@" 2>&- >&- <&-': (0, "", ""),
+        'exec "$@" >/dev/full': (3, "", "a part of the output is lost: [Errno 28] No space left on device\n"),
         'rmdir ../here; exec "$@"': (2, "", "error: the working folder of this shell has been removed: change to one"),
     }.items():
         command = ["sh", "-c", f"cd here; {how}", "sh", sys.executable, *plan]
@@ -130,6 +151,15 @@ def test_a_closed_output_pipe_changes_nothing(tmp_path: Path) -> None:
         assert process.stdout is not None
         process.stdout.close()
         assert (process.wait(timeout=120), "Broken" in (process.stderr or sys.stdin).read()) == (0, False)
+    np.testing.assert_array_equal(np.load(tmp_path / "C.npy"), np.full((400, 400), 400))
+
+
+@pytest.mark.minutes
+def test_a_full_disk_of_the_log_does_not_end_a_job(tmp_path: Path) -> None:
+    run = 'exec "$@" >/dev/full 2>&1'
+    command = ["sh", "-c", run, "sh", sys.executable, "-m", "distmm", "multiply", "A.npy", "A.npy", "-o", "C.npy", *ONE]
+    np.save(tmp_path / "A.npy", np.ones((400, 400), "float32"))
+    assert subprocess.run(command, cwd=tmp_path, env=ENVIRONMENT, timeout=120).returncode == 3
     np.testing.assert_array_equal(np.load(tmp_path / "C.npy"), np.full((400, 400), 400))
 
 

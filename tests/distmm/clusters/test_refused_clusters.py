@@ -80,10 +80,11 @@ def test_a_cluster_that_does_not_answer_is_refused() -> None:
         (
             "tcp://127.0.0.1:1",
             {"workers": 3, "memory_limit": "1GB"},
-            "workers and memory_limit can be set for a local",
+            "workers and memory_limit can be set for a local.*: leave out workers and memory_limit",
         ),
         ("local-cpu", {"workers": 0}, "0 workers"),
         ("local-cpu", {"memory_limit": "much"}, "'much' is not a size"),
+        ("local-cpu", {"memory_limit": "1e400"}, "'1e400' is not a size"),
         ("local-cpu", {"dashboard": "here"}, "no port"),
         ("local", {"device": "tpu"}, "'tpu' is not one of"),
     ],

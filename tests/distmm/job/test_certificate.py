@@ -313,6 +313,12 @@ def test_a_c_that_cannot_be_compared_any_more_is_not_called_right(
     assert open_matrix("C.npy").shape == (M, N)
 
 
+def test_a_factor_that_is_nan_is_that_of_its_job(client: Client, spoilt: Any) -> None:
+    for _ in "first", "again":
+        run(client, alpha=float("nan"))
+    assert "has changed" not in job.recheck("C.npy").message
+
+
 def test_a_c_that_was_not_checked_is_not_called_checked(client: Client, spoilt: Any) -> None:
     np.save("C.npy", np.ones((M, N), "f4"))
     run(client, beta=2, check="none")

@@ -101,6 +101,15 @@ def test_zarr_with_chunks_of_length_zero_is_refused(tmp_path: Path) -> None:
         open_matrix(damaged_metadata(tmp_path, "zarr2", chunks=[0, 4]))
 
 
+@pytest.mark.parametrize("shape", ["(-1, 9)", "(2**9, 9)", "(13, 9), []: 1", "(13, None)", "(" * 100])
+def test_npy_headers_with_impossible_shapes_are_refused(shape: str, tmp_path: Path) -> None:
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}}}\n".encode()
+    path = tmp_path / "odd.npy"
+    path.write_bytes(b"\x93NUMPY\1\0" + len(header).to_bytes(2, "little") + header + bytes(1000))
+    with pytest.raises(InputError, match=r"odd\.npy: not a readable \.npy file"):
+        open_matrix(path)
+
+
 def test_data_that_were_removed_or_damaged_are_reported_when_they_are_read(tmp_path: Path) -> None:
     gone = open_matrix(stored("npy-c", tmp_path, sample()))
     os.unlink(gone.path)

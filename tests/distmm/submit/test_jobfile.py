@@ -88,6 +88,7 @@ def test_keys_can_be_set_from_outside(write) -> None:
         (PRODUCT + "[workers]\nnodes = true\n", 6, "nodes = True is not a whole number"),
         (PRODUCT + "[workers]\nnodes = 0\n", 6, "nodes = 0 is not a number from 1 to 100000"),
         (PRODUCT + '[workers]\nmemory = "lots"\n', 6, "is not a size"),
+        (PRODUCT + '[workers]\nmemory = "1e400"\n', 6, "is not a size"),
         (PRODUCT + '[workers]\ndevice = "tpu"\n', 6, "device = 'tpu' is not one of gpu, cpu"),
         (PRODUCT + '[run]\nwalltime = "1h"\ngrace = "2h"\n', 7, "leaves no time of walltime"),
         (PRODUCT + '[run]\ntls = "temporary"\n[workers]\ntransport = "ucx"\n', 6, "UCX is not encrypted"),

@@ -56,6 +56,7 @@ def test_factors_and_an_addend_make_a_gemm():
     np.testing.assert_allclose(matmul(a, b, alpha=2, beta=-1, c=c), 2 * a @ b - c)
     np.testing.assert_allclose(matmul(a, b, c=c), a @ b + c)
     np.testing.assert_allclose(matmul(a[0], b, c=c), a[0] @ b + c)
+    np.testing.assert_allclose(matmul(a[0], b[:, 0], c=c[0]), a[0] @ b[:, 0] + c[0])
     with pytest.raises(ValueError, match="beta is 2, but there is no c"):
         matmul(a, b, beta=2)
 
@@ -73,6 +74,17 @@ def test_out_may_be_wider_and_may_share_memory():
     expected = turned @ turned + turned.T
     matmul(turned.copy(), turned.copy(), turned, c=turned.T)
     np.testing.assert_allclose(turned, expected)
+
+
+@pytest.mark.parametrize("out", ["int64", "float64"])
+@pytest.mark.parametrize(
+    ("dtype", "k"), [("uint32", 1), ("int32", 2), ("uint16", 2), ("int16", 2), ("uint8", 40000), ("int8", 140000)]
+)
+def test_a_wider_out_has_sums_that_leave_32_bits(dtype, k, out):
+    largest = min(np.iinfo(dtype).max, 3 * 10**9)
+    a = np.full((1, k), largest, dtype)
+    made = matmul(a, a.T, np.empty((1, 1), out))
+    assert made[0, 0] == k * largest**2
 
 
 def test_a_gram_is_hermitian_and_adds_in_place():
@@ -100,6 +112,12 @@ def test_a_gram_is_hermitian_and_adds_in_place():
         (lambda x: matmul(x, x, device="tpu"), ValueError, "device is 'tpu'"),
         (lambda x: matmul(x, np.float64(2)), ValueError, "b is a scalar"),
         (lambda x: matmul(x, np.ma.array(x, mask=x > 0)), TypeError, "b is a masked array, whose mask would be lost"),
+        (lambda x: matmul(x, x, c=1j * x), TypeError, "c is complex128, the product float64"),
+        (lambda x: matmul(x.astype(int), x.astype(int), c=x), TypeError, "c is float64, the product int64"),
+        (lambda x: matmul(x, x, c=x[None]), ValueError, r"c has shape \(1, 3, 3\), .*\(3, 3\)"),
+        (lambda x: matmul(x, x, alpha=None), TypeError, "alpha is None: give a number"),
+        (lambda x: gram(x, c=x, beta="2"), TypeError, "beta is '2': give a number"),
+        (lambda x: gram([[1.0]]), TypeError, "a is a builtins.list"),
         (lambda x: gram(x[0]), ValueError, r"a has shape \(3,\)"),
     ],
 )
