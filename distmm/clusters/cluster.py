@@ -91,7 +91,8 @@ def describe(
 
     facts = of_all()
     on_gpus = all(fact["device"] == "cuda" for fact in facts.values())
-    if on_gpus and any(fact.get("unmeasured") for fact in facts.values()):
+    building = any(fact.get("build") for fact in facts.values())  # a measurement would wait for the kernels
+    if on_gpus and not building and any(fact.get("unmeasured") for fact in facts.values()):
         _measure(client, frozenset(facts), KernelChoice("cuda", dtype, precision))
         if client:
             view.forget(client)

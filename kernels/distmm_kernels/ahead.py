@@ -9,6 +9,7 @@ float32, and numbers that float16 halves do not hold.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -58,8 +59,9 @@ def recipes(capability: Capability, dtype: str) -> list[Recipe]:
     return sorted(dict.fromkeys([*TYPES[dtype](capability, dtype), *_beside(dtype)]), key=_rarity)
 
 
+@functools.cache
 def usual(capability: Capability, dtype: str) -> list[Recipe]:
-    """Return those of `recipes` that most products need; they are built first."""
+    """Return those of `recipes` that most products need; they are built first. The list is kept: do not change it."""
     return [recipe for recipe in recipes(capability, dtype) if _rarity(recipe) < 1]
 
 
