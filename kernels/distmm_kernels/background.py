@@ -54,7 +54,7 @@ def begin(dtype: str, capability: tuple[int, int] | None) -> bool:
     Returns
     -------
     bool
-        Whether kernels of most products are missing, and a process builds them: this one's, or that of another one.
+        Whether kernels of most products are missing, and are being built, by whichever program has started that.
     """
     if not capability or capability < AMPERE[0] or dtype not in ahead.TYPES or os.environ.get("DISTMM_KERNELS_DIR"):
         return False
