@@ -75,12 +75,13 @@ def build(capability: Capability, dtypes: Sequence[str], processes: int | None =
     """
     wanted = dict.fromkeys(recipe for dtype in dtypes for recipe in recipes(capability, dtype))
     there = {recipe: found for recipe in wanted if (found := kept(recipe, capability)) is not None}
-    yield from (len(found.cubin) for found in there.values())
     missing = [recipe for recipe in wanted if recipe not in there]
     # A process for each kernel: Numba numbers the functions of a process, and names are in the machine code.
     processes = processes or len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(processes, preloaded(), max_tasks_per_child=1) as pool:
+        # These come first: so the builder of a short program, which soon gives up, builds some more each time.
         yield from pool.map(_size, missing, itertools.repeat(capability), itertools.repeat(dict(os.environ)))
+    yield from (len(found.cubin) for found in there.values())
 
 
 def preloaded() -> ForkServerContext:
