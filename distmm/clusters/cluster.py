@@ -91,7 +91,8 @@ def describe(
 
     facts = of_all()
     on_gpus = all(fact["device"] == "cuda" for fact in facts.values())
-    if on_gpus and any(fact.get("unmeasured") for fact in facts.values()):
+    building = any(fact.get("build") for fact in facts.values())  # a measurement would wait for the kernels
+    if on_gpus and not building and any(fact.get("unmeasured") for fact in facts.values()):
         _measure(client, frozenset(facts), KernelChoice("cuda", dtype, precision))
         if client:
             view.forget(client)
@@ -170,6 +171,8 @@ def spec(
         If the workers have no kernel in common.
     """
     threads = min(fact["threads"] for fact in facts)
+    # A kernel's cost is its time for large blocks on one worker. This product has `flops / of_large` times as many
+    # operations, on all workers.
     of_large = (8 if dtype.kind == "c" else 2) * kernel_choice.LARGE**3
     wait = max(fact.get("build", 0.0) for fact in facts) * of_large * len(facts) / max(1, flops)
     kernel = _kernel_of_all([fact["kernels"] for fact in facts], dtype, wait)
@@ -200,7 +203,7 @@ def _kernel_of_all(kernels: list[dict[str, dict[str, Any]]], dtype: np.dtype, wa
     """Return the kernel, among those that all workers have, for which the slowest worker is fastest.
 
     All workers use the same kernel. Otherwise the bits of a block would depend on the worker that computes it. Compiled
-    kernels cost `wait` seconds more, for each product of large blocks.
+    kernels cost `wait` seconds more: the share of large blocks in the time that they take to compile.
     """
     common = [name for name in kernels[0] if all(name in others for others in kernels)]
     if not common:

@@ -10,6 +10,7 @@ import os
 import socket
 import time
 
+import dask
 from distributed import Client, Scheduler
 
 from distmm.graph.consumers import product_of
@@ -117,8 +118,9 @@ def page_address(client: Client) -> str | None:
     Returns
     -------
     str or None
-        The address. If the dashboard listens on the localhost of another machine, and in a Slurm job, the text includes
-        the ``ssh -L`` command to run first. None for a scheduler without the page.
+        The address; the one in Dask's configuration, such as that of JupyterHub's proxy, if there is one. Without that,
+        if the dashboard listens on the localhost of another machine, and in a Slurm job, the text includes the
+        ``ssh -L`` command to run first. None for a scheduler without the page.
     """
     install(client)
     with tolerated("the dashboard's address"):
@@ -126,12 +128,13 @@ def page_address(client: Client) -> str | None:
         if at is None:
             return None
         (host, listens, port), link = at, client.dashboard_link
-        if "SLURM_JOB_ID" in os.environ:  # this program's output is read on another machine
+        set_by_user = "//localhost:" in link or "//{host}:{port}" not in dask.config.get("distributed.dashboard.link")
+        if not set_by_user and "SLURM_JOB_ID" in os.environ:  # this program's output is read on another machine
             login = os.environ.get("SLURM_SUBMIT_HOST", "")
             jump = f"-J {login} " if login and login != host else ""
             return f"http://localhost:8787{PAGE} after ssh -N -L 8787:127.0.0.1:{port} {jump}{host}"
         elsewhere = host != socket.gethostname() and ipaddress.ip_address(listens).is_loopback
-        if elsewhere and "//localhost:" not in link:  # Dask's default link has the other machine's name
+        if not set_by_user and elsewhere:  # Dask's default link has the other machine's name
             return f"http://localhost:{port}{PAGE} after ssh -N -L {port}:127.0.0.1:{port} {host}"
         return str(link).removesuffix("/status") + PAGE
     return None

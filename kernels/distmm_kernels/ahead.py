@@ -9,6 +9,7 @@ float32, and numbers that float16 halves do not hold.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -58,8 +59,9 @@ def recipes(capability: Capability, dtype: str) -> list[Recipe]:
     return sorted(dict.fromkeys([*TYPES[dtype](capability, dtype), *_beside(dtype)]), key=_rarity)
 
 
+@functools.cache
 def usual(capability: Capability, dtype: str) -> list[Recipe]:
-    """Return those of `recipes` that most products need; they are built first."""
+    """Return those of `recipes` that most products need; they are built first. The list is kept: do not change it."""
     return [recipe for recipe in recipes(capability, dtype) if _rarity(recipe) < 1]
 
 
@@ -73,12 +75,13 @@ def build(capability: Capability, dtypes: Sequence[str], processes: int | None =
     """
     wanted = dict.fromkeys(recipe for dtype in dtypes for recipe in recipes(capability, dtype))
     there = {recipe: found for recipe in wanted if (found := kept(recipe, capability)) is not None}
-    yield from (len(found.cubin) for found in there.values())
     missing = [recipe for recipe in wanted if recipe not in there]
     # A process for each kernel: Numba numbers the functions of a process, and names are in the machine code.
     processes = processes or len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(processes, preloaded(), max_tasks_per_child=1) as pool:
+        # These come first: so the builder of a short program, which soon gives up, builds some more each time.
         yield from pool.map(_size, missing, itertools.repeat(capability), itertools.repeat(dict(os.environ)))
+    yield from (len(found.cubin) for found in there.values())
 
 
 def preloaded() -> ForkServerContext:

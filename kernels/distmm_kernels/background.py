@@ -35,7 +35,7 @@ MOST_TYPES = 100
 """Marks of built types in the cache folder. Each version of the package has its own; the oldest ones are removed."""
 
 
-_enough: list[subprocess.Popen[bytes]] = []  # processes that have built the kernels of most products
+_done: list[subprocess.Popen[bytes]] = []  # processes that need not be waited for: further calls look at no file
 
 
 def begin_for(recipe: Recipe, capability: tuple[int, int]) -> None:
@@ -54,18 +54,18 @@ def begin(dtype: str, capability: tuple[int, int] | None) -> bool:
     Returns
     -------
     bool
-        Whether kernels of most products are missing, and a process builds them: this one's, or that of another one.
+        Whether kernels of most products are missing, and are being built, by whichever program has started that.
     """
     if not capability or capability < AMPERE[0] or dtype not in ahead.TYPES or os.environ.get("DISTMM_KERNELS_DIR"):
         return False
     process = _start(dtype, capability)
-    if process is None or process in _enough:
+    if process is None or process in _done:
         return False
-    if process.poll() is not None and not _is_locked(_mark(dtype, capability)):
-        return False
-    if all(is_kept(recipe, capability) for recipe in ahead.usual(capability, dtype)):
-        _enough.append(process)
-    return process not in _enough
+    nobody_builds = process.poll() is not None and not _is_locked(_mark(dtype, capability))
+    last_ones_first = reversed(ahead.usual(capability, dtype))  # a call during the build looks at one file
+    if nobody_builds or all(is_kept(recipe, capability) for recipe in last_ones_first):
+        _done.append(process)
+    return process not in _done
 
 
 @functools.cache

@@ -40,7 +40,7 @@ class Kernel(ABC):
     granule
         A chain of calls that cuts k at multiples of it gives the same bits as one call; None: no such guarantee.
     compiled
-        Whether Numba compiles it, on its first use on a machine. A library is there.
+        Of a GPU's kernel: whether Numba compiles it, on its first use on a machine. False for a library.
     capturable
         Whether a CUDA graph can capture a product of operands that are prepared during the capture.
     guarded

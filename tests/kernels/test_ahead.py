@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
 import pytest
 
 from distmm_kernels import ahead
@@ -23,6 +26,16 @@ def test_each_type_has_kernels_that_can_be_made_on_every_architecture_since_ampe
 def test_architectures_and_types_without_kernels_are_refused_with_those_that_have_some(capability, dtype):
     with pytest.raises(ValueError, match=r"give 8\.0 or a later one, and types among float32"):
         list(ahead.build(capability, [dtype]))
+
+
+def test_a_build_that_is_soon_given_up_has_built_a_kernel_that_was_missing(monkeypatch):
+    some = ahead.recipes((9, 0), "float32")[:3]
+    monkeypatch.setattr(ahead, "recipes", lambda *_: some)
+    monkeypatch.setattr(ahead, "kept", lambda recipe, _: SimpleNamespace(cubin=b"there") if recipe != some[2] else None)
+    monkeypatch.setattr(ahead, "ProcessPoolExecutor", lambda *_, **more: ThreadPoolExecutor(1))
+    monkeypatch.setattr(ahead, "preloaded", lambda: None)
+    monkeypatch.setattr(ahead, "_size", lambda *_: 99)
+    assert list(ahead.build((9, 0), ["float32"])) == [99, 5, 5]
 
 
 @pytest.mark.compile

@@ -82,13 +82,26 @@ def test_kernels_are_being_built_until_the_usual_ones_are_there_or_nobody_builds
     assert not background.begin("float32", H100)
     there.clear()
     assert not background.begin("float32", H100), "it does not look again"
-    for dtype in ("float64", "int8", "float8_e4m3fn"):  # its process cannot start, has ended; it has none
+    for dtype in ("float64", "float8_e4m3fn"):  # its process cannot start; it has none
         assert not background.begin(dtype, H100)
     assert not background.begin("float32", None)
+
+
+def test_kernels_are_being_built_while_another_process_builds_them_and_no_longer(started):
+    with open(background._mark("int8", H100), "w") as mark:  # so the process of this one has ended
+        fcntl.flock(mark, fcntl.LOCK_EX)
+        assert background.begin("int8", H100)
+    assert not background.begin("int8", H100)
     with open(background._mark("int8", H100), "w") as mark:
         fcntl.flock(mark, fcntl.LOCK_EX)
-        assert background.begin("int8", H100), "another process of this machine builds them"
-    assert not background.begin("int8", H100)
+        assert not background.begin("int8", H100), "no further call looks at a file"
+
+
+def test_a_call_during_a_build_looks_for_the_kernel_that_is_built_last(started, monkeypatch):
+    asked: list[Recipe] = []
+    monkeypatch.setattr(background, "is_kept", lambda recipe, capability: bool(asked.append(recipe)))
+    assert background.begin("float32", H100)
+    assert asked == ahead.usual(H100, "float32")[-1:]
 
 
 def test_the_usual_kernels_are_built_first():

@@ -134,8 +134,7 @@ def kernel_facts(
         kernels = {name: {**known} for name, known in kept.items()}  # the caller may change them
     except (ValueError, RuntimeError) as error:
         return {"no kernel": str(error)}
-    unmeasured = needed and rates is None and not building  # a measurement compiles the kernels
-    return {"kernels": kernels, "unmeasured": unmeasured, "build": building * background.BUILD_SECONDS}
+    return {"kernels": kernels, "unmeasured": needed and rates is None, "build": building * background.BUILD_SECONDS}
 
 
 def measure(choice: KernelChoice) -> None:

@@ -118,8 +118,8 @@ def _learn(key: Any, a: Array, b: Array, out: Array, device: Device, options: Op
         return
     sizes = a.shape[-2], a.shape[-1], b.shape[-1], out.shape[:-2], working
     symmetric = options.symmetry is not None
-    how = options.precision, options.reproducible, False, symmetric, by_columns(b), out.dtype
-    kernel: Any = chosen(*sizes, device, *how)
+    how = options.precision, options.reproducible, False, symmetric, by_columns(b), out.dtype, False
+    kernel: Any = chosen(*sizes, device, *how)  # kept since the product, which has given the same arguments
     left = ALWAYS
     if kernel.guarded:
         if not leaves_to_library(kernel, out.size * a.shape[-1], options) or kernel.patience == 0:

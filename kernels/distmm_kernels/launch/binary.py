@@ -87,8 +87,8 @@ def _file(recipe: Recipe, compute_capability: tuple[int, int]) -> str:
 
 
 def is_kept(recipe: Recipe, compute_capability: tuple[int, int]) -> bool:
-    """Whether the cache has a file of this kernel, which is not read."""
-    return (cache_folder() / _file(recipe, compute_capability)).exists()
+    """Whether the cache has a file of this kernel, which is not read; False if another user's folder hides it."""
+    return os.path.exists(cache_folder() / _file(recipe, compute_capability))  # the method of a Path would raise
 
 
 def _read(path: Path) -> Binary | None:

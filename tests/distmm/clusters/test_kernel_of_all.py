@@ -10,7 +10,7 @@ import pytest
 from distributed import Client
 
 from distmm.all_workers import everywhere, in_thread, workers_of
-from distmm.clusters import cluster
+from distmm.clusters import cluster, view
 from distmm.clusters.cluster import SUSTAINED, describe, spec
 from distmm.errors import InputError
 from distmm.planning.problem import Problem
@@ -141,6 +141,16 @@ def test_a_model_that_nobody_measured_is_measured_once(monkeypatch: pytest.Monke
     for _ in range(2):
         assert describe(None, F4, "gpu").kernel == "library"
     assert measured == [KernelChoice("cuda", F4, "highest")]
+
+
+def test_no_worker_measures_before_the_kernels_of_all_are_built(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workers = {"there": told(unmeasured=True, guessed=1e15), "new": told(guessed=1e15) | {"build": 5.0}}
+    monkeypatch.setattr(view, "ask", lambda *asked: workers)
+    monkeypatch.setattr(cluster.advice, "say", lambda *of: None)
+    monkeypatch.setattr(cluster, "_measure", lambda *asked: pytest.fail("kernels would be compiled for it"))
+    assert describe(client, F4, "gpu").kernel == "guessed"
 
 
 def test_where_it_cannot_be_measured_the_guess_holds(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:

@@ -11,6 +11,7 @@ import pytest
 from distmm_kernels.arrays import on_gpu
 from distmm_kernels.arrays.packages import cpu_here
 from distmm_kernels.arrays.products import Options
+from distmm_kernels.gemm.cpu import CpuKernel
 from distmm_kernels.gemm.guarded import GuardedKernel
 
 HERE = 0  # number of the device
@@ -58,6 +59,15 @@ def test_a_launch_is_learnt_once_and_gets_the_addresses_of_further_operands(arra
     assert (copy[0] == whole[0] @ whole[1]).all()
     on_gpu.multiply(arrays, whole[0], whole[1], None, first, Options(beta=1))
     assert len(launches) == 1
+
+
+def test_kernels_are_compared_once_for_a_product_and_its_launch(arrays, monkeypatch):
+    monkeypatch.setattr(CpuKernel, "direct", lambda *operands: None, raising=False)
+    on_gpu.chosen.cache_clear()
+    a = np.ones((2, 2), "f4")
+    on_gpu.multiply(arrays, a, a, None, None, Options())
+    assert list(on_gpu.direct.values()) == [None]
+    assert on_gpu.chosen.cache_info().misses == 1
 
 
 def test_a_launch_that_a_graph_cannot_capture_is_not_used_during_a_capture(arrays, monkeypatch):

@@ -18,7 +18,7 @@ import pytest
 import distmm_kernels
 from distmm_kernels.launch import binary as module
 from distmm_kernels.launch import cache, compiler
-from distmm_kernels.launch.binary import Recipe, binary, cache_folder
+from distmm_kernels.launch.binary import Recipe, binary, cache_folder, is_kept
 
 HOPPER = (9, 0)
 
@@ -162,6 +162,19 @@ def test_a_folder_that_cannot_be_written_costs_a_warning_and_no_result(builds, m
     monkeypatch.setenv("DISTMM_CACHE_DIR", str(file))
     with pytest.warns(RuntimeWarning, match="DISTMM_CACHE_DIR"):
         assert binary(recipe(), HOPPER).threads == 128
+
+
+def test_a_folder_of_another_user_has_no_kernels(builds, monkeypatch):
+    binary(recipe(), HOPPER)
+    assert is_kept(recipe(), HOPPER)
+
+    def hidden(path, **how):
+        raise PermissionError(f"{path} is another user's")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", hidden)
+        found = is_kept(recipe(), HOPPER)
+    assert not found
 
 
 def test_of_many_that_need_a_kernel_one_compiles_it(builds):
