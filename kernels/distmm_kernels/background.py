@@ -15,7 +15,9 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
+from typing import TypeAlias
 
 from distmm_kernels import ahead
 from distmm_kernels.candidate import AMPERE
@@ -24,6 +26,9 @@ from distmm_kernels.launch.cache import bound, cache_folder, sources
 
 BUILD_SECONDS = 5.0
 """Of a first product that compiles its kernels: float32 4.3 s, float64 7 (H200 and 16 cores, 2026-11-30)."""
+
+PATIENCE = 120.0
+"""Seconds from which on products compile what is missing: on a busy machine the processes hardly get a core."""
 
 MOST_PROCESSES = 8
 """Processes that compile at the same time on half of the cores; each takes about 200 MB."""
@@ -35,7 +40,9 @@ MOST_TYPES = 100
 """Marks of built types in the cache folder. Each version of the package has its own; the oldest ones are removed."""
 
 
-_done: list[subprocess.Popen[bytes]] = []  # processes that need not be waited for: further calls look at no file
+Started: TypeAlias = tuple[subprocess.Popen[bytes], float]
+
+_done: list[Started] = []  # processes that need not be waited for: further calls look at no file
 
 
 def begin_for(recipe: Recipe, capability: tuple[int, int]) -> None:
@@ -58,19 +65,21 @@ def begin(dtype: str, capability: tuple[int, int] | None) -> bool:
     """
     if not capability or capability < AMPERE[0] or dtype not in ahead.TYPES or os.environ.get("DISTMM_KERNELS_DIR"):
         return False
-    process = _start(dtype, capability)
-    if process is None or process in _done:
+    started = _start(dtype, capability)
+    if started is None or started in _done:
         return False
+    process, since = started
+    too_long = time.monotonic() > since + PATIENCE
     nobody_builds = process.poll() is not None and not _is_locked(_mark(dtype, capability))
     last_ones_first = reversed(ahead.usual(capability, dtype))  # a call during the build looks at one file
-    if nobody_builds or all(is_kept(recipe, capability) for recipe in last_ones_first):
-        _done.append(process)
-    return process not in _done
+    if too_long or nobody_builds or all(is_kept(recipe, capability) for recipe in last_ones_first):
+        _done.append(started)
+    return started not in _done
 
 
 @functools.cache
-def _start(dtype: str, capability: tuple[int, int]) -> subprocess.Popen[bytes] | None:
-    """Start the process that builds the kernels of a type, unless they were built on this machine."""
+def _start(dtype: str, capability: tuple[int, int]) -> Started | None:
+    """Start the process that builds the kernels of a type, unless they were built on this machine. Return when, too."""
     if _is_built(_mark(dtype, capability)):
         return None
     code = f"from distmm_kernels import background; background.build({dtype!r}, {capability})"
@@ -80,7 +89,7 @@ def _start(dtype: str, capability: tuple[int, int]) -> subprocess.Popen[bytes] |
     except OSError:  # without it, products compile all their kernels
         return None
     threading.Thread(target=process.wait, name="distmm-compile", daemon=True).start()
-    return process
+    return process, time.monotonic()
 
 
 def build(dtype: str, capability: tuple[int, int]) -> None:
@@ -124,13 +133,11 @@ def _mark(dtype: str, capability: tuple[int, int]) -> Path:
 
 
 def _is_locked(mark: Path) -> bool:
-    try:
-        with open(mark) as of_type:
+    with contextlib.suppress(OSError), open(mark) as of_type:  # as below
+        try:
             fcntl.flock(of_type, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:  # as below
-        return False
+        except BlockingIOError:
+            return True
     return False
 
 

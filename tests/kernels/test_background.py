@@ -97,6 +97,14 @@ def test_kernels_are_being_built_while_another_process_builds_them_and_no_longer
         assert not background.begin("int8", H100), "no further call looks at a file"
 
 
+def test_products_compile_their_kernels_where_the_build_takes_too_long(started, monkeypatch):
+    now = 1000.0
+    monkeypatch.setattr(background.time, "monotonic", lambda: now)
+    assert background.begin("float32", H100)
+    now += background.PATIENCE + 1
+    assert not background.begin("float32", H100)
+
+
 def test_a_call_during_a_build_looks_for_the_kernel_that_is_built_last(started, monkeypatch):
     asked: list[Recipe] = []
     monkeypatch.setattr(background, "is_kept", lambda recipe, capability: bool(asked.append(recipe)))

@@ -101,10 +101,10 @@ def test_a_gpu_whose_kernels_are_not_built_begins_with_the_library(
     finally:
         capability = device.current().compute_capability
         assert capability is not None
-        process = background._start("float32", capability)
+        started = background._start("float32", capability)
         background._start.cache_clear()
-        assert process is not None
-        process.kill()
+        assert started is not None
+        started[0].kill()
 
 
 def test_tasks_are_sent_the_kernel_that_was_chosen() -> None:
