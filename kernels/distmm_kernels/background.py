@@ -42,6 +42,7 @@ MOST_TYPES = 100
 
 Started: TypeAlias = tuple[subprocess.Popen[bytes], float]
 
+_starting = threading.Lock()  # threads that make the first products start one process
 _done: list[Started] = []  # processes that need not be waited for: further calls look at no file
 
 
@@ -65,7 +66,8 @@ def begin(dtype: str, capability: tuple[int, int] | None) -> bool:
     """
     if not capability or capability < AMPERE[0] or dtype not in ahead.TYPES or os.environ.get("DISTMM_KERNELS_DIR"):
         return False
-    started = _start(dtype, capability)
+    with _starting:
+        started = _start(dtype, capability)
     if started is None or started in _done:
         return False
     process, since = started

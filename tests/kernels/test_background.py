@@ -6,6 +6,8 @@ import contextlib
 import fcntl
 import subprocess
 import sys
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -116,6 +118,19 @@ def test_the_usual_kernels_are_built_first():
     for dtype in ahead.TYPES:
         usual = ahead.usual(H100, dtype)
         assert usual == ahead.recipes(H100, dtype)[: len(usual)]
+
+
+def test_threads_that_begin_at_once_start_one_process(started, monkeypatch):
+    inside = threading.Barrier(8)
+    monkeypatch.setattr(background, "_is_built", lambda mark: time.sleep(0.01) or False)
+
+    def first(_):
+        inside.wait()
+        background.begin("float32", H100)
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(first, range(8)))
+    assert len(started) == 1
 
 
 def test_nothing_is_started_for_kernels_that_are_built_or_never_built_ahead(started, monkeypatch, tmp_path):
