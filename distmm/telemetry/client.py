@@ -128,13 +128,13 @@ def page_address(client: Client) -> str | None:
         if at is None:
             return None
         (host, listens, port), link = at, client.dashboard_link
-        set_by_user = "//localhost:" in link or "//{host}:{port}" not in dask.config.get("distributed.dashboard.link")
-        if not set_by_user and "SLURM_JOB_ID" in os.environ:  # this program's output is read on another machine
+        tunnel, proxy = "//localhost:" in link, "//{host}:{port}" not in dask.config.get("distributed.dashboard.link")
+        if "SLURM_JOB_ID" in os.environ and (tunnel or not proxy):  # this output is read on another machine
             login = os.environ.get("SLURM_SUBMIT_HOST", "")
             jump = f"-J {login} " if login and login != host else ""
             return f"http://localhost:8787{PAGE} after ssh -N -L 8787:127.0.0.1:{port} {jump}{host}"
         elsewhere = host != socket.gethostname() and ipaddress.ip_address(listens).is_loopback
-        if not set_by_user and elsewhere:  # Dask's default link has the other machine's name
+        if elsewhere and not (tunnel or proxy):  # Dask's default link has the other machine's name
             return f"http://localhost:{port}{PAGE} after ssh -N -L {port}:127.0.0.1:{port} {host}"
         return str(link).removesuffix("/status") + PAGE
     return None

@@ -207,7 +207,7 @@ def test_arguments_of_local_cuda_cluster_with_the_class_replaced(monkeypatch: py
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
     monkeypatch.setitem(sys.modules, "dask_cuda", types.SimpleNamespace(LocalCUDACluster=stand_in))
     begun: list[tuple[str, tuple[int, int]]] = []
-    monkeypatch.setattr(background, "begin", lambda dtype, capability: begun.append((dtype, capability)))
+    monkeypatch.setattr(background, "begin", lambda dtype, capability: bool(begun.append((dtype, capability))))
     with clusters.local("auto", memory_limit="8GB", dashboard=None):
         pass
     assert begun[0] == (

@@ -57,6 +57,8 @@ def test_an_address_that_was_set_is_kept(idle: Client, monkeypatch: pytest.Monke
     with dask.config.set({"distributed.dashboard.link": "http://localhost:8787/status"}):
         assert telemetry.page_address(idle) == "http://localhost:8787/distmm"
     monkeypatch.setenv("SLURM_JOB_ID", "7")
+    with dask.config.set({"distributed.dashboard.link": "http://localhost:8787/status"}):  # as in batch scripts
+        assert "8787:127.0.0.1:40123" in str(telemetry.page_address(idle))
     with dask.config.set({"distributed.dashboard.link": "/user/me/proxy/{port}/status"}):  # JupyterHub in a Slurm job
         assert telemetry.page_address(idle) == idle.dashboard_link.replace("/status", "/distmm")
         assert "proxy" in idle.dashboard_link
