@@ -67,13 +67,15 @@ def tell_device(where: str, device: DeviceChoice) -> None:
 @contextmanager
 def cluster(ctx: typer.Context, where: Where, device: DeviceChoice) -> Iterator[Client]:
     """Connect to a cluster or start one; print its number of workers and the address of its dashboard."""
-    from distributed.deploy.spec import close_clusters
+    from distributed.deploy import spec
 
     from distmm.all_workers import workers_of
     from distmm.telemetry.client import page_address
 
-    # Dask would wait 10 s, or fail, where a signal has interrupted a start. The workers end with this process.
-    atexit.unregister(close_clusters)
+    # At exit Dask would wait 10 s, or fail, if a signal has interrupted the start of a cluster, whose workers end with
+    # this process anyhow. The function is private (seen in Dask 2026.7.1). Without it, such an exit is slow.
+    if close := getattr(spec, "close_clusters", None):
+        atexit.unregister(close)
     tell_device(where.cluster, device)
     # Without this, workers log a traceback for each failed task, and a local scheduler logs its error. The client
     # receives the error and prints it once. An interrupted wait of Dask leaves an asyncio task whose error is unread.

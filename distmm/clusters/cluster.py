@@ -203,7 +203,7 @@ def _kernel_of_all(kernels: list[dict[str, dict[str, Any]]], dtype: np.dtype, wa
     """Return the kernel, among those that all workers have, for which the slowest worker is fastest.
 
     All workers use the same kernel. Otherwise the bits of a block would depend on the worker that computes it. Compiled
-    kernels cost `wait` seconds more: the share of large blocks in the time that they take to compile.
+    kernels cost `wait` seconds more: the time to compile them, divided by a worker's number of large blocks.
     """
     common = [name for name in kernels[0] if all(name in others for others in kernels)]
     if not common:

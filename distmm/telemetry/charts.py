@@ -1,4 +1,4 @@
-"""Charts of page and report, and the curves of both: SVG elements in the page's own colours and font.
+"""Charts of the page and of the report: SVG elements in the page's own colours and font.
 
 `pages/chart.html` is the template of a chart.
 """

@@ -118,9 +118,9 @@ def page_address(client: Client) -> str | None:
     Returns
     -------
     str or None
-        The address; the one in Dask's configuration, such as that of JupyterHub's proxy, if there is one. Without that,
-        if the dashboard listens on the localhost of another machine, and in a Slurm job, the text includes the
-        ``ssh -L`` command to run first. None for a scheduler without the page.
+        The address. In a Slurm job, and if the dashboard listens on the localhost of another machine, the text includes
+        the ``ssh -L`` command to run first. It does not if Dask's configuration has the link of a proxy, such as
+        JupyterHub's. None for a scheduler without the page.
     """
     install(client)
     with tolerated("the dashboard's address"):

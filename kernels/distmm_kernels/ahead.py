@@ -79,7 +79,7 @@ def build(capability: Capability, dtypes: Sequence[str], processes: int | None =
     # A process for each kernel: Numba numbers the functions of a process, and names are in the machine code.
     processes = processes or len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(processes, preloaded(), max_tasks_per_child=1) as pool:
-        # These come first: so the builder of a short program, which soon gives up, builds some more each time.
+        # These come first: the builder of a short program soon ends with it, and builds a few kernels each time.
         yield from pool.map(_size, missing, itertools.repeat(capability), itertools.repeat(dict(os.environ)))
     yield from (len(found.cubin) for found in there.values())
 

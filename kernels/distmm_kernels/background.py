@@ -25,10 +25,10 @@ from distmm_kernels.launch.binary import Recipe, is_kept
 from distmm_kernels.launch.cache import bound, cache_folder, sources
 
 BUILD_SECONDS = 5.0
-"""Of a first product that compiles its kernels: float32 4.3 s, float64 7 (H200 and 16 cores, 2026-11-30)."""
+"""Seconds in which a first product compiles its kernels: float32 4.3, float64 7 (H200 and 16 cores, 2026-11-30)."""
 
 PATIENCE = 120.0
-"""Seconds from which on products compile what is missing: on a busy machine the processes hardly get a core."""
+"""Seconds after which products compile what is missing: on a busy machine the processes hardly get a core."""
 
 MOST_PROCESSES = 8
 """Processes that compile at the same time on half of the cores; each takes about 200 MB."""

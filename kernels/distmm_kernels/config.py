@@ -103,9 +103,9 @@ def result_type(*types: np.dtype[Any]) -> np.dtype[Any]:
 
 @functools.lru_cache(maxsize=4096)
 def working_type(a: np.dtype[Any], b: np.dtype[Any], out: np.dtype[Any], k: int) -> np.dtype[Any]:
-    """Type in which kernels receive the operands of a product that ``out`` receives.
+    """Return the type in which kernels take the operands of a product whose result has the type ``out``.
 
-    It is int64 if sums of integers can leave int32, which ``out`` would show.
+    It is int64 if sums of integers may exceed int32, and ``out`` has more bits than int32 or is a float.
     """
     dtype = result_type(a, b)
     if dtype.kind in "iu" and (out.kind in "fc" or out.itemsize > 4):

@@ -42,7 +42,7 @@ def matmul(
     alpha, beta : scalars
         `beta` is 1 by default if `c` is given.
     c : array, optional
-        Broadcasts to the product. Its numbers must be of a kind that the product can have: no float64 for integers.
+        Broadcasts to the product. A product of integers takes no floats, and one of real numbers no complex ones.
     reproducible : bool
         Whether bits must not depend on cuts of k, nor the kernel on sizes.
     device : str or Device, optional
@@ -57,7 +57,8 @@ def matmul(
     Raises
     ------
     TypeError
-        If the arrays are of different packages, `out` or the product cannot hold the numbers, or a factor is none.
+        If the arrays are of different packages, if `out` or the product cannot hold the numbers, and if alpha or beta
+        is no number.
     ValueError
         If shapes or devices do not match, or a keyword has a value that is not allowed.
 

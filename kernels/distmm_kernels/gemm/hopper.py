@@ -230,9 +230,8 @@ class HopperKernel(AlignedKernel):
             c = total
 
 
-def _in_place(problem: Problem, by_columns: bool, result: np.dtype[Any]) -> bool:
+def _in_place(problem: Problem, by_columns: bool, *_: Any) -> bool:
     """Whether the TMA reads both operands in place. Those of 8 bits must be contiguous along k."""
-    del result  # it stores all types
     lines = (problem.k, problem.k) if by_columns else (problem.k, problem.n)
     wide = problem.dtype.itemsize == 2
     return (wide or by_columns) and not any(size * problem.dtype.itemsize % VECTOR_BYTES for size in lines)
