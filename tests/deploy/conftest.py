@@ -54,7 +54,6 @@ ReturnToService=2
 PreemptType=preempt/partition_prio
 PreemptMode=REQUEUE
 SlurmdTimeout=60
-KillWait=5
 GresTypes=gpu
 SlurmdParameters=config_overrides
 NodeName=DEFAULT CPUs=4 RealMemory=4000 Gres=gpu:2 State=UNKNOWN

@@ -181,6 +181,7 @@ def test_stopped_workers_are_named_while_they_are_silent_and_afterwards(
     browser.open(address(cluster, "/distmm"))
     browser.until(READY.format("head"))
     browser.until(f"{MODEL.format('head')}.text.includes('2 of 2')")
+    until(lambda: cluster.run_on_scheduler(_hosts, C.name) == [socket.gethostname()] * 2, "hosts come with heartbeats")
     pids = list(cluster.run(os.getpid).values())
     os.kill(pids[0], signal.SIGSTOP)
     name = cluster.run_on_scheduler(lambda dask_scheduler: str(next(iter(dask_scheduler.workers.values())).name))
@@ -219,6 +220,12 @@ def test_stopped_workers_are_named_while_they_are_silent_and_afterwards(
     assert [line for line in said if line.startswith(f"worker {name} has sent no heartbeat since ")]
     assert [line for line in said if line.startswith(f"worker {name} was silent from ")]
     assert browser.errors == []
+
+
+def _hosts(product: str, dask_scheduler: Scheduler) -> list[str]:
+    """Return the names of the hosts of a product's workers, as far as heartbeats have told them."""
+    record = dask_scheduler.plugins[Telemetry.name].records[product]
+    return [lane.host for lane in record.lanes.values()]
 
 
 def silences(client: Client) -> list[tuple[str, float]]:
