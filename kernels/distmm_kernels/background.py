@@ -1,9 +1,9 @@
 """Other processes compile the usual kernels of a type, for the first products of it on a machine.
 
 Numba compiles one kernel at a time in a process, in 1 to 3 s, and a first product needs two to eight of them. So the
-plan of a first product, or the first kernel that a process misses, starts a process that builds all kernels of that
-type, once on a machine. A product takes a kernel that is built, waits for one that is being compiled, and compiles
-others itself. Until the usual kernels are built, plans weigh this time against a library's product.
+plan of a first product starts a process that builds all kernels of that type, once on a machine. A product takes a
+kernel that is built, waits for one that is being compiled, and compiles others itself. Until the usual kernels are
+built, plans weigh this time against a library's product.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from distmm_kernels import ahead
 from distmm_kernels.candidate import AMPERE
-from distmm_kernels.launch.binary import Recipe, is_kept
+from distmm_kernels.launch.binary import is_kept
 from distmm_kernels.launch.cache import bound, cache_folder, sources
 
 BUILD_SECONDS = 5.0
@@ -46,16 +46,8 @@ _starting = threading.Lock()  # threads that make the first products start one p
 _done: list[Started] = []  # processes that need not be waited for: further calls look at no file
 
 
-def begin_for(recipe: Recipe, capability: tuple[int, int]) -> None:
-    """Start to build the kernels of the first type in `ahead.TYPES` that has this one, which is missing."""
-    for dtype in ahead.TYPES if capability >= AMPERE[0] else ():
-        if recipe in ahead.recipes(capability, dtype):
-            _start(dtype, capability)
-            return
-
-
 def begin(dtype: str, capability: tuple[int, int] | None) -> bool:
-    """Start to build the kernels of a type, before one is missed; not where a folder has kernels that are built.
+    """Start to build the kernels of a type, before one is missed; not if the variable ``DISTMM_BUILD_AHEAD`` is 0.
 
     A CPU has no compute capability, and needs none.
 
@@ -64,7 +56,8 @@ def begin(dtype: str, capability: tuple[int, int] | None) -> bool:
     bool
         Whether kernels of most products are missing, and are being built, by whichever program has started that.
     """
-    if not capability or capability < AMPERE[0] or dtype not in ahead.TYPES or os.environ.get("DISTMM_KERNELS_DIR"):
+    forbidden = os.environ.get("DISTMM_BUILD_AHEAD") == "0"
+    if forbidden or not capability or capability < AMPERE[0] or dtype not in ahead.TYPES:
         return False
     with _starting:
         started = _start(dtype, capability)
@@ -81,8 +74,9 @@ def begin(dtype: str, capability: tuple[int, int] | None) -> bool:
 
 @functools.cache
 def _start(dtype: str, capability: tuple[int, int]) -> Started | None:
-    """Start the process that builds the kernels of a type, unless they were built on this machine. Return when, too."""
-    if _is_built(_mark(dtype, capability)):
+    """Start the process that builds the kernels of a type, unless this machine or a folder has them; return when."""
+    folder, usual = os.environ.get("DISTMM_KERNELS_DIR"), ahead.usual(capability, dtype)
+    if _is_built(_mark(dtype, capability)) or (folder and all(is_kept(recipe, capability) for recipe in usual)):
         return None
     code = f"from distmm_kernels import background; background.build({dtype!r}, {capability})"
     path, none = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}, subprocess.DEVNULL

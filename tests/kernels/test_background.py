@@ -18,7 +18,7 @@ from distmm_kernels.device import Device
 from distmm_kernels.emulation import splits
 from distmm_kernels.emulation.formats import FP16_PAIR
 from distmm_kernels.launch import hopper_launch
-from distmm_kernels.launch.binary import Recipe
+from distmm_kernels.launch.binary import Recipe, is_kept
 from distmm_kernels.layout.stack import Stack
 
 H100 = 9, 0
@@ -27,7 +27,7 @@ H100 = 9, 0
 @pytest.fixture
 def started(monkeypatch, tmp_path):
     """Return the processes that `begin` has started: their last arguments."""
-    monkeypatch.delenv("DISTMM_KERNELS_DIR")
+    monkeypatch.delenv("DISTMM_BUILD_AHEAD")
     monkeypatch.setenv("DISTMM_CACHE_DIR", str(tmp_path))
     commands: list[str] = []
 
@@ -138,32 +138,30 @@ def test_nothing_is_started_for_kernels_that_are_built_or_never_built_ahead(star
     background.begin("float32", H100)
     background.begin("float8_e4m3fn", H100)
     background.begin("int8", (7, 5))
-    monkeypatch.setenv("DISTMM_KERNELS_DIR", str(tmp_path))
+    monkeypatch.setenv("DISTMM_BUILD_AHEAD", "0")
     background.begin("int8", H100)
     assert not started
 
 
-def test_a_kernel_that_a_folder_lacks_begins_those_of_its_type(started, monkeypatch, tmp_path):
-    monkeypatch.setenv("DISTMM_KERNELS_DIR", str(tmp_path))
-    background.begin_for(ahead.recipes(H100, "float32")[0], H100)
-    assert "float32" in started[0]
-
-
-@pytest.mark.parametrize(
-    ("maker", "parameters", "dtype"),
-    [
-        ("copies.prepass:find_maxima", (True,), "float32"),
-        ("copies.real_view:source", ("float32", True), "complex64"),
-        ("residues:sum_squares", (True, 2), "complex128"),
-        ("copies.prepass:find_maxima", ("never",), None),
-    ],
-)
-def test_a_missing_kernel_begins_those_of_the_type_that_has_it(started, maker, parameters, dtype):
-    recipe = Recipe(f"{ahead.CODE}{maker}", parameters)
-    background.begin_for(recipe, (7, 5))
+def test_nothing_is_started_for_a_gpu_whose_usual_kernels_are_in_a_folder(started, monkeypatch):
+    monkeypatch.setattr(background, "is_kept", lambda recipe, capability: capability == H100)
+    monkeypatch.setenv("DISTMM_KERNELS_DIR", "image")
+    assert not background.begin("float32", H100)
     assert not started
-    background.begin_for(recipe, (9, 0))
-    assert [f"{dtype!r}" in command for command in started] == [True] * (dtype is not None)
+    assert background.begin("float32", (8, 0)), "the folder has no kernels for this GPU"
+    assert len(started) == 1
+
+
+def test_kernels_are_looked_for_in_the_cache_and_in_the_folder_that_is_only_read(monkeypatch, tmp_path):
+    recipe = Recipe("maker", ("parameter",))
+    for variable in ("DISTMM_CACHE_DIR", "DISTMM_KERNELS_DIR"):
+        assert not is_kept(recipe, H100)
+        monkeypatch.setenv(variable, str(tmp_path / variable))
+        (tmp_path / variable).mkdir()
+        file = tmp_path / variable / f"{recipe.key(H100)}.kernel"
+        file.touch()
+        assert is_kept(recipe, H100)
+        file.unlink()
 
 
 def test_kernels_that_are_built_are_marked(built):
@@ -224,7 +222,7 @@ def test_the_build_ends_with_the_process_that_started_it(built, monkeypatch):
 
 
 def test_the_process_that_is_started_does_what_build_does(monkeypatch, tmp_path):
-    monkeypatch.delenv("DISTMM_KERNELS_DIR")
+    monkeypatch.delenv("DISTMM_BUILD_AHEAD")
     monkeypatch.setenv("DISTMM_CACHE_DIR", str(tmp_path))
     (tmp_path / "sitecustomize.py").write_text(
         "from distmm_kernels import ahead\nahead.build = lambda *asked: iter([print(asked)])\n"

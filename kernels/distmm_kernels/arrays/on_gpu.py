@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from distmm_kernels.arrays.products import Options, by_columns, chosen, leaves_to_library, named, product, result_of
-from distmm_kernels.background import begin
-from distmm_kernels.config import working_type
+from distmm_kernels.arrays.products import Options, kernel_of, product, result_of
 from distmm_kernels.device import Device, gpus, why_no_gpu
 from distmm_kernels.kernel import Array, Enqueue
 from distmm_kernels.launch.bounded import Bounded
@@ -113,20 +111,11 @@ def _learn(key: Any, a: Array, b: Array, out: Array, device: Device, options: Op
     if not (plain and out.size and a.size):
         direct[key] = None
         return
-    working = working_type(a.dtype, b.dtype, out.dtype, a.shape[-1])
-    if begin(working.name, device.compute_capability):  # another kernel will be chosen
+    kernel, guarded, building = kernel_of(a, b, out.dtype, device, options)
+    if building or kernel.guarded or (guarded is not None and guarded.patience == 0):
         return
-    sizes = a.shape[-2], a.shape[-1], b.shape[-1], out.shape[:-2], working
-    symmetric = options.symmetry is not None
-    how = options.precision, options.reproducible, False, symmetric, by_columns(b), out.dtype, False
-    kernel: Any = chosen(*sizes, device, *how)  # kept since the product, which has given the same arguments
-    left = ALWAYS
-    if kernel.guarded:
-        if not leaves_to_library(kernel, out.size * a.shape[-1], options) or kernel.patience == 0:
-            return
-        left = iter(range(kernel.patience - 1))
-        kernel = named("cublas", working, device)
-    launch = kernel.direct(a, b, out, symmetric)
+    left = ALWAYS if guarded is None else iter(range(guarded.patience - 1))
+    launch = kernel.direct(a, b, out, options.symmetry is not None)
     direct[key] = None if launch is None else Direct(kernel.capturable, launch, out.shape, out.dtype, left)
 
 

@@ -91,17 +91,7 @@ def of_matrices(
     a: Array, b: Array, c: Array | None, out: Array | None, dtype: np.dtype[Any], device: Device, options: Options
 ) -> Array:
     """Return the product of matrices ``(..., m, k)`` and ``(..., k, n)``, in ``out`` or as a new contiguous array."""
-    working = working_type(a.dtype, b.dtype, dtype, a.shape[-1])
-    *batch, m, n = product_shape(a.shape, b.shape)
-    in_graph = device.kind == "cuda" and captured()
-    how = options.precision, options.reproducible, in_graph, options.symmetry is not None, by_columns(b), dtype
-    kernel: Any = chosen(
-        m, a.shape[-1], n, tuple(batch), working, device, *how, begin(working.name, device.compute_capability)
-    )
-    guarded = None
-    steps = math.prod(batch) * m * a.shape[-1] * n
-    if kernel.guarded and leaves_to_library(kernel, steps, options):
-        guarded, kernel = kernel, named("cublas", working, device)
+    kernel, guarded, _ = kernel_of(a, b, dtype, device, options)
     if options.symmetry is None:
         left, right = kernel.prepare_a(a, wait=False), kernel.prepare_b(b, wait=False)
     else:
@@ -114,12 +104,32 @@ def of_matrices(
     return made
 
 
-def leaves_to_library(kernel: Any, steps: int, options: Options) -> bool:
-    """Whether the library computes a product of so many multiply-adds, since guards of this kernel were raised."""
-    return not options.reproducible and options.symmetry is None and bool(kernel.declines(steps))
+def kernel_of(
+    a: Array, b: Array, dtype: np.dtype[Any], device: Device, options: Options
+) -> tuple[Any, Any | None, bool]:
+    """Choose the kernel of a product of matrices whose result has the type `dtype`.
+
+    Returns
+    -------
+    kernel
+        It computes the product.
+    guarded
+        The kernel whose guards were raised by earlier products, so that the library computes this one; else None.
+    building
+        Whether another kernel may be chosen once the usual ones are built.
+    """
+    working = working_type(a.dtype, b.dtype, dtype, a.shape[-1])
+    *batch, m, n = product_shape(a.shape, b.shape)
+    k, symmetric, building = a.shape[-1], options.symmetry is not None, begin(working.name, device.compute_capability)
+    how = options.precision, options.reproducible, device.kind == "cuda" and captured(), symmetric
+    kernel: Any = chosen(m, k, n, tuple(batch), working, device, *how, _by_columns(b), dtype, building)
+    steps = math.prod(batch) * m * k * n
+    if kernel.guarded and not options.reproducible and not symmetric and kernel.declines(steps):
+        return named("cublas", working, device), kernel, building
+    return kernel, None, building
 
 
-def by_columns(b: Array) -> bool:
+def _by_columns(b: Array) -> bool:
     """Whether the columns of B are contiguous, and its rows are not."""
     return bool(b.strides[-2] == b.itemsize != b.strides[-1])
 

@@ -64,7 +64,7 @@ def binary(recipe: Recipe, compute_capability: tuple[int, int]) -> Binary:
     found = kept(recipe, compute_capability)
     if found is not None:
         return found
-    path = cache_folder() / _file(recipe, compute_capability)
+    path = _places(recipe, compute_capability)[0]
     with cache.alone(path):
         found = _read(path)
         if found is None:
@@ -77,18 +77,18 @@ def binary(recipe: Recipe, compute_capability: tuple[int, int]) -> Binary:
 
 def kept(recipe: Recipe, compute_capability: tuple[int, int]) -> Binary | None:
     """Return a kernel's machine code if it is in the cache, or in ``DISTMM_KERNELS_DIR``, which is only read."""
-    name, built = _file(recipe, compute_capability), os.environ.get("DISTMM_KERNELS_DIR")
-    found = _read(cache_folder() / name)
-    return found if found is not None or not built else _read(Path(built) / name)
-
-
-def _file(recipe: Recipe, compute_capability: tuple[int, int]) -> str:
-    return f"{recipe.key(compute_capability)}.kernel"
+    return next(filter(None, map(_read, _places(recipe, compute_capability))), None)
 
 
 def is_kept(recipe: Recipe, compute_capability: tuple[int, int]) -> bool:
-    """Whether the cache has a file of this kernel, which is not read; False if another user's folder hides it."""
-    return os.path.exists(cache_folder() / _file(recipe, compute_capability))  # the method of a Path would raise
+    """Whether there is a file for `kept`, which is not read; False if another user's folder hides it."""
+    return any(map(os.path.exists, _places(recipe, compute_capability)))  # the method of a Path would raise
+
+
+def _places(recipe: Recipe, compute_capability: tuple[int, int]) -> list[Path]:
+    """Return the files that may have the kernel: that of the cache, and one that is only read."""
+    folders = cache_folder(), os.environ.get("DISTMM_KERNELS_DIR")
+    return [Path(folder) / f"{recipe.key(compute_capability)}.kernel" for folder in folders if folder]
 
 
 def _read(path: Path) -> Binary | None:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from distmm_kernels.device import Device
-from distmm_kernels.launch.binary import Recipe, binary, kept
+from distmm_kernels.launch.binary import Recipe, binary
 
 PER_THREAD = 2  # CUDA's handle of the default stream that each thread has for itself
 
@@ -57,12 +57,7 @@ class LoadedKernel:
 
         if device.compute_capability is None:
             raise ValueError(f"{device} is no GPU: {recipe.maker} runs on CUDA devices only")
-        made = kept(recipe, device.compute_capability)
-        if made is None:
-            from distmm_kernels import background
-
-            background.begin_for(recipe, device.compute_capability)
-            made = binary(recipe, device.compute_capability)
+        made = binary(recipe, device.compute_capability)
         self.threads, self.shared_bytes = made.threads, made.shared_bytes
         library = check(*driver.cuLibraryLoadData(made.cubin, [], [], 0, [], [], 0))
         (kernel,) = check(*driver.cuLibraryEnumerateKernels(1, library))

@@ -91,7 +91,7 @@ def test_a_gpu_whose_kernels_are_not_built_begins_with_the_library(
 ) -> None:
     from distmm_kernels import background, device
 
-    monkeypatch.delenv("DISTMM_KERNELS_DIR")
+    monkeypatch.delenv("DISTMM_BUILD_AHEAD")
     monkeypatch.setenv("DISTMM_CACHE_DIR", str(tmp_path))
     background._start.cache_clear()
     try:

@@ -8,7 +8,7 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 
-from distmm_kernels.arrays import on_gpu
+from distmm_kernels.arrays import on_gpu, products
 from distmm_kernels.arrays.packages import cpu_here
 from distmm_kernels.arrays.products import Options
 from distmm_kernels.gemm.cpu import CpuKernel
@@ -63,11 +63,11 @@ def test_a_launch_is_learnt_once_and_gets_the_addresses_of_further_operands(arra
 
 def test_kernels_are_compared_once_for_a_product_and_its_launch(arrays, monkeypatch):
     monkeypatch.setattr(CpuKernel, "direct", lambda *operands: None, raising=False)
-    on_gpu.chosen.cache_clear()
+    products.chosen.cache_clear()
     a = np.ones((2, 2), "f4")
     on_gpu.multiply(arrays, a, a, None, None, Options())
     assert list(on_gpu.direct.values()) == [None]
-    assert on_gpu.chosen.cache_info().misses == 1
+    assert products.chosen.cache_info().misses == 1
 
 
 def test_a_launch_that_a_graph_cannot_capture_is_not_used_during_a_capture(arrays, monkeypatch):
@@ -83,7 +83,7 @@ def test_a_launch_that_a_graph_cannot_capture_is_not_used_during_a_capture(array
 
 
 def test_a_launch_of_the_library_is_kept_for_as_many_products_as_the_guards_allow(arrays, monkeypatch):
-    guarded, library, launches = MagicMock(spec=GuardedKernel), MagicMock(capturable=False), []
+    guarded, library, launches = MagicMock(spec=GuardedKernel), MagicMock(capturable=False, guarded=False), []
     guarded.declines.return_value, guarded.patience = True, 0
     library.direct.return_value = lambda *places: launches.append(places)
     whole, looked = [], iter((0, 2))
@@ -93,8 +93,8 @@ def test_a_launch_of_the_library_is_kept_for_as_many_products_as_the_guards_allo
         guarded.patience = next(looked)
 
     monkeypatch.setattr(on_gpu, "product", product)
-    monkeypatch.setattr(on_gpu, "chosen", lambda *asked: guarded)
-    monkeypatch.setattr(on_gpu, "named", lambda *asked: library)
+    monkeypatch.setattr(products, "chosen", lambda *asked: guarded)
+    monkeypatch.setattr(products, "named", lambda *asked: library)
     a = np.ones((2, 2))
     for already in range(4):
         on_gpu.multiply(arrays, a, a, None, None, Options())
