@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import time
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -84,19 +86,22 @@ def describe(
     asked = dtype, precision, kernel, reproducible
     gpus = "none" if device == "cpu" else "any" if any_gpu else "own"
 
-    def of_all() -> dict[str, dict[str, Any]]:
+    def of_all(old: bool) -> dict[str, dict[str, Any]]:
         if client is None:
-            return {"this process": _this_process(device, *asked)}
+            from distmm_kernels.device import current
+
+            when, gpu = time.monotonic(), device == "gpu" and current()
+            return {"this process": _this_process(int(when) if old else when, gpu, device, *asked)}
         return view.ask(client, (probe, (gpus, *asked)), old)
 
-    facts = of_all()
+    facts = of_all(old)
     on_gpus = all(fact["device"] == "cuda" for fact in facts.values())
     building = any(fact.get("build") for fact in facts.values())  # a measurement would wait for the kernels
     if on_gpus and not building and any(fact.get("unmeasured") for fact in facts.values()):
         _measure(client, frozenset(facts), KernelChoice("cuda", dtype, precision))
         if client:
             view.forget(client)
-        facts = of_all()
+        facts = of_all(old=False)
     if not facts:
         raise InputError(
             "the cluster has no workers, and a plan needs their memory and devices: start some, and wait for them with "
@@ -121,9 +126,12 @@ def describe(
     return spec(use, list(facts.values()), dtype, flops)
 
 
+@lru_cache(maxsize=16)
 def _this_process(
-    device: DeviceChoice, dtype: np.dtype, precision: Precision, kernel: str | None, reproducible: bool
-) -> dict[str, Any]:
+    when: float, gpu: Any, device: DeviceChoice, dtype: np.dtype, precision: Precision, kernel: str | None,
+    reproducible: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """Describe this process at a time and, if asked for, its current GPU. Questions of the same time are asked once."""
     import psutil
 
     facts: dict[str, Any] = local_gpu() if device == "gpu" else {"problem": "not asked for"}

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from operator import index
-from typing import Any, SupportsIndex
+from typing import Any
 
 from distmm.errors import InputError
 from distmm.planning import candidates
@@ -117,7 +117,7 @@ def checked_edges(edges: object, problem: Problem) -> Sequence[int]:
 
 
 def _is_edge(edge: object, least: int) -> bool:
-    return isinstance(edge, SupportsIndex) and index(edge) >= least
+    return hasattr(edge, "__index__") and index(edge) >= least
 
 
 @lru_cache(maxsize=256)

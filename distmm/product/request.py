@@ -138,7 +138,7 @@ def plan_for(request: PlanRequest, client: Client | None) -> Plan:
         raise InputError(
             f"plan is {choices.plan!r}: give one that distmm.plan has made, or its text, such as {EXAMPLE}"
         )
-    old = client is not None and request.job is None and request.kept is None
+    old = request.job is None and request.kept is None
     spec = cluster_for(request, client, old)
     request = with_homes(request, spec.workers, client)
     plan = _within_host_memory(request, spec)
