@@ -85,12 +85,11 @@ def measured(request: PlanRequest, plan: Plan, spec: ClusterSpec, client: Client
     """
     job = request.job
     links = [link_rate(client, spec.device)] if client is not None and plan.bytes_moved else []
+    loads: list[float | None] = []
     if job is not None:
         loads = [job.read_rate(client, each, spec.device, spec.threads) for each in (request.a, request.b)]
-    else:
-        loads = (
-            [load_rate(client)] if client is not None and spec.device == "cuda" and request.a.kind == "numpy" else []
-        )
+    elif client is not None and spec.device == "cuda" and request.a.kind == "numpy":
+        loads = [load_rate(client)]
     return replace(
         spec,
         link=min([spec.link, *(rate for rate in links if rate is not None)]),
