@@ -186,7 +186,7 @@ def spec(
     kernel = _kernel_of_all([fact["kernels"] for fact in facts], dtype, wait)
     kernels = [fact["kernels"][kernel] for fact in facts]
     granules, cores = [each["granule"] for each in kernels], min(fact.get("cores", threads) for fact in facts)
-    host = [fact["host_memory"] for fact in facts if fact.get("host_memory")]
+    host = [fact["host_memory"] for fact in facts if fact.get("host_memory") is not None]  # 0: nothing is free
     return ClusterSpec(
         workers=len(facts),
         memory=_rounded_down(max(0, min(fact["memory"] for fact in facts))),

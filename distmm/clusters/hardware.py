@@ -94,8 +94,8 @@ class Hardware:
             "threads": self.threads,
             "memory": self._block_memory(),
             "host_memory": self.host_memory,
+            "cores": max(self.threads, self.cores or 0),
         }
-        facts["cores"] = max(self.threads, self.cores or 0)
         absent = None if model is None else (model.measured or self.model or "", model.capability)
         facts |= kernel_choice.kernel_facts(choice, reproducible, absent)
         if "no kernel" in facts:

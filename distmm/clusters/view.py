@@ -46,6 +46,9 @@ class _View:
     ----------
     hosts : dict
         Hosts of the workers by address; None if the workers have changed.
+    connection : object
+        The client's connection to the scheduler when it was last asked. After a lost one another scheduler may be
+        there, which has no plugins and has told of no change.
     reads : dict
         Whether a worker reads this process's memory, by address.
     answers : dict
@@ -55,6 +58,7 @@ class _View:
     """
 
     hosts: dict[str, str] | None = None
+    connection: object = None
     since: float = 0.0
     reads: dict[str, bool] = field(default_factory=dict)
     answers: dict[Question, tuple[float, int, Any]] = field(default_factory=dict)
@@ -99,6 +103,9 @@ def ask(client: Client, question: Question | None = None, old: bool = False) -> 
         view = _views[client] = _View()
         client.subscribe_topic(CHANGES_TOPIC, partial(_changed, weakref.ref(client)))  # which the client holds
         take_tickets(client, view.is_near)
+    if view.connection is not client.scheduler_comm:
+        view.connection, view.hosts = client.scheduler_comm, None
+        view.answers.clear()
     if view.hosts is not None and view.since > time.monotonic() - FRESH_SECONDS:
         if question is None:
             return {}

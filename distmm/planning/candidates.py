@@ -126,7 +126,8 @@ def placed(
     homes : Places
         Ranks that hold the blocks of A and of B.
     stays : bool
-        Whether all blocks of A and B stay in memory. A task may then take all panels of its chain.
+        Whether all blocks of A and B are in memory, or made from such blocks. A task may then take all panels of its
+        chain.
     one_chain : bool
         Whether k is not split, so that cuts depend on the shape alone.
     unions : bool

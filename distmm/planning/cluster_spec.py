@@ -10,10 +10,14 @@ from typing import Literal
 SCHEDULER_SECONDS = 0.35e-3
 
 # Where an operand is. "resident": in the workers' memory before and after the product. "loaded": loaded step by step,
-# and freed after its step; a wave that needs it again loads it again, unless all of C stays in memory. "kept": loaded
-# step by step, and in memory until the last wave has read it. "whole": made by tasks that others need too, and in
-# memory from when they are made until their last use.
-Residence = Literal["resident", "loaded", "kept", "whole"]
+# and freed after its step; a wave that needs it again loads it again, unless all of C stays in memory. "made": as
+# "loaded", but computed from blocks in the workers' memory; plans count no time for that. "kept": loaded step by step,
+# and in memory until the last wave has read it. "whole": made by tasks that others need too, and in memory from when
+# they are made until their last use.
+Residence = Literal["resident", "loaded", "made", "kept", "whole"]
+
+# Operands that workers have in their memory, or make from what they have.
+NEAR = ("resident", "made")
 
 # Where finished blocks of C stay. "workers": where they were made. "host": in host memory beside the GPU. "out":
 # elsewhere, in a file or in the client's memory. "reduced": nowhere, the task that finishes a block reduces it.

@@ -36,8 +36,8 @@ RELEASE_SECONDS = {"cpu": 25e-3, "cuda": 12e-3}
 # 12 ms, and the loads begin 6 ms after the end of the step, when the scheduler has been told of it.
 LOADS_BEFORE_RELEASE_SECONDS = 6e-3
 
-# Operands whose blocks are loaded step by step.
-BY_STEP = ("loaded", "kept")
+# Operands whose blocks are loaded or made step by step.
+BY_STEP = ("loaded", "made", "kept")
 
 # Most panels of one launch: that of `distmm_kernels.tiles.hopper_tiles`, which the client does not import.
 MOST_PANELS = 8
@@ -74,7 +74,7 @@ class Peak(NamedTuple):
 
 def staying(operands: tuple[Residence, Residence], result: Result, streamed: bool) -> tuple[bool, bool]:
     """Return whether blocks of A, and of B, that one wave has loaded stay in the workers' memory for the next ones."""
-    kept = set() if result == "out" else {"kept"} if streamed else {"kept", "loaded"}
+    kept = set() if result == "out" else {"kept"} if streamed else {*BY_STEP}
     return operands[0] in kept, operands[1] in kept
 
 

@@ -43,7 +43,7 @@ class Plan:
     cluster : ClusterSpec
     precision, kernel
         For the workers' kernel selection.
-    operands : pair of {"resident", "loaded", "kept", "whole"}
+    operands : pair of {"resident", "loaded", "made", "kept", "whole"}
         Where A and B are; see `distmm.planning.cluster_spec.Residence`.
     result : {"workers", "host", "out", "reduced"}
         Where finished blocks of C stay.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,9 @@ from distmm.planning.problem import Problem
 
 # Steps whose blocks of A and B may be in memory at once: while one step computes, blocks of the next are transferred.
 LOOKAHEAD = 2
+
+# Workers of a plan that is read. There are arrays with an element for each: of more, they would not fit into memory.
+MOST_WORKERS = 100_000
 
 # Text of a schedule, for messages.
 EXAMPLE = "g2x1x1 b8192x8192x8192 p1 w1 l2"
@@ -196,11 +200,12 @@ def parse(text: str, problem: Problem, homes: Places = NOWHERE) -> Schedule:
     grid, edges, panels, waves, lookahead = lists if fields else ([], [], [], [], [])
     sizes = (*problem.batch, problem.m, problem.k, problem.n)
     sound = len(edges) == len(sizes) and min(map(min, (grid, panels, waves, lookahead))) >= 1
+    sound = sound and math.prod(grid) <= MOST_WORKERS
     if not sound or any(edge < min(1, size) for edge, size in zip(edges, sizes, strict=True)):  # empty ones have edge 0
         raise InputError(
             f"plan {text!r} does not fit a product of shape {problem.shape}; a plan reads like {EXAMPLE}: grid, block "
             f"edges ({', '.join(['batch'] * len(problem.batch) + ['m', 'k', 'n'])}), panels a task, waves, lookahead; "
-            "all at least 1"
+            f"all at least 1, and at most {MOST_WORKERS} workers"
         )
     cuts = {1: (1, *(waves * 2)), 2: (1, *waves), 3: tuple(waves)}[len(waves)]
     if problem.symmetry is not None and cuts[1] != cuts[2]:

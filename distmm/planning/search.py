@@ -13,7 +13,7 @@ from typing import Any
 from distmm.errors import InputError
 from distmm.planning import candidates
 from distmm.planning.blocks import Blocking, cut
-from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec
+from distmm.planning.cluster_spec import NEAR, SCHEDULER_SECONDS, ClusterSpec
 from distmm.planning.memory import staying
 from distmm.planning.owners import NOWHERE, Grid, Owners, Places
 from distmm.planning.plan import Plan
@@ -124,7 +124,7 @@ def _is_edge(edge: object, least: int) -> bool:
 def _placed(asked: Plan, homes: Places, reproducible: bool, unions: bool) -> Plan | None:
     """Return the fastest plan for operands some of whose blocks are in memory. None if C does not fit as one wave."""
     operands = asked.operands[: 1 if asked.problem.symmetry is not None else 2]
-    stays = all(where == "resident" for where in operands)
+    stays = all(where in NEAR for where in operands)
     schedules = candidates.placed(asked.problem, asked.blocking, asked.cluster, homes, stays, reproducible, unions)
     plans = [replace(asked, schedule=schedule) for schedule in schedules]
     best = _fastest(plans, None, useless=0) if plans else None

@@ -14,7 +14,7 @@ from typing import Literal
 
 import numpy as np
 
-from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec, Residence, Result
+from distmm.planning.cluster_spec import NEAR, SCHEDULER_SECONDS, ClusterSpec, Residence, Result
 from distmm.planning.grid_layout import GridLayout
 from distmm.planning.table_layout import TableLayout
 
@@ -113,7 +113,7 @@ class TimeModel:
             moved += count * int(traffic.received.sum())
             received, sent, *_ = traffic if ahead >= steps else layout.operand_bytes(wave, slice(0, ahead))
             transfers += count * steps / ahead * float(max(received.max(), sent.max())) / cluster.link
-            loaded = sum(x for x, where in zip(traffic.homes, self.operands, strict=True) if where != "resident")
+            loaded = sum(x for x, where in zip(traffic.homes, self.operands, strict=True) if where not in NEAR)
             loading += count * float(np.max(loaded)) / cluster.load
             if on_gpu and self.copied:
                 stored = float(layout.c_bytes(wave, problem.dtype.itemsize, 1).max())
@@ -144,7 +144,7 @@ class TimeModel:
         workers = max(1, min(grid.size, blocking.whole.c_blocks * grid.layers))
         a = problem.m * math.prod(problem.a_batch)
         b = 0 if problem.symmetry is not None else problem.n * math.prod(problem.b_batch)
-        lines = sum(size for size, where in zip((a, b), self.operands, strict=True) if where != "resident")
+        lines = sum(size for size, where in zip((a, b), self.operands, strict=True) if where not in NEAR)
         item, load = problem.dtype.itemsize, grid.size * cluster.load
         copied = self.copied if cluster.device == "cuda" else 0
         busy: dict[Resource, float] = {

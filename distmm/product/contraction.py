@@ -7,7 +7,7 @@ kind are merged into one dimension. In C they are split again:
 - An array in memory is reshaped: a view if its strides allow it, else a copy. Labels merge without a copy if they form
   a run, which means that they are contiguous. A large NumPy array for a cluster is not copied at the call: workers load
   boxes of it to their devices, and reshape them there like the blocks of a Dask array.
-- A Dask array is reshaped block by block (`distmm.graph.dask_tasks.reshaped`). The order of elements along k does not
+- A Dask array is reshaped block by block (`distmm.graph.block_arrays.reshaped`). The order of elements along k does not
   matter if it is the same in both arrays. Two Dask arrays get the same chunks along k: those of the larger one. If the
   other array is in memory, a Dask array gets chunks in C order. Dask rechunks an array whose chunks change, which
   moves parts of blocks.

@@ -21,7 +21,7 @@ from distmm.worker.tasks.arrivals import Form, arrived_at
 
 if TYPE_CHECKING:
     import dask.array as da
-    from distributed import Client
+    from distributed import Client, Future
 
 
 @dataclass(frozen=True)
@@ -94,14 +94,34 @@ class Operand:
         """Chunks of a Dask array. None for other arrays."""
         return _swapped(self.source.chunks, self.transposed) if is_dask(self.source) else None
 
-    @cached_property
+    @property
     def resident(self) -> bool:
-        """Whether its blocks are already in the workers' memory: it is a persisted Dask array."""
+        """Whether its blocks are already in the workers' memory: of a persisted Dask array, or its transpose.
+
+        What is computed from a persisted array has its futures in the graph, but blocks of its own.
+        """
         if not is_dask(self.source):
             return False
+        from distmm.graph.block_arrays import transposed  # late, as Dask arrays below
+
+        array = self.source if self.vector is None else self.vector
+        if (inner := transposed(array)) is not None:
+            array = inner
+        return all((array.name, *index) in self._futures for index in np.ndindex(array.numblocks))
+
+    @property
+    def made_from_resident(self) -> bool:
+        """Whether its blocks are made from as many blocks in the workers' memory, or are themselves there."""
+        return len(self._futures) > 0 and len(self._futures) == self.source.npartitions
+
+    @cached_property
+    def _futures(self) -> dict[Any, Future]:
+        """Futures in the graph of a Dask array, by their keys."""
+        if not is_dask(self.source):
+            return {}
         from distmm.clusters.homes import futures_in  # late, as Dask arrays below
 
-        return len(futures_in(self.source)) == self.source.npartitions
+        return futures_in(self.source)
 
     @property
     def loads_again(self) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partialmethod
+from inspect import signature
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -152,11 +153,13 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
 
     def _reduced(self, reduction: Callable[..., da.Array], *args: Any, **how: Any) -> da.Array:
         """Return a reduction in few tasks, with the chunks that Dask's reduction has. It reads the plan's blocks."""
-        how.setdefault("split_every", dict.fromkeys(range(self.ndim), PARTS))
-        by_chunks, in_blocks = reduction(self, *args, **how), self._still_in_blocks()
-        if in_blocks is None or how.get("out") is not None:
+        given = signature(reduction).bind(self, *args, **how)
+        given.arguments.setdefault("split_every", dict.fromkeys(range(self.ndim), PARTS))
+        by_chunks, in_blocks = reduction(*given.args, **given.kwargs), self._still_in_blocks()
+        if in_blocks is None or given.arguments.get("out") is not None:
             return by_chunks
-        return reduction(in_blocks.blocks, *args, **how).rechunk(by_chunks.chunks, method="tasks")
+        given.arguments["self"] = in_blocks.blocks
+        return reduction(*given.args, **given.kwargs).rechunk(by_chunks.chunks, method="tasks")
 
     # Reductions of a block that need no further memory of its size.
     sum = partialmethod(_reduced, da.Array.sum)

@@ -186,7 +186,7 @@ def _check_blocks(choices: Choices, plan: Plan) -> None:
     if choices.blocks is None:
         return
     p = plan.problem
-    edges = tuple(min(edge, size) for edge, size in zip(choices.blocks, (p.m, p.k, p.n), strict=True))
+    edges = tuple(map(min, checked_edges(choices.blocks, p), (p.m, p.k, p.n)))
     if edges != plan.block_shape:
         raise InputError(
             f"blocks are {choices.blocks}, and the plan {plan} has blocks {plan.block_shape}: leave out blocks, or plan"
@@ -261,7 +261,10 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, quick: bool = False) -
             kernel=choices.kernel,
             text=text,
             result=result,
-            operands=(residence(a, cuts[0], request, c_is_freed), residence(b, cuts[1], request, c_is_freed)),
+            operands=(
+                residence(a, cuts[0], request, c_is_freed, spec.device),
+                residence(b, cuts[1], request, c_is_freed, spec.device),
+            ),
             streamed=c_is_freed,
             run_seconds=request.run_seconds,
             homes=NOWHERE if blocks is None else places(request, blocks, spec.device),

@@ -85,12 +85,11 @@ def measured(request: PlanRequest, plan: Plan, spec: ClusterSpec, client: Client
     """
     job = request.job
     links = [link_rate(client, spec.device)] if client is not None and plan.bytes_moved else []
+    loads: list[float | None] = []
     if job is not None:
         loads = [job.read_rate(client, each, spec.device, spec.threads) for each in (request.a, request.b)]
-    else:
-        loads = (
-            [load_rate(client)] if client is not None and spec.device == "cuda" and request.a.kind == "numpy" else []
-        )
+    elif client is not None and spec.device == "cuda" and request.a.kind == "numpy":
+        loads = [load_rate(client)]
     return replace(
         spec,
         link=min([spec.link, *(rate for rate in links if rate is not None)]),
@@ -134,17 +133,24 @@ def places(request: PlanRequest, blocking: Blocking, device: Literal["cpu", "cud
 
 
 def residence(
-    operand: Operand, cuts: tuple[tuple[int, ...], tuple[int, ...]] | None, request: PlanRequest, streamed: bool
+    operand: Operand,
+    cuts: tuple[tuple[int, ...], tuple[int, ...]] | None,
+    request: PlanRequest,
+    streamed: bool,
+    device: Literal["cpu", "cuda"],
 ) -> Residence:
     """Return where the operand's blocks are in memory during the product, for the planner's memory model.
 
     After a rechunk several blocks read the same chunk, and the chunk stays in memory until its last read. Jobs read the
     blocks of A and B from their files. The waves of a streamed product load their blocks again if that is possible.
+    GPUs multiply copies of NumPy blocks.
     """
-    resident = operand.resident
+    resident = operand.resident and (device == "cpu" or operand.kind == "cupy")
     others = cuts != (operand.chunks or ())[-2:] or (request.shared and not resident)
     if operand.chunks is not None and request.job is None and others:
         return "whole"
     if resident:
         return "resident"
-    return "kept" if streamed and not operand.loads_again else "loaded"
+    if streamed and not operand.loads_again:
+        return "kept"
+    return "made" if operand.made_from_resident else "loaded"

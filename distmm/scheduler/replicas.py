@@ -33,9 +33,8 @@ class Replicas:
 
     def use(self, block: Key, rank: int) -> bool:
         """Plan one more use of a block at a rank; return whether it is the first one there."""
-        before = self.uses[block, rank]
-        self.uses[block, rank] = before + 1
-        return not before
+        self.uses[block, rank] += 1
+        return self.uses[block, rank] == 1
 
     def used(self, blocks: Iterable[Key], rank: int) -> None:
         """Note that a task that was planned to read these blocks at a rank has read them, or never will."""

@@ -119,14 +119,15 @@ async def _ask(client: Client, name: str, array: np.ndarray) -> None:
 
     topic, unread = f"{TOPIC}{name} {next(_numbers)}", asyncio.Event()
     _asked[topic] = name
-    answers = False
+    asked: object = unread  # the connection by which it was asked; after a lost one another scheduler may be there
     try:
         while client.status not in ("closing", "closed") and not unread.is_set():
-            if not answers:
-                with suppress(OSError):  # the connection
+            if client.scheduler_comm is not asked:
+                connection = client.scheduler_comm
+                with suppress(OSError):  # it is lost
                     await client.run_on_scheduler(loan_readers.install)
                     client.subscribe_topic(topic, lambda _: unread.set())
-                    answers = True
+                    asked = connection
                     continue
             with suppress(TimeoutError):
                 await asyncio.wait_for(unread.wait(), BEAT_SECONDS)

@@ -94,10 +94,9 @@ def _with_types(send: Send, receive: Receive) -> tuple[Send, Receive]:
 
     def named(x: Any) -> tuple[dict[str, Any], list[Any]]:
         header, frames = send(x)
-        # the fields of a structured type, which 8-bit floats have on GPUs, or a name
-        return (
-            header | {KEY: x.dtype.descr if x.dtype.names else x.dtype.name} if x.dtype.kind == "V" else header
-        ), frames
+        if x.dtype.kind == "V":  # its fields, which 8-bit floats have on GPUs, or its name
+            header = header | {KEY: x.dtype.descr if x.dtype.names else x.dtype.name}
+        return header, frames
 
     def typed(header: dict[str, Any], frames: list[Any]) -> Any:
         if KEY in header:

@@ -92,9 +92,13 @@ def empty(shape: int | tuple[int, ...], dtype: DTypeLike = float, *, client: Cli
     shape = (index(shape),) if isinstance(shape, SupportsIndex) else tuple(shape)
     nbytes = max(1, math.prod(shape) * dtype.itemsize)
     fd = os.memfd_create("distmm")
-    os.ftruncate(fd, nbytes)
-    memory = mmap.mmap(fd, nbytes)
-    array: np.ndarray = np.ndarray(shape, dtype, memory)
+    try:
+        os.ftruncate(fd, nbytes)
+        memory = mmap.mmap(fd, nbytes)
+        array: np.ndarray = np.ndarray(shape, dtype, memory)
+    except BaseException:
+        os.close(fd)
+        raise
     segment = Segment(os.getpid(), fd, os.fstat(fd).st_ino, array.ctypes.data, nbytes)
     _ours[segment.inode] = segment
     weakref.finalize(memory, _close, segment)

@@ -24,11 +24,10 @@ PIECE = 1 << 20  # elements that are converted to float64 at a time
 def block_qr(block: Any, tasks: int) -> tuple[Any, Any]:
     """Return Q ``(m, n)`` and R ``(n, n)`` of a block ``(m, n)``, m >= n; so many `tasks` run side by side."""
     with shared_by(tasks):
-        factors = _by_gram(block) if type(block) is np.ndarray and block.dtype.char in "fF" else None
-        if factors is None:
-            q, r = np.linalg.qr(block)
-            factors = q, r
-    return factors
+        if type(block) is np.ndarray and block.dtype.char in "fF" and (factors := _by_gram(block)) is not None:
+            return factors
+        q, r = np.linalg.qr(block)
+        return q, r
 
 
 def _by_gram(block: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:

@@ -48,12 +48,9 @@ class Threshold:
             return count, row, None if column is None else column + first, values
         library, count, kept = gpu.namespace(block), 0, []
         for (rows,) in pieces(block):
-            with np.errstate(
-                over="ignore", invalid="ignore"
-            ):  # a threshold beyond the type of the elements is infinite
+            with np.errstate(over="ignore", invalid="ignore"):  # a threshold beyond the elements' type is infinite
                 if norms is None:
-                    places = library.flatnonzero(sortable(block[rows]) >= self.least)
-                    values = None
+                    places, values = library.flatnonzero(sortable(block[rows]) >= self.least), None
                 else:
                     places, values = self._near(block[rows], norms[0][rows], norms[1])
             count += len(places)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -245,3 +246,8 @@ def test_a_cpu_worker_has_the_rate_of_the_cores_that_its_kernels_use(
     spec = cluster.spec("cpu", [facts], np.dtype("f8"))
     assert spec.rate == cores * facts["kernels"]["cpu"]["rate"]
     assert spec.threads == threads
+
+
+def test_workers_without_free_host_memory_are_not_taken_for_unlimited_ones() -> None:
+    full = replace(distmm.gpus(2, "H200", host_memory="1GB"), host_memory=0)
+    assert full.spec(np.dtype("f4"), None, "highest").host_memory == 0

@@ -19,6 +19,7 @@ from distmm.product import request
 from distmm.scheduler import worker_answers
 from distmm.scheduler.plugin import PlacementPlugin
 from tests import forked
+from tests.replaced_scheduler import replaceable
 from tests.until import until
 
 N = 400  # float64 matrices of this size are read from the client's memory
@@ -170,3 +171,12 @@ def test_a_large_product_asks_workers_again_after_a_task(client: Client, monkeyp
     monkeypatch.setattr(request, "SMALL_SHARE", 0.0)
     distmm.plan(a, a, client=client)
     assert sent
+
+
+def test_a_scheduler_at_the_address_of_a_lost_one_gets_the_plugins() -> None:
+    with replaceable() as (client, first, replace):
+        view.ask(client)
+        assert PlacementPlugin.name in first.plugins
+        second = replace()
+        view.ask(client)
+        assert PlacementPlugin.name in second.plugins

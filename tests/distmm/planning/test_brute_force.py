@@ -24,7 +24,7 @@ F4, F2 = np.dtype("f4"), np.dtype("f2")
 BATCHES = [((), ()), ((3,), (3,)), ((5,), ()), ((2, 1), (1, 3))]
 RESIDENCES: list[tuple[Residence, Residence]] = [
     ("loaded", "loaded"), ("resident", "loaded"), ("loaded", "whole"), ("resident", "resident"),
-    ("kept", "kept"), ("loaded", "kept"),
+    ("kept", "kept"), ("loaded", "kept"), ("made", "resident"), ("made", "kept"),
 ]  # fmt: skip
 
 RESULTS: list[tuple[Result, bool]] = [

@@ -20,6 +20,11 @@ from distributed import Client
 
 import distmm
 from distmm.errors import InputError
+from distmm.planning.problem import Problem
+from distmm.product.choices import Choices
+from distmm.product.operand import wrap
+from distmm.product.request import PlanRequest
+from distmm.product.resources import residence
 
 A = np.arange(12.0).reshape(4, 3)
 B = np.arange(15.0).reshape(3, 5)
@@ -221,3 +226,21 @@ def test_operands_get_the_plans_blocks_in_tasks_whatever_dask_would_do(client: C
         for name, (lazy, expected) in made.items():
             assert not [layer for layer in lazy.dask.layers if "p2p" in layer], name
             np.testing.assert_array_equal(lazy[:50].compute(), expected[:50], err_msg=name)
+
+
+def test_only_blocks_that_are_persisted_count_as_resident(client: Client) -> None:
+    X = da.ones((60, 60), chunks=20).persist(scheduler=client)
+    v = da.ones(60, chunks=20).persist(scheduler=client)
+    arrays = {"X": X, "X.T": X.T, "-X": -X, "centred": X - X.mean(0), "half": X[:40], "lazy": da.ones_like(X)}
+    planned = {name: distmm.plan(array, X, client=client).operands[0] for name, array in arrays.items()}
+    made = dict.fromkeys(("-X", "centred"), "made")
+    assert planned == {"X": "resident", "X.T": "resident", "half": "loaded", "lazy": "loaded"} | made
+    assert distmm.plan(v, X, client=client).operands[0] == "resident"
+
+
+def test_gpus_multiply_copies_of_numpy_blocks_that_are_persisted(client: Client) -> None:
+    X = wrap(da.ones((60, 60), chunks=20).persist(scheduler=client), "A")
+    request = PlanRequest(Problem(60, 60, 60, np.dtype("f8")), X, X, Choices())
+    cuts = (20,) * 3, (20,) * 3
+    assert residence(X, cuts, request, streamed=False, device="cuda") == "made"
+    assert residence(X, cuts, request, streamed=False, device="cpu") == "resident"

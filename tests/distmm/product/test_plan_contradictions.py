@@ -21,6 +21,12 @@ def plan() -> Plan:
     return distmm.plan(A, A, precision="ieee", blocks=(4, 8, 4))
 
 
+@pytest.mark.parametrize("blocks", [(4, 8), "abc", 4])
+def test_blocks_that_are_no_edges_are_refused_beside_a_plan(plan: Plan, blocks: Any) -> None:
+    with pytest.raises(InputError, match="give three positive edges"):
+        distmm.matmul(A, A, plan=plan, blocks=blocks)
+
+
 @pytest.mark.parametrize(
     ("asked", "message"),
     [

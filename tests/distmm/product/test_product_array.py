@@ -219,6 +219,12 @@ def test_a_reduction_joins_the_parts_of_many_blocks_in_a_task(client: Client) ->
         np.testing.assert_array_equal(client.compute(array.sum(axis=axis)).result(), tall.sum(axis=axis))
 
 
+def test_arguments_of_a_reduction_may_be_given_by_position() -> None:
+    C, expected = distmm.matmul(CHUNKED, CHUNKED.T), A @ A.T
+    np.testing.assert_array_equal(C.sum(0, None, False, 4).compute(), expected.sum(0))
+    np.testing.assert_array_equal(C.max(1, True, 4).compute(), expected.max(1, keepdims=True))
+
+
 def test_a_product_of_a_vector_is_reduced_by_blocks() -> None:
     v = np.arange(N) % 7.0
     assert distmm.matmul(CHUNKED, v).sum().compute() == (A @ v).sum()

@@ -246,6 +246,14 @@ def test_shared_memory_is_freed_with_its_last_view() -> None:
     assert not segment.is_there()
 
 
+@pytest.mark.parametrize("shape", [(-1, 4), (2**40, 2**40)])
+def test_shared_memory_that_cannot_be_made_leaves_no_open_file(shape: tuple[int, int]) -> None:
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises((ValueError, OverflowError)):
+        transfer.empty(shape)
+    assert os.listdir("/proc/self/fd") == before
+
+
 def test_only_blocks_with_step_1_are_read() -> None:
     with pytest.raises(IndexError, match="step 1"):
         ClientArray.of(np.zeros((4, 4)))[::2, :]

@@ -17,8 +17,10 @@ import pytest
 from distributed import Client, Scheduler, fire_and_forget, futures_of, wait
 
 import distmm
+from distmm.clusters import view
 from distmm.errors import InputError
 from distmm.transfer import ClientArray, loan_readers, loans
+from tests.replaced_scheduler import replaceable
 from tests.tables import later
 from tests.until import until
 
@@ -236,3 +238,16 @@ def test_a_question_is_answered_after_the_graphs_that_were_sent_before_it(curren
         return [topic for topic in dask_scheduler._broker._topics if topic.startswith(loans.TOPIC)]
 
     assert not current.run_on_scheduler(topics)
+
+
+def test_the_scheduler_that_replaces_a_lost_one_is_asked_again() -> None:
+    with replaceable() as (client, first, replace):
+        view.ask(client)
+        loan = loans.Loan("read-for-ever", np.zeros((N, N)))
+        loan.send()
+        readers = first.plugins[loan_readers.LoanReaders.name]
+        readers.readers[loan.name] = 1
+        del loan
+        until(lambda: readers.asked)
+        replace()
+        until(lambda: "read-for-ever" not in loans.open_loans())
