@@ -17,6 +17,7 @@ from dask.graph_manipulation import clone
 
 from distmm.api.array import gram
 from distmm.errors import InputError
+from distmm.product.arrays_in_graphs import rechunked
 from distmm.product.choices import Choices, Keywords, takes
 from distmm.product.labelled import Labelled
 from distmm.product.operand_pair import check_kinds
@@ -155,6 +156,8 @@ def corrcoef(x: Any, y: Any = None, rowvar: bool = True, *, dtype: Any = None, *
     Choices.of(**choices)  # refuses what cannot be used, before any work
     first, second, dtype = _observations(x, y, rowvar, dtype)
     n = first.shape[1]
+    if isinstance(first, da.Array) and n:  # Dask's variance is NaN where a chunk is empty
+        first = rechunked(first, (first.chunks[0], tuple(filter(None, first.chunks[1]))))
     wide = np.result_type(dtype, np.float64)
     mean = first.mean(axis=1, dtype=wide, keepdims=True)
     real = np.dtype(f"f{wide.itemsize // 2}") if wide.kind == "c" else wide

@@ -66,6 +66,14 @@ def inline_array(
     return da.Array(blocks, name, chunks, meta=meta)
 
 
+def rechunked(array: da.Array, chunks: tuple[tuple[int, ...], ...]) -> da.Array:
+    """Return a Dask array in these chunks. `dask.array.rechunk` does not cut an array whose lengths are all 0."""
+    if array.chunks == chunks:
+        return array
+    # Peer-to-peer rechunking moves a whole operand at once, which no plan counts, and cannot be repeated for each wave.
+    return array.rechunk(chunks, method="tasks") if array.size else da.zeros_like(array, chunks=chunks)
+
+
 def lent(array: da.Array, client: Client) -> da.Array:
     """Return the same Dask array. Its tasks read large NumPy arrays of the graph in the memory of this process."""
     shared: dict[int, ClientArray | None] = {}

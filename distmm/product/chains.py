@@ -16,6 +16,7 @@ from distmm.graph.consumers import in_chunks
 from distmm.graph.parametric_layer import one_graph
 from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
+from distmm.product.arrays_in_graphs import rechunked
 from distmm.product.operand import Operand
 from distmm.product.users_blocks import Chunks, batch_chunks
 from distmm.worker.tasks.epilogue import of_c
@@ -130,4 +131,4 @@ class Chains:
         if c.shape == shape:
             return c.blocked(self.chunks, "cpu", self.client)
         source = c.source if isinstance(c.source, da.Array) else c.blocked(tuple((n,) for n in c.shape), "cpu")
-        return da.broadcast_to(source, shape).rechunk(self.chunks, method="tasks")
+        return rechunked(da.broadcast_to(source, shape), self.chunks)

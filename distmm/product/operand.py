@@ -180,7 +180,7 @@ class Operand:
         """
         from dask.array.utils import meta_from_array  # late: plans of files need no Dask array, which takes a second
 
-        from distmm.product.arrays_in_graphs import inline_array, lent
+        from distmm.product.arrays_in_graphs import inline_array, lent, rechunked
 
         if self.in_memory:
             # For any size and any cluster: an array in memory is always read when the product is computed.
@@ -200,9 +200,7 @@ class Operand:
         name = f"distmm-load-{uuid.uuid4().hex}"
         if is_dask(source):
             source = source if client is None else lent(source, client)
-            # Peer-to-peer rechunking moves a whole operand at once, which no plan counts, and cannot be repeated for
-            # each wave.
-            array = source if source.chunks == own else source.rechunk(own, method="tasks")
+            array = rechunked(source, own)
             array = uploaded(array) if device == "cuda" and self.kind == "numpy" else array
         else:
             meta = np.empty((0,) * len(source.shape), source.dtype)

@@ -47,7 +47,8 @@ def check_out(
         kind (NumPy, CuPy) than the product.
     """
     check_like_array(out, "out", "__setitem__")
-    if tuple(out.shape) != shape or not np.can_cast(dtype, np.dtype(out.dtype), "same_kind"):
+    to = np.dtype(out.dtype)  # NumPy casts numbers to objects and strings, too; "V" is bfloat16
+    if tuple(out.shape) != shape or to.kind not in "biufcV" or not np.can_cast(dtype, to, "same_kind"):
         raise InputError(
             f"out is {tuple(out.shape)} {out.dtype}, the product {shape} {dtype}: give an out of that shape and type"
         )

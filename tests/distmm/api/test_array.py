@@ -143,6 +143,13 @@ def test_gemm_refuses_a_c_that_does_not_broadcast_to_the_product(shape: tuple[in
         gemm(1, np.ones((4, 3)), np.ones((3, 5)), 1, np.ones(shape))
 
 
+def test_matrices_whose_lengths_are_all_0_get_the_chunks_of_the_others() -> None:
+    none, halves = da.from_array(np.ones((0, 0))), ((0, 0), (0,))
+    assert matmul(da.ones((1, 0), chunks=((1,), (0, 0))), none).compute().shape == (1, 0)
+    c = gemm(1, da.ones((0, 3), chunks=((0, 0), (3,))), np.ones((3, 0)), 1, none)
+    assert (c.chunks, c.compute().shape) == (halves, (0, 0))
+
+
 @pytest.mark.parametrize("chunks", [None, 3])
 def test_gemm_and_gram_do_not_read_a_and_b_when_alpha_is_zero(chunks: int | None) -> None:
     nans, c = np.full((6, 6), np.nan), np.arange(36.0).reshape(6, 6)

@@ -192,6 +192,13 @@ def test_correlations_are_nan_where_numpys_are() -> None:
             np.testing.assert_allclose(found.real, expected.real, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("chunks", [(0, 0, 0, 0, 4), (1, 1, 0, 1, 1)])
+def test_correlations_do_not_become_nan_by_chunks_that_are_empty(chunks: tuple[int, ...]) -> None:
+    x = observed((3, 4))
+    lazy = da.from_array(x, chunks=((1, 0, 2), chunks))
+    np.testing.assert_allclose(distmm.corrcoef(lazy).compute(), np.corrcoef(x), rtol=1e-9)
+
+
 # Refusals
 
 
