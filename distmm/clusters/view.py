@@ -237,5 +237,8 @@ async def _answer(
     if DevicePlugin.name not in dask_scheduler.worker_plugins:
         dask_scheduler.worker_plugins[DevicePlugin.name] = plugin  # the scheduler sends it to new workers
         await send(dask_scheduler, {"op": "plugin-add", "plugin": plugin, "name": DevicePlugin.name}, seconds)
-    hosts = {address: worker.host for address, worker in dask_scheduler.workers.items()}
-    return hosts, *await ask_workers(dask_scheduler, placement.said, question, proof, seconds)
+    while True:
+        hosts = {address: worker.host for address, worker in dask_scheduler.workers.items()}
+        found = await ask_workers(dask_scheduler, placement.said, question, proof, seconds)
+        if not hosts or hosts.keys() & dask_scheduler.workers.keys():
+            return hosts, *found  # otherwise all have left meanwhile, as in a restart: others may be there

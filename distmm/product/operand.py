@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -94,7 +95,7 @@ class Operand:
         """Chunks of a Dask array. None for other arrays."""
         return _swapped(self.source.chunks, self.transposed) if is_dask(self.source) else None
 
-    @property
+    @cached_property
     def resident(self) -> bool:
         """Whether its blocks are already in the workers' memory: of a persisted Dask array, or its transpose.
 
@@ -107,7 +108,7 @@ class Operand:
         array = self.source if self.vector is None else self.vector
         if (inner := transposed(array)) is not None:
             array = inner
-        return all((array.name, *index) in self._futures for index in np.ndindex(array.numblocks))
+        return all((array.name, *index) in self._futures for index in product(*map(range, array.numblocks)))
 
     @property
     def made_from_resident(self) -> bool:

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, Scheduler, core
+from distributed import Client, LocalCluster, Scheduler, Worker, core
 
 import distmm
 from distmm.clusters import view
+from distmm.clusters.cluster import describe
 from distmm.errors import InputError
 from distmm.product import request
 from distmm.scheduler import worker_answers
@@ -23,6 +24,32 @@ from tests.replaced_scheduler import replaceable
 from tests.until import until
 
 N = 400  # float64 matrices of this size are read from the client's memory
+
+
+@pytest.mark.parametrize("others", [True, False])
+def test_workers_that_come_while_all_others_leave_are_asked_too(monkeypatch: pytest.MonkeyPatch, others: bool) -> None:
+    asked: list[list[str]] = []
+    real = worker_answers.ask_workers
+
+    async def leave(scheduler: Scheduler, *question: Any) -> Any:
+        asked.append(there := list(scheduler.workers))
+        if len(asked) > 1:
+            return await real(scheduler, *question)
+        if others:
+            new.append(await Worker(scheduler.address, nthreads=1))
+        await scheduler.retire_workers(there)
+        return {}, {}
+
+    monkeypatch.setattr(worker_answers, "ask_workers", leave)
+    new: list[Worker] = []
+    with LocalCluster(n_workers=1, processes=False, dashboard_address=None) as own, Client(own) as client:
+        if others:
+            assert describe(client, np.dtype("f4")).workers == 1
+            client.sync(new[0].close)
+        else:
+            with pytest.raises(InputError, match="the cluster has no workers"):
+                describe(client, np.dtype("f4"))
+    assert asked[1] == [worker.address for worker in new]
 
 
 @pytest.fixture
