@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Hashable, Iterator
+from itertools import product
 from mmap import mmap
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,37 +15,28 @@ from dask.highlevelgraph import MaterializedLayer
 
 from distmm.product.array_types import is_dask, package_of
 
-Part = tuple[Hashable, float, float]  # a file (its path or URL) or store, and the first and end byte of the elements
+# A file (its path or URL), store or memory, and an array whose addresses are the elements' places there. None: anywhere
+Part = tuple[Hashable, np.ndarray | None]
+
+# Steps in which NumPy looks for a common element of two arrays. Views of one array take a few.
+MOST_STEPS = 10_000
 
 
 def overlap(first: Any, second: Any) -> bool:
-    """Whether two arrays may share elements. A Dask array shares the elements of all arrays that its graph reads."""
-    return any(
-        _may_share_memory(x, y)
-        or any(
-            _identity(p) == _identity(q) and low < other_high and other_low < high
-            for p, low, high in _parts(x)
-            for q, other_low, other_high in _parts(y)
-        )
-        for x in _sources(first)
-        for y in _sources(second)
-    )
+    """Whether two arrays share elements. A Dask array shares the elements of all arrays that its graph reads."""
+    pairs = product(_sources(first), _sources(second))
+    return any(_meet(*parts) for x, y in pairs for parts in product(_parts(x), _parts(y)))
 
 
-def _may_share_memory(x: Any, y: Any) -> bool:
-    if package_of(x) == package_of(y) == "cupy":  # one address is one place on all GPUs
-        (low, high), (other_low, other_high) = _range(x), _range(y)
-        return low < other_high and other_low < high
-    return isinstance(x, np.ndarray) and isinstance(y, np.ndarray) and np.may_share_memory(x, y)
-
-
-def _range(array: Any) -> tuple[int, int]:
-    """Return the first address of a CuPy array, and the address after the last one."""
-    if not array.size:
-        return 0, 0
-    reach = [(n - 1) * stride for n, stride in zip(array.shape, array.strides, strict=True)]
-    first = array.data.ptr
-    return first + sum(r for r in reach if r < 0), first + sum(r for r in reach if r > 0) + array.itemsize
+def _meet(first: Part, second: Part) -> bool:
+    (place, at), (other_place, other_at) = first, second
+    if _identity(place) != _identity(other_place):
+        return False
+    try:
+        steps: Any = MOST_STEPS  # NumPy's types have only -1 and 0
+        return at is None or other_at is None or np.shares_memory(at, other_at, max_work=steps)
+    except np.exceptions.TooHardError:  # they may
+        return True
 
 
 def lies_in(array: Any, path: str) -> bool:
@@ -121,13 +113,17 @@ def _sources(array: Any) -> Iterator[Any]:
 
 def _places(array: Any) -> Iterator[str]:
     """Yield the paths and URLs of the files and folders that an array is in."""
-    yield from (place for x in _sources(array) for place, _, _ in _parts(x) if isinstance(place, str))
+    yield from (place for x in _sources(array) for place, _ in _parts(x) if isinstance(place, str))
 
 
 def _parts(array: Any) -> Iterator[Part]:
-    """Yield the places in files and stores where the elements of an array are, if other arrays can share them."""
+    """Yield the places of an array's elements in memory, files and stores, if other arrays can share them."""
     if isinstance(array, np.ndarray):
+        yield (np,), array
         yield from _mapped(array)
+        return
+    if package_of(array) == "cupy":  # one address is one place on all GPUs
+        yield ("cupy",), _addresses(array.data.ptr, array)
         return
     if package_of(array) not in ("distmm", "h5py", "zarr"):
         return
@@ -140,23 +136,31 @@ def _parts(array: Any) -> Iterator[Part]:
     if isinstance(array, OpenedZarr):
         array = array.array
     if isinstance(array, Matrix):
-        yield getattr(array, "file", array.path), 0, math.inf
+        yield getattr(array, "file", array.path), None
     elif isinstance(array, zarr.Array):
-        yield _zarr(array), 0, math.inf
+        yield _zarr(array), None
     elif isinstance(array, h5py.Dataset):
         header = h5py.h5o.get_info(array.id).addr  # its address differs for each dataset of a file
-        yield array.file.filename, header, header + 1
+        yield array.file.filename, _addresses(header, np.empty(1, "u1"))
 
 
 def _mapped(array: np.ndarray) -> Iterator[Part]:
-    """Yield the range of bytes of the file that a memory map, or a view of one, covers."""
-    low, high = np.lib.array_utils.byte_bounds(array)
+    """Yield the places in the file that a memory map, or a view of one, has."""
     base: Any = array
     while base is not None:
         if isinstance(base, np.memmap) and isinstance(base.base, mmap) and base.filename is not None:
-            shift = base.offset - base.ctypes.data
-            yield os.fspath(base.filename), low + shift, high + shift
+            first = array.ctypes.data - base.ctypes.data + base.offset
+            yield os.fspath(base.filename), _addresses(first, array)
         base = getattr(base, "base", None)
+
+
+def _addresses(first: int, like: Any) -> np.ndarray:
+    """Return an array of the shape and strides of `like` whose first element is at the address `first`.
+
+    Nothing may read its elements. All addresses are shifted alike, since none may be 0, as places in files are.
+    """
+    view = {"data": (2**40 + first, True), "typestr": f"|V{like.dtype.itemsize}", "version": 3}
+    return np.asarray(SimpleNamespace(__array_interface__=view | {"shape": like.shape, "strides": like.strides}))
 
 
 def _zarr(array: Any) -> Hashable:

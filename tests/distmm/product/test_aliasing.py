@@ -12,6 +12,7 @@ import h5py
 import numpy as np
 import pytest
 import zarr
+from distributed import Client
 
 import distmm
 from distmm import storage
@@ -133,6 +134,30 @@ def test_an_hdf5_dataset_that_cannot_be_written_is_refused(tmp_path: Path) -> No
         distmm.matmul(a, a, out=dataset)
 
 
+def test_views_of_one_array_whose_elements_are_different_are_two_arrays(tmp_path: Path, client: Client) -> None:
+    for whole in (np.empty((30, 30)), np.memmap(tmp_path / "whole", "f8", "w+", shape=(30, 30))):
+        whole[:] = np.random.default_rng(0).integers(-9, 9, (30, 30))
+        below, right, rest = whole[10:, :10], whole[:10, 10:], whole[10:, 10:]
+        for where in (None, client):
+            distmm.matmul(below, right, out=rest, client=where)
+            np.testing.assert_array_equal(rest, below @ right)
+            if not isinstance(whole, np.memmap):  # the update of the rest in a blocked factorization
+                distmm.gemm(-1, below, right, 1, rest, out=rest, client=where)
+                assert not rest.any()
+        assert not overlap(whole[::2, 1:], whole[1::2, :-1])
+        assert overlap(whole[::2, 1:], whole[2:3, :2])
+        with pytest.raises(InputError, match="out shares memory with B"):
+            distmm.matmul(below[:10], right[:, :10], out=right[:, 9:19])
+
+
+def test_arrays_that_are_hard_to_compare_may_share_elements(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = np.zeros(10**6, "u1")
+    strided = np.lib.stride_tricks.as_strided
+    first, second = strided(whole, (50, 50, 50), (991, 37, 7)), strided(whole[1:], (50, 50, 50), (983, 41, 14))
+    monkeypatch.setattr("distmm.product.aliasing.MOST_STEPS", 1)
+    assert overlap(first, second)
+
+
 class OnGpu:
     """A CuPy array, as far as its place in memory goes."""
 
@@ -151,6 +176,7 @@ def test_arrays_on_gpus_are_compared_by_their_addresses() -> None:
     assert overlap(first, OnGpu(1024 + 127, whole))
     assert not overlap(first, OnGpu(1024 + 128, whole))
     assert not overlap(first, OnGpu(1024, whole[:0]))
+    assert not overlap(OnGpu(1024, whole[:, :4]), OnGpu(1024 + 16, whole[:, 4:]))
     assert overlap(OnGpu(1024 + 96, whole[::-1]), OnGpu(1024, whole[:1]))
     assert not overlap(OnGpu(1024 + 96, whole[::-1]), OnGpu(1024 + 128, whole[:1]))
     assert not overlap(first, whole)
