@@ -85,12 +85,13 @@ Homes = tuple[tuple[int, ...], ...]
 class Places(NamedTuple):
     """Homes of A and of B; None if no block of the operand is in memory.
 
-    `same` says that B is A itself, as in ``A @ A``, and all of it in memory: blocks of the same indices are one block.
+    `alike` says that all of A is in memory, and that B is A itself, as in ``A @ A``, or its transpose, as in
+    ``X.T @ X``: each block of B is then a block of A, of the same or of the exchanged indices.
     """
 
     a: Homes | None = None
     b: Homes | None = None
-    same: bool = False
+    alike: Literal["", "same", "transposed"] = ""
 
     @property
     def known(self) -> bool:

@@ -130,9 +130,10 @@ class TableLayout(Layout[Owners]):
             (self._of_chunks(np.any(now, axis=1), 1, 2), np.outer(cuts[1], cuts[2])),
         ]
         both = np.zeros(self.grid.size, np.int64)
-        if self.blocking.triangle or self.grid.homes.same:  # one operand, which a rank may need in two places
+        alike = "transposed" if self.blocking.triangle else self.grid.homes.alike
+        if alike:  # one operand, which a rank may need in two places
             (as_a, area), (as_b, _) = read
-            as_b = np.swapaxes(as_b, 1, 2) if self.blocking.triangle else as_b
+            as_b = np.swapaxes(as_b, 1, 2) if alike == "transposed" else as_b
             both = ((as_a & as_b) * area).sum(axis=(1, 2))
             read = [(as_a | as_b, area)]
         figures = [

@@ -16,6 +16,7 @@ from distmm.planning.owners import Places
 from distmm.planning.plan import Plan
 from distmm.product.aliasing import same
 from distmm.product.operand import Operand
+from distmm.product.operand_pair import is_transpose
 from distmm.transfer.gpu_allocations import is_on_gpu
 from distmm.worker.tasks.kernel_choice import KernelChoice
 from distmm.worker.tasks.rows import WORKSPACE
@@ -125,10 +126,13 @@ def places(request: PlanRequest, blocking: Blocking, device: Literal["cpu", "cud
         homes_of_blocks(of_a, a.chunks or (), (blocking.m, blocking.k)),
         homes_of_blocks(of_b, b.chunks or (), (blocking.k, blocking.n)),
     )
-    # Blocks that are copied to GPUs are copied for each operand.
-    alike = blocking.m == blocking.k == blocking.n and a.transposed == b.transposed and same(a.source, b.source)
-    if alike and (device == "cpu" or a.kind == "cupy") and at[0] is not None and min(map(min, at[0])) >= 0:
-        return Places(at[0], at[0], same=True)
+    # Blocks that are copied to GPUs are copied for each operand, and GPUs may transpose blocks before the product.
+    is_same = a.transposed == b.transposed and same(a.source, b.source) and (device == "cpu" or a.kind == "cupy")
+    if at[0] is not None and min(map(min, at[0])) >= 0:
+        if blocking.m == blocking.k == blocking.n and is_same:
+            return Places(at[0], at[0], "same")
+        if blocking.m == blocking.n and device == "cpu" and is_transpose(a, b):
+            return Places(at[0], tuple(zip(*at[0], strict=True)), "transposed")
     return Places(*at)
 
 

@@ -42,7 +42,7 @@ def test_workers_that_come_while_all_others_leave_are_asked_too(monkeypatch: pyt
 
     monkeypatch.setattr(worker_answers, "ask_workers", leave)
     new: list[Worker] = []
-    with LocalCluster(n_workers=1, processes=False, dashboard_address=None) as own, Client(own) as client:
+    with LocalCluster(n_workers=1, processes=False, dashboard_address=":0") as own, Client(own) as client:
         if others:
             assert describe(client, np.dtype("f4")).workers == 1
             client.sync(new[0].close)

@@ -41,13 +41,16 @@ def homes_of(draw: st.DrawFn, rows: int, columns: int, workers: int, kinds: str 
 @st.composite
 def placed(draw: st.DrawFn) -> tuple[Problem, Blocking, Places, int]:
     """Draw a small product, its blocks, and where its operands are."""
-    workers, b_is = draw(st.integers(2, 4)), draw(st.sampled_from(["another", "the transpose of A", "A"]))
-    symmetric, same = b_is == "the transpose of A", b_is == "A"
+    workers, b_is = draw(st.integers(2, 4)), draw(st.sampled_from(["another", "symmetric", "same", "transposed"]))
+    symmetric, same = b_is == "symmetric", b_is == "same"
     m, k, n = (tuple(draw(st.lists(st.integers(1, 4), min_size=1, max_size=5))) for _ in range(3))
     k, n = (m if same else k), (n if b_is == "another" else m)
     problem = Problem(sum(m), sum(k), sum(n), F8, symmetry="symmetric" if symmetric else None)
-    a = homes_of(draw, len(m), len(k), workers, *["all"] * same)
-    places = Places(a, a, True) if same else Places(a, homes_of(draw, len(k), len(n), workers))
+    a = homes_of(draw, len(m), len(k), workers, *["all"] * (b_is in ("same", "transposed")))
+    places = Places(a, a, "same") if same else Places(a, homes_of(draw, len(k), len(n), workers))
+    if b_is == "transposed":
+        assert a is not None
+        places = Places(a, tuple(zip(*a, strict=True)), "transposed")
     return problem, Blocking(m, k, n, panels=draw(st.integers(1, 3)), triangle=symmetric), places, workers
 
 
@@ -243,10 +246,14 @@ def test_a_grid_that_knows_homes_counts_the_bytes_from_there() -> None:
 def test_a_block_that_is_read_as_a_and_as_b_travels_once() -> None:
     homes = ((3, 2), (1, 0))
     problem, blocking = Problem(8, 8, 8, F8), Blocking((4, 4), (4, 4), (4, 4))
-    apart, same = (of_grid(Grid(2, 2), blocking, Places(homes, homes, each)) for each in (False, True))
+    turned = tuple(zip(*homes, strict=True))
+    of_pairs = (Places(homes, homes), Places(homes, homes, "same"), Places(homes, turned, "transposed"))
+    apart, same, transposed = (of_grid(Grid(2, 2), blocking, each) for each in of_pairs)
     assert plan_of(problem, blocking, apart).bytes_moved == 16 * 16 * 8
     # Two ranks read a block as A, two as B, and one of them is the same rank.
     assert plan_of(problem, blocking, same).bytes_moved == 12 * 16 * 8
+    # The two ranks on the diagonal need two blocks, which are not at home; the others need all four, and have one.
+    assert plan_of(problem, blocking, transposed).bytes_moved == (2 * 2 + 2 * 3) * 16 * 8
 
 
 def test_a_plan_for_operands_that_are_nowhere_is_not_held_against_a_worker_that_loads_everything() -> None:
