@@ -15,6 +15,7 @@ from distmm.errors import InputError
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.precision import Precision
 from distmm.planning.problem import accumulator_dtype
+from distmm.planning.schedule import MOST_WORKERS
 from distmm.worker.gpu_worker_setup import POOL_FRACTION, THREADS
 from distmm.worker.tasks import kernel_choice
 from distmm.worker.tasks.probe import PAUSE_FRACTION, WORKER_BYTES
@@ -212,8 +213,8 @@ def _count(name: str, value: object) -> int:
         count = index(value)  # type: ignore[arg-type]  # this checks the user's value
     except TypeError:
         count = 0
-    if not 1 <= count <= 100_000 or isinstance(value, bool):  # a plan for more would take minutes
-        raise InputError(f"{name} is {value!r}: give a whole number from 1 to 100,000")
+    if not 1 <= count <= MOST_WORKERS or isinstance(value, bool):
+        raise InputError(f"{name} is {value!r}: give a whole number from 1 to {MOST_WORKERS:,}")
     return count
 
 

@@ -159,7 +159,7 @@ PIECE_BYTES = 1 << 22
 ENOUGH_SECONDS, MOST_PIECES = 0.2, 16
 
 # Largest number of workers that read concurrently. It is enough to measure the rate of a shared disk.
-MOST_WORKERS = 16
+MOST_READERS = 16
 
 
 def read_rate(
@@ -176,7 +176,7 @@ def read_rate(
     if client is None:
         return measured_once(None, name, (threads, device), partial(_of_threads, matrix, device, threads, 1, 0))
     workers = sorted(workers_of(client))
-    ranks = {address: rank for rank, address in enumerate(workers[:MOST_WORKERS])}
+    ranks = {address: rank for rank, address in enumerate(workers[:MOST_READERS])}
 
     def slowest() -> float:
         return float(min(client.run(_read, ranks, matrix, device, workers=list(ranks)).values()))

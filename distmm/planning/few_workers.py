@@ -7,14 +7,14 @@ from bisect import bisect_left
 from collections.abc import Callable
 
 # More workers than one Dask scheduler serves.
-MOST_WORKERS = 4096
+MOST_SERVED = 4096
 
 # The number found exceeds the fewest workers by at most this share. It is not exact, because each number that turns out
 # too low costs a search without a result, which takes seconds for the largest products.
 TOLERANCE = 1 / 8
 
 
-def few_workers(fits: Callable[[int], bool], least: int = 1, most: int = MOST_WORKERS) -> int | None:
+def few_workers(fits: Callable[[int], bool], least: int = 1, most: int = MOST_SERVED) -> int | None:
     """Return a number of workers that is enough, at most an eighth above the fewest. None if `most` are too few.
 
     Tried are `most`, and numbers with a nearly square grid: they usually, but not always, hold what fewer workers hold.

@@ -21,7 +21,7 @@ from distmm.planning.problem import Problem
 # Steps whose blocks of A and B may be in memory at once: while one step computes, blocks of the next are transferred.
 LOOKAHEAD = 2
 
-# Workers of a plan that is read. There are arrays with an element for each: of more, they would not fit into memory.
+# Most workers of a plan, which has arrays with an element for each: a plan for more would take minutes, and memory.
 MOST_WORKERS = 100_000
 
 # Text of a schedule, for messages.

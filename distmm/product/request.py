@@ -11,7 +11,7 @@ from distmm.clusters import view
 from distmm.errors import InputError
 from distmm.planning.blocks import Blocking, cut, even_edges
 from distmm.planning.cluster_spec import ClusterSpec, Result
-from distmm.planning.few_workers import MOST_WORKERS, few_workers
+from distmm.planning.few_workers import MOST_SERVED, few_workers
 from distmm.planning.owners import NOWHERE, Places
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
@@ -210,7 +210,7 @@ def _fewest(request: PlanRequest, plan: Plan) -> float:
 
     least = math.ceil(kept / max(1, spec.memory)) or 1
     given = _given_blocking(request, request.unit)
-    most = MOST_WORKERS if given is None else min(MOST_WORKERS, given.whole.c_blocks * len(given.k))
+    most = MOST_SERVED if given is None else min(MOST_SERVED, given.whole.c_blocks * len(given.k))
     return few_workers(fits, least, spec.workers if plan.fits else most) or math.inf
 
 

@@ -19,7 +19,7 @@ from distmm.clusters import cluster
 from distmm.clusters.gpu_models import MODELS, share_of_measured
 from distmm.errors import DoesNotFitError, InputError
 from distmm.planning import search
-from distmm.planning.few_workers import MOST_WORKERS, TOLERANCE, few_workers
+from distmm.planning.few_workers import MOST_SERVED, TOLERANCE, few_workers
 from distmm.product import request
 from distmm.worker.tasks.probe import probe
 from distmm_kernels.device import Device
@@ -159,7 +159,7 @@ def test_wishes_that_contradict_the_description_are_refused(how: dict[str, Any],
         distmm.plan(shaped(100, 100), **how)
 
 
-@given(*[st.integers(1, MOST_WORKERS)] * 3)
+@given(*[st.integers(1, MOST_SERVED)] * 3)
 def test_the_search_finds_nearly_the_fewest_workers_that_are_enough(enough: int, least: int, most: int) -> None:
     asked: list[int] = []
 
@@ -227,7 +227,7 @@ def test_chunks_that_no_worker_holds_are_not_tried_on_more_workers_than_there_is
 
 def test_the_search_ends_where_no_number_is_enough() -> None:
     assert few_workers(lambda workers: False) is None
-    assert few_workers(lambda workers: True, MOST_WORKERS + 1) is None
+    assert few_workers(lambda workers: True, MOST_SERVED + 1) is None
 
 
 @pytest.mark.parametrize(
