@@ -69,7 +69,7 @@ def describe(
     reproducible : bool
         Without `kernel`: use only kernels with reproducible bits.
     old : bool
-        As in `view.ask`.
+        As in `view.ask`. Without a client, what was found in this second is enough.
     flops : float
         Operations of the product. On a new machine, where kernels are still being built, a library multiplies if the
         kernels would not save as much time.

@@ -104,8 +104,8 @@ def ask(client: Client, question: Question | None = None, old: bool = False) -> 
         client.subscribe_topic(CHANGES_TOPIC, partial(_changed, weakref.ref(client)))  # which the client holds
         take_tickets(client, view.is_near)
     if view.connection is not client.scheduler_comm:
-        view.connection, view.hosts = client.scheduler_comm, None
-        view.answers.clear()
+        view.connection = client.scheduler_comm
+        _forget_workers(client, view)
     if view.hosts is not None and view.since > time.monotonic() - FRESH_SECONDS:
         if question is None:
             return {}
@@ -203,9 +203,14 @@ def _changed(reference: weakref.ref[Client], event: tuple[float, str]) -> None:
     view = _views[client]
     view.changes += 1
     if event[1] == "workers":
-        view.hosts = None
-        view.answers.clear()
-        lending.forget_reach(client)
+        _forget_workers(client, view)
+
+
+def _forget_workers(client: Client, view: _View) -> None:
+    """Forget what workers have said: there may be others."""
+    view.hosts = None
+    view.answers.clear()
+    lending.forget_reach(client)
 
 
 async def _answer(

@@ -222,7 +222,10 @@ class Operand:
         if self.vector is not None:
             own = _swapped(chunks, self.transposed)[-1:]
             return Operand(self.vector, self.name, self.kind).blocked(own, device, client), "vector"
-        inner = None if not is_dask(self.source) else self.source if self.transposed else transposed(self.source)
+        inner = transposed(self.source) if is_dask(self.source) else None
+        if self.transposed and inner is not None:  # X of ``gemm(1, X.T, B, transa=True)``
+            return replace(self, source=inner, transposed=False).blocked(chunks, device, client), "matrix"
+        inner = self.source if self.transposed and is_dask(self.source) else inner
         if inner is None or inner.ndim > 2 or not (once or device == "cpu"):
             return self.blocked(chunks, device, client), "matrix"
         return replace(self, source=inner, transposed=False).blocked(chunks[::-1], device, client), "transpose"

@@ -47,8 +47,9 @@ def check_out(
         kind (NumPy, CuPy) than the product.
     """
     check_like_array(out, "out", "__setitem__")
-    to = np.dtype(out.dtype)  # NumPy casts numbers to objects and strings, too; "V" is bfloat16
-    if tuple(out.shape) != shape or to.kind not in "biufcV" or not np.can_cast(dtype, to, "same_kind"):
+    to = np.dtype(out.dtype)  # NumPy casts numbers to objects, strings and raw bytes, too; bfloat16 has their kind "V"
+    is_number = to.kind in "biufcV" and to.type is not np.void
+    if tuple(out.shape) != shape or not is_number or not np.can_cast(dtype, to, "same_kind"):
         raise InputError(
             f"out is {tuple(out.shape)} {out.dtype}, the product {shape} {dtype}: give an out of that shape and type"
         )

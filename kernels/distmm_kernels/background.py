@@ -1,7 +1,7 @@
 """Other processes compile the usual kernels of a type, for the first products of it on a machine.
 
-Numba compiles one kernel at a time in a process, in 1 to 3 s, and a first product needs two to eight of them. So the
-plan of a first product starts a process that builds all kernels of that type, once on a machine. A product takes a
+Numba compiles one kernel at a time in a process, in 1 to 3 s, and a first product needs two to eight of them. So a
+first product, or its plan, starts a process that builds all kernels of that type, once on a machine. A product takes a
 kernel that is built, waits for one that is being compiled, and compiles others itself. Until the usual kernels are
 built, plans weigh this time against a library's product.
 """

@@ -19,6 +19,7 @@ from distmm.errors import InputError
 from distmm.product import request
 from distmm.scheduler import worker_answers
 from distmm.scheduler.plugin import PlacementPlugin
+from distmm.transfer import lending
 from tests import forked
 from tests.replaced_scheduler import replaceable
 from tests.until import until
@@ -207,3 +208,12 @@ def test_a_scheduler_at_the_address_of_a_lost_one_gets_the_plugins() -> None:
         second = replace()
         view.ask(client)
         assert PlacementPlugin.name in second.plugins
+
+
+def test_gpus_of_workers_of_a_lost_scheduler_say_nothing_of_those_of_others() -> None:
+    with replaceable() as (client, _, replace):
+        view.ask(client)
+        lending._tried[client][0] = True  # all workers reach the memory of GPU 0
+        replace()
+        view.ask(client)
+        assert 0 not in lending._tried[client]

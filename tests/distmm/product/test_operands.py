@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from distmm.errors import InputError
 from distmm.planning.problem import Problem
 from distmm.product.choices import Choices
 from distmm.product.operand import wrap
+from distmm.product.operand_pair import pair
 from distmm.product.request import PlanRequest
 from distmm.product.resources import residence
 
@@ -244,3 +246,11 @@ def test_gpus_multiply_copies_of_numpy_blocks_that_are_persisted(client: Client)
     cuts = (20,) * 3, (20,) * 3
     assert residence(X, cuts, request, streamed=False, device="cuda") == "made"
     assert residence(X, cuts, request, streamed=False, device="cpu") == "resident"
+
+
+def test_a_matrix_and_its_transpose_are_read_as_the_same_blocks_however_they_are_given() -> None:
+    X = da.ones((40, 40), chunks=20)
+    for A, B, transa, transb in product((X, X.T), (X, X.T), (False, True), (False, True)):
+        arriving = [x.arriving(x.chunks or (), "cpu", None, once=False) for x in pair(A, B, transa, transb)[:2]]
+        turned = [(x is not X) != flag for x, flag in ((A, transa), (B, transb))]
+        assert [(array.name, form == "transpose") for array, form in arriving] == [(X.name, each) for each in turned]

@@ -73,7 +73,7 @@ def test_an_out_that_cannot_take_the_product_is_refused_before_work() -> None:
     read_only.flags.writeable = False
     for out, reason in (
         (np.zeros((20, 30)), "give an out of that shape and type"),
-        *((np.zeros((30, 20), to), "give an out of that shape and type") for to in ("i4", "O", "U40")),
+        *((np.zeros((30, 20), to), "give an out of that shape and type") for to in ("i4", "O", "U40", "V8")),
         (read_only, "read-only"),
         (np.ma.array(np.zeros((30, 20)), mask=True, hard_mask=True), "soften_mask"),
         ([1, 2], "list without"),
