@@ -23,6 +23,8 @@ from distmm.worker.tasks.probe import local_gpu, probe
 if TYPE_CHECKING:
     from distributed import Client
 
+    from distmm_kernels.device import Device
+
 DeviceChoice = Literal["auto", "cpu", "gpu"]
 
 # Rate of a GPU over several seconds, divided by the rate of single products (`distmm_kernels/rates.toml`): 0.92 to 1.0
@@ -90,8 +92,8 @@ def describe(
         if client is None:
             from distmm_kernels.device import current
 
-            when, gpu = time.monotonic(), device == "gpu" and current()
-            return {"this process": _this_process(int(when) if old else when, gpu, device, *asked)}
+            now, gpu = time.monotonic(), current() if device == "gpu" else None
+            return {"this process": _this_process(int(now) if old else now, gpu, device, *asked)}
         return view.ask(client, (probe, (gpus, *asked)), old)
 
     facts = of_all(old)
@@ -128,10 +130,10 @@ def describe(
 
 @lru_cache(maxsize=16)
 def _this_process(
-    when: float, gpu: Any, device: DeviceChoice, dtype: np.dtype, precision: Precision, kernel: str | None,
+    at: float, gpu: Device | None, device: DeviceChoice, dtype: np.dtype, precision: Precision, kernel: str | None,
     reproducible: bool,
 ) -> dict[str, Any]:  # fmt: skip
-    """Describe this process at a time and, if asked for, its current GPU. Questions of the same time are asked once."""
+    """Describe this process and, if asked for, its current GPU. The answer for a time `at` (seconds) is kept."""
     import psutil
 
     facts: dict[str, Any] = local_gpu() if device == "gpu" else {"problem": "not asked for"}

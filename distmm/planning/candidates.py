@@ -136,6 +136,7 @@ def placed(
     # Without homes, grids without a table are as good, and have waves. Nothing is gained then by cutting k.
     whole = list(candidates(blocking, homes, cluster.workers, one_chain)) if homes.known else []
     tables = [(blocking, owners) for owners in whole]
+    apart = homes if homes.alike == "same" else homes._replace(alike="")
     for united_blocks, chunks in _unions(blocking, cluster) if unions else ():
         found = candidates(united_blocks, homes, cluster.workers, one_chain or not whole, chunks)
         tables += [(united_blocks, owners) for owners in found]
@@ -155,7 +156,9 @@ def placed(
         hidden = arithmetic if table.chunks is None else arithmetic / cluster.workers
         if fewest is not None and count > MORE_BYTES * fewest and transfers > hidden:
             continue
-        owners = replace(table, fewest=fewest)
+        # Plans are compared as if A and its transpose were two arrays. Then a tall X stays, even if one worker would
+        # gather a small X sooner than workers add their sums.
+        owners = replace(table, fewest=fewest, homes=apart)
         longest = Schedule(blocks, owners).steps
         _, enough = _pace(problem, blocks, cluster)
         tried = {min(enough, longest), max(1, min(longest, max(enough, longest // 4)))}

@@ -126,17 +126,12 @@ def _placed(asked: Plan, homes: Places, reproducible: bool, unions: bool) -> Pla
     operands = asked.operands[: 1 if asked.problem.symmetry is not None else 2]
     stays = all(where in NEAR for where in operands)
     schedules = candidates.placed(asked.problem, asked.blocking, asked.cluster, homes, stays, reproducible, unions)
-    # It is chosen as if A and its transpose were two arrays. Then a tall X stays, though one worker may gather a small
-    # X sooner than workers add their sums.
-    apart = homes if homes.alike == "same" else homes._replace(alike="")
-    plans = [_with_homes(replace(asked, schedule=schedule), apart) for schedule in schedules]
+    plans = [replace(asked, schedule=schedule) for schedule in schedules]
     best = _fastest(plans, None, useless=0) if plans else None
-    return _with_homes(best, homes) if best is not None and _is_settled(best) else None
-
-
-def _with_homes(plan: Plan, homes: Places) -> Plan:
-    assert isinstance(plan.grid, Owners)
-    return replace(plan, schedule=replace(plan.schedule, grid=replace(plan.grid, homes=homes)))
+    if best is None or not _is_settled(best):
+        return None
+    assert isinstance(best.grid, Owners)
+    return replace(best, schedule=replace(best.schedule, grid=replace(best.grid, homes=homes)))
 
 
 @lru_cache(maxsize=256)

@@ -15,7 +15,8 @@ from dask.highlevelgraph import MaterializedLayer
 
 from distmm.product.array_types import is_dask, package_of
 
-# A file (its path or URL), store or memory, and an array whose addresses are the elements' places there. None: anywhere
+# A file (its path or URL), a store or a memory, and an array whose addresses are the places of the elements in it.
+# None: the elements may be anywhere in it.
 Part = tuple[Hashable, np.ndarray | None]
 
 # Steps in which NumPy looks for a common element of two arrays. Views of one array take a few.
@@ -33,7 +34,7 @@ def _meet(first: Part, second: Part) -> bool:
     if _identity(place) != _identity(other_place):
         return False
     try:
-        steps: Any = MOST_STEPS  # NumPy's types have only -1 and 0
+        steps: Any = MOST_STEPS  # NumPy's type hints have -1 and 0 only
         return at is None or other_at is None or np.shares_memory(at, other_at, max_work=steps)
     except np.exceptions.TooHardError:  # they may
         return True
@@ -119,11 +120,11 @@ def _places(array: Any) -> Iterator[str]:
 def _parts(array: Any) -> Iterator[Part]:
     """Yield the places of an array's elements in memory, files and stores, if other arrays can share them."""
     if isinstance(array, np.ndarray):
-        yield (np,), array
+        yield ("host memory",), array
         yield from _mapped(array)
         return
     if package_of(array) == "cupy":  # one address is one place on all GPUs
-        yield ("cupy",), _addresses(array.data.ptr, array)
+        yield ("GPU memory",), _addresses(array.data.ptr, array)
         return
     if package_of(array) not in ("distmm", "h5py", "zarr"):
         return
@@ -157,7 +158,7 @@ def _mapped(array: np.ndarray) -> Iterator[Part]:
 def _addresses(first: int, like: Any) -> np.ndarray:
     """Return an array of the shape and strides of `like` whose first element is at the address `first`.
 
-    Nothing may read its elements. All addresses are shifted alike, since none may be 0, as places in files are.
+    Nothing may read its elements. NumPy refuses the address 0, at which a file begins, so a constant is added to all.
     """
     view = {"data": (2**40 + first, True), "typestr": f"|V{like.dtype.itemsize}", "version": 3}
     return np.asarray(SimpleNamespace(__array_interface__=view | {"shape": like.shape, "strides": like.strides}))

@@ -128,12 +128,11 @@ def places(request: PlanRequest, blocking: Blocking, device: Literal["cpu", "cud
     )
     # Blocks that are copied to GPUs are copied for each operand, and GPUs may transpose blocks before the product.
     is_same = a.transposed == b.transposed and same(a.source, b.source) and (device == "cpu" or a.kind == "cupy")
-    if at[0] is not None and min(map(min, at[0])) >= 0:
-        if blocking.m == blocking.k == blocking.n and is_same:
-            return Places(at[0], at[0], "same")
-        if blocking.m == blocking.n and device == "cpu" and is_transpose(a, b):
-            return Places(at[0], tuple(zip(*at[0], strict=True)), "transposed")
-    return Places(*at)
+    is_same &= blocking.m == blocking.k == blocking.n
+    is_turned = not is_same and blocking.m == blocking.n and device == "cpu" and is_transpose(a, b)
+    if not (is_same or is_turned) or at[0] is None or min(map(min, at[0])) < 0:
+        return Places(*at)
+    return Places(at[0], at[0], "same") if is_same else Places(at[0], tuple(zip(*at[0], strict=True)), "transposed")
 
 
 def residence(

@@ -119,7 +119,7 @@ async def _ask(client: Client, name: str, array: np.ndarray) -> None:
 
     topic, unread = f"{TOPIC}{name} {next(_numbers)}", asyncio.Event()
     _asked[topic] = name
-    asked: object = unread  # the connection by which it was asked; after a lost one another scheduler may be there
+    asked: object = False  # the connection by which it was asked; after a lost one another scheduler may be there
     try:
         while client.status not in ("closing", "closed") and not unread.is_set():
             if client.scheduler_comm is not asked:

@@ -47,7 +47,7 @@ _done: list[Started] = []  # processes that need not be waited for: further call
 
 
 def begin(dtype: str, capability: tuple[int, int] | None) -> bool:
-    """Start to build the kernels of a type, before one is missed; not if the variable ``DISTMM_BUILD_AHEAD`` is 0.
+    """Start to build the kernels of a type, before a product needs them; not if ``DISTMM_BUILD_AHEAD`` is 0.
 
     A CPU has no compute capability, and needs none.
 
@@ -74,7 +74,7 @@ def begin(dtype: str, capability: tuple[int, int] | None) -> bool:
 
 @functools.cache
 def _start(dtype: str, capability: tuple[int, int]) -> Started | None:
-    """Start the process that builds the kernels of a type, unless this machine or a folder has them; return when."""
+    """Start a process that builds the kernels of a type, unless they are there; return it, and when it was started."""
     folder, usual = os.environ.get("DISTMM_KERNELS_DIR"), ahead.usual(capability, dtype)
     if _is_built(_mark(dtype, capability)) or (folder and all(is_kept(recipe, capability) for recipe in usual)):
         return None

@@ -87,8 +87,8 @@ def is_kept(recipe: Recipe, compute_capability: tuple[int, int]) -> bool:
 
 def _places(recipe: Recipe, compute_capability: tuple[int, int]) -> list[Path]:
     """Return the files that may have the kernel: that of the cache, and one that is only read."""
-    folders = cache_folder(), os.environ.get("DISTMM_KERNELS_DIR")
-    return [Path(folder) / f"{recipe.key(compute_capability)}.kernel" for folder in folders if folder]
+    name, folders = f"{recipe.key(compute_capability)}.kernel", (cache_folder(), os.environ.get("DISTMM_KERNELS_DIR"))
+    return [Path(folder) / name for folder in folders if folder]
 
 
 def _read(path: Path) -> Binary | None:

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import dask
 import numpy as np
+import psutil
 import pytest
 from distributed import Client, LocalCluster, Scheduler, Worker, core
 
 import distmm
-from distmm.clusters import view
+from distmm.clusters import cluster, view
 from distmm.clusters.cluster import describe
 from distmm.errors import InputError
 from distmm.product import request
@@ -199,6 +201,23 @@ def test_a_large_product_asks_workers_again_after_a_task(client: Client, monkeyp
     monkeypatch.setattr(request, "SMALL_SHARE", 0.0)
     distmm.plan(a, a, client=client)
     assert sent
+
+
+def test_this_process_is_asked_once_a_second_but_for_each_large_product(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, asked, real = [5.5], [], psutil.virtual_memory
+    monkeypatch.setattr(cluster, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: asked.append(now[0]) or real())
+    cluster._this_process.cache_clear()
+    a = np.ones((4, 4))
+    with dask.config.set(scheduler="threads"):  # no client
+        for seconds in (0, 0.25, 1):
+            now[0] += seconds
+            distmm.plan(a, a)
+        monkeypatch.setattr(request, "SMALL_SHARE", 0.0)
+        now[0] += 0.25
+        distmm.plan(a, a)
+    cluster._this_process.cache_clear()
+    assert asked == [5.5, 6.75, 7.0]
 
 
 def test_a_scheduler_at_the_address_of_a_lost_one_gets_the_plugins() -> None:

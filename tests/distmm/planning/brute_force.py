@@ -73,7 +73,7 @@ class BruteForce:
         if isinstance(grid, Grid):
             return {block: grid.owner(row, column, batch, layer)}
         homes, blocking = grid.homes[of == "B"], self.plan.blocking
-        name, alike = "A" if grid.homes.alike else of, grid.homes.alike == "transposed" and of == "B"
+        name, turned = "A" if grid.homes.alike else of, grid.homes.alike == "transposed" and of == "B"
         found = {}
         down, across = (0, 1) if of == "A" else (1, 2)
         for i in self._indices(down, row):
@@ -83,7 +83,7 @@ class BruteForce:
                     reader = grid.rank(row, column, (i + j) % lines)
                 else:
                     reader = grid.rank((i + j) % len(grid.table), row, column)
-                at = (j, i) if alike else (i, j)
+                at = (j, i) if turned else (i, j)
                 found[(name, batch, *at)] = reader if homes is None or homes[i][j] < 0 else homes[i][j]
         return found
 

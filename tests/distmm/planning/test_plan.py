@@ -66,15 +66,9 @@ def test_plans_cover_the_product_and_their_text_gives_them_back(
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "",
-        "g2x1 b8x8x8 p1 w1 l2",
-        "g2x1x1 b8x8 p1 w1 l2",
-        "g2x1x1 b8x8x0 p1 w1 l2",
-        "b8x8x8",
-        "g100000x100000x1 b8x8x8 p1 w1 l2",
-    ],
-)
+    ["", "g2x1 b8x8x8 p1 w1 l2", "g2x1x1 b8x8 p1 w1 l2", "g2x1x1 b8x8x0 p1 w1 l2", "b8x8x8",
+     "g100000x100000x1 b8x8x8 p1 w1 l2"],
+)  # fmt: skip
 def test_a_text_that_is_no_plan_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(InputError, match="g2x1x1 b8192x8192x8192 p1 w1 l2"):
         make_plan(Problem(8, 8, 8, F4), CPU, text=text)

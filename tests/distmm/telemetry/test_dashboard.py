@@ -181,7 +181,9 @@ def test_stopped_workers_are_named_while_they_are_silent_and_afterwards(
     browser.open(address(cluster, "/distmm"))
     browser.until(READY.format("head"))
     browser.until(f"{MODEL.format('head')}.text.includes('2 of 2')")
-    until(lambda: cluster.run_on_scheduler(_hosts, C.name) == [socket.gethostname()] * 2, "hosts come with heartbeats")
+    until(
+        lambda: cluster.run_on_scheduler(_hosts, C.name) == [socket.gethostname()] * 2, "no heartbeat has told the host"
+    )
     pids = list(cluster.run(os.getpid).values())
     os.kill(pids[0], signal.SIGSTOP)
     name = cluster.run_on_scheduler(lambda dask_scheduler: str(next(iter(dask_scheduler.workers.values())).name))
