@@ -5,14 +5,16 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import dask.array as da
+from dask import annotate
 from dask.array.utils import meta_from_array
 from dask.base import get_annotations, tokenize
 
 from distmm.graph import product_graph
 from distmm.graph.consumers import in_chunks
+from distmm.graph.later_graph import LaterGraph, with_graph
 from distmm.graph.parametric_layer import one_graph
 from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
@@ -68,13 +70,31 @@ class Chains:
 
     def arrays(self, wave: Wave | None) -> tuple[da.Array, da.Array]:
         """Return C, lazy, in the user's chunks and in the plan's blocks. With a wave, only its blocks have tasks."""
-        a = self.product.a
         graph = self.graph(wave)
-        meta = meta_from_array(a.source if a.kind == "cupy" else None, ndim=len(self.chunks), dtype=self.product.dtype)
-        blocks = da.Array(graph, self.name, self.chunks, meta=meta)
+        blocks = da.Array(graph, self.name, self.chunks, meta=self._meta)
         if self.plan.schedule.chunks is None:
             return blocks, blocks
         return in_chunks(blocks, self.plan, self.product.dropped), blocks
+
+    def later(self) -> da.Array:
+        """Return C, lazy, in the plan's blocks. Its graph is made when something reads it.
+
+        For arrays of this process, which have new names in each graph.
+        """
+        self.name, annotations = f"distmm-matmul-{uuid.uuid4().hex}", get_annotations()
+
+        def graph() -> HighLevelGraph:
+            if self.client is not None and self.client.status != "running":
+                self.client = None  # other workers get the arrays in the graph
+            with annotate(**annotations):
+                return self.arrays(None)[1].dask
+
+        return with_graph(LaterGraph(graph), da.Array, self.name, self.chunks, meta=self._meta)
+
+    @property
+    def _meta(self) -> Any:
+        a = self.product.a
+        return meta_from_array(a.source if a.kind == "cupy" else None, ndim=len(self.chunks), dtype=self.product.dtype)
 
     def graph(self, wave: Wave | None) -> HighLevelGraph:
         """Return the graph of one wave, or of all of C."""

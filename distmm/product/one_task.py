@@ -43,40 +43,52 @@ SHORT_SECONDS = 0.01
 
 def at_once(product: Gemm, plan: Plan, choices: Choices, client: Client | None) -> Any:
     """Return the product if this process computes it: without a client `block`, else `short`. None otherwise."""
-    return block(product, plan) if client is None else short(product, replace(choices, client=client))
+    return block(product, plan, choices) if client is None else short(product, replace(choices, client=client))
 
 
-def block(product: Gemm, plan: Plan) -> Any:
+def block(product: Gemm, plan: Plan, choices: Choices, out: Any = None) -> Any:
     """Return the only block of a product of arrays of this process, which this process computes at once.
 
     None if the product cannot be a call (`may_be_a_call`), or if Dask's tasks run elsewhere or are observed.
     """
     if Callback.active or not (may_be_a_call(product, plan) and tasks_run_here()):
         return None
-    return computed(product, plan)
+    return computed(product, plan, choices, out)
 
 
-def computed(product: Gemm, plan: Plan) -> Any:
-    """Return the only block of a product that may be a call (`may_be_a_call`)."""
+def computed(product: Gemm, plan: Plan, choices: Choices, out: Any = None) -> Any:
+    """Return the only block of a product that may be a call (`may_be_a_call`). It may be `out`.
+
+    The kernel is the plan's if the caller has chosen one, or wants the bits that a cluster gives.
+    """
     symmetry, choice = product.symmetry, KernelChoice.of(plan)
-    for x in product.operands:
-        gpu.wait_for_current_stream(x.source)  # tasks use other streams
     with product.a.source.device if is_on_gpu(product.a.source) else nullcontext():
         a, c0 = _elements(product.a), None if product.c is None else _elements(product.c)
         b = _elements(product.b) if symmetry is None else a
         epilogue = product.epilogue(product.dtype, product.a.kind, symmetry)
+        as_planned = choices.kernel or choices.plan or choices.reproducible
+        if not as_planned and a.dtype == b.dtype == choice.dtype == product.dtype:
+            right = b if symmetry is None else a.swapaxes(-1, -2)
+            to = out if type(out) is type(a) and out.dtype == product.dtype and not product.dropped else None
+            return products.multiply_here(choice, a, right, epilogue, c0, to)
+        for x in product.operands:
+            gpu.wait_for_current_stream(x.source)  # tasks use other streams
         return products.multiply(None, choice, None, [a], [b], epilogue, c0, symmetry)
 
 
 def may_be_a_call(product: Gemm, plan: Plan) -> bool:
     """Whether the plan has one task, and the operands are in the memory of its device, in this process."""
-    return plan.cluster.device == _device_of(product) and _is_one_task(product, plan)
+    return plan.cluster.device == device_of(product) and _is_one_task(product, plan)
 
 
-def _device_of(product: Gemm) -> Literal["cpu", "cuda"] | None:
-    """Return the device in whose memory all operands are, in this process. None if they are elsewhere."""
-    if on_one_gpu(product):
-        return "cuda"
+def device_of(product: Gemm) -> Literal["cpu", "cuda"] | None:
+    """Return the device in whose memory all operands are, in this process. None if they are elsewhere.
+
+    Operands on several GPUs are on none.
+    """
+    sources = [x.source for x in product.operands]
+    if all(map(is_on_gpu, sources)):
+        return "cuda" if len({source.device.id for source in sources}) == 1 else None
     return "cpu" if all(isinstance(x.source, np.ndarray) and x.file is None for x in product.operands) else None
 
 
@@ -90,7 +102,7 @@ def short(product: Gemm, choices: Choices, out: Any = None) -> Any:
     problem, given = product.problem, choices.kernel or choices.blocks or choices.plan or choices.reproducible
     if choices.client is None or choices.named or given or choices.precision == "ieee" or problem.batch:
         return None
-    where, like = _device_of(product), product.a.source
+    where, like = device_of(product), product.a.source
     if where is None or (out is not None and package_of(out) != package_of(like)):
         return None
     on_gpu = where == "cuda"
@@ -99,7 +111,7 @@ def short(product: Gemm, choices: Choices, out: Any = None) -> Any:
         return None
     if on_gpu and out is not None and out.device != like.device:
         return None
-    plan = product.plan(replace(choices, client=None, device=device, blocks=product.whole), out)
+    plan = product.plan(replace(choices, client=None, device=device), out)
     if plan.shortfall or not may_be_a_call(product, plan):
         return None
     saved = problem.flops / plan.cluster.rate
@@ -108,15 +120,9 @@ def short(product: Gemm, choices: Choices, out: Any = None) -> Any:
     if saved >= SHORT_SECONDS:
         return None
     try:
-        return computed(product, plan)
+        return computed(product, plan, choices, out)
     except DeviceMemoryError:  # workers may have all of the GPU's memory
         return None
-
-
-def on_one_gpu(product: Gemm) -> bool:
-    """Whether all operands are CuPy arrays on the same GPU."""
-    sources = [x.source for x in product.operands]
-    return all(map(is_on_gpu, sources)) and len({source.device.id for source in sources}) == 1
 
 
 def _elements(operand: Operand) -> Any:

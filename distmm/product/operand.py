@@ -296,7 +296,7 @@ def wrap(source: Any, name: str, transposed: bool = False) -> Operand:
         raise InputError(f"{name} is a scalar: matrix products need at least one dimension; multiply with * instead")
     if transposed and len(operand.shape) < 2:
         raise InputError(f"{name} has shape {operand.shape}: give a matrix, as vectors have no transpose")
-    return replace(operand, transposed=transposed)
+    return replace(operand, transposed=True) if transposed else operand
 
 
 def as_matrix(operand: Operand, axis: int) -> Operand:

@@ -93,7 +93,7 @@ def elements_of(out: Any) -> Any:
 
 def is_written(out: Any) -> bool:
     """Whether blocks of C are written to `out`. A Dask array is not written to: it becomes the lazy product."""
-    return out is not None and not is_dask(elements_of(out))
+    return out is not None and (is_foreign(out) or not is_dask(elements_of(out)))
 
 
 def check_unit(out: Any, cluster: ClusterSpec) -> None:

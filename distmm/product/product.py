@@ -23,7 +23,7 @@ from distmm.product.choices import Choices
 from distmm.product.dlpack import package_among
 from distmm.product.operand import Operand, as_matrix
 from distmm.product.operand_pair import check_added
-from distmm.product.request import PlanRequest, plan_for, plan_reduced
+from distmm.product.request import PlanRequest, is_modest, plan_for, plan_reduced
 from distmm.product.scalars import check_represents, common_type
 from distmm.product.smaller_plan import smaller_plan
 from distmm.product.users_blocks import Chunks
@@ -112,9 +112,14 @@ class Gemm:
         unit = None if unit is None else of_matrix(unit, self.dropped, 1)
         request = PlanRequest(self.problem, self.a, self.b, choices, written, c_chunks, unit, **more)
         free = choices.client is None and choices.blocks is None and choices.plan is None
-        if free and not (more or self.problem.batch) and one_task.on_one_gpu(self):  # nothing is loaded meanwhile
+        free &= c_chunks is None and not (more or self.problem.batch)
+        here = one_task.device_of(self) if free else None
+        if here is not None:  # nothing is loaded meanwhile
             plan = plan_for(replace(request, choices=replace(choices, blocks=self.whole)), None)
-            if not plan.shortfall:
+            # BLAS uses all cores for one call. Plans of many tasks are for threads that have a core each.
+            call = is_modest(plan) and one_task.may_be_a_call(self, plan) and not choices.reproducible
+            call |= here == "cuda"
+            if call and not plan.shortfall:
                 return plan
         return plan_for(request, choices.client)
 
@@ -136,7 +141,8 @@ class Gemm:
         check_added(self.a, self.c, self.shape)
         self._check_sendable(client)
         if written and (block := one_task.short(self, choices, out)) is not None:
-            out[...] = block
+            if block is not out:
+                out[...] = block
             return out
         plan = self.plan(choices, out, c_chunks)
         self._prepare(plan, choices)
@@ -150,7 +156,9 @@ class Gemm:
         if not written:
             from distmm.product.chains import Chains  # late, as below: other products need no Dask array and no client
 
-            lazy, blocks = Chains(product, plan, self.a.kind, client).arrays(None)
+            chains = Chains(product, plan, self.a.kind, client)
+            later = plan.schedule.chunks is None and all(x.in_memory for x in product.operands)
+            lazy, blocks = (chains.later(),) * 2 if later else chains.arrays(None)
             if out is None:
                 return product._computable(lazy, choices, plan, None if blocks is lazy else blocks)
             from distmm.product import sinks
@@ -158,7 +166,7 @@ class Gemm:
             return sinks.become(out, lazy)
         for attempt in itertools.count():
             try:
-                product._store(plan, out, to, client)
+                product._store(plan, choices, out, to)
                 break
             except DeviceMemoryError as error:
                 if client is None:
@@ -170,10 +178,12 @@ class Gemm:
                 plan, _ = smaller_plan(plan, error, attempt, within, what, remedy)
         return out
 
-    def _store(self, plan: Plan, out: Any, to: Any, client: Client | None) -> None:
+    def _store(self, plan: Plan, choices: Choices, out: Any, to: Any) -> None:
         """Compute the product, and write its blocks to `out`."""
-        if client is None and (block := one_task.block(self, plan)) is not None:
-            out[tuple(slice(0, n) for n in block.shape)] = block if is_on_gpu(out) else to_host(block)
+        client = choices.client
+        if client is None and (block := one_task.block(self, plan, choices, out)) is not None:
+            if block is not out:
+                out[tuple(slice(0, n) for n in block.shape)] = block if is_on_gpu(out) else to_host(block)
             return
         from distmm.product import sinks
         from distmm.product.chains import Chains

@@ -23,6 +23,7 @@ import psutil
 from dask.array.slicing import normalize_index
 from dask.core import flatten
 
+from distmm.graph.later_graph import with_graph
 from distmm.planning.blocks import slices
 from distmm.product.array_types import package_of
 from distmm.product.context import computing
@@ -86,7 +87,7 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
         in_blocks : InBlocks, optional
             The same product in the plan's blocks, if chunks are parts of them.
         """
-        self = cls(array.dask, array.name, array.chunks, meta=array)
+        self: ProductArray = with_graph(array.dask, cls, array.name, array.chunks, meta=array)
         self._fill, self._here = fill, here
         self._made_as, self._package, self._device, self._in_blocks = array.name, package, device, in_blocks
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from distmm.clusters import view
 from distmm.errors import InputError
@@ -37,6 +37,9 @@ SMALL_SHARE = 1 / 8
 # Shares of the memory that are tried for the parts of reduced blocks. A plan with less memory for blocks has smaller
 # waves, with fewer parts.
 ROOM = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 15 / 16)
+
+# Plans of arrays in memory that are kept for the next product with the same sizes.
+MOST_KEPT = 32
 
 
 @dataclass(frozen=True)
@@ -141,13 +144,13 @@ def plan_for(request: PlanRequest, client: Client | None) -> Plan:
     old = request.job is None and request.kept is None
     spec = cluster_for(request, client, old)
     request = with_homes(request, spec.workers, client)
-    plan = _within_host_memory(request, spec)
-    if old and plan.peak.worker > spec.memory * SMALL_SHARE:
+    plan = _plan(request, spec)
+    if old and not is_modest(plan):
         spec = cluster_for(request, client)
-        plan = _within_host_memory(request, spec)
+        plan = _plan(request, spec)
     if plan.shortfall and client is not None and view.forget(client):  # workers may have more free memory by now
         spec = cluster_for(request, client)
-        plan = _within_host_memory(request, spec)
+        plan = _plan(request, spec)
     if choices.plan is not None:
         _check_blocks(choices, plan)
     hardware = choices.hardware
@@ -156,7 +159,12 @@ def plan_for(request: PlanRequest, client: Client | None) -> Plan:
     if (client is None and (hardware is None or hardware.workers > 1)) or plan.cost.seconds < WORTH_MEASURING_SECONDS:
         return plan
     with_rates = measured(request, plan, spec, client)
-    return plan if with_rates == spec else _within_host_memory(request, with_rates)
+    return plan if with_rates == spec else _plan(request, with_rates)
+
+
+def is_modest(plan: Plan) -> bool:
+    """Whether a product takes so little memory that last answers about the free memory are enough."""
+    return plan.peak.worker <= SMALL_SHARE * plan.cluster.memory
 
 
 def plan_reduced(plan: Callable[[int], Plan], parts: Callable[[Plan], int]) -> Plan:
@@ -212,6 +220,23 @@ def _fewest(request: PlanRequest, plan: Plan) -> float:
     given = _given_blocking(request, request.unit)
     most = MOST_SERVED if given is None else min(MOST_SERVED, given.whole.c_blocks * len(given.k))
     return few_workers(fits, least, spec.workers if plan.fits else most) or math.inf
+
+
+_kept: dict[Any, Plan] = {}
+
+
+def _plan(request: PlanRequest, spec: ClusterSpec) -> Plan:
+    """Plan for a cluster. Plans of arrays in this process's memory are kept: only sizes and choices count there."""
+    a, b, choices = request.a, request.b, request.choices
+    if request.job is not None or request.kept is not None or not (a.in_memory and b.in_memory):
+        return _within_host_memory(request, spec)
+    given = choices.precision, choices.kernel, choices.reproducible, choices.plan, str(choices.blocks)
+    key = request.problem, spec, given, request.written, request.c_chunks, request.unit, a.kind
+    if (plan := _kept.get(key)) is None:
+        if len(_kept) >= MOST_KEPT:
+            _kept.clear()
+        plan = _kept[key] = _within_host_memory(request, spec)
+    return plan
 
 
 def _within_host_memory(request: PlanRequest, spec: ClusterSpec) -> Plan:

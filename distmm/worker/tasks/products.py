@@ -123,6 +123,44 @@ def multiply(
     return _leaving(out, epilogue, reduction)
 
 
+def multiply_here(
+    choice: KernelChoice,
+    a: Block,
+    b: Block,
+    epilogue: Epilogue,
+    c0: Block | None = None,
+    out: Block | None = None,
+) -> Block:
+    """Compute a product of one task by the kernel that is the fastest for a call of its own, on the current stream.
+
+    Tasks take the kernel that is the fastest for the large blocks of most products.
+
+    Parameters
+    ----------
+    choice : KernelChoice
+        Its `name` and `planned` do not count. Its type is that of A, B and the epilogue.
+    a, b, c0, epilogue
+        As in `multiply`. In a symmetric product, `b` is the transpose of `a`, and in a Hermitian one, too.
+    out : block ``(*batch, m, n)`` of the same type, optional
+        Receives C, and is returned. It may be `c0`.
+    """
+    from distmm_kernels.arrays.packages import multiply_of
+    from distmm_kernels.arrays.products import Options
+
+    def step(alpha: complex, beta: complex, c0: Block | None, dtype: Any, symmetry: Symmetry | None) -> Block:
+        options = Options(alpha, beta, choice.precision, symmetry=symmetry)
+        return multiply_of(a, b, c0, out, None)(a, b, out, c0, options)
+
+    def made() -> Block:
+        block = applied(epilogue, step, c0)
+        gpu.wait_for_current_stream(block)
+        return block
+
+    if choice.device == "cpu":
+        return made()
+    return gpu.retrying(made, f"C, {a.shape[-2]} x {b.shape[-1]} {epilogue.dtype},", a.nbytes + b.nbytes)
+
+
 def multiply_and_store(
     where: object,
     choice: KernelChoice,

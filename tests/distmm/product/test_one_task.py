@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import dask
 import dask.array as da
@@ -19,7 +20,7 @@ from dask.callbacks import Callback
 from distributed import Client, LocalCluster, core, wait
 
 import distmm
-from distmm.clusters import view
+from distmm.clusters import cluster, view
 from distmm.product import request
 from distmm.worker.tasks import products
 from tests import forked
@@ -301,3 +302,43 @@ def test_arrays_on_a_gpu_are_multiplied_at_once_without_a_client(monkeypatch: py
         for _ in range(10):
             x = x @ x / 8192
         assert (distmm.matmul(x, x).compute() == 8192).all()
+
+
+@pytest.mark.parametrize("n", [64, 700, 1024])
+def test_a_short_product_of_numpy_arrays_is_one_call_whatever_the_number_of_cores(
+    monkeypatch: pytest.MonkeyPatch, n: int
+) -> None:
+    monkeypatch.setattr("psutil.cpu_count", lambda *_, **__: 64)
+    monkeypatch.setattr(cluster, "_this_process", cluster._this_process.__wrapped__)
+    a = np.ones((n, n), "f4")
+    assert distmm.plan(a, a).cluster.threads == 64
+    assert distmm.matmul(a, a).numblocks == (1, 1)
+
+
+@pytest.mark.parametrize("layout", ["C", "F", "strided"])
+@pytest.mark.parametrize("beta", [0, 2])
+def test_the_call_writes_to_an_out_of_any_layout(layout: str, beta: int) -> None:
+    out = np.zeros((2 * N, 3 * N))[::2, 1::3] if layout == "strided" else np.zeros((N, N), order=layout)  # type: ignore[call-overload]
+    out[...] = Z.real - 3
+    before = out.copy()
+    assert distmm.gemm(3, A, B, beta, out, out=out) is out
+    np.testing.assert_array_equal(out, 3 * A @ B + beta * before)
+
+
+def test_the_call_keeps_the_upper_half_of_a_hermitian_addend_that_is_out() -> None:
+    C = whole(N, N, seed=5)
+    lower = np.tril(C) + np.tril(C, -1).T
+    assert distmm.gram(A, beta=2, C=C, out=C) is C
+    np.testing.assert_array_equal(C, A @ A.T + 2 * lower)
+
+
+def test_equal_products_of_arrays_in_memory_are_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = Mock(side_effect=request.make_plan)
+    monkeypatch.setattr(request, "make_plan", planned)
+    monkeypatch.setattr(request, "_kept", {})
+    for a, b in ((A, B), (B, A), (A.T, B)):
+        distmm.matmul(a, b).compute()
+    assert planned.call_count == 1
+    distmm.matmul(A.astype("f4"), B.astype("f4")).compute()
+    distmm.matmul(A, B, blocks=[16, 48, 16]).compute()
+    assert planned.call_count == 3

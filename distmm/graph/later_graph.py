@@ -1,0 +1,40 @@
+"""A graph that is made when something reads it. Many products are computed by a call in this process, and need none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Lock
+from typing import Any
+
+import dask.array as da
+from dask.highlevelgraph import HighLevelGraph
+
+
+class LaterGraph(HighLevelGraph):  # type: ignore[misc]
+    """A graph that `make` makes when its layers or dependencies are first read."""
+
+    def __init__(self, make: Callable[[], HighLevelGraph]) -> None:
+        self._make, self._lock = make, Lock()
+
+    def __getattr__(self, name: str) -> Any:
+        # Python calls this for what the instance does not have yet. Each thread that asks finds the same graph.
+        if name not in ("layers", "dependencies", "key_dependencies"):
+            raise AttributeError(name)
+        with self._lock:
+            if "layers" not in self.__dict__:
+                made = self._make()
+                self.__dict__.update(
+                    layers=made.layers, dependencies=made.dependencies, key_dependencies=made.key_dependencies
+                )
+                del self._make  # it holds the operands
+        return self.__dict__[name]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return HighLevelGraph, (self.layers, self.dependencies, self.key_dependencies)
+
+
+def with_graph(graph: HighLevelGraph, array: type[da.Array], *how: Any, **more: Any) -> da.Array:
+    """Make an array of class `array`, which would read the layers of its graph."""
+    made = array(HighLevelGraph({}, {}), *how, **more)
+    made.dask = graph
+    return made
