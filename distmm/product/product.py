@@ -111,15 +111,13 @@ class Gemm:
         c_chunks = of_matrix(out.chunks, self.dropped, (1,)) if is_dask(out) else c_chunks
         unit = None if unit is None else of_matrix(unit, self.dropped, 1)
         request = PlanRequest(self.problem, self.a, self.b, choices, written, c_chunks, unit, **more)
-        free = choices.client is None and choices.blocks is None and choices.plan is None
-        free &= c_chunks is None and not (more or self.problem.batch)
-        here = one_task.device_of(self) if free else None
-        if here is not None:  # nothing is loaded meanwhile
+        free = choices.client is None and choices.blocks is None and choices.plan is None and c_chunks is None
+        here = one_task.device_of(self) if free and not (more or self.problem.batch) else None
+        if here is not None:
             plan = plan_for(replace(request, choices=replace(choices, blocks=self.whole)), None)
-            # BLAS uses all cores for one call. Plans of many tasks are for threads that have a core each.
-            call = is_modest(plan) and one_task.may_be_a_call(self, plan) and not choices.reproducible
-            call |= here == "cuda"
-            if call and not plan.shortfall:
+            # On a GPU nothing is loaded meanwhile. BLAS uses all cores for one call; with several tasks it has one each.
+            short = is_modest(plan) and one_task.may_be_a_call(self, plan) and not choices.reproducible
+            if not plan.shortfall and (here == "cuda" or short):
                 return plan
         return plan_for(request, choices.client)
 
