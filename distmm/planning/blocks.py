@@ -47,12 +47,6 @@ def ranges(count: int, parts: int, multiple: int = 1) -> tuple[range, ...]:
     return tuple(range(start, min(start + length, count)) for start in range(0, count, length))
 
 
-@lru_cache(maxsize=4096)
-def part_lengths(count: int, parts: int, multiple: int) -> tuple[int, ...]:
-    """Return the lengths of the `ranges`. A search for a plan asks for the same ones thousands of times."""
-    return tuple(map(len, ranges(count, parts, multiple)))
-
-
 @lru_cache(maxsize=256)
 def slices(edges: tuple[int, ...]) -> tuple[slice, ...]:
     """Index range of every block. The task of each block asks for them."""
@@ -150,7 +144,7 @@ class Blocking:
 
     def part_panels(self, layers: int) -> int:
         """Count the panels of the first part of k, and of the others but the last, which may have fewer."""
-        return part_lengths(len(self.k), layers, self.panels)[0]
+        return len(ranges(len(self.k), layers, self.panels)[0])
 
     def mirrored(self, wave: Wave) -> int:
         """Count the blocks of C that are transposes of a wave's blocks."""
