@@ -11,12 +11,10 @@ from __future__ import annotations
 
 import itertools
 import json
-import pickle
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, fields
-from functools import lru_cache
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -57,9 +55,6 @@ class Writer:
     run: CountedRun
     target: Target
     judge: Judge
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _shared, (pickle.dumps(tuple(getattr(self, one.name) for one in fields(self))),)
 
     def write(self, unit: Unit, made: Kept) -> Json:
         """Write a unit and its marker, unless a block is wrong.
@@ -141,12 +136,6 @@ class Writer:
         """Raise an error if this run has ended, or another job has taken over."""
         self.run.check()
         Lock.check(self.folder.path, self.run.id)
-
-
-@lru_cache(maxsize=4)
-def _shared(content: bytes) -> Writer:
-    """Return one writer for all tasks of a process with the same pickled writer. Each takes 10 kB of memory."""
-    return Writer(*pickle.loads(content))
 
 
 def _beside_products(writer: Writer, files: int) -> AbstractContextManager[None]:

@@ -98,30 +98,21 @@ class GridLayout(Layout[Grid]):
         return by_rank
 
     def windows(self, length: int, resident: bool = True) -> list[slice]:
-        """Ranges of `length` steps: the deepest one for each arrangement of the homes of their panels.
+        """Ranges of `length` steps: with even panels one for each arrangement of the panels' homes, else all.
 
         A rank that is the home of the first panels receives no copies of them, but copies of later panels. If no
         operand is `resident`, a rank holds the blocks that it needs wherever their homes are.
         """
-        k, panels, count = self.blocking.k, self.blocking.panels, self.schedule.steps
-        lines = math.lcm(self.grid.rows, self.grid.columns)
-        period = lines // math.gcd(lines, panels)
-        starts = range(max(1, count - length + 1))
-        if are_even(k):  # later ranges repeat the first ones, or are less deep
-            if self.problem.symmetry is not None:  # homes of A depend on the column alone
-                period = self.grid.columns // math.gcd(self.grid.columns, panels)
-            elif not resident and not self.blocking.batch:
-                period = 1
-            return [slice(s, s + length) for s in starts[:period]]
-        if self.layers > 1:  # one of two equally deep ranges may be deeper on another layer
-            return [slice(s, s + length) for s in starts]
-        ends = np.cumsum((0, *k))
-        last = len(k)
-        deepest: dict[int, tuple[int, int]] = {}
-        for s in starts:
-            depth = int(ends[min(last, (s + length) * panels)] - ends[min(last, s * panels)])
-            deepest[s % period] = max(deepest.get(s % period, (0, 0)), (depth, s))
-        return [slice(s, s + length) for _, s in deepest.values()]
+        found = super().windows(length, resident)
+        if not are_even(self.blocking.k):
+            return found
+        # Later ranges repeat the first ones, or are less deep.
+        if self.problem.symmetry is None and not resident and not self.blocking.batch:
+            return found[:1]
+        lines = self.grid.columns  # homes of A depend on the column alone if it is the only operand
+        if self.problem.symmetry is None:
+            lines = math.lcm(self.grid.rows, lines)
+        return found[: lines // math.gcd(lines, self.blocking.panels)]
 
     def operand_bytes(self, wave: Wave, steps: slice = slice(None)) -> Traffic:
         """Bytes of A and B that each rank receives and sends for some steps of a wave, and those at home on it.

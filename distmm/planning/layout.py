@@ -70,6 +70,10 @@ class Layout(Generic[Ranks]):
         received, sent, _ = a + b
         return Traffic(received, sent, (a[2], b[2]), both)
 
+    def windows(self, length: int, resident: bool = True) -> list[slice]:
+        """Ranges of `length` steps that may need the most memory."""
+        return [slice(s, s + length) for s in range(max(1, self.schedule.steps - length + 1))]
+
     @abstractmethod
     def chains(self, wave: Wave) -> Ints:
         """Chains of each rank, for the blocks of C of a wave."""

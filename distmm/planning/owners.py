@@ -27,7 +27,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from distmm.planning.blocks import Blocking, part_lengths
+from distmm.planning.blocks import Blocking, ranges
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ class Grid:
 
     def lines(self, blocking: Blocking) -> list[tuple[Sequence[int], int]]:
         """Return the lengths of the chains of a block of C, with the number of blocks of C that have such chains."""
-        return [(part_lengths(len(blocking.k), self.layers, blocking.panels), blocking.whole.c_blocks)]
+        parts = ranges(len(blocking.k), self.layers, blocking.panels)
+        return [(list(map(len, parts)), blocking.whole.c_blocks)]
 
     @staticmethod
     def all_of(workers: int, layers: int = 1) -> tuple[Grid, ...]:

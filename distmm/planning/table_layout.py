@@ -114,10 +114,6 @@ class TableLayout(Layout[Owners]):
         below = self._areas - np.diag(np.diag(self._areas))
         return (self._made * below).sum(axis=(1, 2)) * itemsize
 
-    def windows(self, length: int, resident: bool = True) -> list[slice]:
-        """Ranges of `length` steps."""
-        return [slice(s, s + length) for s in range(max(1, self.schedule.steps - length + 1))]
-
     def operand_bytes(self, wave: Wave, steps: slice = slice(None)) -> Traffic:
         """Bytes of A and B that each rank receives and sends for some steps, and those at home on it."""
         mine, place, homes = self.products

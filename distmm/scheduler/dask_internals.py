@@ -173,9 +173,7 @@ def to_run(scheduler: Scheduler, keys: Iterable[object]) -> set[object]:
     return found
 
 
-def makers(
-    ts: TaskState, new: set[object], free: Callable[[TaskState], bool] = lambda ts: not ts.worker_restrictions
-) -> Iterator[TaskState]:
+def makers(ts: TaskState, new: set[object], free: Callable[[TaskState], bool]) -> Iterator[TaskState]:
     """Yield the task that makes a block, and the tasks that it needs and no other task needs.
 
     Tasks that have run, and those that are not `free` to run where the product runs, are left out.

@@ -31,13 +31,13 @@ class HeldStep:
     tasks : dict
         Product tasks, with the ranks that run them.
     loads : dict
-        Blocks of A and B that this step is the first to read, each with the tasks that make it and their rank.
+        Blocks of A and B that this step reads, and whose loads wait for such a step, in the order of the tasks.
     replicas : dict
         Blocks with the ranks that need a replica, in the order of the tasks that read them.
     """
 
     tasks: dict[Key, int] = field(default_factory=dict)
-    loads: dict[Key, tuple[tuple[Key, ...], int]] = field(default_factory=dict)
+    loads: dict[Key, None] = field(default_factory=dict)
     replicas: dict[tuple[Key, int], None] = field(default_factory=dict)
 
 

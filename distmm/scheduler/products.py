@@ -8,13 +8,13 @@ on the scheduler, and carries out what it decides.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 from types import MappingProxyType
 from weakref import WeakValueDictionary
 
 from distmm.graph.placement import Key, Placement
-from distmm.scheduler.held_loads import HeldLoads
 from distmm.scheduler.output_slots import Neighbours, OutputSlots, most_at_a_time
 from distmm.scheduler.product_state import Arrangement, Decisions, Limits, OperandBlock, PlannedTask, ProductState
 from distmm.scheduler.ranks import Ranks
@@ -31,7 +31,10 @@ class Products:
     def __init__(self, ranks: Ranks | None = None) -> None:
         self.ranks = Ranks() if ranks is None else ranks
         self.products: dict[str, ProductState] = {}
-        self.held_loads = HeldLoads(self.products)
+        # Blocks whose loads wait for the first step of any product that reads them: the tasks that make each, and their
+        # rank; and the products that have such steps.
+        self.loads: dict[Key, tuple[tuple[Key, ...], int]] = {}
+        self.load_readers: defaultdict[Key, set[str]] = defaultdict(set)
         self.replicas = Replicas()
         self.runs: WeakValueDictionary[str, OutputSlots] = WeakValueDictionary()
         self.latest: WeakValueDictionary[str, ProductState] = WeakValueDictionary()  # by run: the last wave that came
@@ -82,7 +85,6 @@ class Products:
         arranged = Arrangement()
         replicas = self.replicas
         seen: set[Key] = set()
-        advanced: set[tuple[str, Key]] = set()
         # By order: a block that several steps read waits for the first of them.
         for task in sorted(tasks, key=attrgetter("where.order")):
             where, order = task.where, task.where.order
@@ -100,28 +102,21 @@ class Products:
             for block, planned_home in zip(task.operands, where.homes, strict=True):
                 if planned or replicas.use(block, rank):
                     held.replicas[block, rank] = None
-                operand = operands[block]
-                elsewhere = not operand.makers and not operand.holders  # another product has its load
-                if elsewhere and (where.product, block) not in advanced:
-                    advanced.add((where.product, block))
-                    self.orphans.update(self.held_loads.advance(block, where))
-                if block in seen:
-                    continue
-                seen.add(block)
-                home = product.rank(planned_home)
-                replicas.settle(block, home, operand.holders)
-                # Tasks that a product needs to finish must not wait for a step of another product.
-                waits = operand.reader == where.product
-                earlier = order - product.limits.loads_first
-                if not operand.makers:
-                    continue
-                if waits:
-                    for maker in operand.makers if self.orphans else ():
-                        self.orphans.pop(maker, None)
-                    arranged.hold += [(maker, earlier) for maker in operand.makers]
-                    self.held_loads.hold(block, (operand.makers, home), where.product, order)
-                else:
-                    arranged.place += [(maker, home, earlier) for maker in operand.makers]
+                if block not in seen:
+                    seen.add(block)
+                    operand, home = operands[block], product.rank(planned_home)
+                    replicas.settle(block, home, operand.holders)
+                    earlier = order - product.limits.loads_first
+                    if operand.reader != where.product:
+                        arranged.place += [(maker, home, earlier) for maker in operand.makers]
+                    elif operand.makers:
+                        for maker in operand.makers:
+                            self.orphans.pop(maker, None)
+                        arranged.hold += [(maker, earlier) for maker in operand.makers]
+                        self.loads[block] = operand.makers, home
+                if block in self.loads:
+                    held.loads[block] = None
+                    self.load_readers[block].add(where.product)
             self.opening[where.product] = None
         for key, where in others:
             product = self.products.get(where.product)
@@ -201,9 +196,10 @@ class Products:
         product.shared.pop(key, None)
         if not product.tasks:
             del self.products[where.product]
-            steps = product.lookahead.held.values()
-            loads = {block: load for held in steps for block, load in held.loads.items()}
-            self.orphans.update(self.held_loads.forget(where.product, loads))
+            for block in [block for held in product.lookahead.held.values() for block in held.loads]:
+                self.load_readers[block].discard(where.product)
+                if not self.load_readers[block]:
+                    self.orphans.update(self._load(block))
 
     def give_up(self, name: str) -> None:
         """Forget a product and its tasks at once."""
@@ -257,16 +253,22 @@ class Products:
             if (product := self.products.get(name)) is None:
                 continue
             for held in product.open():
-                self.held_loads.opened(held.loads)
+                for block in held.loads:
+                    decided.start += self._load(block)
                 self.replicas.want(held.replicas)
                 blocks.update((block, None) for block, _ in held.replicas)
-                decided.start += [(maker, rank) for makers, rank in held.loads.values() for maker in makers]
                 for key, rank in held.tasks.items():
                     task = product.tasks.get(key)
                     if product.slots is not None and task is not None and task.is_first:
                         product.slots.ask(key, task.where, task.held_priority)
                     else:
                         decided.start.append((key, rank))
+
+    def _load(self, block: Key) -> list[tuple[Key, int]]:
+        """Return the tasks that load a block, with their rank; none if they do not wait any longer."""
+        self.load_readers.pop(block, None)
+        makers, rank = self.loads.pop(block, ((), 0))
+        return [(maker, rank) for maker in makers]
 
     def _begin(self, where: Placement, limits: Limits, ranks: Sequence[int]) -> ProductState:
         slots = None

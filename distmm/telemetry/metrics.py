@@ -12,7 +12,7 @@ import json
 import time
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from distributed.http.utils import RequestHandler
@@ -125,10 +125,6 @@ SOURCES: weakref.WeakSet[Any] = weakref.WeakSet()
 
 class _Collector:
     """Collects the series of `SOURCES`."""
-
-    def describe(self) -> Iterable[Metric]:
-        """Return no names: the registry does not need them in advance."""
-        return ()
 
     def collect(self) -> Iterator[Metric]:
         """Return the present value of all series."""

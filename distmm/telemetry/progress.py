@@ -19,7 +19,7 @@ from distmm import units
 from distmm.telemetry import client as telemetry
 from distmm.telemetry.figures import UNDER_WAY, Figures
 
-# Seconds between plain lines. A job of one hour writes about 700 lines to its log.
+# Seconds between two lines where the console is neither a terminal nor a notebook. A job of one hour writes about 700.
 QUIET_SECONDS = 5.0
 
 # Seconds between two requests for the figures of a product.
@@ -29,15 +29,13 @@ Report = Callable[[Figures | None], None]
 
 
 @contextmanager
-def live(console: Console | None = None, quiet_seconds: float = QUIET_SECONDS) -> Iterator[Report]:
+def live(console: Console | None = None) -> Iterator[Report]:
     """Show the progress of one product.
 
     Parameters
     ----------
     console : rich.console.Console, optional
         Console for the display; by default stderr, or the output of a notebook's cell.
-    quiet_seconds : float
-        Minimum seconds between two lines if `console` is neither a terminal nor a notebook.
 
     Yields
     ------
@@ -46,7 +44,7 @@ def live(console: Console | None = None, quiet_seconds: float = QUIET_SECONDS) -
     """
     console = console or Console(stderr=True)
     if not console.is_jupyter and not console.is_terminal:
-        yield _lines(console, quiet_seconds)
+        yield _lines(console)
         return
     bar = _Bar(console=console, auto_refresh=not console.is_jupyter)
     task, cell = bar.add_task("multiplying", total=0, figures="starting"), None
@@ -155,7 +153,7 @@ def describe(f: Figures) -> str:
     return ", ".join(parts) + ("; slow: " + "; ".join(reasons) if reasons and not f.error else "")
 
 
-def _lines(console: Console, quiet_seconds: float) -> Report:
+def _lines(console: Console) -> Report:
     """Return a function that writes a line now and then, and one at the end."""
     last = time.perf_counter()
     ended = False
@@ -165,7 +163,7 @@ def _lines(console: Console, quiet_seconds: float) -> Report:
         if f is None or not f.total or ended:
             return
         now, ended = time.perf_counter(), f.state not in UNDER_WAY
-        if ended or now - last >= quiet_seconds:
+        if ended or now - last >= QUIET_SECONDS:
             last, verb = now, f"{f.verb}: " if f.verb else ""
             console.print(f"{verb}{f.done} of {f.total} steps, {describe(f)}", highlight=False, soft_wrap=True)
 

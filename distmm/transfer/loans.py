@@ -34,7 +34,6 @@ BEAT_SECONDS = 0.5
 
 _loans: weakref.WeakValueDictionary[str, Loan] = weakref.WeakValueDictionary()
 _arrays: weakref.WeakValueDictionary[str, np.ndarray] = weakref.WeakValueDictionary()  # by name, as long as they live
-_asked: dict[str, str] = {}  # name of the loan by topic, for questions that no scheduler has answered yet
 _numbers = itertools.count(1)
 _free_marks: list[int] = []  # addresses that no array uses
 _pages: list[np.ndarray] = []  # their memory, which is never freed
@@ -99,11 +98,6 @@ def lent(name: str) -> np.ndarray | None:
     return _arrays.get(name)
 
 
-def open_loans() -> set[str]:
-    """Return the names of this process's arrays that it may still send, or that tasks may still read."""
-    return {*_loans, *_asked.values()}
-
-
 def _keep_while_read(name: str, array: np.ndarray) -> None:
     """Keep an array until no task of any cluster reads it. Called in any thread."""
     from distributed import Client
@@ -118,7 +112,6 @@ async def _ask(client: Client, name: str, array: np.ndarray) -> None:
     from distmm.transfer import loan_readers
 
     topic, unread = f"{TOPIC}{name} {next(_numbers)}", asyncio.Event()
-    _asked[topic] = name
     asked: object = False  # the connection by which it was asked; after a lost one another scheduler may be there
     try:
         while client.status not in ("closing", "closed") and not unread.is_set():
@@ -135,4 +128,4 @@ async def _ask(client: Client, name: str, array: np.ndarray) -> None:
         pass  # a scheduler without this version of distmm has no task that could read the array
     finally:
         client._event_handlers.pop(topic, None)
-        del _asked[topic], array
+        del array

@@ -43,15 +43,8 @@ from distmm.transfer.crc32c import crc32c
 # Keys that are added to the headers of messages.
 KEY, SUM, NOTED = "distmm-element", "distmm-crc32c", "distmm-crc32c-loaded"
 
-# Messages of fewer bytes get no checksum; blocks of large products are larger.
-SMALLEST = 256
-
 Send = Callable[..., tuple[dict[str, Any], list[Any]]]
 Receive = Callable[[dict[str, Any], list[Any]], Any]
-
-
-class ChangedOnTheWayError(EOFError):
-    """A block changed between sender and receiver. Dask treats an EOFError as a truncated message and sends again."""
 
 
 def register() -> None:
@@ -134,10 +127,8 @@ def through_host(blocks: Iterable[Any]) -> Iterator[None]:
         _by_host.reset(before)
 
 
-def _checksum(frames: list[Any]) -> int | None:
-    """Return the CRC-32C of frames in host memory; None for small ones."""
-    if sum(map(nbytes, frames)) < SMALLEST:
-        return None
+def _checksum(frames: list[Any]) -> int:
+    """Return the CRC-32C of frames in host memory."""
     crc = 0
     for frame in filter(nbytes, frames):
         crc = crc32c(np.frombuffer(frame, np.uint8), crc)
@@ -150,14 +141,14 @@ def _with_sums(send: Send, receive: Receive) -> tuple[Send, Receive]:
     @functools.wraps(send, assigned=())  # Dask inspects whether the function takes a context
     def summed(x: Any, **how: Any) -> tuple[dict[str, Any], list[Any]]:
         header, frames = send(x, **how)
-        sums = {SUM: _checksum(frames), NOTED: loaded_blocks.noted(x)}
-        return header | {key: crc for key, crc in sums.items() if crc is not None}, frames
+        noted = loaded_blocks.noted(x)
+        return header | {SUM: _checksum(frames)} | ({} if noted is None else {NOTED: noted}), frames
 
     def compared(header: dict[str, Any], frames: list[Any]) -> Any:
         if SUM in header and header[SUM] != (found := _checksum(frames)):
-            raise ChangedOnTheWayError(
+            raise EOFError(
                 f"a block of {sum(map(nbytes, frames))} bytes was changed on its way between two workers, or on the "
-                f"disk to which Dask has written it: its CRC-32C was {header[SUM]:08x}, and is {found or 0:08x}"
+                f"disk to which Dask has written it: its CRC-32C was {header[SUM]:08x}, and is {found:08x}"
             )
         block = receive(header, frames)
         if NOTED in header:

@@ -19,7 +19,7 @@ import os, signal, sys
 import numpy as np, dask.array as da
 from distributed import Client
 import distmm
-from distmm.transfer import loans
+from tests.open_loans import open_loans
 from tests.until import until
 
 def wait(block, gate):
@@ -39,7 +39,7 @@ try:
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 del C
-until(lambda: not loans.open_loans())
+until(lambda: not open_loans())
 print("released", flush=True)
 sys.stdin.read()  # the connection stays: it is not its end that frees
 """

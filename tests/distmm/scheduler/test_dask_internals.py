@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import dask
 import distributed
 import pytest
 from distributed import Client, Event, LocalCluster, Scheduler, SchedulerPlugin
 from distributed.comm import CommClosedError
+from distributed.scheduler import TaskState
 from distributed.stealing import WorkStealing
 
 from distmm.all_workers import workers_of
@@ -296,13 +297,9 @@ def test_makers_are_the_tasks_that_serve_one_block_alone(two: Client, holding: H
     held(two, 1)
 
     def look(dask_scheduler: Scheduler) -> list[list[str]]:
-        tasks = dask_scheduler.tasks
-        for ts in (tasks["raw"], tasks["block"]):
-            ts.worker_restrictions = None
-        new = {"raw", "block"}
-        alone = [ts.key for ts in dask_internals.makers(tasks["block"], new)]
-        tasks["raw"].worker_restrictions = {"by the user"}
-        return [alone, [ts.key for ts in dask_internals.makers(tasks["block"], new)]]
+        block, new = dask_scheduler.tasks["block"], {"raw", "block"}
+        free: list[Callable[[TaskState], bool]] = [lambda ts: True, lambda ts: ts.key != "raw"]
+        return [[ts.key for ts in dask_internals.makers(block, new, where)] for where in free]
 
     assert two.run_on_scheduler(look) == [["block", "raw"], ["block"]]
     two.cancel([raw, block])

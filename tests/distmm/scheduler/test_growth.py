@@ -118,7 +118,7 @@ def products(count: int) -> Callable[[], object]:
         for task in (task for tasks in arrived[::-1] for task in tasks):
             machine.forgotten(task.key, task.where)
         machine.decide(lambda key: ())
-        assert not [*machine.products, *machine.held_loads]
+        assert not [*machine.products, *machine.loads, *machine.load_readers]
 
     return run
 

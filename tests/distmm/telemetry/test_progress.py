@@ -63,7 +63,7 @@ def test_a_log_gets_a_line_now_and_then_with_rate_and_time_left(monkeypatch: pyt
     now = 100.0
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     console = Console(file=io.StringIO(), force_terminal=False)
-    with live(console, quiet_seconds=5) as report:
+    with live(console) as report:
         for second, done, state in [
             (4, 10, "running"),
             (5, 20, "running"),

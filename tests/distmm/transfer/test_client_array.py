@@ -26,8 +26,9 @@ from hypothesis import strategies as st
 import distmm
 from distmm import transfer
 from distmm.errors import InputError
-from distmm.transfer import ClientArray, lending, loans, process_memory, shared_memory
+from distmm.transfer import ClientArray, lending, process_memory, shared_memory
 from tests.distmm.scheduler.known import known
+from tests.open_loans import open_loans
 from tests.tables import number_of
 from tests.until import until
 
@@ -261,7 +262,7 @@ def test_only_blocks_with_step_1_are_read() -> None:
 
 def nothing_is_kept() -> bool:
     gc.collect()
-    return not loans.open_loans()
+    return not open_loans()
 
 
 def largest(client: Client, others: set[object]) -> int:
@@ -299,7 +300,7 @@ def test_operands_live_as_long_as_a_product_may_read_them(client: Client) -> Non
     with client.as_current():
         lazy = distmm.matmul(a + 0, b + 0, client=client)  # nobody else holds the operands
         gc.collect()
-        assert len(loans.open_loans()) == 2
+        assert len(open_loans()) == 2
         C = lazy.persist()
         del lazy
         gc.collect()
@@ -330,7 +331,7 @@ def test_an_added_c_is_lent_and_given_back(client: Client, plan: str) -> None:
         C = distmm.gemm(1, a, b, -2, c + 0, client=client, plan=plan).persist()  # nobody else holds this C
         wait(C)
         assert 0 < largest(client, others) < 10_000
-        assert len(loans.open_loans()) == 3
+        assert len(open_loans()) == 3
         np.testing.assert_array_equal(C.compute(), expected)
     del C
     until(nothing_is_kept)

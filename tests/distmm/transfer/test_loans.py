@@ -20,6 +20,7 @@ import distmm
 from distmm.clusters import view
 from distmm.errors import InputError
 from distmm.transfer import ClientArray, loan_readers, loans
+from tests.open_loans import open_loans
 from tests.replaced_scheduler import replaceable
 from tests.tables import later
 from tests.until import until
@@ -39,7 +40,7 @@ def live(array: weakref.ref[Any]) -> bool:
 
 @pytest.fixture
 def current(client: Client) -> Iterator[Client]:
-    until(lambda: gc.collect() >= 0 and not loans.open_loans())
+    until(lambda: gc.collect() >= 0 and not open_loans())
     with client.as_current():
         yield client
 
@@ -161,7 +162,7 @@ def test_a_copy_in_another_process_does_not_read_what_has_been_freed(current: Cl
     pid = next(iter(current.run(os.getpid)))  # a worker stands for another client
     np.testing.assert_array_equal(current.submit(lambda: read(pickle.loads(content)), workers=[pid]).result(), a)
     del lent
-    until(lambda: not loans.open_loans())
+    until(lambda: not open_loans())
     with pytest.raises(InputError, match="has been freed"):
         current.submit(lambda: read(pickle.loads(content)), workers=[pid], pure=False).result()
 
@@ -250,4 +251,4 @@ def test_the_scheduler_that_replaces_a_lost_one_is_asked_again() -> None:
         del loan
         until(lambda: readers.asked)
         replace()
-        until(lambda: "read-for-ever" not in loans.open_loans())
+        until(lambda: "read-for-ever" not in open_loans())

@@ -113,7 +113,7 @@ LAYOUTS = [
 def test_blocks_in_host_memory_arrive_with_their_checksum(block: np.ndarray) -> None:
     serialization.register()
     header, frames = serialize(block)
-    assert (serialization.SUM in header["sub-header"]) == (sum(memoryview(x).nbytes for x in frames) >= 256)
+    assert serialization.SUM in header["sub-header"]
     there = deserialize(header, frames)
     np.testing.assert_array_equal(there, block)
     assert there.dtype == block.dtype
