@@ -165,7 +165,7 @@ class Spec:
         stored = {name: x for name, x in self.operands.items() if isinstance(x.source, Matrix)}
         if again:
             stored = {name: replace(x, source=open_matrix(x.source.path)) for name, x in stored.items()}
-        return {name: _facts(x) for name, x in stored.items()}
+        return {name: {**_facts(x), "stamp": x.source.stamp()} for name, x in stored.items()}
 
     def reads(self, path: str) -> list[str]:
         """Return the names of the operands that are in the file or folder `path`."""

@@ -116,6 +116,7 @@ def test_errors_name_the_line_and_what_should_be_there(write, text: str, line: i
         ("product.c", "C.h5:/../../x"),
         ("product.a", "--output"),
         ("product.a", "~root/A.npy"),
+        ("product.c", "file:///data/C.zarr"),
         ("product.kernel", "tiled; evil"),
         ("product.blocks", "64 --overwrite"),
         ("product.plan", "g2x2x1 b64x64x64 p1 w1 l2 --overwrite"),
