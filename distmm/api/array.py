@@ -168,9 +168,9 @@ def gemm(
     >>> distmm.gemm(2, A, B, -1, C, transa=True).compute()[0]
     array([7., 7., 7., 7., 7.])
     """
+    check_scalars(alpha=alpha, beta=beta)  # first: BLAS's order of arguments is not that of matmul
     a, b = wrap(A, "A", transa), wrap(B, "B", transb)
     check_pair(a, b)
-    check_scalars(alpha=alpha, beta=beta)
     c, chosen = _addend(beta, C), Choices.of(now=is_written(out), **choices)
     symmetry = symmetry_of(a, b, chosen) if c is None else None
     return Gemm.of(a, b, alpha=alpha, beta=beta, c=c, symmetry=symmetry).array(chosen, out)

@@ -20,6 +20,7 @@ from distmm.errors import InputError
 from distmm.job.contents import Contents
 from distmm.job.folder import Folder, Json, read_json
 from distmm.job.forms import Certificate
+from distmm.job.inputs import Inputs
 from distmm.job.records import FORMAT, complete_job, read_certificate
 from distmm.job.sampled_rows import check_sample
 from distmm.job.spec import Spec, differences
@@ -34,6 +35,8 @@ WHAT_OF_REDUCED = (
     "reduced; some rows, chosen at random, computed again from A and all of B and compared with the result"
 )
 
+# What a certificate has of the manifest as it is.
+FACTS = ("spec", "output", "blocks", "layers", "plan", "seed", "runs", "missing", "stamps")
 
 # What a job did to check C, by its option.
 JUDGED = {"none": "did not check it", "full": "compared all of it with A and B", "freivalds": "checked each block"}
@@ -70,7 +73,7 @@ def certificate(
         "format": FORMAT,
         "job": manifest["id"],
         "what": WHAT if manifest["spec"]["reduction"] is None else WHAT_OF_REDUCED,
-        **{name: manifest[name] for name in ("spec", "output", "blocks", "layers", "plan", "seed", "runs", "missing")},
+        **{name: manifest[name] for name in FACTS},
         "vectors": 0 if tolerance is None else VECTORS_OF_INTEGERS if tolerance.exact else VECTORS,
         "bound": bound,
         "largest_residual": max(residuals, default=None),
@@ -167,7 +170,7 @@ def recheck(path: str | os.PathLike[str], client: Client | None = None, seed: in
         return Verdict("wrong", np.inf, f"{where}: {message}")
     missing = "".join(f"; {path}: {what}" for path, what in content["missing"].items())
     kept = f"all {len(content['done'])} {contents.name} are what was written{missing}"
-    problem = _not_comparable(spec)
+    problem = _not_comparable(content, client)
     if problem is not None:
         message = (
             f"C is what the job wrote, which {JUDGED[spec['check']]}, but it cannot be compared with A and B now: "
@@ -199,15 +202,18 @@ def _refuse_unended(folder: Folder) -> None:
         )
 
 
-def _not_comparable(spec: Json) -> str | None:
+def _not_comparable(content: Json, client: Client | None) -> str | None:
     """Return the reason why C cannot be compared with A and B. None if it can."""
+    spec = content["spec"]
     if spec["beta"] != 0:
         return f"C0 was added (beta = {spec['beta']}), which this check cannot take into account"
     if spec["dtype"] == "bool":
         return "C is boolean"
     try:
-        now = Spec.from_json(spec).json()
+        now = Spec.from_json(spec)
+        if changed := list(differences(spec, now.json())):
+            return f"A or B has changed since ({'; '.join(changed)})"
+        Inputs.of(content, now, client).unchanged(content["stamps"], content["done"])
     except InputError as error:
         return str(error)
-    changed = list(differences(spec, now))
-    return f"A or B has changed since ({'; '.join(changed)})" if changed else None
+    return None

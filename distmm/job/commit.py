@@ -25,6 +25,7 @@ from distmm.errors import InputError
 from distmm.job.certificate import damaged, holds
 from distmm.job.contents import Contents
 from distmm.job.folder import Folder, Json, write_json
+from distmm.job.inputs import Inputs
 from distmm.job.lock import Lock, locked
 from distmm.job.records import complete_job, read_certificate, read_manifest
 from distmm.job.spec import Spec, differences
@@ -121,7 +122,7 @@ def complete_result(folder: Folder, spec: Spec, client: Client | None = None) ->
     Raises
     ------
     InputError
-        If the product reads C, and C is already its result. If it does not read C, and C has changed since.
+        If the product reads C, and C is already its result. If it does not, and C, A or B has changed since.
     """
     content = read_certificate(folder) if is_there(folder.target) else None
     if content is None or not same_call(folder, content, spec):
@@ -131,6 +132,8 @@ def complete_result(folder: Folder, spec: Spec, client: Client | None = None) ->
         refuse_twice(folder)
     if not same and not adds:
         raise changed(folder)
+    if same:
+        refuse_stale(folder, content, spec, client)
     return content if same else None
 
 
@@ -140,6 +143,12 @@ def changed(folder: Folder) -> InputError:
         f"{folder.target}: has changed since the job that {folder.certificate} describes completed it: restore it, or "
         f"compute it again with --overwrite (overwrite=True)"
     )
+
+
+def refuse_stale(folder: Folder, content: Json, spec: Spec, client: Client | None = None) -> None:
+    """Raise `InputError` if an input of a complete C has changed since, except a C0 that C has replaced."""
+    before = {name: stamp for name, stamp in content["stamps"].items() if name not in spec.reads(folder.target)}
+    Inputs.of(content, spec, client).unchanged(before, content["done"])
 
 
 def same_call(folder: Folder, content: Json, spec: Spec) -> bool:

@@ -88,6 +88,7 @@ class Manifest(Form):
     plan: str
     seed: int
     missing: dict[str, str]
+    stamps: dict[str, str]
     rejected: int
     runs: list[Run]
 

@@ -28,7 +28,7 @@ from distmm.checking.checksum import checksum_of_input
 from distmm.errors import InputError
 from distmm.job.folder import Json
 from distmm.job.spec import Spec
-from distmm.planning.blocks import Blocking, slices
+from distmm.planning.blocks import Blocking, cut, slices
 from distmm.product.operand import Operand
 from distmm.storage import open_matrix
 from distmm.storage.matrix import Matrix
@@ -112,12 +112,17 @@ def _read_again(operand: Operand, order: Order, regions: list[Region]) -> str:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The inputs of the finished blocks. Workers of `client` read them again if necessary."""
+    """The inputs of the finished blocks. Workers of `client`, or else this process, read them again if necessary."""
 
-    client: Client
+    client: Client | None
     spec: Spec
     blocking: Blocking
     device: Literal["cpu", "cuda"]
+
+    @classmethod
+    def of(cls, content: Json, spec: Spec, client: Client | None) -> Inputs:
+        """Return the inputs of a complete result, by its certificate."""
+        return cls(client, spec, cut(spec.problem, content["blocks"]), content["runs"][0]["device"])
 
     def unchanged(self, before: dict[str, str], markers: Iterable[Json]) -> dict[str, str]:
         """Check that inputs have not changed since the finished blocks were computed. Return the inputs' stamps.
@@ -142,7 +147,9 @@ class Inputs:
             used = markers if name == "C0" else [one for (of, _), one in seen.first.items() if of == name]
             lines = [self._lines(name, one["i"], one["j"]) for one in used]
             read = partial(_read_again, self.spec.operands[name], orders(self.spec, self.device)[name])
-            sums = iter(self.client.gather(self.client.map(read, list(chain(*lines)), pure=False, batch_size=1000)))
+            regions, client = list(chain(*lines)), self.client
+            again = map(read, regions) if client is None else client.map(read, regions, pure=False, batch_size=1000)
+            sums = again if client is None else iter(client.gather(again))
             for one, own in zip(used, lines, strict=True):
                 if one["inputs"][name] != folded(list(islice(sums, len(own)))):
                     raise InputError(

@@ -19,7 +19,7 @@ from distmm.clusters import cluster
 from distmm.clusters.waiting import seceded, watched
 from distmm.errors import DeviceMemoryError, InputError
 from distmm.job import planning
-from distmm.job.commit import complete_result, end_complete, refuse_twice, same_call
+from distmm.job.commit import complete_result, end_complete, refuse_stale, refuse_twice, same_call
 from distmm.job.folder import Folder, Json
 from distmm.job.lock import holder
 from distmm.job.manifest import refuse_changes
@@ -139,6 +139,7 @@ class Job:
         asked, folder, spec = self.spec.files(), self.folder, self.spec
         if ended is not None and same_call(folder, ended, spec):
             if not self.overwrite:
+                refuse_stale(folder, ended, spec, self.keywords.get("client"))
                 return Summary.of_complete(folder, ended)
             if spec.reads(folder.target):
                 refuse_twice(folder)
@@ -250,11 +251,11 @@ def preflight(
     InputError, DoesNotFitError
         As in `distmm.multiply`. Also if C is already complete, or if another process works on it.
     """
-    remote = [f"{name} ({path})" for name, path in (("A", a), ("B", b), ("C", out)) if "://" in path]
+    remote = [f"{name} ({path})" for name, path in (("A", a), ("B", b), ("C", out)) if is_url(path)]
     if remote:
         yield f"{' and '.join(remote)}: behind a URL"
-    folder = None if "://" in out else Folder.of(out)
-    if "://" in a or "://" in b:
+    folder = None if is_url(out) else Folder.of(out)
+    if is_url(a) or is_url(b):
         if folder is not None:
             check_output(out, overwrite)
             _refuse_folder(folder)

@@ -89,7 +89,7 @@ def refuse_changes(folder: Folder, spec: Spec) -> None:
         With the old and the new values.
     """
     manifest, blocks, plan = read_manifest(folder), spec.choices.blocks, spec.choices.plan
-    changed = list(differences(manifest["spec"], {**spec.json(), **spec.files(again=True)}))
+    changed = list(differences(manifest["spec"], spec.json()))
     if blocks is not None and list(blocks) not in (manifest["blocks"], manifest.get("blocks_given")):
         changed.append(f"blocks were {manifest['blocks']}, are {list(blocks)}")
     # Grid, waves and lookahead may change. The bits of C depend only on block edges, and on how k is split into layers.

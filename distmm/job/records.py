@@ -27,7 +27,7 @@ from distmm.telemetry.batch_job import batch_job
 from distmm.telemetry.time_left import Pace
 
 # Version of the format of manifest and certificate.
-FORMAT = 4
+FORMAT = 5
 
 
 def read_manifest(folder: Folder) -> Json:

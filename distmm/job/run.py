@@ -24,7 +24,6 @@ from distmm.job.manifest import add_run, new_manifest, recorded_end, refuse_chan
 from distmm.job.records import read_manifest
 from distmm.job.reduction import Entries
 from distmm.job.sampled_rows import check_sample
-from distmm.job.spec import differences
 from distmm.job.summary import Made, Summary, save_report, write_report
 from distmm.job.target import Target
 from distmm.job.unfinished import explained, past_deadline
@@ -98,11 +97,9 @@ class Run:
                 refuse_changes(folder, self.spec)
                 if folder.store.exists(folder.of_job(now["id"]).pending_certificate):
                     raise InputError(f"{folder.path}: another call has just completed this job: call again")
-        changed = list(differences(self.asked, self.spec.files(again=True)))
-        if changed:
-            raise InputError(
-                f"inputs changed during this call ({'; '.join(changed)}): call again when they are complete"
-            )
+        now = self.spec.files(again=True)
+        if changed := [facts["path"] for name, facts in self.asked.items() if facts != now[name]]:
+            raise InputError(f"{' and '.join(changed)} changed during this call: call again when they are complete")
 
     def _begin(self) -> None:
         """Write the manifest and the empty draft of a new job, or add a run to the manifest of an unfinished job."""
@@ -194,7 +191,7 @@ class Run:
             for marker in done.values():
                 entries.take(marker)
             computation.run(missing)
-            self.inputs.unchanged(manifest["stamps"], folder.markers().values())
+            manifest["stamps"] = self.inputs.unchanged(manifest["stamps"], folder.markers().values())
         except BaseException as error:
             raise self._ended_early(error) from (error if isinstance(error, DistmmError) else None)
         finally:

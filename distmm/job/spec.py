@@ -165,7 +165,7 @@ class Spec:
         stored = {name: x for name, x in self.operands.items() if isinstance(x.source, Matrix)}
         if again:
             stored = {name: replace(x, source=open_matrix(x.source.path)) for name, x in stored.items()}
-        return {name: _facts(x) for name, x in stored.items()}
+        return {name: {**_facts(x), "stamp": x.source.stamp()} for name, x in stored.items()}
 
     def reads(self, path: str) -> list[str]:
         """Return the names of the operands that are in the file or folder `path`."""
@@ -245,11 +245,13 @@ def _check_reduced(reduction: Reduction, a: Operand, b: Operand, check: Check) -
 
 
 def differences(before: Json, now: Json) -> Iterator[str]:
-    """Yield a text for each difference between two descriptions, with both values."""
+    """Yield a text for each difference between two descriptions, with both values. Links are other names of a path."""
     for name in sorted(before.keys() | now.keys()):
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):
             yield from (f"{name}: {what}" for what in differences(old, new))
+        elif name == "path" and os.path.realpath(old or "") == os.path.realpath(new or ""):
+            continue
         elif old != new and repr(old) != repr(new):  # NaN is not equal to itself
             yield f"{name} was {old}, is {new}"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from distmm.errors import InputError
 from distmm.storage import paths
 from distmm.storage.durability import fsync, fsync_tree
-from distmm.storage.object_store import is_url
+from distmm.storage.object_store import is_url, without_scheme
 from distmm.storage.paths import check_place, check_replaceable, file_of, is_array, locate
 from distmm.storage.stamps import stamp_of
 
@@ -39,6 +39,7 @@ def open_matrix(path: str | os.PathLike[str]) -> Matrix:
         A ``.npy`` file; a Zarr array of version 2 or 3 (a folder, a member of a group, or a URL that fsspec supports);
         an HDF5 file ``file.h5``, followed by ``:/path/of/dataset`` if it has several matrices, or if it has another
         suffix (``file.nc:/x``); or raw binary as ``file:ROWSxCOLUMNS:TYPE``, followed by ``:F`` for Fortran order.
+        The URL ``file:///path`` is another name of ``/path``.
 
     Returns
     -------
@@ -50,7 +51,7 @@ def open_matrix(path: str | os.PathLike[str]) -> Matrix:
     InputError
         If the path is missing or damaged, or the array is not two-dimensional or not of numbers.
     """
-    if not (name := os.fspath(path)):
+    if not (name := without_scheme(os.fspath(path))):
         raise InputError(f"the name of a matrix is empty; distmm reads {FORMATS}")
     if is_url(name):
         return _open_zarr(name)

@@ -96,9 +96,9 @@ class Matrix(ABC):
         return np.asarray(self[...], dtype=dtype)
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return facts, as JSON, that differ after the matrix has changed. No elements are read.
+        """Return facts, as JSON, that are the same for a copy. No elements are read.
 
-        Formats add their own facts: size and time of the file, or the hash of the metadata.
+        Formats add their own facts, such as the hash of the metadata.
         """
         chunks = None if self.chunks is None else list(self.chunks)
         return {"path": self.path, "shape": list(self.shape), "dtype": self.dtype.name, "chunks": chunks}
@@ -148,10 +148,6 @@ class FileMatrix(Matrix):
     """A matrix in one file, `file`. Its path may also name a dataset, or a shape and type."""
 
     file: str = field(kw_only=True)
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Return size and time of the file too."""
-        return {**super().fingerprint(), **modified(self.file)}
 
     def stamp(self) -> str:
         """Hash what the file system says of the file."""

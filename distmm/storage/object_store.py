@@ -41,9 +41,18 @@ CODES = {FileNotFoundError: errno.ENOENT, FileExistsError: errno.EEXIST, Permiss
 TROUBLE = {errno.EACCES: "the store refuses access", errno.EIO: "the store does not answer as it should"}
 
 
+# URLs of files of this machine. As for fsspec, %20 is no space, and a relative path may follow the slashes.
+LOCAL = re.compile(r"^(?:file|local)://(?:localhost(?=/))?", re.IGNORECASE)
+
+
 def is_url(path: str) -> bool:
-    """Whether a name is a URL."""
-    return "://" in path
+    """Whether a name is a URL of a store. That of a local file, ``file:///data/A.npy``, is another name of its path."""
+    return "://" in path and LOCAL.match(path) is None
+
+
+def without_scheme(path: str) -> str:
+    """Return the path that a URL of a local file has. Other names are returned unchanged."""
+    return LOCAL.sub("", path)
 
 
 def located(url: str) -> str:

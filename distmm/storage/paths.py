@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from distmm.errors import InputError
-from distmm.storage.object_store import OBJECTS, is_url, located
+from distmm.storage.object_store import OBJECTS, is_url, located, without_scheme
 from distmm.storage.records import records
 from distmm.storage.regular_files import kind
 
@@ -68,7 +68,7 @@ def locate(path: str | os.PathLike[str]) -> tuple[str, str | None]:
         raise InputError(
             f"a result on disk is named by a str or a path, not by a {type(path).__name__}; for one in memory: matmul"
         )
-    name = os.fspath(path)
+    name = without_scheme(os.fspath(path))
     if is_url(name):
         return located(name), None
     if not name:

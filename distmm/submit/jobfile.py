@@ -124,6 +124,7 @@ def _set_key(tables: dict[str, Any], places: Places, change: str) -> None:
     if isinstance(entries, dict):
         entries[name] = tomllib.loads(f"value = {value}")["value"] if plain else value
     places[table, name] = f"--set {change}"
+    places.setdefault((table, ""), f"--set {change}")  # the file has no such table
 
 
 def _message(error: ValidationError, places: Places) -> str:

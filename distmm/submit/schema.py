@@ -40,14 +40,14 @@ def _in_range(least: int, most: int = 100_000) -> AfterValidator:
 def _is_safe(path: str) -> bool:
     """Whether the path contains no ``..``, and no program or shell reads it as an option or expands it."""
     return bool(
-        re.match("[^-~]", path)
+        re.match("(?i)(?!file:|local:)[^-~]", path)
         and path.isprintable()
         and not set(path) & set("\"\\'`")
         and ".." not in re.split(r"[/\\:]", path)
     )
 
 
-PATH_RULE = "a path of printable characters without .., quotes, backslashes, or - or ~ at its start: write it absolute"
+PATH_RULE = "a path of printable characters without .., quotes, \\, or - ~ file: at its start: write it absolute"
 NAME = r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"  # valid as DNS label, Slurm job name and file name
 NAME_RULE = "a name of at most 40 lower-case letters, digits and -, that starts with a letter"
 PLAN = r"|g\d{1,6}(x\d{1,6}){2} b\d{1,12}(x\d{1,12}){2} p\d{1,6} w\d{1,6}(x\d{1,6}){0,2} l\d{1,4}"

@@ -180,7 +180,7 @@ def test_a_job_of_an_earlier_format_is_refused_and_can_be_replaced(client: Clien
     Path("C.zarr.job/done/0.0.json").write_text("{}")
     for call in (lambda: multiply(client), lambda: job.resume("C.zarr", client=client), lambda: job.status("C.zarr")):
         with pytest.raises(
-            InputError, match="has format 1, but this version of distmm reads 4: finish the job with the version"
+            InputError, match="has format 1, but this version of distmm reads 5: finish the job with the version"
         ):
             call()
     multiply(client, overwrite=True)

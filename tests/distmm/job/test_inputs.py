@@ -64,6 +64,14 @@ def write_npy(path: str) -> None:
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
+def copy_again(path: str) -> None:
+    """The same elements in other files, as if they were restored from a backup."""
+    whole = Path(path)
+    for file in [whole] if whole.is_file() else (file for file in whole.rglob("*") if file.is_file()):
+        shutil.copy(file, "copy")
+        os.rename("copy", file)
+
+
 CHANGES: list[tuple[str, Callable[[str], None]]] = [
     ("A-plain.zarr", write_zarr),
     ("A-packed.zarr", write_zarr),
@@ -228,21 +236,32 @@ def test_a_shard_that_disappears_is_an_error(tmp_path: Path) -> None:
         matrix[50:, 30:]
 
 
+@pytest.mark.parametrize(("name", "change"), later([CHANGES[1], CHANGES[7], CHANGES[3]], first=2))
+def test_a_complete_c_is_not_the_product_of_inputs_that_have_changed_since(
+    name: str, change: Callable[[str], None], client: Client, product: np.ndarray
+) -> None:
+    multiply(client, name)
+    copy_again(f"in/{name}")
+    assert multiply(client, name).kept == 16
+    assert job.recheck("C.zarr").ok
+    change(f"in/{name}")
+    with pytest.raises(InputError, match=rf"{name} has changed since C\[0, 0\] was made from it: .*--overwrite"):
+        multiply(client, name)
+    verdict = job.recheck("C.zarr")
+    assert verdict.outcome == "cannot tell"
+    assert f"{name} has changed since" in verdict.message
+    np.testing.assert_allclose(values(), product)
+
+
 @pytest.mark.minutes
 @pytest.mark.parametrize("name", ["A.npy", "B-plain.zarr", "B.npy", "A-packed.zarr"])
 def test_inputs_that_only_look_changed_are_read_again(name: str, client: Client, product: np.ndarray) -> None:
-    def copied() -> None:  # as a file system does that moves files from tape to disk
-        path = Path("in") / name
-        for file in [path] if path.is_file() else (file for file in path.rglob("*") if file.is_file()):
-            shutil.copy2(file, "copy")
-            os.rename("copy", file)
-
     with pytest.raises(Stopped):
         multiply(client, name, stop=HalfWay())
     before = open_matrix(f"in/{name}").stamp()
-    copied()
+    copy_again(f"in/{name}")
     assert open_matrix(f"in/{name}").stamp() != before
-    summary = multiply(client, name, stop=Meanwhile(copied, "C.zarr"))
+    summary = multiply(client, name, stop=Meanwhile(lambda: copy_again(f"in/{name}"), "C.zarr"))
     assert summary.kept >= 4
     np.testing.assert_allclose(values(), product)
 

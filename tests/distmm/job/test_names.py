@@ -77,6 +77,15 @@ def test_an_input_is_not_replaced_by_its_product(
     assert not list(Path().rglob("*.job"))
 
 
+def test_links_are_other_names_of_the_same_inputs(client: Client, product: np.ndarray) -> None:
+    os.symlink("in", "other")
+    with pytest.raises(Stopped):
+        multiply(client, stop=HalfWay())
+    assert multiply(client, inputs="other").kept >= 4
+    assert multiply(client).kept == 16
+    np.testing.assert_array_equal(values(), product)
+
+
 STRANGE = [os.fsdecode(b"C\xff.npy"), "new\nline/C.h5", "x[bold]y[/z]:smile:/C.zarr"]
 
 

@@ -120,9 +120,6 @@ def test_what_has_changed_is_named(client: Client, here: np.ndarray) -> None:
         multiply(client, transa=True)
     with pytest.raises(InputError, match=r"blocks were \[30, 60, 30\], are \[60, 60, 60\]"):
         job.multiply("in/A.npy", "in/B.zarr", "C.zarr", client=client, blocks=(60, 60, 60))
-    os.utime("in/A.npy")
-    with pytest.raises(InputError, match="A: modified_ns was"):
-        job.resume("C.zarr", client=client)
     shutil.rmtree("in/B.zarr")
     zarr.create_array("in/B.zarr", data=np.zeros((SIZE, SIZE)), chunks=(60, 60))
     with pytest.raises(InputError, match="B: chunks was"):
@@ -257,7 +254,7 @@ def test_a_manifest_of_another_format_is_refused(client: Client, here: np.ndarra
     manifest = Path("C.zarr.job/manifest.json")
     content = json.loads(manifest.read_text())
     for bad, message in [
-        (json.dumps({**content, "format": 99}), "reads 4"),
+        (json.dumps({**content, "format": 99}), "reads 5"),
         ("[1]", "is damaged, or of another version: Input should be a valid dictionary"),
         ("{", "is damaged, or of another version: Expecting property name.*; compute C again with --overwrite"),
     ]:

@@ -147,6 +147,7 @@ BYTES = np.ones((2, 2), "i1")
         (lambda: distmm.gemm(Fraction(1, 3), A, B), r"alpha is Fraction\(1, 3\), a Fraction.*float\(alpha\)"),
         (lambda: distmm.gemm(1, A, B, Fraction(1, 3), A @ B), r"beta is Fraction\(1, 3\).*float\(beta\)"),
         (lambda: distmm.gemm(np.ones(3), A, B), "alpha is array.*must be a number"),
+        (lambda: distmm.gemm(A, B, np.ones((3, 3))), "(?s)alpha is array.*must be a number"),
     ],
 )
 def test_scalars_that_the_product_cannot_hold_are_refused(call: Callable[[], Any], message: str) -> None:

@@ -95,9 +95,12 @@ def test_a_file_or_group_with_one_matrix_needs_no_name(tmp_path: Path) -> None:
     np.testing.assert_array_equal(open_matrix(tmp_path / "one.zarr")[...], values)
 
 
-def test_a_url_is_read_as_zarr(tmp_path: Path) -> None:
-    values = sample()
-    np.testing.assert_array_equal(open_matrix(f"file://{stored('zarr3', tmp_path, values)}")[2:4], values[2:4])
+@pytest.mark.parametrize("form", FORMS)
+def test_the_url_of_a_file_is_another_name_of_its_path(form: str, tmp_path: Path) -> None:
+    path = stored(form, tmp_path, sample())
+    for scheme in ("file://", "FILE://localhost", "local://"):
+        assert open_matrix(f"{scheme}{path}").path == open_matrix(path).path
+        assert locate(f"{scheme}{tmp_path}/C.h5:x") == (f"{tmp_path}/C.h5", "/x")
 
 
 @pytest.mark.parametrize("version", [2, 3])

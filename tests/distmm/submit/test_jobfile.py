@@ -77,6 +77,18 @@ def test_keys_can_be_set_from_outside(write) -> None:
 
 
 @pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("worker.nodes=4", r"\[worker\] is not a table of a job file"),
+        ("run.walltime=90", "grace = 5m leaves no time of walltime = 90"),
+    ],
+)
+def test_an_error_names_the_key_that_is_set_where_the_file_has_no_such_table(write, change: str, said: str) -> None:
+    with pytest.raises(InputError, match=f"^--set {change}: {said}"):
+        jobfile.load(write(PRODUCT), [change])
+
+
+@pytest.mark.parametrize(
     ("text", "line", "said"),
     [
         ('[product]\na = "A"\nb = "B"\n', 1, r"\[product\] lacks c"),
@@ -116,6 +128,7 @@ def test_errors_name_the_line_and_what_should_be_there(write, text: str, line: i
         ("product.c", "C.h5:/../../x"),
         ("product.a", "--output"),
         ("product.a", "~root/A.npy"),
+        ("product.c", "file:///data/C.zarr"),
         ("product.kernel", "tiled; evil"),
         ("product.blocks", "64 --overwrite"),
         ("product.plan", "g2x2x1 b64x64x64 p1 w1 l2 --overwrite"),
