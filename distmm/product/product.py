@@ -115,7 +115,7 @@ class Gemm:
         here = one_task.device_of(self) if free and not (more or self.problem.batch) else None
         if here is not None:
             plan = plan_for(replace(request, choices=replace(choices, blocks=self.whole)), None)
-            # On a GPU nothing is loaded meanwhile. BLAS uses all cores for one call, and one core for each of many tasks.
+            # On a GPU nothing is loaded meanwhile. BLAS uses all cores for one call, and one core for each of many.
             short = is_modest(plan) and one_task.may_be_a_call(self, plan) and not choices.reproducible
             if not plan.shortfall and (here == "cuda" or short):
                 return plan
