@@ -7,7 +7,7 @@ when they change.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import cast
 
@@ -162,15 +162,35 @@ def start(scheduler: Scheduler, tasks: Iterable[TaskState]) -> None:
 
 
 def to_run(scheduler: Scheduler, keys: Iterable[object]) -> set[object]:
-    """Keys of the tasks that a new graph will run: all that `keys` need and that are not in memory or under way."""
+    """Keys of the tasks that a new graph will run: all that `keys` need and that are not in memory or under way.
+
+    A task that needs a failed one fails without having run. Dask then does not run what only such tasks need.
+    """
+    found, failed = _needed(scheduler, keys, frozenset())
+    failing: set[object] = set()
+    while failed:
+        ts = failed.pop()
+        dependents = [dependent for dependent in ts.dependents if dependent.key in found and dependent.key not in failing]
+        failing.update(dependent.key for dependent in dependents)
+        failed.extend(dependents)
+    return _needed(scheduler, keys, failing)[0] if failing else found
+
+
+def _needed(
+    scheduler: Scheduler, keys: Iterable[object], without: Collection[object]
+) -> tuple[set[object], list[TaskState]]:
+    """Return the keys of the tasks without a result that `keys` need, and the failed ones among what these read."""
     found: set[object] = set()
+    failed: list[TaskState] = []
     stack = [scheduler.tasks[key] for key in keys if key in scheduler.tasks]
     while stack:
         ts = stack.pop()
-        if ts.state == "released" and ts.key not in found:
+        if ts.state == "erred":
+            failed.append(ts)
+        elif ts.state == "released" and ts.key not in found and ts.key not in without:
             found.add(ts.key)
             stack.extend(ts.dependencies)
-    return found
+    return found, failed
 
 
 def makers(ts: TaskState, new: set[object], free: Callable[[TaskState], bool]) -> Iterator[TaskState]:

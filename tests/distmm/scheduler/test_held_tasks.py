@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, Scheduler
+from distributed import Client, Scheduler, wait
 
 import distmm
 from distmm.scheduler import dask_internals
@@ -90,3 +91,19 @@ def test_a_product_that_is_given_up_leaves_nothing_held(
             )
         )
     )
+
+
+def test_what_needs_no_failed_block_is_made(client: Client) -> None:
+    def load(block: np.ndarray, block_info: Any = None) -> np.ndarray:
+        if block_info[0]["chunk-location"] == (0, 5):
+            raise OSError("block (0, 5) cannot be read")
+        return block
+
+    with client.as_current():
+        A = da.ones((40, 120), chunks=20).map_blocks(load, dtype="f8", meta=np.empty((0, 0))).persist()
+        wait(A)
+        C = distmm.matmul(A, da.ones((120, 40), chunks=20), plan="g1x2x1 b20x20x20 p1 w1 l1").persist()
+        wait(C, timeout=60)
+        states = [[client.futures[C.name, i, j].status for j in range(2)] for i in range(2)]
+        assert states == [["error"] * 2, ["finished"] * 2]
+        np.testing.assert_array_equal(C[20:].compute(), 120)
