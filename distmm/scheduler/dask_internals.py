@@ -169,10 +169,9 @@ def to_run(scheduler: Scheduler, keys: Iterable[object]) -> set[object]:
     found, failed = _needed(scheduler, keys, frozenset())
     failing: set[object] = set()
     while failed:
-        ts = failed.pop()
-        dependents = [dependent for dependent in ts.dependents if dependent.key in found and dependent.key not in failing]
-        failing.update(dependent.key for dependent in dependents)
-        failed.extend(dependents)
+        readers = [ts for ts in failed.pop().dependents if ts.key in found and ts.key not in failing]
+        failing.update(ts.key for ts in readers)
+        failed.extend(readers)
     return _needed(scheduler, keys, failing)[0] if failing else found
 
 
