@@ -11,7 +11,7 @@ included: ``i >= j``. The other blocks are transposes of those.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import accumulate, islice, product
@@ -158,25 +158,36 @@ class Blocking:
         cut in the same way along both sides: into triangles on the diagonal, and rectangles below it.
         """
         batches, rows, columns = self._cuts(parts, multiple)
-        areas: Iterable[tuple[range, range]] = product(rows, columns)
-        if self.triangle:
-            areas = ((down, across) for at, down in enumerate(rows) for across in rows[: at + 1])
+        areas = self._below(rows) if self.triangle else product(rows, columns)
         return tuple(
             Wave(index, at, down, across, self.triangle and down == across)
             for index, (at, (down, across)) in enumerate(product(batches, areas))
         )
 
     def kinds_of_waves(self, parts: tuple[int, int, int], multiple: tuple[int, int]) -> tuple[tuple[Wave, int], ...]:
-        """Return the first wave of each kind, and how many waves are of that kind: their blocks have the same edges."""
+        """Return one wave of each kind, and how many waves are of that kind: their blocks have the same edges.
+
+        The waves are not numbered: each has the index 0.
+        """
+        batches, rows, columns = self._cuts(parts, multiple)
+        if self.triangle:
+            areas = _kinds_below(rows, self.m)
+        else:
+            both = product(_kinds(rows, self.m), _kinds(columns, self.n))
+            areas = [(down, across, high * wide) for (down, high), (across, wide) in both]
         found: dict[Hashable, tuple[Wave, int]] = {}
         along, inner = self.batch[0] if self.batch else (), math.prod(map(len, self.batch[1:]))
-        for wave in self.waves(parts, multiple):
-            matrices = along[wave.batches.start // inner : wave.batches.stop // inner]
-            high, wide = self.m[wave.rows.start : wave.rows.stop], self.n[wave.columns.start : wave.columns.stop]
-            kind = wave.triangle, matrices, high, wide
-            first, count = found.get(kind, (wave, 0))
-            found[kind] = first, count + 1
+        for (at, matrices), (down, across, count) in product(_kinds(batches, along, inner), areas):
+            wave = Wave(0, at, down, across, self.triangle and down == across)
+            kind = at, wave.triangle, self.m[down.start : down.stop], self.n[across.start : across.stop]
+            first, before = found.get(kind, (wave, 0))
+            found[kind] = first, before + matrices * count
         return tuple(found.values())
+
+    @staticmethod
+    def _below(rows: tuple[range, ...]) -> Iterator[tuple[range, range]]:
+        """Pairs of ranges of block rows and block columns on the diagonal and below it."""
+        return ((down, across) for at, down in enumerate(rows) for across in rows[: at + 1])
 
     def _cuts(self, parts: tuple[int, int, int], multiple: tuple[int, int]) -> tuple[tuple[range, ...], ...]:
         """Ranges of batch blocks, of block rows, and of block columns."""
@@ -210,6 +221,31 @@ class Blocking:
         every = product(*(range(len(edges)) for edges in self.batch))
         batches = islice(every, wave.batches.start, wave.batches.stop)
         return ((b, i, j) for b in batches for i in wave.rows for j in wave.columns if i >= j or not wave.triangle)
+
+
+def _kinds(cuts: tuple[range, ...], edges: tuple[int, ...], length: int = 1) -> list[tuple[range, int]]:
+    """Return the first range of each kind, and how many are of that kind: their blocks have the same edges.
+
+    Each edge belongs to `length` consecutive blocks.
+    """
+    found: dict[tuple[int, ...], list[range]] = {}
+    for at in cuts:
+        found.setdefault(edges[at.start // length : at.stop // length], []).append(at)
+    return [(same[0], len(same)) for same in found.values()]
+
+
+def _kinds_below(cuts: tuple[range, ...], edges: tuple[int, ...]) -> list[tuple[range, range, int]]:
+    """Return the first pair of ranges of each kind on the diagonal and below it, and how many are of that kind."""
+    found: dict[tuple[object, object], tuple[range, range, int]] = {}
+    above: dict[object, tuple[range, int]] = {}  # the first range of each kind, and how many, in the rows above
+    for down in cuts:
+        kind = edges[down.start : down.stop]
+        for other, (across, count) in [*above.items(), (None, (down, 1))]:  # None: on the diagonal
+            row, column, before = found.get((kind, other), (down, across, 0))
+            found[kind, other] = row, column, before + count
+        first, count = above.get(kind, (down, 0))
+        above[kind] = first, count + 1
+    return list(found.values())
 
 
 def cut(problem: Problem, edges: Sequence[int], panels: int = 1) -> Blocking:

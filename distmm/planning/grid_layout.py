@@ -8,7 +8,9 @@ of the grid, first for one matrix of batch block 0; nothing here loops over laye
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import cached_property
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -97,7 +99,7 @@ class GridLayout(Layout[Grid]):
             by_rank = turned(by_rank, blocks, np.ones(len(blocks), np.int64))
         return by_rank
 
-    def windows(self, length: int, resident: bool = True) -> list[slice]:
+    def windows(self, length: int, resident: bool = True) -> Iterator[slice]:
         """Ranges of `length` steps: with even panels one for each arrangement of the panels' homes, else all.
 
         A rank that is the home of the first panels receives no copies of them, but copies of later panels. If no
@@ -108,11 +110,11 @@ class GridLayout(Layout[Grid]):
             return found
         # Later ranges repeat the first ones, or are less deep.
         if self.problem.symmetry is None and not resident and not self.blocking.batch:
-            return found[:1]
+            return islice(found, 1)
         lines = self.grid.columns  # homes of A depend on the column alone if it is the only operand
         if self.problem.symmetry is None:
             lines = math.lcm(self.grid.rows, lines)
-        return found[: lines // math.gcd(lines, self.blocking.panels)]
+        return islice(found, lines // math.gcd(lines, self.blocking.panels))
 
     def operand_bytes(self, wave: Wave, steps: slice = slice(None)) -> Traffic:
         """Bytes of A and B that each rank receives and sends for some steps of a wave, and those at home on it.

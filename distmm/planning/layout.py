@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Generic, NamedTuple, TypeVar, cast
@@ -70,9 +71,9 @@ class Layout(Generic[Ranks]):
         received, sent, _ = a + b
         return Traffic(received, sent, (a[2], b[2]), both)
 
-    def windows(self, length: int, resident: bool = True) -> list[slice]:
+    def windows(self, length: int, resident: bool = True) -> Iterator[slice]:
         """Ranges of `length` steps that may need the most memory."""
-        return [slice(s, s + length) for s in range(max(1, self.schedule.steps - length + 1))]
+        return (slice(s, s + length) for s in range(max(1, self.schedule.steps - length + 1)))
 
     @abstractmethod
     def chains(self, wave: Wave) -> Ints:

@@ -16,7 +16,9 @@ that it reads, that worker holds a copy of the block until the block is released
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -225,9 +227,9 @@ class MemoryModel:
             kept += sum(x for x, at in zip(homes, operands, strict=True) if at == "whole")
         return np.max(held, axis=0) + kept
 
-    def _windows(self, length: int, operands: tuple[Residence, Residence]) -> list[slice]:
+    def _windows(self, length: int, operands: tuple[Residence, Residence]) -> Iterator[slice]:
         """Ranges of `length` steps that may need the most memory."""
-        return self.layout.windows(length, not set(operands) <= set(BY_STEP))[: 1 if self.least else None]
+        return islice(self.layout.windows(length, not set(operands) <= set(BY_STEP)), 1 if self.least else None)
 
     def _loaded_early(self, step: Traffic) -> Ints:
         """Bytes of A and B by rank that GPUs load before the blocks of the previous step are freed."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import uuid
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import dask.array as da
-from dask import annotate
 from dask.array.utils import meta_from_array
 from dask.base import get_annotations, tokenize
 
@@ -81,13 +81,12 @@ class Chains:
 
         For arrays of this process, which have new names in each graph.
         """
-        self.name, annotations = f"distmm-matmul-{uuid.uuid4().hex}", get_annotations()
+        self.name, context = f"distmm-matmul-{uuid.uuid4().hex}", copy_context()  # of the call, with its annotations
 
         def graph() -> HighLevelGraph:
             if self.client is not None and self.client.status != "running":
                 self.client = None  # other workers get the arrays in the graph
-            with annotate(**annotations):
-                return self.arrays(None)[1].dask
+            return context.run(self.arrays, None)[1].dask
 
         return with_graph(LaterGraph(graph), da.Array, self.name, self.chunks, meta=self._meta)
 

@@ -69,8 +69,8 @@ def computed(product: Gemm, plan: Plan, choices: Choices, out: Any = None) -> An
         as_planned = choices.kernel or choices.plan or choices.reproducible
         if not as_planned and a.dtype == b.dtype == choice.dtype == product.dtype:
             right = b if symmetry is None else a.swapaxes(-1, -2)
-            to = out if type(out) is type(a) and out.dtype == product.dtype and not product.dropped else None
-            return products.multiply_here(choice, a, right, epilogue, c0, to)
+            fits = type(out) is type(a) and (out.dtype, out.device) == (a.dtype, a.device) and not product.dropped
+            return products.multiply_here(choice, a, right, epilogue, c0, out if fits else None)
         for x in product.operands:
             gpu.wait_for_current_stream(x.source)  # tasks use other streams
         return products.multiply(None, choice, None, [a], [b], epilogue, c0, symmetry)

@@ -111,7 +111,7 @@ class Gemm:
         c_chunks = of_matrix(out.chunks, self.dropped, (1,)) if is_dask(out) else c_chunks
         unit = None if unit is None else of_matrix(unit, self.dropped, 1)
         request = PlanRequest(self.problem, self.a, self.b, choices, written, c_chunks, unit, **more)
-        free = choices.client is None and choices.blocks is None and choices.plan is None and c_chunks is None
+        free = all(x is None for x in (choices.client, choices.hardware, choices.blocks, choices.plan, c_chunks))
         here = one_task.device_of(self) if free and not (more or self.problem.batch) else None
         if here is not None:
             plan = plan_for(replace(request, choices=replace(choices, blocks=self.whole)), None)

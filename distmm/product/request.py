@@ -230,7 +230,7 @@ def _plan(request: PlanRequest, spec: ClusterSpec) -> Plan:
     a, b, choices = request.a, request.b, request.choices
     if request.job is not None or request.kept is not None or not (a.in_memory and b.in_memory):
         return _within_host_memory(request, spec)
-    given = choices.precision, choices.kernel, choices.reproducible, choices.plan, str(choices.blocks)
+    given = choices.precision, choices.kernel, choices.reproducible, choices.plan, repr(choices.blocks)
     key = request.problem, spec, given, request.written, request.c_chunks, request.unit, a.kind
     if (plan := _kept.get(key)) is None:
         if len(_kept) >= MOST_KEPT:

@@ -81,7 +81,7 @@ def test_products_of_a_cluster_are_right_in_expressions(client: Client, name: st
 def test_annotations_are_those_of_the_call() -> None:
     with dask.annotate(priority=7):
         C = distmm.matmul(A, B)
-    with dask.annotate(priority=1):
+    with dask.annotate(priority=1, retries=3):
         layers = C.dask.layers
     assert layers[C.name].annotations == {"priority": 7}
 

@@ -273,6 +273,14 @@ def test_kinds_of_waves_stand_for_all_waves() -> None:
             assert {_edges(blocking, wave): count for wave, count in kinds} == counted
 
 
+@pytest.mark.parametrize("triangle", [False, True])
+def test_kinds_of_waves_are_counted_without_a_look_at_each(monkeypatch: pytest.MonkeyPatch, triangle: bool) -> None:
+    monkeypatch.delattr(Blocking, "waves")
+    blocking = Blocking((1,) * 3000, (1,), (1,) * 3000, triangle=triangle)
+    counts = [count for _, count in blocking.kinds_of_waves((1, 3000, 3000), (1, 1))]
+    assert counts == ([3000, 3000 * 2999 // 2] if triangle else [3000**2])
+
+
 def _edges(blocking: Blocking, wave: Wave) -> tuple[object, ...]:
     cuts = zip((blocking.batch[0], blocking.m, blocking.n), (wave.batches, wave.rows, wave.columns), strict=True)
     (batch, batches), *others = cuts

@@ -21,6 +21,7 @@ from distributed import Client, LocalCluster, core, wait
 
 import distmm
 from distmm.clusters import cluster, view
+from distmm.errors import InputError
 from distmm.product import request
 from distmm.worker.tasks import products
 from tests import forked
@@ -302,6 +303,9 @@ def test_arrays_on_a_gpu_are_multiplied_at_once_without_a_client(monkeypatch: py
         for _ in range(10):
             x = x @ x / 8192
         assert (distmm.matmul(x, x).compute() == 8192).all()
+    with cupy.cuda.Device(cupy.cuda.runtime.getDeviceCount() - 1):
+        elsewhere = cupy.empty(A.shape, A.dtype)
+    np.testing.assert_array_equal(distmm.matmul(a, b, out=elsewhere).get(), A @ B)
 
 
 @pytest.mark.parametrize("n", [64, 700, 1024])
@@ -313,6 +317,11 @@ def test_a_short_product_of_numpy_arrays_is_one_call_whatever_the_number_of_core
     a = np.ones((n, n), "f4")
     assert distmm.plan(a, a).cluster.threads == 64
     assert distmm.matmul(a, a).numblocks == (1, 1)
+
+
+def test_a_short_product_of_a_described_cluster_is_planned_for_all_its_workers() -> None:
+    a = np.ones((1024, 1024))
+    assert distmm.plan(a, a, cluster=distmm.cpus(4, memory="64GB")).blocking.whole.c_blocks == 4
 
 
 @pytest.mark.parametrize("layout", ["C", "F", "strided"])
@@ -341,4 +350,6 @@ def test_equal_products_of_arrays_in_memory_are_planned_once(monkeypatch: pytest
     assert planned.call_count == 1
     distmm.matmul(A.astype("f4"), B.astype("f4")).compute()
     distmm.matmul(A, B, blocks=[16, 48, 16]).compute()
+    with pytest.raises(InputError, match="three positive edges"):
+        distmm.matmul(A, B, blocks="[16, 48, 16]")
     assert planned.call_count == 3
