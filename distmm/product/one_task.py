@@ -69,7 +69,9 @@ def computed(product: Gemm, plan: Plan, choices: Choices, out: Any = None) -> An
         as_planned = choices.kernel or choices.plan or choices.reproducible
         if not as_planned and a.dtype == b.dtype == choice.dtype == product.dtype:
             right = b if symmetry is None else a.swapaxes(-1, -2)
-            fits = type(out) is type(a) and (out.dtype, out.device) == (a.dtype, a.device) and not product.dropped
+            # Not where C is read: a call that finds the GPU's memory full is made again.
+            fits = type(out) is type(a) and (out.dtype, out.device) == (a.dtype, a.device)
+            fits &= c0 is None and not product.dropped
             return products.multiply_here(choice, a, right, epilogue, c0, out if fits else None)
         for x in product.operands:
             gpu.wait_for_current_stream(x.source)  # tasks use other streams

@@ -142,7 +142,7 @@ def multiply_here(
     a, b, c0, epilogue
         As in `multiply`. In a symmetric product, `b` is the transpose of `a`, and in a Hermitian one, too.
     out : block ``(*batch, m, n)`` of the same type, optional
-        Receives C, and is returned. It may be `c0`.
+        Receives C, and is returned. It shares no memory with the others.
     """
     from distmm_kernels.arrays.packages import multiply_of
     from distmm_kernels.arrays.products import Options
