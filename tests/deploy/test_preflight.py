@@ -130,8 +130,11 @@ def test_a_job_that_was_stopped_goes_on_and_refuses_other_inputs(client: Client,
     with pytest.raises(Stopped, match="enough"):
         jobs.multiply("A.npy", "B.zarr", "out/C.zarr", client=client, stop=stop)
     assert submit()[0] == 0
+    os.utime("A.npy", (1, 1))
+    code, said = submit()
+    assert (code, "A.npy: written since the job began" in said.replace("\n", " ")) == (0, True), said
     (here / "asked").unlink()
-    np.save("A.npy", np.ones((8, 8)))
+    np.save("A.npy", np.ones((8, 8), "f4"))
     code, said = submit()
     assert (code, "has an unfinished job that differs" in said) == (2, True), said
     assert not (here / "asked").exists()

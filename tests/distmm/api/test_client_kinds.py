@@ -52,7 +52,7 @@ def test_a_worker_that_joins_out_of_reach_names_the_remedy_which_works(tmp_path:
         cluster = LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0")
     with cluster, Client(cluster, set_as_default=False) as client, client.as_current():
         (first,) = workers_of(client)
-        C = distmm.matmul(a, b, client=client)
+        C, later = distmm.matmul(a, b, client=client) + 0, distmm.matmul(a, b, client=client)
         command = [sys.executable, "-m", "distributed.cli.dask_worker", cluster.scheduler_address, "--no-nanny"]
         command += ["--nthreads", "1", "--no-dashboard", "--preload", str(tmp_path / "elsewhere.py")]
         with subprocess.Popen(command, env=environment(), stderr=subprocess.DEVNULL) as newcomer:
@@ -61,7 +61,8 @@ def test_a_worker_that_joins_out_of_reach_names_the_remedy_which_works(tmp_path:
                 client.retire_workers([first])
                 with pytest.raises(InputError, match=r"out of reach of this worker.*Call distmm again"):
                     C.compute()
-                np.testing.assert_array_equal(distmm.matmul(a, b, client=client).compute(), a @ b)
+                for product in (later, distmm.matmul(a, b, client=client)):
+                    np.testing.assert_array_equal(product.compute(), a @ b)
             finally:
                 newcomer.terminate()
 
