@@ -33,8 +33,8 @@ class LaterGraph(HighLevelGraph):  # type: ignore[misc]
         return HighLevelGraph, (self.layers, self.dependencies, self.key_dependencies)
 
 
-def with_graph(graph: HighLevelGraph, array: type[da.Array], *how: Any, **more: Any) -> da.Array:
-    """Make an array of class `array`, which would read the layers of its graph."""
-    made = array(HighLevelGraph({}, {}), *how, **more)
+def with_graph(graph: HighLevelGraph, kind: type[da.Array], *how: Any, **more: Any) -> da.Array:
+    """Make a Dask array of a class `kind` with a graph. Its constructor would read the layers, and so make a later one."""
+    made = kind(HighLevelGraph({}, {}), *how, **more)
     made.dask = graph
     return made

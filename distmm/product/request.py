@@ -226,7 +226,7 @@ _kept: dict[Any, Plan] = {}
 
 
 def _plan(request: PlanRequest, spec: ClusterSpec) -> Plan:
-    """Plan for a cluster. Plans of arrays in this process's memory are kept: only sizes and choices count there."""
+    """Plan for a cluster. A plan of arrays in this process's memory, which depends on sizes and choices, is kept."""
     a, b, choices = request.a, request.b, request.choices
     if request.job is not None or request.kept is not None or not (a.in_memory and b.in_memory):
         return _within_host_memory(request, spec)
