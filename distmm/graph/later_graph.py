@@ -23,9 +23,7 @@ class LaterGraph(HighLevelGraph):  # type: ignore[misc]
         with self._lock:
             if "layers" not in self.__dict__:
                 made = self._make()
-                self.__dict__.update(
-                    layers=made.layers, dependencies=made.dependencies, key_dependencies=made.key_dependencies
-                )
+                super().__init__(made.layers, made.dependencies, made.key_dependencies)
                 del self._make  # it holds the operands
         return self.__dict__[name]
 
@@ -34,7 +32,7 @@ class LaterGraph(HighLevelGraph):  # type: ignore[misc]
 
 
 def with_graph(graph: HighLevelGraph, kind: type[da.Array], *how: Any, **more: Any) -> da.Array:
-    """Make a Dask array of a class `kind` with a graph. Its constructor would read the layers, and so make a later one."""
+    """Make a Dask array of a class `kind` with a graph. Its constructor would read the layers of the graph."""
     made = kind(HighLevelGraph({}, {}), *how, **more)
     made.dask = graph
     return made
