@@ -99,17 +99,6 @@ class Places(NamedTuple):
         """Whether blocks of A or of B are in memory."""
         return self.a is not None or self.b is not None
 
-    def within(self, ranks: int) -> Places:
-        """Return the homes for a plan with so many ranks. What other workers hold counts as held by none."""
-        held = [rank for homes in (self.a, self.b) for row in homes or () for rank in row]
-        if max(held, default=-1) < ranks:
-            return self
-        a, b = (
-            homes and tuple(tuple(rank if rank < ranks else -1 for rank in row) for row in homes)
-            for homes in (self.a, self.b)
-        )
-        return Places(a, b)
-
 
 NOWHERE = Places()
 

@@ -218,7 +218,7 @@ def parse(text: str, problem: Problem, homes: Places = NOWHERE) -> Schedule:
 
 def _owners(text: str, grid: list[int], blocking: Blocking, homes: Places, waves: int) -> Grid | Owners:
     """Return the owners that a plan's text names."""
-    family, homes = text.strip()[1], homes.within(math.prod(grid))
+    family = text.strip()[1]
     if family not in FAMILIES:
         whole = waves == grid[2] == 1 and not blocking.batch and homes.known
         return of_grid(Grid(*grid), blocking, homes) if whole else Grid(*grid)

@@ -143,7 +143,8 @@ def plan_for(request: PlanRequest, client: Client | None) -> Plan:
         )
     old = request.job is None and request.kept is None
     spec = cluster_for(request, client, old)
-    request = with_homes(request, spec.workers, client)
+    ranks = spec.workers if choices.plan is None else parse(choices.plan, problem).grid.size
+    request = with_homes(request, ranks, client)
     plan = _plan(request, spec)
     if old and not is_modest(plan):
         spec = cluster_for(request, client)

@@ -98,8 +98,8 @@ def measured(request: PlanRequest, plan: Plan, spec: ClusterSpec, client: Client
     )
 
 
-def with_homes(request: PlanRequest, workers: int, client: Client | None) -> PlanRequest:
-    """Find out which workers hold the chunks of A and B."""
+def with_homes(request: PlanRequest, ranks: int, client: Client | None) -> PlanRequest:
+    """Find out which ranks of a plan hold the chunks of A and B."""
     if client is None or request.job is not None or request.choices.hardware is not None or request.problem.batch:
         return request
     sources = [each.source if each.chunks is not None else None for each in (request.a, request.b)]
@@ -107,7 +107,7 @@ def with_homes(request: PlanRequest, workers: int, client: Client | None) -> Pla
         return request
     from distmm.clusters.homes import chunk_homes  # late: only persisted arrays need it, and it needs Dask arrays
 
-    a, b = chunk_homes(client, sources, workers)
+    a, b = chunk_homes(client, sources, ranks)
     a, b = (
         tuple(zip(*homes, strict=True)) if homes is not None and each.transposed else homes
         for homes, each in ((a, request.a), (b, request.b))

@@ -177,18 +177,6 @@ def test_the_text_of_a_plan_gives_the_plan_back(product, size: int) -> None:  # 
             assert read.grid == owners
 
 
-@given(placed(), st.sampled_from(["1x1x1", "1x2x1", "2x1x2", "r1", "k2"]))
-@settings(max_examples=number_of(40))
-def test_a_text_for_fewer_workers_than_hold_the_operands_takes_the_rest_from_anywhere(product, grid: str) -> None:  # type: ignore[no-untyped-def]
-    _, drawn, homes, _ = product
-    m, k, n = (len(edges) for edges in (drawn.m, drawn.k, drawn.n))
-    schedule = parse(f"g{grid} b1x1x1 p1 w1 l2", Problem(m, k, n, F8), homes)
-    assert plan_of(Problem(m, k, n, F8), schedule.blocking, schedule.grid).peak.worker > 0
-    if isinstance(schedule.grid, Owners):
-        held = [rank for each in (schedule.grid.homes.a, schedule.grid.homes.b) for row in each or () for rank in row]
-        assert max(held, default=-1) < schedule.grid.size
-
-
 TALL = Blocking((256,), (10_000,) * 16, (256,))  # one product takes about a second at 1e9 FLOP/s
 
 

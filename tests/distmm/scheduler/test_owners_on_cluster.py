@@ -378,3 +378,10 @@ def test_a_product_whose_worker_has_died_after_planning_is_right() -> None:
         os.kill(client.run(os.getpid).popitem()[1], signal.SIGKILL)
         c = client.compute(distmm.matmul(X.T, X, plan=plan)).result(timeout=120)
         np.testing.assert_array_equal(c, expected.T @ expected)
+
+
+@pytest.mark.parametrize("grid", ["1x1x1", "1x2x1", "k2", "a1", "r2", "k8"])
+def test_a_text_may_name_fewer_workers_than_hold_the_operands(client: Client, grid: str) -> None:
+    X, P = tall(client, range(4)), np.vstack([rows(i, 0, WIDTH) for i in range(4)])
+    plan = distmm.plan(X.T, X, plan=f"g{grid} b{WIDTH}x{ROWS}x{WIDTH} p1 w1 l2")
+    np.testing.assert_array_equal(distmm.matmul(X.T, X, plan=plan).compute(), P.T @ P)
