@@ -114,17 +114,13 @@ class Gemm:
         free = all(x is None for x in (choices.client, choices.hardware, choices.blocks, choices.plan, c_chunks))
         here = one_task.device_of(self) if free and not (more or self.problem.batch) else None
         if here is not None:
-            plan = plan_for(replace(request, choices=replace(choices, blocks=self.whole)), None)
+            blocks = tuple(max(1, size) for size in (self.problem.m, self.problem.k, self.problem.n))  # one of each
+            plan = plan_for(replace(request, choices=replace(choices, blocks=blocks)), None)
             # On a GPU nothing is loaded meanwhile. BLAS uses all cores for one call, and one core for each of many.
             short = is_modest(plan) and one_task.may_be_a_call(self, plan) and not choices.reproducible
             if not plan.shortfall and (here == "cuda" or short):
                 return plan
         return plan_for(request, choices.client)
-
-    @property
-    def whole(self) -> tuple[int, int, int]:
-        """Edges of the blocks of a product of one task."""
-        return max(1, self.problem.m), max(1, self.problem.k), max(1, self.problem.n)
 
     def array(self, choices: Choices, out: Any = None, c_chunks: Chunks | None = None) -> Any:
         """Plan the product. Return it as a lazy array, or fill `out` and return that."""
