@@ -120,7 +120,7 @@ class Plan:
         else:
             layout = self.layout
             bound = int(layout.operand_bytes(self.blocking.whole).received.sum()) + layout.summed_bytes()
-        return Cost(moved, bound, self.schedule.tasks, seconds, bound_by)
+        return Cost(moved, bound, self.peak.worker, self.peak.host, self.schedule.tasks, seconds, bound_by)
 
     @property
     def least_seconds(self) -> float:

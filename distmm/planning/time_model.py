@@ -63,6 +63,8 @@ class Cost:
         The same if all of C is one wave: on a full grid ``mk (columns - 1) + kn (rows - 1)`` elements, and
         ``mn (layers - 1)`` accumulators. No waves move less. If the operands are in the workers' memory: the fewest
         that any table of owners moves from there (`distmm.planning.owners`).
+    peak_bytes, peak_host_bytes : int
+        `worker` and `host` of `distmm.planning.memory.Peak`.
     tasks : int
         Product tasks in the graph; without the mirror images of a symmetric product.
     seconds : float
@@ -74,6 +76,8 @@ class Cost:
 
     bytes_moved: int
     bytes_bound: int
+    peak_bytes: int
+    peak_host_bytes: int
     tasks: int
     seconds: float
     bound_by: Resource
