@@ -299,6 +299,7 @@ def test_operands_live_as_long_as_a_product_may_read_them(client: Client) -> Non
     until(nothing_is_kept)
     with client.as_current():
         lazy = distmm.matmul(a + 0, b + 0, client=client)  # nobody else holds the operands
+        assert lazy.dask.layers  # they are lent when something reads the graph
         gc.collect()
         assert len(open_loans()) == 2
         C = lazy.persist()
