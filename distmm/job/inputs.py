@@ -76,6 +76,11 @@ def stamps(spec: Spec) -> dict[str, str]:
     return {name: stamp for name, stamp in found.items() if stamp is not None}
 
 
+def written(before: dict[str, str], now: dict[str, str]) -> list[str]:
+    """Return the names of the inputs whose stamps have changed: their files were written, or are copies."""
+    return [name for name in now if before.get(name, now[name]) != now[name]]
+
+
 class Seen:
     """The checksum of each row of blocks of A, and of each column of blocks of B, in the markers of C's blocks."""
 
@@ -141,7 +146,7 @@ class Inputs:
         """
         markers, now = list(markers), stamps(self.spec)
         seen = Seen(markers)
-        for name in (name for name in now if before.get(name, now[name]) != now[name]):
+        for name in written(before, now):
             source = self.spec.operands[name].source
             _refuse_lost(source)
             used = markers if name == "C0" else [one for (of, _), one in seen.first.items() if of == name]

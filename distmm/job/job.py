@@ -21,7 +21,7 @@ from distmm.errors import DeviceMemoryError, InputError
 from distmm.job import planning
 from distmm.job.commit import complete_result, end_complete, refuse_stale, refuse_twice, same_call
 from distmm.job.folder import Folder, Json
-from distmm.job.inputs import stamps
+from distmm.job.inputs import stamps, written
 from distmm.job.lock import holder
 from distmm.job.manifest import refuse_changes
 from distmm.job.records import read_manifest
@@ -271,9 +271,10 @@ def preflight(
             )
         job.refuse()
         if folder.exists() and not overwrite:
-            manifest, now = read_manifest(folder), stamps(spec)
-            if written := [spec.operands[x].source.path for x in now if manifest["stamps"].get(x, now[x]) != now[x]]:
-                yield f"{' and '.join(written)}: written since the job began; the run compares it with finished blocks"
+            manifest = read_manifest(folder)
+            if names := written(manifest["stamps"], stamps(spec)):
+                paths = " and ".join(spec.operands[name].source.path for name in names)
+                yield f"{paths}: written since the job began; the run compares it with finished blocks"
     if choices.hardware is None:
         yield "whether it fits: the machines are not known"
         return

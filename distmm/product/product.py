@@ -114,9 +114,10 @@ class Gemm:
         free = all(x is None for x in (choices.client, choices.hardware, choices.blocks, choices.plan, c_chunks))
         here = one_task.device_of(self) if free and not (more or self.problem.batch) else None
         if here is not None:
-            blocks = tuple(max(1, size) for size in (self.problem.m, self.problem.k, self.problem.n))  # one of each
-            plan = plan_for(replace(request, choices=replace(choices, blocks=blocks)), None)
-            # On a GPU nothing is loaded meanwhile. BLAS uses all cores for one call, and one core for each of many.
+            # One task: a GPU has nothing to load while it multiplies, and BLAS uses all cores for one call. Tasks that
+            # run side by side have one core each.
+            whole = tuple(max(1, size) for size in (self.problem.m, self.problem.k, self.problem.n))
+            plan = plan_for(replace(request, choices=replace(choices, blocks=whole)), None)
             short = is_modest(plan) and one_task.may_be_a_call(self, plan) and not choices.reproducible
             if not plan.shortfall and (here == "cuda" or short):
                 return plan

@@ -38,8 +38,8 @@ SMALL_SHARE = 1 / 8
 # waves, with fewer parts.
 ROOM = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 15 / 16)
 
-# Plans of arrays in memory that are kept for the next product with the same sizes.
-MOST_KEPT = 32
+# Most plans of arrays in memory that `_plan` remembers for later products of the same sizes.
+MOST_PLANS = 32
 
 
 @dataclass(frozen=True)
@@ -223,7 +223,7 @@ def _fewest(request: PlanRequest, plan: Plan) -> float:
     return few_workers(fits, least, spec.workers if plan.fits else most) or math.inf
 
 
-_kept: dict[Any, Plan] = {}
+_plans: dict[Any, Plan] = {}
 
 
 def _plan(request: PlanRequest, spec: ClusterSpec) -> Plan:
@@ -233,10 +233,10 @@ def _plan(request: PlanRequest, spec: ClusterSpec) -> Plan:
         return _within_host_memory(request, spec)
     given = choices.precision, choices.kernel, choices.reproducible, choices.plan, repr(choices.blocks)
     key = request.problem, spec, given, request.written, request.c_chunks, request.unit, a.kind
-    if (plan := _kept.get(key)) is None:
-        if len(_kept) >= MOST_KEPT:
-            _kept.clear()
-        plan = _kept[key] = _within_host_memory(request, spec)
+    if (plan := _plans.get(key)) is None:
+        if len(_plans) >= MOST_PLANS:
+            _plans.clear()
+        plan = _plans[key] = _within_host_memory(request, spec)
     return plan
 
 

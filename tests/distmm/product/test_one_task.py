@@ -344,7 +344,7 @@ def test_the_call_keeps_the_upper_half_of_a_hermitian_addend_that_is_out() -> No
 def test_equal_products_of_arrays_in_memory_are_planned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     planned = Mock(side_effect=request.make_plan)
     monkeypatch.setattr(request, "make_plan", planned)
-    monkeypatch.setattr(request, "_kept", {})
+    monkeypatch.setattr(request, "_plans", {})
     for a, b in ((A, B), (B, A), (A.T, B)):
         distmm.matmul(a, b).compute()
     assert planned.call_count == 1
