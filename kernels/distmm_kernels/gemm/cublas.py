@@ -177,7 +177,8 @@ class CublasInt8Kernel(CublasKernel):
     """int8 accumulated in int32.
 
     Tensor cores read operands that are k-major, with rows at multiples of 16 bytes. Other operands are copied, but for
-    a small B in C order: the library reads it by other instructions in less time than the host needs for a copy. It
+    a small B in C order in a short product: the library reads it by other instructions in less time than the host needs
+    for a copy. (In long ones it would take longer, and it refuses results of more than 2^31 elements.) The library
     refuses most products whose k is no multiple of 4, so copies are padded with zeros, and k includes these.
     """
 
@@ -192,6 +193,11 @@ class CublasInt8Kernel(CublasKernel):
             return x
         rows = in_vectors(rows, self.device)
         return rows if operand == "A" else rows.swapaxes(-1, -2)
+
+    def _accumulate(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
+        if self._small(b) and math.prod(d.shape) * b.shape[-2] > SHORT:
+            b = in_vectors(b.swapaxes(-1, -2), self.device).swapaxes(-1, -2)
+        super()._accumulate(a, b, c, d)
 
     def _layout(self, x: Array, operand: str) -> tuple[int, int]:
         if operand == "B" and self._small(x):
