@@ -48,7 +48,11 @@ def exact(a, b):
 
 @paths
 @pytest.mark.parametrize(
-    "shape", [(1, 1, 1), (1, 33, 5), (7, 1, 130), (65, 129, 97), (128, 256, 192), (3, 1003, 2), (200, 70, 1)]
+    "shape",
+    [
+        *((1, 1, 1), (1, 33, 5), (7, 1, 130), (65, 129, 97), (128, 256, 192), (3, 1003, 2), (200, 70, 1)),
+        *((33, 64, 64), (100, 100, 128), (257, 16, 64)),
+    ],
 )
 def test_products_of_integers_are_exact_however_operands_lie(kernel_for, name, dtype, shape):
     import cupy
