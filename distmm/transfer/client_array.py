@@ -191,7 +191,8 @@ class ClientArray:
         """Return the same elements in as few dimensions as their strides allow, and in two at least.
 
         Its own rows must be contiguous. A GPU copies matrices of the last two dimensions: rows, and the distances
-        between them, have at most MOST_PITCH bytes.
+        between them, have at most MOST_PITCH bytes. Rows in GPU memory that overlap, or come from the last to the
+        first, are matrices of their own.
         """
         shape, strides = [self.shape[-1]], [self.dtype.itemsize]
         for n, stride in zip(self.shape[-2::-1], self.strides[-2::-1], strict=True):
@@ -201,7 +202,8 @@ class ClientArray:
             elif n != 1:
                 shape.insert(0, n)
                 strides.insert(0, stride)
-        if len(shape) < 2 or strides[-2] > MOST_PITCH:
+        least = shape[-1] * self.dtype.itemsize if self.on_gpu else -math.inf
+        if len(shape) < 2 or not least <= strides[-2] <= MOST_PITCH:
             shape.insert(-1, 1)
             strides.insert(-1, self.nbytes)
         return replace(self, shape=tuple(shape), strides=tuple(strides))

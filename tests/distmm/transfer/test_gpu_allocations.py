@@ -180,6 +180,30 @@ def test_a_process_uses_its_own_memory_without_a_map(runtime: Runtime) -> None:
     assert not runtime.opened
 
 
+STACK = np.arange(60.0).reshape(3, 4, 5)
+
+
+@pytest.mark.parametrize(
+    "box",
+    [
+        STACK.reshape(3, 4, 5, 1)[::-1],
+        STACK[::-1, :1],
+        np.broadcast_to(STACK[0], (3, 4, 5))[:, 1:2],
+        np.broadcast_to(STACK[0], (3, 4, 5)),
+        STACK[:, ::2],
+    ],
+    ids=["columns in stacks from the last", "one row of each", "one row of repeated ones", "repeated ones", "rows"],
+)
+def test_a_gpu_copies_rows_that_are_apart_and_in_ascending_order(box: Any) -> None:
+    """The strides of a matrix in GPU memory are pitches of CUDA's copies."""
+    here = ClientArray.of(box)
+    few = replace(here, segment=Allocation(os.getpid(), None, b"", here.address, here.nbytes)).merged()
+    *_, rows, width = few.shape
+    assert rows == 1 or width * few.dtype.itemsize <= few.strides[-2]
+    memory = np.lib.stride_tricks.as_strided(box[(slice(0, 1),) * box.ndim], few.shape, few.strides)
+    np.testing.assert_array_equal(memory.ravel(), box.ravel())
+
+
 VIEWS: dict[str, Callable[[Any], Any]] = {
     "slice": lambda a: a[5:600, 17:500],
     "transpose": lambda a: a.T,

@@ -49,6 +49,8 @@ def made(form: str, dtype: str) -> Any:
         "vector": block[0].ravel(),
         "small": block[0, :9].copy(),
         "gaps": block[2, ::2, ::2],
+        "backwards": block[1, ::-1],
+        "repeated": cupy.broadcast_to(block[1, :1], (N, N)),
     }[form]
 
 
@@ -67,7 +69,7 @@ def all_maps(blocks: list[Any]) -> list[np.ndarray]:
 
 PARTS = {
     "stack": np.s_[:], "matrix": np.s_[1], "turned": np.s_[1], "vector": np.s_[0], "small": np.s_[0, :9],
-    "gaps": np.s_[2, ::2, ::2],
+    "gaps": np.s_[2, ::2, ::2], "backwards": np.s_[1, ::-1], "repeated": np.s_[1, [0] * N],
 }  # fmt: skip
 
 
@@ -81,7 +83,7 @@ def test_a_block_goes_by_a_ticket(gpus: Client, form: str, dtype: str) -> None:
     wanted = whole(3, N, N)[PARTS[form]]
     expected = {"turned": wanted.T, "vector": wanted.ravel()}.get(form, wanted)
     np.testing.assert_array_equal(found.astype("f4"), expected)
-    assert (found.dtype, mapped) == (np.dtype(dtype), form not in ("small", "gaps"))
+    assert (found.dtype, mapped) == (np.dtype(dtype), form not in ("small", "gaps", "repeated"))
 
 
 def test_blocks_that_are_asked_for_together_arrive_together(gpus: Client) -> None:
