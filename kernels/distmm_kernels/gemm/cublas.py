@@ -7,7 +7,7 @@ ladder of kernels is measured against it, and `select` chooses it where it is fa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
@@ -41,6 +41,12 @@ DEFAULT_MATH = 0  # CUBLAS_DEFAULT_MATH of cublasMath_t
 SUMS_IN_FLOAT32 = 16  # CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION
 ANY_ALGORITHM = -1  # CUBLAS_GEMM_DEFAULT
 FOURS = 4  # int8 products need a multiple of this as k, and as the pitch of their int32 results (in elements)
+SMALL = 2**22  # elements of an int8 B in C order that is not copied
+# Multiply-adds with such a B that take the library 0.14 ms (H200, 2026-11-29). A copy of B takes the host 0.2 ms.
+SHORT = 2**33
+# The library (CUDA 13.0) takes such a B if A has a multiple of so many rows; it refuses 33 x 64 times 64 x 64, and
+# 1000 x 1024 times 1024 x 1024.
+ROWS = 32
 COUNTS_BELOW = 2**31  # sizes and pitches are signed numbers of 32 bits
 WORKSPACE = 1 << 25  # bytes that the library keeps on a Hopper GPU; on others it keeps less
 
@@ -173,9 +179,9 @@ class CublasTf32Kernel(CublasKernel):
 class CublasInt8Kernel(CublasKernel):
     """int8 accumulated in int32.
 
-    Tensor cores read operands that are k-major, with rows at multiples of 16 bytes. Other operands are copied. (With a
-    B in C order the library takes longer, and refuses many sizes, such as 33 x 64 times 64 x 64.) It refuses most
-    products whose k is no multiple of 4, so copies are padded with zeros, and k includes these.
+    Tensor cores read operands that are k-major, with rows at multiples of 16 bytes. Other operands are copied, but for
+    a small B in C order where the library reads it by other instructions in less time than the host needs for a copy.
+    It refuses most products whose k is no multiple of 4, so copies are padded with zeros, and k includes these.
     """
 
     name = "cublas_int8"
@@ -185,13 +191,42 @@ class CublasInt8Kernel(CublasKernel):
         rows = x if operand == "A" else x.swapaxes(-1, -2)
         if rows.shape[-1] % FOURS == 0 and has_vectors(rows, -1) and _layout(x) is not None:
             return x
+        if operand == "B" and self._small(x):
+            return x
         rows = in_vectors(rows, self.device)
         return rows if operand == "A" else rows.swapaxes(-1, -2)
 
+    def _accumulate(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
+        if self._small(b) and not _in_place(d.shape[:-1], *b.shape[-2:]):
+            b = in_vectors(b.swapaxes(-1, -2), self.device).swapaxes(-1, -2)
+        super()._accumulate(a, b, c, d)
+
     def _layout(self, x: Array, operand: str) -> tuple[int, int]:
+        if operand == "B" and self._small(x):
+            return AS_IT_IS, x.strides[-2]
         lines = x if operand == "A" else x.swapaxes(-1, -2)  # their k is contiguous
         pitch = lines.strides[-2] if lines.shape[-2] > 1 else lines.shape[-1]  # a single line may have any stride
         return AS_IT_IS if operand == "A" else TRANSPOSED, pitch + -pitch % VECTOR_BYTES
+
+    def _small(self, b: Array) -> bool:
+        """Whether a B in C order stays as it is until a product needs a copy."""
+        return _small(*b.shape[-2:]) and has_vectors(b, -1)
+
+
+def _small(k: int, n: int) -> bool:
+    """Whether the library may read an int8 B of this size as it is, if its rows are vectors."""
+    return k % FOURS == 0 and n % VECTOR_BYTES == 0 and k * n <= SMALL
+
+
+def _in_place(lines: Sequence[int], k: int, n: int) -> bool:
+    """Whether it reads such a B ``(k, n)`` in less time than a copy takes. `lines` are ``(*batch, m)``."""
+    return _small(k, n) and lines[-1] % ROWS == 0 and math.prod(lines) * k * n <= SHORT
+
+
+def _int8_in_place(problem: Problem, by_columns: bool, result: np.dtype[Any]) -> bool:
+    """Whether int8 operands are not copied."""
+    as_it_is = by_columns or _in_place((*problem.batch, problem.m), problem.k, problem.n)
+    return result == problem.accumulator and problem.k % VECTOR_BYTES == 0 and as_it_is
 
 
 def _layout(x: Array) -> tuple[int, int] | None:
@@ -239,8 +274,6 @@ TABLE = (
         "ieee",
         worth_it=frozenset({(9, 0)}),  # it was measured there
         prepared=1.0,  # B in C order
-        direct=lambda problem, by_columns, result: (
-            by_columns and problem.k % VECTOR_BYTES == 0 and result == problem.accumulator
-        ),
+        direct=_int8_in_place,
     ),
 )

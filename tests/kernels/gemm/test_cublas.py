@@ -59,11 +59,25 @@ def test_what_the_library_cannot_count_is_copied():
     assert _layout(fields) is None, "rows of 20 bytes, elements 5 bytes apart"
 
 
+@pytest.mark.parametrize(
+    ("sizes", "batch", "short"),
+    [
+        ((2048, 2048, 2048), (), True),
+        ((65536, 1024, 1024), (), False),
+        ((1024, 1024, 1024), (64,), False),
+        ((1000, 1024, 1024), (), False),
+    ],
+)
+def test_the_library_reads_an_int8_b_in_c_order_where_it_can_and_a_copy_would_take_longer(sizes, batch, short):
+    kernel = chosen(*sizes, batch, np.dtype("int8"), H200, "highest", False, False)
+    assert (kernel.name == "cublas_int8") == short
+
+
 @pytest.mark.parametrize("n", [256, 1024, 2048])
-def test_an_int8_product_with_a_b_in_c_order_is_not_the_librarys(n):
-    """It refuses many sizes of such operands: 33 x 64 times 64 x 64, and results of more than 2^31 elements."""
-    how = np.dtype("int8"), H200, "highest", False, False
-    assert chosen(n, n, n, (), *how).name != "cublas_int8"
+def test_an_int8_result_is_made_by_a_kernel_that_stores_it(n):
+    how = np.dtype("int8"), H200, "highest", False, False, False, False
+    names = {out: chosen(n, n, n, (), *how, np.dtype(out)).name for out in ("int8", "int32")}
+    assert names["int32"] == "cublas_int8" != names["int8"]
 
 
 def test_the_library_multiplies_while_kernels_are_built_that_would_not_save_as_much_time():
