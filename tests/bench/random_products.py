@@ -76,7 +76,9 @@ class Draws:
         return lambda: self.random.choice(sizes)
 
     def values(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
-        """Return numbers of a type: normally distributed, or whole ones below 10."""
+        """Return numbers of a type: normally distributed, or whole ones below 10. Sometimes all rows are alike."""
+        if len(shape) > 1 and shape[0] > 1 and self.random.random() < 0.1:
+            return np.repeat(self.values((1, *shape[1:]), dtype), shape[0], axis=0)
         if dtype.kind in "iub":
             return self.numbers.integers(0 if dtype.kind in "ub" else -9, 2 if dtype.kind == "b" else 10, shape).astype(
                 dtype
@@ -88,7 +90,8 @@ class Draws:
     def operand(self, x: np.ndarray, memory: Memory) -> tuple[Any, str]:
         """Return an array with these elements, and what it is."""
         kind = self.random.choice(HOST if memory == "host" else GPU)
-        layout = self.random.choice(LAYOUTS)
+        alike = len(x) > 1 and x.ndim > 1 and bool((x == x[:1]).all())
+        layout = "repeated" if alike and self.random.random() < 0.7 else self.random.choice(LAYOUTS)
         what = f"{kind} {memory}, {layout}, {x.dtype} {x.shape}"
         if kind == "torch" and (x.dtype in (BFLOAT16, np.uint32) or layout not in ("as it is", "transposed")):
             kind = "cupy"
@@ -103,7 +106,7 @@ class Draws:
 
     def _dask(self, x: np.ndarray, memory: Memory, layout: str, persisted: bool) -> da.Array:
         """Return a Dask array. Its layout is that of its blocks, and of its graph."""
-        base, index = _base(np.asarray, x, layout)
+        base, index = _base(np.asarray, x[:1] if layout == "repeated" else x, layout)
         chunks = tuple(self._chunks(n) for n in base.shape)
         made = da.from_array(base, chunks=chunks)
         if memory == "gpu":
@@ -113,6 +116,8 @@ class Draws:
         if persisted and self.random.random() < 0.5:
             made = made.persist()
         made = made.swapaxes(-1, -2) if index is None else made[index]
+        if layout == "repeated":
+            made = da.broadcast_to(made, x.shape, chunks=(self._chunks(len(x)), *made.chunks[1:]))
         return made.persist() if persisted else made
 
     def _chunks(self, n: int) -> tuple[int, ...]:
@@ -148,6 +153,8 @@ def _laid_out(x: np.ndarray, layout: str, module: Any) -> Any:
         whole = module.zeros(x.size + 1, x.dtype)
         whole[1:] = module.asarray(x).ravel()
         return whole[1:].reshape(x.shape)
+    if layout == "repeated":
+        return module.broadcast_to(module.asarray(x[:1]), x.shape)
     base, index = _base(module.asarray, x, layout)
     return base.swapaxes(-1, -2) if index is None else base[index]
 
