@@ -29,7 +29,8 @@ def accelerate(on: bool = True) -> None:
       QR decompositions of a single block;
     - on GPUs, batches of products with one chunk along k, if a chunk of C has fewer than 20 times as many operations;
     - types for which Dask's result is of another type than distmm's: bool and integers of fewer than 64 bits;
-    - objects, masked, structured and sparse arrays, unknown or empty chunks;
+    - objects, masked, structured and sparse arrays, unknown or empty chunks. An array is taken for what its `meta`
+      says: masked elements and sparse blocks in one that says nothing of them are an error when it is computed;
     - products for which the cluster has no worker, or too little memory for all of their blocks;
     - einsums with `dtype`, `casting` or other options, of one operand or more than two, and those whose results
       Dask would cut into smaller chunks.

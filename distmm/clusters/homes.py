@@ -54,7 +54,8 @@ def chunk_homes(client: Client, arrays: Sequence[da.Array | None], workers: int)
     futures = {future.key: future for each in parts for held in each.values() for future in held}
     if not futures:
         return [None] * len(arrays)
-    keys, still = tuple(futures), all(future.done() for future in futures.values())
+    # The status of a future that a task got inside of an argument is None: Dask binds it to a client later.
+    keys, still = tuple(futures), all(future.status not in (None, "pending") for future in futures.values())
     found = view.on_scheduler(client, _holders, keys, old=still)  # finished chunks seldom move
     sizes, holders = {}, {}
     for key, (nbytes, ranks) in zip(keys, found, strict=True):

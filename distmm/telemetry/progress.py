@@ -113,7 +113,7 @@ def watch(C: da.Array, *, client: Client | None = None, console: Console | None 
     with live(console) as report:
         while True:
             figures = telemetry.figures(client, C.name)
-            if figures is None and all(future.done() for future in futures_of(C)):
+            if figures is None and all(future.status != "pending" for future in futures_of(C)):
                 raise ValueError(
                     f"the scheduler knows no product {C.name}: start it first, as in C = client.persist(C), and watch "
                     f"the array that distmm.matmul returned, not one made from it"

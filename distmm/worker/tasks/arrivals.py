@@ -38,7 +38,7 @@ def arrived(block: Any, what: str, shape: Shape | None = None, dtype: Any = None
     Raises
     ------
     InputError
-        For masked elements, another shape, and elements of a type that would lose values.
+        For masked elements, sparse matrices, another shape, and elements of a type that would lose values.
     """
     given = type(block).__name__
     if not hasattr(block, "__cuda_array_interface__"):
@@ -47,7 +47,14 @@ def arrived(block: Any, what: str, shape: Shape | None = None, dtype: Any = None
                 f"{what} has {masked} masked elements of {block.size}, and a product has no rule "
                 "for these: fill them, for example with x.filled(0) or x.map_blocks(np.ma.filled, 0)"
             )
-        block = np.asarray(block)
+        array = np.asarray(block)
+        if array.shape != getattr(block, "shape", array.shape):  # a sparse matrix becomes one object
+            raise InputError(
+                f"{what} is a {given}, and products read dense blocks: convert them, for example with "
+                "x.map_blocks(lambda block: block.toarray()), or state their type (meta= of map_blocks or "
+                "from_delayed), with which distmm.accelerate() leaves the product to Dask"
+            )
+        block = array
         if not block.dtype.isnative:
             block = block.astype(block.dtype.newbyteorder("="))
     if shape is not None and block.shape != shape:

@@ -10,6 +10,7 @@ import dask.array as da
 import ml_dtypes
 import numpy as np
 import pytest
+import scipy.sparse
 
 import distmm
 from distmm.errors import InputError
@@ -65,6 +66,15 @@ CALLS: dict[str, Callable[[Any], Any]] = {
 def test_masked_elements_are_refused(array: Callable[..., Any], call: Callable[[Any], Any]) -> None:
     with pytest.raises(InputError, match=r"block of .* has \d+ masked elements.*np\.ma\.filled"):
         call(array(lambda x: np.ma.masked_greater(x, 3)))
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+@pytest.mark.parametrize("array", [made, Variable])
+def test_sparse_blocks_of_an_array_that_says_it_is_dense_are_refused_by_name(
+    array: Callable[..., Any], call: Callable[[Any], Any]
+) -> None:
+    with pytest.raises(InputError, match=r"block of .* is a csr_array, and .* dense.*\.toarray\(\).*meta="):
+        call(array(scipy.sparse.csr_array))
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
