@@ -54,7 +54,7 @@ def chunk_homes(client: Client, arrays: Sequence[da.Array | None], workers: int)
     futures = {future.key: future for each in parts for held in each.values() for future in held}
     if not futures:
         return [None] * len(arrays)
-    keys, still = tuple(futures), all(future.done() for future in futures.values())
+    keys, still = tuple(futures), all(each.status == "finished" for each in futures.values())
     found = view.on_scheduler(client, _holders, keys, old=still)  # finished chunks seldom move
     sizes, holders = {}, {}
     for key, (nbytes, ranks) in zip(keys, found, strict=True):
