@@ -55,7 +55,7 @@ def chunk_homes(client: Client, arrays: Sequence[da.Array | None], workers: int)
     if not futures:
         return [None] * len(arrays)
     # The status of a future that a task got inside of an argument is None: Dask binds it to a client later.
-    keys, still = tuple(futures), all(future.status not in (None, "pending") for future in futures.values())
+    keys, still = tuple(futures), all(future.status == "finished" for future in futures.values())
     found = view.on_scheduler(client, _holders, keys, old=still)  # finished chunks seldom move
     sizes, holders = {}, {}
     for key, (nbytes, ranks) in zip(keys, found, strict=True):

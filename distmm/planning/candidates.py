@@ -164,7 +164,10 @@ def placed(
         tried = {min(enough, longest), max(1, min(longest, max(enough, longest // 4)))}
         if stays:
             tried.add(longest)
-        for panels in sorted(tried):
+        # Dask reads all inputs of a task before it starts, also those that a full worker has spilled to its disk.
+        m, k, n = blocks.largest
+        room = max(1, cluster.memory // (cluster.threads * max(1, k * (m + n)) * problem.dtype.itemsize))
+        for panels in sorted({min(each, room) for each in tried}):
             yield Schedule(replace(blocks, panels=panels), owners)
 
 

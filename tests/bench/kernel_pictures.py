@@ -7,8 +7,8 @@ type of operands (Williams, Waterman, Patterson: Roofline, Communications of the
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +146,14 @@ def _panel(axis: Any, runs: list[Run], copy_rate: float) -> None:
     axis.legend(fontsize=6, loc="center left", bbox_to_anchor=(1, 0.5))
 
 
+def main(arguments: list[str] | None = None) -> None:
+    """Draw what a file has."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", type=Path, help="file of `distmm bench kernels --json`")
+    parser.add_argument("name", type=Path, help="name of the pictures, without .png and .svg")
+    options = parser.parse_args(arguments)
+    draw(json.loads(options.source.read_text(encoding="utf-8")), options.name)
+
+
 if __name__ == "__main__":
-    source, target = map(Path, sys.argv[1:])
-    draw(json.loads(source.read_text(encoding="utf-8")), target)
+    main()

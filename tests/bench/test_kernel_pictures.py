@@ -35,7 +35,9 @@ def report() -> Report:
 
 def test_both_parts_are_drawn_from_json_as_png_and_svg(tmp_path: Path) -> None:
     facts = {"ladder": dataclasses.asdict(report()), "race": dataclasses.asdict(results())}
-    kernel_pictures.draw(json.loads(json.dumps(facts)), tmp_path / "kernels.v1")
+    (tmp_path / "bench.json").write_text(json.dumps(facts), encoding="utf-8")
+    kernel_pictures.main([str(tmp_path / "bench.json"), str(tmp_path / "kernels.v1")])
+    (tmp_path / "bench.json").unlink()
     names = ("kernels.v1.png", "kernels.v1.svg", "kernels.v1-roofline.png", "kernels.v1-roofline.svg")
     assert {path.name for path in tmp_path.iterdir()} == set(names)
     for name in names:

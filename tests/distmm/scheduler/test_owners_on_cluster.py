@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -283,6 +284,15 @@ def test_data_that_are_moved_after_planning_are_multiplied_where_the_plan_says(c
     again, moved = spent(client, lambda: distmm.gram(X.T))
     np.testing.assert_array_equal(again, c)
     assert moved <= 3 * C_BYTES
+
+
+def test_a_persisted_array_that_came_to_a_task_by_pickle_stays_where_it_is(client: Client) -> None:
+    X = tall(client, [0, 1] * (CHUNKS // 2))
+    received = pickle.loads(pickle.dumps(X))  # its futures have no client yet
+    gram, moved = spent(client, lambda: distmm.matmul(received.T, received))
+    x = np.asarray(X)
+    np.testing.assert_array_equal(gram, x.T @ x)
+    assert moved <= C_BYTES * 1.1
 
 
 @pytest.mark.minutes
