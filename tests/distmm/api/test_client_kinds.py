@@ -6,16 +6,14 @@ import asyncio
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import dask
-import dask.array as da
 import numpy as np
 import pytest
-from distributed import Client, LocalCluster, get_client
+from distributed import Client, LocalCluster
 
 import distmm
 from distmm.all_workers import workers_of
@@ -43,17 +41,6 @@ def test_workers_in_this_process_read_and_write_its_arrays() -> None:
         np.testing.assert_array_equal(c, a @ b)
         np.testing.assert_array_equal(distmm.matmul(a, b, client=client).compute(), a @ b)
         assert distmm.verify(a, b, c)
-
-
-def test_a_task_multiplies_persisted_arrays_that_are_its_arguments(cluster: Callable[[int], Client]) -> None:
-    def multiplied(x: da.Array) -> np.ndarray:
-        with get_client().as_current():
-            return distmm.gram(distmm.matmul(x, x)).compute()
-
-    a, client = np.random.default_rng(3).integers(-9, 9, (60, 60)).astype("f8"), cluster(2)
-    with client.as_current():
-        persisted = client.persist(da.from_array(a, 30))
-        np.testing.assert_array_equal(client.submit(multiplied, persisted).result(), a @ a @ (a @ a).T)
 
 
 @pytest.mark.minutes

@@ -174,6 +174,15 @@ def test_a_task_computes_it_as_dask_does(client: Client) -> None:
     np.testing.assert_array_equal(C, A @ B)
 
 
+def test_a_task_multiplies_persisted_arrays_that_are_its_arguments(client: Client) -> None:
+    def multiplied(x: da.Array) -> np.ndarray:
+        with get_client().as_current():
+            return distmm.gram(distmm.matmul(x, x.T)).compute()
+
+    persisted, C = client.persist(da.from_array(A, N)), A @ A.T
+    np.testing.assert_array_equal(client.submit(multiplied, persisted).result(), C @ C.T)
+
+
 def test_an_error_of_a_task_is_raised_and_leaves_nothing(client: Client) -> None:
     def fails(block: np.ndarray) -> np.ndarray:
         raise ZeroDivisionError("a block")
