@@ -21,7 +21,7 @@ import numpy as np
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from distmm.graph.block_arrays import one_per_block
-from distmm.graph.dask_tasks import Task, copied, renamed
+from distmm.graph.dask_tasks import Task
 from distmm.product.aliasing import coincide
 from distmm.transfer import ClientArray, has_gaps, share
 from distmm.worker import gpu_copies
@@ -30,8 +30,6 @@ from distmm.worker.tasks.loads import load, to_device
 
 if TYPE_CHECKING:
     from distributed import Client
-
-PROCESS = uuid.uuid4().hex  # in the names of arrays that this process lends
 
 
 @dataclass(frozen=True)
@@ -77,25 +75,12 @@ def rechunked(array: da.Array, chunks: tuple[tuple[int, ...], ...]) -> da.Array:
 
 
 def lent(array: da.Array, client: Client) -> da.Array:
-    """Return the same Dask array. Its tasks read large NumPy arrays of the graph in the memory of this process.
-
-    Dask names an array by its elements. If another process has an equal one on the cluster, its tasks have the same
-    keys, and fail when that process ends. So an array that is lent itself gets a name of this process. What is made
-    from lent arrays keeps its names.
-    """
+    """Return the same Dask array. Its tasks read large NumPy arrays of the graph in the memory of this process."""
     shared: dict[int, ClientArray | None] = {}
     layers = {name: _lent(layer, client, shared) for name, layer in array.dask.layers.items()}
     if not any(shared.values()):
         return array
-    name, dependencies = array.name, array.dask.dependencies
-    if (layer := layers[name]) is not array.dask.layers[name]:
-        name, own = f"{name}-{PROCESS}", {name: f"{name}-{PROCESS}"}
-        tasks = {
-            renamed(key, own): copied(value, own) if isinstance(value, Task) else value
-            for key, value in layer.mapping.items()
-        }
-        layers, dependencies = {name: MaterializedLayer(tasks, layer.annotations)}, {name: set()}
-    return da.Array(HighLevelGraph(layers, dependencies), name, array.chunks, meta=array)
+    return da.Array(HighLevelGraph(layers, array.dask.dependencies), array.name, array.chunks, meta=array)
 
 
 def whole(array: da.Array) -> np.ndarray | None:
