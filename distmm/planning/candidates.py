@@ -164,11 +164,20 @@ def placed(
         tried = {min(enough, longest), max(1, min(longest, max(enough, longest // 4)))}
         if stays:
             tried.add(longest)
-        # Dask reads all inputs of a task before it starts, also those that a full worker has spilled to its disk.
-        m, k, n = blocks.largest
-        room = max(1, cluster.memory // (cluster.threads * max(1, k * (m + n)) * problem.dtype.itemsize))
-        for panels in sorted({min(each, room) for each in tried}):
+        most = _most_read(problem, blocks, cluster, homes) if stays and cluster.device == "cpu" else longest
+        for panels in sorted({min(each, most) for each in tried}):
             yield Schedule(replace(blocks, panels=panels), owners)
+
+
+def _most_read(problem: Problem, blocking: Blocking, cluster: ClusterSpec, homes: Places) -> int:
+    """Return the panels for which the tasks of a worker have room together.
+
+    Dask reads all inputs of a task before it starts, also those that a full worker has spilled to its disk.
+    """
+    m, k, n = blocking.largest
+    across = m if homes.alike or blocking.triangle else m + n
+    tasks = min(cluster.threads, blocking.whole.c_blocks)
+    return max(1, cluster.memory // max(1, tasks * k * across * problem.dtype.itemsize))
 
 
 def _unions(blocking: Blocking, cluster: ClusterSpec) -> Iterator[tuple[Blocking, tuple[Chunks, Chunks, Chunks]]]:

@@ -48,7 +48,7 @@ def arrived(block: Any, what: str, shape: Shape | None = None, dtype: Any = None
                 "for these: fill them, for example with x.filled(0) or x.map_blocks(np.ma.filled, 0)"
             )
         array = np.asarray(block)
-        if array.shape != getattr(block, "shape", array.shape):  # a sparse matrix becomes one object
+        if array.shape != tuple(getattr(block, "shape", array.shape)):  # a sparse matrix becomes one object
             raise InputError(
                 f"{what} is a {given}, and products read dense blocks: convert them, for example with "
                 "x.map_blocks(lambda block: block.toarray()), or state their type (meta= of map_blocks or "

@@ -197,9 +197,17 @@ class CublasInt8Kernel(CublasKernel):
         return rows if operand == "A" else rows.swapaxes(-1, -2)
 
     def _accumulate(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
-        if self._small(b) and not _in_place(d.shape[:-1], *b.shape[-2:]):
+        if self._needs_copy(b, d):
             b = in_vectors(b.swapaxes(-1, -2), self.device).swapaxes(-1, -2)
         super()._accumulate(a, b, c, d)
+
+    def direct(self, a: Array, b: Array, d: Array, symmetric: bool = False) -> Enqueue | None:
+        """Return the library's call, if one call can read and write these arrays."""
+        return None if self._needs_copy(b, d) else super().direct(a, b, d, symmetric)
+
+    def _needs_copy(self, b: Array, d: Array) -> bool:
+        """Whether a B in C order that `_readable` has left as it is has to be copied for this product."""
+        return self._small(b) and not _in_place(d.shape[:-1], *b.shape[-2:])
 
     def _layout(self, x: Array, operand: str) -> tuple[int, int]:
         if operand == "B" and self._small(x):

@@ -194,14 +194,14 @@ def test_a_tall_array_that_is_stored_by_rows_stays_and_only_partial_sums_move() 
     assert again.bytes_moved == again.cost.bytes_bound == plan.bytes_moved
 
 
-@pytest.mark.parametrize(("memory", "panels"), [(10**9, 4), (90 * 10**6, 2), (10**7, 1)])
+@pytest.mark.parametrize(("memory", "panels"), [(10**9, 4), (82 * 10**6, 4), (50 * 10**6, 2), (10**7, 1)])
 def test_a_task_reads_no_more_panels_than_its_worker_has_room_for_if_they_are_spilled(memory: int, panels: int) -> None:
     homes = (0, 1, 2, 3) * 4
     of = Places((homes,), tuple((rank,) for rank in homes), "transposed")
-    cluster = ClusterSpec(4, memory, "cpu", rate=1e12, link=1e9, load=1e9)
+    cluster = ClusterSpec(4, memory, "cpu", rate=1e12, link=1e9, load=1e9, threads=4)
     problem = Problem(256, 160_000, 256, F8)
     plan = make_plan(problem, cluster, blocking=TALL, homes=of, operands=("resident", "resident"))
-    assert plan.blocking.panels == panels  # of 41 MB
+    assert plan.blocking.panels == panels  # of 20 MB: a worker has one chain
 
 
 def test_reproducible_products_do_not_split_k_by_homes() -> None:

@@ -54,11 +54,12 @@ def on_gpu(*shape: int) -> OnGpu:
 
 def test_large_blocks_without_gaps_go_by_name(gpu: list[str]) -> None:
     large, small, gaps = on_gpu(N, N), on_gpu(9, N), on_gpu(N, 2 * N)[:, ::2]
+    slow = {"backwards": large[::-1], "repeated": np.broadcast_to(on_gpu(1, N), (N, N), subok=True)}
     host = {"host": np.ones((N, N), "f4"), "other": Generator()}
-    found = tickets.tickets_for({"large": large, "small": small, "gaps": gaps, **host})
+    found = tickets.tickets_for({"large": large, "small": small, "gaps": gaps, **slow, **host})
     assert found is not None
     assert list(found.named) == ["large"]
-    assert list(found.others) == ["small", "gaps", "host", "other"]
+    assert list(found.others) == ["small", "gaps", *slow, "host", "other"]
     assert found.named["large"].mark[1]  # the receiver sees whether it was freed
     assert gpu == ["default stream"]  # once for all blocks
     assert tickets.tickets_for({"small": small, **host}) is None

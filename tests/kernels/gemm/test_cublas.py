@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 
 from distmm_kernels.arrays.products import chosen
 from distmm_kernels.config import Problem
-from distmm_kernels.gemm.cublas import AS_IT_IS, COUNTS_BELOW, CublasKernel, _layout
+from distmm_kernels.gemm.cublas import AS_IT_IS, COUNTS_BELOW, CublasInt8Kernel, CublasKernel, _layout
 from distmm_kernels.launch.launches import MAX_GRID_Y
 from tests.kernels.reference.matrices import STRIDES, strided
 from tests.kernels.selection import H200
@@ -92,4 +94,27 @@ def test_a_batch_that_takes_several_calls_of_the_library_is_not_learnt_as_one():
     count = MAX_GRID_Y + 1
     a, b, d = (np.empty((count, 2, 2), np.float32) for _ in range(3))
     kernel = CublasKernel(Problem(2, 2, 2, np.dtype("float32"), (count,)), H200)
+    assert kernel.direct(a, b, d) is None
+
+
+class Lying(SimpleNamespace):
+    """A matrix in C order that lies somewhere in memory."""
+
+    def __init__(self, rows, columns, dtype, pitch):
+        strides = pitch * np.dtype(dtype).itemsize, np.dtype(dtype).itemsize
+        super().__init__(shape=(rows, columns), strides=strides, dtype=np.dtype(dtype), itemsize=strides[1], ndim=2)
+        self.data = SimpleNamespace(ptr=4096)
+
+    def swapaxes(self, *_):
+        turned = Lying(*self.shape, self.dtype, 1)
+        turned.shape, turned.strides = self.shape[::-1], self.strides[::-1]
+        return turned
+
+
+@pytest.mark.parametrize("m", [33, 2**24])
+def test_a_call_with_an_int8_b_in_c_order_is_not_learnt_where_b_has_to_be_copied(m):
+    """The library refuses 33 rows, and takes its slow path for many."""
+    kernel = CublasInt8Kernel(Problem(m, 64, 64, np.dtype("int8")), H200)
+    a, b, d = Lying(m, 64, "i1", 64), Lying(64, 64, "i1", 128), Lying(m, 64, "i4", 64)
+    assert kernel._readable(b, "B") is b
     assert kernel.direct(a, b, d) is None
