@@ -125,7 +125,10 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
         """
         # Dask computes an array that was changed, for example by C[0] = 1, or as `out` of a NumPy function.
         out = None if kwargs or self.name != self._made_as else self._computed(computing())
-        result = as_given(super().compute(**kwargs) if out is None else out, self._package)
+        if out is None:
+            in_blocks = None if kwargs else self._still_in_blocks()
+            out = super().compute(**kwargs) if in_blocks is None else in_blocks.blocks.compute()
+        result = as_given(out, self._package)
         return result[()] if isinstance(result, np.ndarray) and not result.ndim else result
 
     def __getitem__(self, index: Any) -> da.Array:

@@ -191,7 +191,11 @@ def multiply_and_store(
 
 
 def _one_panel(a_blocks: list[Block], b_blocks: list[Block], symmetry: Symmetry | None) -> tuple[list[Block], ...]:
-    """Return blocks in several chunks as those of one panel of k: BLAS writes C once for each panel."""
+    """Return blocks in several chunks, which are copied anyway, as those of one panel of k.
+
+    BLAS writes C for each panel: n = 4096 in chunks of 256 took 1.6 to 1.7 times the CPU seconds of NumPy, and 1.1 to
+    1.2 in panels of four chunks.
+    """
     if not all(isinstance(x, Union) for x in (*a_blocks, *b_blocks)):
         return a_blocks, b_blocks
     a = Union.beside(a_blocks)
