@@ -184,8 +184,8 @@ def _unions(blocking: Blocking, cluster: ClusterSpec) -> Iterator[tuple[Blocking
     """Blocks that are unions of chunks: so few blocks of C that each worker has one, four or 16 of them.
 
     Only if there are many chunk products for each worker, and chunks to unite along m or n. Panels of k stay apart: a
-    task takes several of them, and GPUs round sums where they do without unions. Neighbouring panels are united only if
-    the product would have more than `MOST_PRODUCTS` block products.
+    task takes several of them, and sums are rounded where they are without unions. Neighbouring
+    panels are united only if the product would have more than `MOST_PRODUCTS` block products.
     """
     chunks, workers = (len(blocking.m), len(blocking.k), len(blocking.n)), cluster.workers
     if math.prod(chunks) <= MANY_PRODUCTS * workers:

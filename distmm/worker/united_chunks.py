@@ -7,8 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from distmm.transfer import block_memory
-
 
 @dataclass(frozen=True, eq=False)
 class Union:
@@ -31,18 +29,6 @@ class Union:
         """The chunks, row by row."""
         return [chunk for line in self.rows for chunk in line]
 
-    @staticmethod
-    def beside(blocks: list[Union]) -> Union:
-        """Return blocks of the same rows as one."""
-        return Union(
-            [[chunk for line in lines for chunk in line] for lines in zip(*(x.rows for x in blocks), strict=True)]
-        )
-
-    @staticmethod
-    def below(blocks: list[Union]) -> Union:
-        """Return blocks of the same columns as one."""
-        return Union([line for x in blocks for line in x.rows])
-
     def joined(self) -> Any:
         """Return the block as one array, of the kind of the chunks. Copies in CuPy's current stream."""
         first = self.rows[0][0]
@@ -55,12 +41,4 @@ class Union:
             # as bytes if the type has a field: CuPy does not join such arrays
             rows = [[x.view(np.uint8) if x.dtype.names else x for x in line] for line in self.rows]
             return along(0, [along(1, line) for line in rows]).view(first.dtype)
-        whole, top = block_memory.blocks.new(self.shape, first.dtype), 0
-        for line in self.rows:
-            left = 0
-            for chunk in line:
-                height, width = chunk.shape
-                whole[top : top + height, left : left + width] = chunk
-                left += width
-            top += height
-        return whole
+        return np.block(self.rows)

@@ -91,7 +91,7 @@ def multiply(
     if choice.device == "cpu":
         # NumPy multiplies a block with its own transpose by SYRK, with other bits than GEMM's, if both are in the same
         # memory. So where the block has to be copied first, one copy serves as both operands.
-        pairs = _joined(*_one_panel(a_blocks, b_blocks, symmetry))
+        pairs = _joined(a_blocks, b_blocks)
         lefts = [prepare_a(a) for a, _ in pairs]
         shared = symmetry is not None and powers is None
         rights = [prepare_b(left if shared and b is a else b) for left, (a, b) in zip(lefts, pairs, strict=True)]
@@ -188,18 +188,6 @@ def multiply_and_store(
         a_blocks, b_blocks = ([read[id(x)] for x in blocks] for blocks in (a_blocks, b_blocks))
         block = multiply(where, choice, c, a_blocks, b_blocks, epilogue, read[id(c0)], **how)
         out.write(tuple(map(slice, out.array.shape)), block)
-
-
-def _one_panel(a_blocks: list[Block], b_blocks: list[Block], symmetry: Symmetry | None) -> tuple[list[Block], ...]:
-    """Return blocks in several chunks, which are copied anyway, as those of one panel of k.
-
-    BLAS writes C for each panel: n = 4096 in persisted chunks of 256, on one worker with two threads, took 1.6 to 1.7
-    times NumPy's seconds, and takes 1.3 in panels of four chunks.
-    """
-    if not all(isinstance(x, Union) for x in (*a_blocks, *b_blocks)):
-        return a_blocks, b_blocks
-    a = Union.beside(a_blocks)
-    return [a], [a if a_blocks == b_blocks else Union.beside(b_blocks) if symmetry else Union.below(b_blocks)]
 
 
 def _joined(a_blocks: list[Block], b_blocks: list[Block]) -> list[tuple[Block, Block]]:
