@@ -54,7 +54,7 @@ def chunk_homes(client: Client, arrays: Sequence[da.Array | None], workers: int)
     futures = {future.key: future for each in parts for held in each.values() for future in held}
     if not futures:
         return [None] * len(arrays)
-    # The status of a future that a task got inside of an argument is None: Dask binds it to a client later.
+    # A future that came by pickle, as in an argument of a task, has no status until Dask binds it to a client.
     keys, still = tuple(futures), all(future.status == "finished" for future in futures.values())
     found = view.on_scheduler(client, _holders, keys, old=still)  # finished chunks seldom move
     sizes, holders = {}, {}

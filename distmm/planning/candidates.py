@@ -170,7 +170,7 @@ def placed(
 
 
 def _most_read(problem: Problem, blocking: Blocking, cluster: ClusterSpec, homes: Places) -> int:
-    """Return the panels for which the tasks of a worker have room together.
+    """Return how many panels a task may read: a worker has room for the inputs of all tasks that it runs at a time.
 
     Dask reads all inputs of a task before it starts, also those that a full worker has spilled to its disk.
     """

@@ -125,10 +125,7 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
         """
         # Dask computes an array that was changed, for example by C[0] = 1, or as `out` of a NumPy function.
         out = None if kwargs or self.name != self._made_as else self._computed(computing())
-        if out is None:
-            in_blocks = None if kwargs else self._still_in_blocks()
-            out = super().compute(**kwargs) if in_blocks is None else in_blocks.blocks.compute()
-        result = as_given(out, self._package)
+        result = as_given(super().compute(**kwargs) if out is None else out, self._package)
         return result[()] if isinstance(result, np.ndarray) and not result.ndim else result
 
     def __getitem__(self, index: Any) -> da.Array:
@@ -174,12 +171,14 @@ class ProductArray(da.Array):  # type: ignore[misc]  # Dask's classes are untype
     all = partialmethod(_reduced, da.Array.all)
 
     def _computed(self, client: Client | None) -> Any:
-        """Return the computed array; None if Dask has to compute it."""
-        block = None if self._is_on(client) else self._here(client)
-        if client is None or block is not None:
+        """Return the computed array; None if Dask has to compute its chunks."""
+        there = self._is_on(client)
+        if not there and (block := self._here(client)) is not None:
             return block
-        out = self._empty()
-        return out if out is not None and self._filled(out, client) else None
+        if client is not None and (out := self._empty()) is not None and self._filled(out, client):
+            return out
+        # The plan's blocks are fewer than the chunks, which are views of them.
+        return None if there or self._in_blocks is None else self._in_blocks.blocks.compute()
 
     def _empty(self) -> Any:
         """Return an array to compute into; None if it would be larger than the free memory."""

@@ -113,6 +113,7 @@ def watch(C: da.Array, *, client: Client | None = None, console: Console | None 
     with live(console) as report:
         while True:
             figures = telemetry.figures(client, C.name)
+            # `Future.done` fails for a future that came by pickle, which has no status.
             if figures is None and all(future.status != "pending" for future in futures_of(C)):
                 raise ValueError(
                     f"the scheduler knows no product {C.name}: start it first, as in C = client.persist(C), and watch "

@@ -61,6 +61,11 @@ def has_gaps(array: np.ndarray) -> bool:
     return all(s != array.itemsize and n > 1 for s, n in zip(array.strides[-2:], array.shape[-2:], strict=True))
 
 
+def ascends(array: Any) -> bool:
+    """Whether the elements come in ascending order, each once. GPUs copy others, as of ``X[::-1]``, row by row."""
+    return all(stride > 0 for stride, n in zip(array.strides, array.shape, strict=True) if n > 1)
+
+
 def _lendable(array: Any, writable: bool) -> Any:
     """Return a CuPy array when the work on it is done. Memory that workers cannot copy by rows is replaced by other."""
     import cupy
@@ -68,7 +73,7 @@ def _lendable(array: Any, writable: bool) -> Any:
     with array.device:
         cupy.cuda.get_current_stream().synchronize()
         pitch = array.strides[-1] if array.strides[-2] == array.itemsize else array.strides[-2]
-        by_rows = not has_gaps(array) and 0 < pitch <= MOST_PITCH
+        by_rows = not has_gaps(array) and ascends(array) and pitch <= MOST_PITCH
         if by_rows and gpu_allocations.behind(array) is not None:
             return array
         other = gpu_allocations.plain(array.shape, array.dtype)

@@ -30,7 +30,7 @@ from distributed.protocol.serialize import dask_deserialize, dask_serialize
 
 from distmm.transfer import loans
 from distmm.transfer.client_array import ClientArray
-from distmm.transfer.lending import has_gaps
+from distmm.transfer.lending import ascends, has_gaps
 
 logger = logging.getLogger(__name__)
 
@@ -49,15 +49,15 @@ class Tickets:
 def tickets_for(blocks: dict[Any, Any]) -> Tickets | None:
     """Return tickets for CuPy blocks; None if there are none.
 
-    Blocks with gaps between their elements, blocks whose rows come from the last to the first or are one row, small
-    blocks, and those in memory without a handle get no ticket. Work on the default stream is waited for, because other
+    Blocks with gaps between their elements, blocks that do not ascend (`ascends`), small blocks, and those in memory
+    without a handle get no ticket. Work on the default stream is waited for, because other
     libraries may have made the blocks there.
     """
     cupy = sys.modules.get("cupy")
     if cupy is None:
         return None
     large = {key: x for key, x in blocks.items() if isinstance(x, cupy.ndarray) and x.nbytes >= LEAST}
-    named = {key: ClientArray.of(x) for key, x in large.items() if not has_gaps(x) and _ascends(x)}
+    named = {key: ClientArray.of(x) for key, x in large.items() if not has_gaps(x) and ascends(x)}
     if not all(ticket.on_gpu for ticket in named.values()):
         _warn()
     named = {key: replace(each, mark=loans.marked(blocks[key])) for key, each in named.items() if each.on_gpu}
@@ -65,11 +65,6 @@ def tickets_for(blocks: dict[Any, Any]) -> Tickets | None:
         return None
     cupy.cuda.Stream.null.synchronize()
     return Tickets(named, {key: x for key, x in blocks.items() if key not in named})
-
-
-def _ascends(block: Any) -> bool:
-    """Whether the elements of a block come in ascending order. Others would be copied row by row."""
-    return all(stride > 0 for stride, n in zip(block.strides, block.shape, strict=True) if n > 1)
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 Each case draws a function, types, sizes, keywords, and for each operand where it is (NumPy, CuPy, PyTorch, lazy and
 persisted Dask arrays) and its layout (transposed, from the last row to the first, every second row, and others). The
 result is compared with NumPy's in float64. Cases that differ or fail are printed with their number: the same seed on
-the same kind of machine gives the same cases. The exit code is 1 if there is one.
+the same kind of machine gives the same cases. The exit code is 1 if there is one, or if every case was refused.
 
 On a machine with GPUs, clusters that users start: ``--cluster tcp``, ``ucx``, ``own``, or ``none``.
 """
@@ -43,7 +43,7 @@ LAYOUTS = ("as it is", "transposed", "from the last", "every second", "columns f
 
 @dataclass(frozen=True)
 class Case:
-    """A product as it was drawn, for messages; `wanted` and `size` are NumPy's, of the numbers and of their sizes."""
+    """A product as it was drawn. NumPy's product of the numbers is `wanted`, that of their absolute values `size`."""
 
     call: str
     operands: tuple[str, ...]
@@ -80,9 +80,8 @@ class Draws:
         if len(shape) > 1 and shape[0] > 1 and self.random.random() < 0.1:
             return np.repeat(self.values((1, *shape[1:]), dtype), shape[0], axis=0)
         if dtype.kind in "iub":
-            return self.numbers.integers(0 if dtype.kind in "ub" else -9, 2 if dtype.kind == "b" else 10, shape).astype(
-                dtype
-            )
+            least, end = {"i": (-9, 10), "u": (0, 10), "b": (0, 2)}[dtype.kind]
+            return self.numbers.integers(least, end, shape).astype(dtype)
         real = self.numbers.standard_normal(shape)
         imaginary = 1j * self.numbers.standard_normal(shape) if dtype.kind == "c" else 0
         return np.asarray(real + imaginary).astype(dtype)
@@ -92,9 +91,9 @@ class Draws:
         kind = self.random.choice(HOST if memory == "host" else GPU)
         alike = len(x) > 1 and x.ndim > 1 and bool((x == x[:1]).all())
         layout = "repeated" if alike and self.random.random() < 0.7 else self.random.choice(LAYOUTS)
-        what = f"{kind} {memory}, {layout}, {x.dtype} {x.shape}"
         if kind == "torch" and (x.dtype in (BFLOAT16, np.uint32) or layout not in ("as it is", "transposed")):
             kind = "cupy"
+        what = f"{kind} {memory}, {layout}, {x.dtype} {x.shape}"
         if kind in ("lazy", "persisted"):
             return self._dask(x, memory, layout, kind == "persisted"), what
         source = _laid_out(x, layout, module_of(memory))
@@ -110,8 +109,7 @@ class Draws:
         chunks = tuple(self._chunks(n) for n in base.shape)
         made = da.from_array(base, chunks=chunks)
         if memory == "gpu":
-            import cupy
-
+            cupy = module_of(memory)
             made = made.map_blocks(cupy.asarray, dtype=x.dtype, meta=cupy.empty((0,) * base.ndim, x.dtype))
         if persisted and self.random.random() < 0.5:
             made = made.persist()
@@ -190,7 +188,7 @@ def difference(case: Case, got: Any) -> str:
 
 @dataclass
 class Pair:
-    """Two operands of a product ``a @ b``, and the product of their numbers and of the numbers' sizes."""
+    """Two operands, and NumPy's products of their numbers, `wanted`, and of the absolute values, `size`."""
 
     draws: Draws
     memory: Memory
@@ -204,7 +202,7 @@ class Pair:
         self.wanted, self.size = left @ right, abs(left) @ abs(right)
 
 
-Call = tuple[Callable[[], Any], np.ndarray, np.ndarray]  # what distmm computes, NumPy's result, and that of the sizes
+Call = tuple[Callable[[], Any], np.ndarray, np.ndarray]  # computes a product by distmm; and its `wanted` and `size`
 
 
 def _matmul(pair: Pair) -> Call:

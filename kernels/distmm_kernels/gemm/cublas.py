@@ -227,7 +227,7 @@ def _small(k: int, n: int) -> bool:
 
 
 def _in_place(lines: Sequence[int], k: int, n: int) -> bool:
-    """Whether it reads such a B ``(k, n)`` in less time than a copy takes. `lines` are ``(*batch, m)``."""
+    """Whether the library reads such a B ``(k, n)`` in less time than a copy takes; `lines` is ``(*batch, m)``."""
     return _small(k, n) and lines[-1] % ROWS == 0 and math.prod(lines) * k * n <= SHORT
 
 

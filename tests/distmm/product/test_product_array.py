@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import pickle
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +14,7 @@ import ml_dtypes
 import numpy as np
 import psutil
 import pytest
+from dask.callbacks import Callback
 from distributed import Client, get_client
 
 import distmm
@@ -199,6 +201,14 @@ FINE = da.from_array(A, 25)
 
 def keys_of(array: da.Array) -> str:
     return str(list(dict(dask.optimize(array)[0].dask)))
+
+
+def test_without_a_cluster_blocks_are_computed_in_place_of_the_chunks_that_are_parts_of_them() -> None:
+    keys: list[Any] = []
+    with dask.config.set(scheduler="threads"), Callback(posttask=lambda key, *_: keys.append(key)):
+        C = distmm.matmul(da.from_array(A, 20), da.from_array(B, 20))
+        np.testing.assert_array_equal(C.compute(), A @ B)
+    assert len(keys) < math.prod(C.numblocks) / 4
 
 
 def test_blocks_are_reduced_in_place_of_the_chunks_that_are_parts_of_them() -> None:
