@@ -88,9 +88,10 @@ def whole(array: da.Array) -> np.ndarray | None:
     layer = array.dask.layers.get(array.name)
     if not isinstance(layer, MaterializedLayer) or not array.size:
         return None
-    blocks = [layer.mapping.get((array.name, *index)) for index in np.ndindex(*array.numblocks)]
-    base = getattr(blocks[0], "base", None)
-    base = blocks[0] if base is None else base
+    blocks = (layer.mapping.get((array.name, *index)) for index in np.ndindex(*array.numblocks))
+    first = layer.mapping.get((array.name, *(0 for _ in array.numblocks)))
+    base = getattr(first, "base", None)
+    base = first if base is None else base
     if type(base) is not np.ndarray or (base.shape, base.dtype) != (array.shape, array.dtype):
         return None
     places = da.core.slices_from_chunks(array.chunks)

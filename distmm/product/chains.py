@@ -104,9 +104,9 @@ class Chains:
         return one_graph(self.name, waves)
 
     def _graph(self, wave: Wave | None) -> HighLevelGraph:
-        product, plan, (m, k, n) = self.product, self.plan, self.plan.schedule.cuts
-        a, form_a = self._blocks(product.a, (m, k), len(n) == 1)
-        b, form_b = (None, form_a) if product.symmetry else self._blocks(product.b, (k, n), len(m) == 1)
+        product, plan, (m, _, n) = self.product, self.plan, self.plan.schedule.cuts
+        a, form_a = self._blocks(product.a, slice(0, 2), len(n) == 1)
+        b, form_b = (None, form_a) if product.symmetry else self._blocks(product.b, slice(1, 3), len(m) == 1)
         c = None if product.c is None else self._added(product.c)
         epilogue = product.epilogue((self.reduced and self.reduced.dtype) or product.dtype, self.kind)
         if not self.name:
@@ -122,20 +122,31 @@ class Chains:
             reduced=self.reduced, norms=self.norms, out=self.out, forms=(form_a, form_b),
         )  # fmt: skip
 
-    def _blocks(self, x: Operand, cuts: Chunks, once: bool) -> tuple[da.Array | Load, Form]:
-        """Return the blocks of A or B for one wave, and how they arrive.
+    def _blocks(self, x: Operand, axes: slice, once: bool) -> tuple[da.Array | Load, Form]:
+        """Return the blocks of A or B for one wave, and how they arrive. `axes` are its two of m, k and n.
+
+        Tasks join the chunks of a block. What `from_array` made of an array of this process is loaded in whole blocks.
 
         Each call gives the operand new names. Blocks that one wave has read are then freed at its end, and the next
         wave loads them again. Waves of a streamed plan share the blocks that cannot be loaded again.
         """
         if self.out is not None and (load := x.load(self.plan.cluster.device, self.client)) is not None:
             return load, "matrix"
-        if (id(x), cuts) in self._shared:
-            return self._shared[id(x), cuts]
-        plan, chunks = self.plan, (*batch_chunks(x, self.plan.blocking), *cuts)
-        blocks = x.arriving(chunks, plan.cluster.device, self.client, once)
+        plan, blocking, device = self.plan, self.plan.blocking, self.plan.cluster.device
+        batch, edges = batch_chunks(x, blocking), (blocking.m, blocking.k, blocking.n)
+        here = None if x.chunks == (*batch, *edges[axes]) else x.here()
+        cuts: Chunks = plan.schedule.cuts if here is None else edges
+        chunks = (*batch, *cuts[axes])
+        if (id(x), chunks) in self._shared:
+            return self._shared[id(x), chunks]
+        if here is None:
+            blocks = x.arriving(chunks, device, self.client, once)
+        else:  # equal lazy products have equal names
+            new = here is x or self.product.once
+            name = "" if new else f"distmm-load-{tokenize(x.source.name, x.transposed, chunks)}"
+            blocks = here.blocked(chunks, device, self.client, name=name), "matrix"
         if plan.streamed and not x.loads_again:
-            self._shared[id(x), cuts] = blocks
+            self._shared[id(x), chunks] = blocks
         return blocks
 
     def _added(self, c: Operand) -> da.Array | Load:

@@ -147,6 +147,18 @@ class Operand:
             return None
         return _swapped(chunk, self.transposed)
 
+    def here(self) -> Operand | None:
+        """Return it as an array of this process: the NumPy array of a Dask array that `from_array` made, or itself."""
+        if self.in_memory or not is_dask(self.source):
+            return self if self.in_memory else None
+        from distmm.graph.block_arrays import transposed  # late, as Dask arrays below
+        from distmm.product.arrays_in_graphs import whole
+
+        inner = transposed(self.source)
+        found = whole(self.source if inner is None else inner)
+        turned = self.transposed != (inner is not None)
+        return None if found is None else replace(self, source=found, transposed=turned, vector=None)
+
     def part(self, cut: slice, axis: Literal[-1, -2]) -> Operand:
         """Return a part of it along an axis. All of it is itself."""
         if range(self.shape[axis])[cut] == range(self.shape[axis]):
@@ -172,12 +184,14 @@ class Operand:
         device: Literal["cpu", "cuda"],
         client: Client | None = None,
         noted: bool = False,
+        name: str = "",
     ) -> da.Array:
         """Return it as a Dask array with exactly these chunks. Tasks load its blocks to `device`.
 
         Workers of `client` on this machine read a NumPy or CuPy array from the client's memory. If their GPUs do not
         reach a CuPy array, they read a copy in host memory. An array with gaps between the elements of its rows and of
         its columns is copied first. With `noted`, load tasks record checksums (`distmm.transfer.loaded_blocks`).
+        An array in memory becomes a Dask array of this `name`, by default a new one.
         """
         from dask.array.utils import meta_from_array  # late: plans of files need no Dask array, which takes a second
 
@@ -186,13 +200,14 @@ class Operand:
         if self.in_memory:
             # For any size and any cluster: an array in memory is always read when the product is computed.
             source = self.for_later().source
-            name = f"distmm-client-{uuid.uuid4().hex}"
+            loan = f"distmm-client-{uuid.uuid4().hex}"
+            name = name or loan
             source = source.swapaxes(-1, -2) if self.transposed else source
             meta = meta_from_array(source if self.kind == "cupy" else None, source.ndim, source.dtype)
             device = "cuda" if self.kind == "cupy" else device
-            shared = None if client is None else share(source, client, name)
+            shared = None if client is None else share(source, client, loan)
             if shared is None and client is not None and self.kind == "cupy":
-                shared = share(source.get(), client, name)
+                shared = share(source.get(), client, loan)
             if shared is not None:
                 return _loaded(shared, chunks, device, name, noted, meta)
             return inline_array(source, chunks, device, name, meta)

@@ -124,8 +124,9 @@ async def _ask(client: Client, name: str, array: np.ndarray) -> None:
                     continue
             with suppress(TimeoutError):
                 await asyncio.wait_for(unread.wait(), BEAT_SECONDS)
+        if unread.is_set():  # otherwise the answer may still come, and Dask logs an error if nothing handles it
+            del client._event_handlers[topic]
     except (ImportError, AttributeError):
         pass  # a scheduler without this version of distmm has no task that could read the array
     finally:
-        client._event_handlers.pop(topic, None)
         del array

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from distmm.transfer import block_memory
+
 
 @dataclass(frozen=True, eq=False)
 class Union:
@@ -41,4 +43,9 @@ class Union:
             # as bytes if the type has a field: CuPy does not join such arrays
             rows = [[x.view(np.uint8) if x.dtype.names else x for x in line] for line in self.rows]
             return along(0, [along(1, line) for line in rows]).view(first.dtype)
-        return np.block(self.rows)
+        whole, top = block_memory.blocks.new(self.shape, first.dtype), 0
+        for line in self.rows:
+            height = line[0].shape[0]
+            np.concatenate(line, 1, out=whole[top : top + height])
+            top += height
+        return whole

@@ -142,15 +142,18 @@ def run(
     outcome, expected = Outcome(), None
     edges = [edge, 2 * edge, 3 * edge]
     choose, deadline = random.Random(seed), time.monotonic() + seconds
+
+    def product(a: da.Array, b: da.Array, blocks: tuple[int, ...]) -> da.Array:
+        # The panels of k are given: a plan might unite them, and the sums over panels are rounded.
+        made = distmm.matmul(a, b, client=client, kernel=kernel, blocks=blocks)
+        return made.map_blocks(to_numpy, dtype="f4")
+
     with client.as_current():
-        calm = distmm.matmul(A, B, client=client, kernel=kernel).map_blocks(to_numpy, dtype="f4")
-        expected = client.compute(calm, sync=True)
+        expected = client.compute(product(A, B, blocks=(edge,) * 3), sync=True)
         with Killer(client, seed, pause) as killer:
             while (killer.kills < kills and time.monotonic() < deadline) or not outcome.products:
                 m, n = choose.choice(edges), choose.choice(edges)
-                C = distmm.matmul(A.rechunk((m, edge)), B.rechunk((edge, n)), client=client, kernel=kernel).map_blocks(
-                    to_numpy, dtype="f4"
-                )
+                C = product(A.rechunk((m, edge)), B.rechunk((edge, n)), blocks=(m, edge, n))
                 started = time.perf_counter()
                 future = client.compute(C)
                 if not _finishes(future, patience):

@@ -265,7 +265,7 @@ def _part(pair: Pair) -> Call:
 
 
 def _alone(pair: Pair) -> Call:
-    if isinstance(pair.a, da.Array) or isinstance(pair.b, da.Array):
+    if isinstance(pair.a, da.Array) or type(pair.a) is not type(pair.b):  # one package and no Dask
         return _matmul(pair)
     return lambda: distmm_kernels.matmul(pair.a, pair.b, **pair.keywords), pair.wanted, pair.size
 

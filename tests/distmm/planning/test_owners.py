@@ -319,6 +319,14 @@ def test_thin_products_leave_matrices_where_they_are() -> None:
     assert plan.bytes_moved < 1.25 * plan.cost.bytes_bound
 
 
+@pytest.mark.parametrize(("device", "longest"), [("cpu", 1024), ("cuda", 128)])
+def test_cpus_unite_short_panels_and_gpus_round_sums_where_the_chunks_end(device: str, longest: int) -> None:
+    cluster = ClusterSpec(1, 10**11, device, rate=1e10, link=1e9, load=1e9)  # type: ignore[arg-type]
+    problem, edges = Problem(4096, 4096, 4096, F8), (128,) * 32
+    plan = make_plan(problem, cluster, blocking=Blocking(edges, edges, edges), unions=True)
+    assert {*plan.blocking.k} == {longest}
+
+
 def test_many_lazy_chunks_are_united_to_few_tasks() -> None:
     cluster = ClusterSpec(4, 10**11, "cpu", rate=1e10, link=1e9, load=1e9)
     for count in (16, 64, 200):

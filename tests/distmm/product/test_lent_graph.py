@@ -67,6 +67,39 @@ def test_blocks_are_read_where_they_are(cluster: Callable[[int], Client], made: 
         np.testing.assert_allclose(distmm.matmul(array, array.T).compute(), distmm.matmul(array, array.T).compute())
 
 
+SMALL = {"one array": lambda D: D, "its transpose": lambda D: D.T, "persisted": lambda D: D.persist()}
+
+
+@pytest.mark.parametrize("second", SMALL)
+@pytest.mark.parametrize("first", SMALL)
+def test_many_chunks_of_a_numpy_array_are_loaded_in_the_blocks_of_the_plan(
+    cluster: Callable[[int], Client], first: str, second: str
+) -> None:
+    a, b = (np.random.default_rng(seed).integers(-9, 9, (96, 96)).astype("f8") for seed in (1, 2))
+    with cluster(2).as_current():
+        A, B = SMALL[first](da.from_array(a, chunks=8)), SMALL[second](da.from_array(b, chunks=8))
+        C = distmm.matmul(A, B)
+        assert C.chunks == ((8,) * 12,) * 2
+        loads = [layer for name, layer in C.dask.layers.items() if name.startswith("distmm-load")]
+        assert len(loads) == 2 - [first, second].count("persisted")
+        assert all(len(layer) < 16 for layer in loads)
+        assert not {A.name, B.name} & {*C.dask.layers} - {x.name for x in (A, B) if "persisted" in (first, second)}
+        assert distmm.matmul(A, B).name == C.name
+        expected = (a.T if first == "its transpose" else a) @ (b.T if second == "its transpose" else b)
+        np.testing.assert_array_equal(C.sum(axis=0).compute(), expected.sum(axis=0))
+        np.testing.assert_array_equal(C[5:40, ::3].compute(), expected[5:40, ::3])
+        np.testing.assert_array_equal(C.compute(), expected)
+
+
+def test_chunks_that_do_not_meet_are_loaded_and_not_rechunked() -> None:
+    a, b = np.arange(600.0).reshape(20, 30), np.arange(360.0).reshape(30, 12)
+    A, B = da.from_array(a, chunks=(6, 7)), da.from_array(b, chunks=(11, 5))
+    C = distmm.matmul(A, B)
+    assert C.chunks == ((6, 6, 6, 2), (5, 5, 2))
+    assert not [name for name in C.dask.layers if "rechunk" in name]
+    np.testing.assert_array_equal(C.compute(), a @ b)
+
+
 def test_small_arrays_are_sent(cluster: Callable[[int], Client]) -> None:
     array = da.from_array(X[:10], chunks=5)
     assert lent(array, cluster(1)) is array

@@ -135,6 +135,23 @@ def test_operands_live_while_tasks_of_any_kind_still_need_them(
     until(lambda: not live(array))
 
 
+def test_a_closed_client_handles_an_answer_that_was_on_its_way(current: Client) -> None:
+    def read(dask_scheduler: Scheduler) -> None:
+        loan_readers.install(dask_scheduler)
+        dask_scheduler.plugins[loan_readers.LoanReaders.name].readers["distmm-client-1"] = 1
+
+    current.run_on_scheduler(read)
+    lent = np.zeros(N)
+    array = weakref.ref(lent)
+    with Client(current.scheduler.address) as other:
+        other.loop.add_callback(loans._ask, other, "distmm-client-1", lent)
+        del lent
+        until(lambda: any(topic.startswith(loans.TOPIC) for topic in other._event_handlers))
+        assert live(array)
+    until(lambda: not live(array))
+    assert any(topic.startswith(loans.TOPIC) for topic in other._event_handlers)
+
+
 @pytest.mark.minutes
 def test_pickled_products_keep_nothing_and_their_copies_do(current: Client) -> None:
     a, b = operands()
