@@ -296,7 +296,7 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, quick: bool = False) -
             homes=NOWHERE if blocks is None else places(request, blocks, spec.device),
             reproducible=choices.reproducible,
             quick=quick,
-            unions=request.job is None and all(x is None for x in (choices.blocks, text, c_chunks, request.kept)),
+            unions=request.job is None and all(x is None for x in (choices.blocks, text, c_chunks)),
             on_disk=request.job is not None,
         )
 

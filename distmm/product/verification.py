@@ -102,7 +102,8 @@ def _blocks(operands: tuple[Operand, ...], on_gpu: bool, client: Client | None, 
     Freivalds' test checks the blocks that arrive itself, but for those that are copied to a GPU before.
     """
     edge, arrays = GPU_EDGE if on_gpu else CPU_EDGE, []
-    for operand in operands:
+    for given in operands:
+        operand = given.here() or given
         # The largest multiples of the file's chunks that are no longer than `edge`, but at least one chunk.
         edges = tuple(max(1, edge // c) * c for c in operand.storage_chunk or (edge, edge))
         chunks = operand.chunks or da.core.normalize_chunks(edges, operand.shape, dtype=operand.dtype)

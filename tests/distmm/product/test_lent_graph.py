@@ -91,6 +91,24 @@ def test_many_chunks_of_a_numpy_array_are_loaded_in_the_blocks_of_the_plan(
         np.testing.assert_array_equal(C.compute(), expected)
 
 
+@pytest.mark.parametrize("made", [lambda D: D, lambda D: D.persist()], ids=["one array", "persisted"])
+def test_reductions_and_checks_have_no_task_for_each_product_of_small_chunks(
+    cluster: Callable[[int], Client], made: Callable[[da.Array], da.Array]
+) -> None:
+    x, y = (np.random.default_rng(seed).integers(-9, 9, (96, 80)).astype("f8") + 0.5 for seed in (1, 2))
+    with cluster(2).as_current():
+        X, Y = made(da.from_array(x, chunks=8)), made(da.from_array(y, chunks=8))
+        best = distmm.nearest(X, Y, 3, "euclidean")
+        chains = [layer for name, layer in best.values.dask.layers.items() if name.startswith("distmm-matmul")]
+        assert sum(map(len, chains)) < 100
+        distances = np.sqrt(((x[:, None] - y) ** 2).sum(axis=-1))
+        values, indices = best.compute()
+        np.testing.assert_allclose(values, np.sort(distances, axis=1)[:, :3])
+        np.testing.assert_allclose(np.take_along_axis(distances, indices, 1), values)
+        np.testing.assert_allclose(distmm.reduce(X, None, "sum", axis=0).compute(), (x @ x.T).sum(axis=0))
+        assert distmm.verify(X, Y.T, made(da.from_array(x @ y.T, chunks=8))).ok
+
+
 def test_chunks_that_do_not_meet_are_loaded_and_not_rechunked() -> None:
     a, b = np.arange(600.0).reshape(20, 30), np.arange(360.0).reshape(30, 12)
     A, B = da.from_array(a, chunks=(6, 7)), da.from_array(b, chunks=(11, 5))
