@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -107,11 +108,14 @@ class Waves:
 
     def _take_next(self) -> None:
         """Wait for a task to end, and pass it to the callback."""
-        try:
+        future = None
+        with suppress(Empty):
             future = self._ended.get(timeout=BEAT_SECONDS)
-        except Empty:
-            if self.client.status in ("closing", "closed"):  # the futures of a closed client never end
-                raise CancelledError("the client was closed while its tasks ran") from None
+        # Futures of a closed client never end, or it has cancelled them. The callback would ask them for their error,
+        # and wait for the client's event loop, which has stopped.
+        if self.client.status in ("closing", "closed"):
+            raise CancelledError("the client was closed while its tasks ran")
+        if future is None:
             return
         self._forget(future)
         try:

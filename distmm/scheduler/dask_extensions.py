@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ import dask.order
 from dask.utils import parse_timedelta
 
 from distmm.graph.dask_tasks import Task, TaskRef, is_chunk_of_c, needs
+from distmm.transfer import loan_readers
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
@@ -93,8 +93,7 @@ class Changes:
         """Tell the clients that wait for this change."""
         if clients := self.told[what]:
             self.told[what] = set()
-            event = {"op": "event", "topic": CHANGES_TOPIC, "event": (time.time(), what)}
-            self.scheduler.send_all({client: [event] for client in clients}, {})
+            loan_readers.tell(self.scheduler, clients, CHANGES_TOPIC, what)
 
 
 _dasks_order: Callable[..., dict[Any, Any]] = dask.order.order

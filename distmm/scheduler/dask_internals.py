@@ -266,6 +266,18 @@ def fail(scheduler: Scheduler, tasks: Iterable[TaskState], reason: Exception) ->
     scheduler.transitions(failed, stimulus_id="distmm-failed")
 
 
+def forget_unread(scheduler: Scheduler, keys: Iterable[object]) -> None:
+    """Forget the tasks of a new graph that no task reads and no client wants.
+
+    Dask fuses the tasks of a lazy array in another way for each expression. While those of one graph are known, it does
+    not let them read what another graph has them read, and never forgets that (dask/dask issue 9888). Its arrays stay,
+    and `Client.restart` fails.
+    """
+    known = (scheduler.tasks.get(key) for key in keys)
+    unread = [ts.key for ts in known if ts and ts.state == "released" and not ts.dependents and not ts.who_wants]
+    scheduler.transitions(dict.fromkeys(unread, "forgotten"), stimulus_id="distmm-unread")
+
+
 def unrestrict_operands(failed: Iterable[TaskState]) -> None:
     """Lift `workers=` and `resources=` from the tasks that none but failed tasks need.
 

@@ -119,6 +119,7 @@ class PlacementPlugin(SchedulerPlugin):
         self, scheduler: Scheduler, *, keys: Collection[object], tasks: Iterable[Key], **kwargs: Any
     ) -> None:
         """Hold or place the product tasks of a new graph. A fault ends the products of this graph alone."""
+        self.loop.call_soon(dask_internals.forget_unread, scheduler, tasks)
         if not self.ranks:
             return  # there has been no worker yet: the tasks run like any others
         try:

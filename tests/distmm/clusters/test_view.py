@@ -22,6 +22,8 @@ from distmm.product import request
 from distmm.scheduler import worker_answers
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.transfer import lending
+from distmm.transfer.loan_readers import LoanReaders
+from distmm.transfer.loans import TOPIC
 from tests import forked
 from tests.replaced_scheduler import replaceable
 from tests.until import until
@@ -236,3 +238,19 @@ def test_gpus_of_workers_of_a_lost_scheduler_say_nothing_of_those_of_others() ->
         replace()
         view.ask(client)
         assert 0 not in lending._tried[client]
+
+
+def test_clients_that_have_just_died_are_told_nothing(
+    cluster: Callable[[int], Client], caplog: pytest.LogCaptureFixture
+) -> None:
+    async def die(client: str, dask_scheduler: Scheduler) -> None:
+        dask_scheduler.client_comms[client].comm.abort()
+        plugins = dask_scheduler.plugins
+        plugins[PlacementPlugin.name].changes.announce("workers")
+        plugins[LoanReaders.name]._subscribed(f"{TOPIC}array 1", client)
+
+    client = cluster(1)
+    with Client(client.scheduler.address, set_as_default=False) as dying:
+        view.ask(dying)
+        client.run_on_scheduler(die, dying.id)
+    assert not [record for record in caplog.records if record.levelname == "CRITICAL"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from functools import partial
@@ -45,7 +44,7 @@ def tasks(wave: str, count: int = 4) -> list[Any]:
 
 
 def test_a_wave_follows_once_few_tasks_of_the_last_one_remain_and_those_before_it_have_ended() -> None:
-    unused: Any = None
+    unused: Any = SimpleNamespace(status="running")
     waves = Waves(unused, lambda future: None)
     assert waves.may_send()
     first, second = tasks("first"), tasks("second")
@@ -99,15 +98,19 @@ def test_waves_of_nothing_are_over_at_once(client: Client) -> None:
     Waves(client, pytest.fail).run([lambda: ([], 0.0)] * 3)
 
 
-def test_a_client_that_is_closed_meanwhile_ends_the_loop(client: Client) -> None:
+@pytest.mark.parametrize("ends", [False, True], ids=["never ends", "is cancelled"])
+def test_a_client_that_is_closed_meanwhile_ends_the_loop(client: Client, ends: bool) -> None:
+    def beat() -> None:
+        if waves.sent:
+            other.close()
+            if ends:
+                task.end()
+
     other = Client(client.scheduler.address, set_as_default=False)
-    waves = Waves(other, lambda future: None)
-    closing = threading.Thread(target=lambda: (until(lambda: bool(waves.sent)), other.close()))
-    closing.start()
-    (task,) = tasks("never ends", 1)
+    (task,) = tasks("of a closed client", 1)
+    waves = Waves(other, lambda future: pytest.fail("a closed client is asked for a result"), beat=beat)
     with pytest.raises(CancelledError, match="the client was closed"):
         waves.run([lambda: ([task], 0.0)])
-    closing.join()
     assert task.released
 
 

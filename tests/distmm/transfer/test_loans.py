@@ -185,16 +185,17 @@ def test_a_copy_in_another_process_does_not_read_what_has_been_freed(current: Cl
 
 
 def test_a_restart_of_the_cluster_ends_loans(current: Client) -> None:
-    scheduler, said = SimpleNamespace(tasks={}, stream_handlers={"subscribe-topic": None}), []
+    said: list[dict[str, Any]] = []
+    comms = {"client": SimpleNamespace(send=said.append)}
+    scheduler = SimpleNamespace(tasks={}, stream_handlers={"subscribe-topic": None}, client_comms=comms)
     readers = loan_readers.LoanReaders(scheduler)
-    readers._say = lambda *about: said.append(about)
     a, _ = operands()
     scheduler.tasks["task"] = SimpleNamespace(run_spec=[ClientArray.of(a, "lent")], state="released")
     readers.update_graph(scheduler, tasks=["task"])
     scheduler.stream_handlers["subscribe-topic"](topic=f"{loans.TOPIC}lent 1", client="client")
     assert not said
     readers.restart(scheduler)
-    assert said == [("client", f"{loans.TOPIC}lent 1")]
+    assert [event["topic"] for event in said] == [f"{loans.TOPIC}lent 1"]
 
 
 def test_a_client_that_is_closed_keeps_nothing(current: Client) -> None:
@@ -243,10 +244,10 @@ def test_a_question_is_answered_after_the_graphs_that_were_sent_before_it(curren
     with pytest.MonkeyPatch.context() as patch:
         known: list[bool] = []
 
-        def say(self: loan_readers.LoanReaders, client: str, topic: str) -> None:
-            known.append("distmm-before-the-question" in self.scheduler.tasks)
+        def tell(scheduler: Scheduler, clients: list[str], topic: str) -> None:
+            known.append("distmm-before-the-question" in scheduler.tasks)
 
-        patch.setattr(loan_readers.LoanReaders, "_say", say)
+        patch.setattr(loan_readers, "tell", tell)
         current.subscribe_topic(f"{loans.TOPIC}nothing 0", lambda _: None)
         until(lambda: known)
     assert known == [True]
