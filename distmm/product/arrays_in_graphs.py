@@ -22,7 +22,6 @@ from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
 
 from distmm.graph.block_arrays import one_per_block
 from distmm.graph.dask_tasks import Task
-from distmm.product.aliasing import coincide
 from distmm.transfer import ClientArray, has_gaps, share
 from distmm.worker import gpu_copies
 from distmm.worker.tasks.arrivals import arrived
@@ -95,7 +94,11 @@ def whole(array: da.Array) -> np.ndarray | None:
     if type(base) is not np.ndarray or (base.shape, base.dtype) != (array.shape, array.dtype):
         return None
     places = da.core.slices_from_chunks(array.chunks)
-    return base if all(coincide(block, base[place]) for block, place in zip(blocks, places, strict=True)) else None
+    same = (
+        type(block) is np.ndarray and block.__array_interface__ == base[place].__array_interface__
+        for block, place in zip(blocks, places, strict=True)
+    )
+    return base if all(same) else None
 
 
 def _lent(layer: Layer, client: Client, shared: dict[int, ClientArray | None]) -> Layer:

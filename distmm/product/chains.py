@@ -127,27 +127,35 @@ class Chains:
 
         Tasks join the chunks of a block. What `from_array` made of an array of this process is loaded in whole blocks.
 
-        Each call gives the operand new names. Blocks that one wave has read are then freed at its end, and the next
-        wave loads them again. Waves of a streamed plan share the blocks that cannot be loaded again.
+        Each call gives the operand new names, but for lazy products of Dask arrays. Blocks that one wave has read are
+        then freed at its end, and the next wave loads them again. Waves of a streamed plan share the blocks that cannot
+        be loaded again.
         """
         if self.out is not None and (load := x.load(self.plan.cluster.device, self.client)) is not None:
             return load, "matrix"
         plan, blocking, device = self.plan, self.plan.blocking, self.plan.cluster.device
         batch, edges = batch_chunks(x, blocking), (blocking.m, blocking.k, blocking.n)
-        here = None if x.chunks == (*batch, *edges[axes]) else x.here()
+        here = None if x.chunks == (*batch, *edges[axes]) else x.here
         cuts: Chunks = plan.schedule.cuts if here is None else edges
         chunks = (*batch, *cuts[axes])
         if (id(x), chunks) in self._shared:
             return self._shared[id(x), chunks]
         if here is None:
             blocks = x.arriving(chunks, device, self.client, once)
-        else:  # equal lazy products have equal names
-            new = here is x or self.product.once
-            name = "" if new else f"distmm-load-{tokenize(x.source.name, x.transposed, chunks)}"
-            blocks = here.blocked(chunks, device, self.client, name=name), "matrix"
+        else:
+            blocks = self._loaded(x, here, chunks, device), "matrix"
         if plan.streamed and not x.loads_again:
             self._shared[id(x), chunks] = blocks
         return blocks
+
+    def _loaded(self, x: Operand, here: Operand, chunks: Chunks, device: Literal["cpu", "cuda"]) -> da.Array:
+        """Return the blocks of `here`, which is `x` or what `Operand.here` returns for it.
+
+        Equal lazy products have equal names.
+        """
+        new = here is x or self.product.once
+        name = "" if new else f"distmm-load-{tokenize(x.source.name, x.transposed, chunks, device)}"
+        return here.blocked(chunks, device, self.client, name=name)
 
     def _added(self, c: Operand) -> da.Array | Load:
         """Return the C of ``beta * C``, broadcast to the product's shape, in the product's chunks.
@@ -159,6 +167,7 @@ class Chains:
         if self.out is not None and (load := c.load("cpu", self.client)) is not None:
             return load
         if c.shape == shape:
-            return c.blocked(self.chunks, "cpu", self.client)
+            here = c if c.chunks == self.chunks else c.here or c
+            return self._loaded(c, here, self.chunks, "cpu")
         source = c.source if isinstance(c.source, da.Array) else c.blocked(tuple((n,) for n in c.shape), "cpu")
         return rechunked(da.broadcast_to(source, shape), self.chunks)

@@ -147,8 +147,9 @@ class Operand:
             return None
         return _swapped(chunk, self.transposed)
 
+    @cached_property
     def here(self) -> Operand | None:
-        """Return it as an array of this process: the NumPy array of a Dask array that `from_array` made, or itself."""
+        """It as an array of this process: the NumPy array of a Dask array that `from_array` made, or itself."""
         if self.in_memory or not is_dask(self.source):
             return self if self.in_memory else None
         from distmm.graph.block_arrays import transposed  # late, as Dask arrays below

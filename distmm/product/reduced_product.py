@@ -49,10 +49,11 @@ def product_of(
         As in `distmm.topk`.
     """
     a, b, symmetry = pair(A, B, transa, transb, names=names)
-    a, b = (x.here() or x for x in (a, b))  # no result has their chunks
     chosen = choices.get("blocks") is not None or choices.get("plan") is not None
     if symmetry is None and not chosen and is_transpose(a, b):
-        b, symmetry = replace(a, transposed=not a.transposed), "symmetric"
+        symmetry = "symmetric"
+    a = a.here or a  # results have the plan's blocks as chunks
+    b = replace(a, transposed=not a.transposed) if symmetry is not None else b.here or b
     for operand in (a, b):
         if len(operand.shape) < 2:
             raise InputError(

@@ -62,7 +62,7 @@ def verdict(
     accuracy = config.chosen("precision", precision)
     tolerance = Tolerance.of(a.dtype, b.dtype, c.dtype, a.shape[1], accuracy)
     on_gpu = check == "freivalds" and _on_gpu((a, b, c), tolerance.work, client)
-    left, right, product = _blocks((a, b, c), on_gpu, client, check)
+    left, right, product = _blocks((a.here or a, b.here or b, c), on_gpu, client, check)
     comparison = ProductCheck(left, right, product, tolerance, alpha)
     with watched(client):
         return comparison.full() if check == "full" else comparison.by_vectors(seed).seeded(seed)
@@ -102,8 +102,7 @@ def _blocks(operands: tuple[Operand, ...], on_gpu: bool, client: Client | None, 
     Freivalds' test checks the blocks that arrive itself, but for those that are copied to a GPU before.
     """
     edge, arrays = GPU_EDGE if on_gpu else CPU_EDGE, []
-    for given in operands:
-        operand = given.here() or given
+    for operand in operands:
         # The largest multiples of the file's chunks that are no longer than `edge`, but at least one chunk.
         edges = tuple(max(1, edge // c) * c for c in operand.storage_chunk or (edge, edge))
         chunks = operand.chunks or da.core.normalize_chunks(edges, operand.shape, dtype=operand.dtype)

@@ -111,8 +111,8 @@ class Waves:
         future = None
         with suppress(Empty):
             future = self._ended.get(timeout=BEAT_SECONDS)
-        # Futures of a closed client never end, or it has cancelled them. The callback would ask them for their error,
-        # and wait for the client's event loop, which has stopped.
+        # The futures of a closed client never end, or it has cancelled them. The callback would ask one of these for
+        # its error, and wait for the client's event loop, which has stopped.
         if self.client.status in ("closing", "closed"):
             raise CancelledError("the client was closed while its tasks ran")
         if future is None:

@@ -13,7 +13,6 @@ import dask.order
 from dask.utils import parse_timedelta
 
 from distmm.graph.dask_tasks import Task, TaskRef, is_chunk_of_c, needs
-from distmm.transfer import loan_readers
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
@@ -92,6 +91,8 @@ class Changes:
     def announce(self, what: str) -> None:
         """Tell the clients that wait for this change."""
         if clients := self.told[what]:
+            from distmm.transfer import loan_readers  # late: clients, too, import this module, without distributed
+
             self.told[what] = set()
             loan_readers.tell(self.scheduler, clients, CHANGES_TOPIC, what)
 

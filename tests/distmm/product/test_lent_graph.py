@@ -13,6 +13,10 @@ from distributed import Client
 
 import distmm
 from distmm.product.arrays_in_graphs import lent, whole
+from distmm.product.chains import Chains
+from distmm.product.operand import wrap
+from distmm.product.product import Gemm
+from distmm.product.reduced_product import product_of
 
 X = np.arange(600 * 500.0).reshape(600, 500)
 
@@ -107,6 +111,36 @@ def test_reductions_and_checks_have_no_task_for_each_product_of_small_chunks(
         np.testing.assert_allclose(np.take_along_axis(distances, indices, 1), values)
         np.testing.assert_allclose(distmm.reduce(X, None, "sum", axis=0).compute(), (x @ x.T).sum(axis=0))
         assert distmm.verify(X, Y.T, made(da.from_array(x @ y.T, chunks=8))).ok
+
+
+def test_reductions_recognise_the_transpose_of_what_they_read_here(cluster: Callable[[int], Client]) -> None:
+    X = da.from_array(np.ones((96, 80)), chunks=8)
+    again = da.from_array(np.ones((96, 80)), chunks=8)
+    with cluster(1).as_current():
+        for a, b in ((X, X.T), (X, again.T), (X.T, again), (X.persist(), X.T)):
+            product, _ = product_of(a, b, False, False)
+            assert product.symmetry == "symmetric"
+            assert product.a.in_memory is not product.a.resident
+        assert product_of(X, again, False, True)[0].symmetry == "symmetric"
+        assert product_of(X, X.T + 1, False, False)[0].symmetry is None
+
+
+def test_blocks_for_gpus_and_for_cpus_have_other_names() -> None:
+    a = wrap(da.from_array(np.ones((8, 8)), chunks=4), "A")
+    chains = Chains(Gemm.of(a, a), distmm.plan(a.source, a.source), "numpy", None)
+    assert a.here is not None
+    names = {chains._loaded(a, a.here, ((8,), (8,)), device).name for device in ("cpu", "cuda", "cpu")}  # type: ignore[arg-type]
+    assert len(names) == 2
+
+
+def test_small_chunks_that_are_added_are_loaded_in_the_blocks_of_the_plan(cluster: Callable[[int], Client]) -> None:
+    a, b = (np.random.default_rng(seed).integers(-9, 9, (96, 96)).astype("f8") for seed in (1, 2))
+    with cluster(2).as_current():
+        A, B = (da.from_array(x, chunks=8) for x in (a, b))
+        C = distmm.gemm(2, A, B, 3, A)
+        assert not {A.name, B.name} & {*C.dask.layers}
+        assert distmm.gemm(2, A, B, 3, A).name == C.name
+        np.testing.assert_array_equal(C.compute(), 2 * (a @ b) + 3 * a)
 
 
 def test_chunks_that_do_not_meet_are_loaded_and_not_rechunked() -> None:
