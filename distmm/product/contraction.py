@@ -67,6 +67,9 @@ def contract(x: Labelled, y: Labelled, output: Labels, choices: Choices, out: An
     inner = [label for label in shared if label not in output]
     if not inner or (len(inner) < len(shared) and not has_rows_or_columns):
         return x.made(_elementwise(x, y, output, dtype), output, f"{x.name} times {y.name}")
+    free = [label for label in output if label not in shared]
+    if len(free) == 2 and free[0] in y.labels:  # "ij,jk->ki": a transpose of the result has a task for each chunk
+        x, y = y, x
     x, y = (x, y) if choices.client is None else (x.whole(), y.whole())
     return _Matrices.of(x, y, output, inner).loaded(choices).product(output, choices, out)
 

@@ -163,10 +163,19 @@ def test_two_arrays_take_one_product_of_views(
     C = distmm.einsum(text, *arrays)
     (gemm,) = products
     assert gemm.problem.batch == batch
-    for operand, array in ((gemm.a, arrays[0]), (gemm.b, arrays[1])):
+    for operand, array in zip((gemm.a, gemm.b), arrays[::-1] if text.endswith("ki") else arrays, strict=True):
         assert np.shares_memory(operand.source, array)
         assert not has_gaps(operand.source)  # those would be copied
     np.testing.assert_array_equal(C.compute(), np.einsum(text, *arrays))
+
+
+@pytest.mark.parametrize("text", ["ij,jk->ki", "ji,jk->ki", "ij,kj->ki", "bij,bjk->bki"])
+def test_a_result_in_the_other_order_is_a_product_and_not_its_transpose(text: str) -> None:
+    x = whole_numbers((3, 12, 12) if "b" in text else (12, 12), "i8")
+    A = da.from_array(x, chunks=5)
+    C = distmm.einsum(text, A, A)
+    assert not [name for name in C.dask.layers if "transpose" in name]
+    np.testing.assert_array_equal(C.compute(), np.einsum(text, x, x))
 
 
 def test_matrices_of_a_stack_are_copied_into_a_large_one(products: list[Gemm]) -> None:
