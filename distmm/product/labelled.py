@@ -14,7 +14,6 @@ from distributed import Client
 
 from distmm.graph.block_arrays import reshaped
 from distmm.planning.problem import accumulator_dtype
-from distmm.product.arrays_in_graphs import whole
 from distmm.product.operand import Operand, checked, uploaded
 
 Label = Hashable
@@ -101,9 +100,11 @@ class Labelled(Operand):
         return self if given and given == {**given, **edges} else self.lazy(edges)
 
     def whole(self) -> Labelled:
-        """Return a Dask array of blocks of one NumPy array of this process as that array, which is planned freely."""
-        found = whole(self.source) if isinstance(self.source, da.Array) else None
-        return self if found is None else self.made(found, self.labels)
+        """Return what `from_array` made of a NumPy array as that array, which is planned freely."""
+        found = self.here
+        if found is None or found is self:
+            return self
+        return self.made(found.source.swapaxes(-1, -2) if found.transposed else found.source, self.labels)
 
     def chunked(self) -> Labelled:
         """Return it as an array in memory or a Dask array, whose blocks may be unchecked."""
