@@ -208,9 +208,9 @@ def _without_cut_connections(said: str) -> str:
         scheduler + r"\nTraceback.*?CancelledError\n",
         scheduler + r"broadcast to [^\n]* failed[^\n]*\n",
         scheduler + r"Couldn't gather keys[^\n]*\n",
-        worker + r"(failed during get data|Worker stream died)[^\n]*\nTraceback.*?CommClosedError: [^\n]*\n",
         worker
-        + r"Failed to communicate with scheduler[^\n]*\nTraceback.*?CommClosedError: ConnectionPool closing[^\n]*\n",
+        + r"(failed during get data|Worker stream died|Failed to communicate with scheduler)[^\n]*\n"
+        + r"Traceback.*?CommClosedError: [^\n]*\n",
     ):
         said = re.sub(cut, "", said, flags=re.DOTALL)
     return said

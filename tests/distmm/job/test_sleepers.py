@@ -148,7 +148,7 @@ def test_a_client_whose_scheduler_slept_while_another_cluster_took_over_changes_
 @pytest.mark.minutes
 def test_a_client_whose_scheduler_does_not_wake_up_ends_with_a_job_to_go_on_with(client: Client, c: np.ndarray) -> None:
     """The system of a stopped process acknowledges all that is sent to it: TCP sees nothing."""
-    scheduler, worker, asks = three(r"link .*/c/\d+/\d+$", "C.zarr", questions=4)
+    scheduler, worker, asks = three(r"link .*/c/\d+/\d+$", "C.zarr", questions=40)  # of half a second
     with killed_at_the_end(scheduler, worker, asks):
         until(lambda: asleep(worker))
         os.kill(scheduler.pid or 0, signal.SIGSTOP)
