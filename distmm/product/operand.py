@@ -147,11 +147,16 @@ class Operand:
             return None
         return _swapped(chunk, self.transposed)
 
-    @cached_property
+    @property
     def here(self) -> Operand | None:
         """It as an array of this process: the NumPy array of a Dask array that `from_array` made, or itself."""
-        if self.in_memory or not is_dask(self.source):
-            return self if self.in_memory else None
+        return self if self.in_memory else self._behind  # kept, it would refer to itself
+
+    @cached_property
+    def _behind(self) -> Operand | None:
+        """The NumPy array of which `from_array` made a Dask array, or its transpose."""
+        if not is_dask(self.source):
+            return None
         from distmm.graph.block_arrays import transposed  # late, as Dask arrays below
         from distmm.product.arrays_in_graphs import whole
 
