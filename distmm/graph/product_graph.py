@@ -72,8 +72,8 @@ class Reduced:
 class ProductLayer(ParametricLayer):
     """All chains of one product, or of one of its waves, and the mirror images of symmetric products.
 
-    With `out`, the product is one task, which writes C there. `pieces` says of which operands a block may be several
-    chunks.
+    With `out`, the product is one task, which writes C there. `pieces` says whether a block of A, and of B, may be
+    several chunks.
     """
 
     name: str
@@ -162,7 +162,9 @@ class ProductLayer(ParametricLayer):
                     a_blocks = List(*(block("A", a, a_batch, i, p) for p in panels))
                     places = ((p, j) if symmetry is None else (j, p) for p in panels)
                     b_blocks = List(*(block(*of_b, b_batch, *at) for at in places))
-                    homes = self._homes("A", a, a_batch, i, panels) + self._homes(*of_b, b_batch, j, panels)
+                    homes = [] if isinstance(a, Load) else schedule.homes("A", a_batch, i, panels, self.pieces[0])
+                    if not isinstance(b, Load):
+                        homes += schedule.homes(of_b[0], b_batch, j, panels, self.pieces[of_b[0] == "B"])
                     ranks = rank, owners, tuple(homes)
                     both["arrivals"] = self._arrivals(chain, panels)
                     end = task(chain, key, first + s, s, ranks, multiply, previous, a_blocks, b_blocks, **both)
@@ -206,15 +208,6 @@ class ProductLayer(ParametricLayer):
         if not self.pieces[of == "B"]:
             return chunk((row, column))
         return List(*(List(*map(chunk, line)) for line in schedule.chunk_indices(of, row, column)))
-
-    def _homes(
-        self, of: Literal["A", "B"], name: Source, batch: tuple[int, ...], line: int, panels: Sequence[int]
-    ) -> list[int]:
-        """Return where each block is that a task reads, or each of its chunks; nothing for blocks that it loads."""
-        if isinstance(name, Load):
-            return []
-        homes = (self.plan.schedule.homes(of, batch, line, [p]) for p in panels)
-        return [home for of_block in homes for home in (of_block if self.pieces[of == "B"] else of_block[:1])]
 
     def _arrivals(self, chain: Chain, panels: Sequence[int] = ()) -> Arrivals:
         """Return what the operands say of the blocks that a task reads."""
@@ -302,8 +295,11 @@ def build(
     given = a, a if b is None else b, c0
     names = tuple(x.name if isinstance(x, da.Array) else x for x in given)
     dtypes = tuple((a if x is None else x).dtype for x in given)
-    (m, k, n), united = map(len, (plan.blocking.m, plan.blocking.k, plan.blocking.n)), plan.schedule.chunks is not None
-    in_a, in_b = (united and isinstance(x, da.Array) and x.npartitions > n for x, n in ((a, m * k), (b, k * n)))
+    blocking, united = plan.blocking, plan.schedule.chunks is not None
+    counts = len(blocking.m) * len(blocking.k), len(blocking.k) * len(blocking.n)
+    in_a, in_b = (
+        united and isinstance(x, da.Array) and x.npartitions > count for x, count in zip((a, b), counts, strict=True)
+    )
     layer = ProductLayer(name, plan, names, epilogue, wave, run, reduced, dtypes, out, forms, (in_a, in_b))
     read = [x for x in (a, b, c0, *norms) if isinstance(x, da.Array)]
     return copyable(HighLevelGraph.from_collections(name, layer, dependencies=read))

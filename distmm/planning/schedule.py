@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain, islice
 from typing import Literal
 
 import numpy as np
@@ -120,17 +120,20 @@ class Schedule:
             row[: len(steps)] = steps
         return depths, tasks
 
-    def homes(self, operand: Literal["A", "B"], batch: tuple[int, ...], line: int, panels: Sequence[int]) -> list[int]:
+    def homes(
+        self, operand: Literal["A", "B"], batch: tuple[int, ...], line: int, panels: Sequence[int], pieces: bool = True
+    ) -> list[int]:
         """Return the ranks at which blocks of A ``[line, p]``, or of B ``[p, line]``, are when the product begins.
 
-        Of a block that is a union of chunks, those of its chunks, in rows.
+        Of a block that is a union of chunks, those of its chunks, in rows; without `pieces`, that of the first one.
         """
         blocks = ((line, p) if operand == "A" else (p, line) for p in panels)
         if isinstance(self.grid, Grid):
             length = self.blocking.part_panels(self.grid.layers)
             return [self.grid.owner(*block, batch, p // length) for block, p in zip(blocks, panels, strict=True)]
-        homes = self._homes[operand == "B"]
-        return [homes[i][j] for block in blocks for row in self.chunk_indices(operand, *block) for i, j in row]
+        homes, end = self._homes[operand == "B"], None if pieces else 1
+        of_blocks = (chain.from_iterable(self.chunk_indices(operand, *block)) for block in blocks)
+        return [homes[i][j] for chunks in of_blocks for i, j in islice(chunks, end)]
 
     @property
     def chunks(self) -> tuple[Chunks, Chunks, Chunks] | None:

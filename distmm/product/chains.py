@@ -125,7 +125,7 @@ class Chains:
     def _blocks(self, x: Operand, axes: slice, once: bool) -> tuple[da.Array | Load, Form]:
         """Return the blocks of A or B for one wave, and how they arrive. `axes` are its two of m, k and n.
 
-        Tasks join the chunks of a block. What `from_array` made of an array of this process is loaded in whole blocks.
+        A product task joins the chunks of a block. Blocks of arrays of this process (`Operand.here`) are loaded whole.
 
         Each call gives the operand new names, but for lazy products of Dask arrays. Blocks that one wave has read are
         then freed at its end, and the next wave loads them again. Waves of a streamed plan share the blocks that cannot
@@ -149,10 +149,8 @@ class Chains:
         return blocks
 
     def _loaded(self, x: Operand, here: Operand, chunks: Chunks, device: Literal["cpu", "cuda"]) -> da.Array:
-        """Return the blocks of `here`, which is `x` or what `Operand.here` returns for it.
-
-        Equal lazy products have equal names.
-        """
+        """Return an operand `x` in these chunks, read from `here`: `x` itself, or `x.here`."""
+        # Equal lazy products of Dask arrays have equal names, so that Dask computes them once.
         new = here is x or self.product.once
         name = "" if new else f"distmm-load-{tokenize(x.source.name, x.transposed, chunks, device)}"
         return here.blocked(chunks, device, self.client, name=name)

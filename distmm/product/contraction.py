@@ -68,8 +68,8 @@ def contract(x: Labelled, y: Labelled, output: Labels, choices: Choices, out: An
     if not inner or (len(inner) < len(shared) and not has_rows_or_columns):
         return x.made(_elementwise(x, y, output, dtype), output, f"{x.name} times {y.name}")
     free = [label for label in output if label not in shared]
-    if len(free) == 2 and free[0] in y.labels:  # "ij,jk->ki": a transpose of the result has a task for each chunk
-        x, y = y, x
+    if len(free) == 2 and free[0] in y.labels:
+        x, y = y, x  # as for "ij,jk->ki": Dask would transpose each chunk of the result of x times y
     x, y = (x, y) if choices.client is None else (x.whole(), y.whole())
     return _Matrices.of(x, y, output, inner).loaded(choices).product(output, choices, out)
 

@@ -100,7 +100,7 @@ class Labelled(Operand):
         return self if given and given == {**given, **edges} else self.lazy(edges)
 
     def whole(self) -> Labelled:
-        """Return what `from_array` made of a NumPy array as that array, which is planned freely."""
+        """Return a Dask array that `from_array` made as its NumPy array, for which the plan chooses the blocks."""
         found = self.here
         if found is None or found is self:
             return self

@@ -149,12 +149,17 @@ class Operand:
 
     @property
     def here(self) -> Operand | None:
-        """It as an array of this process: the NumPy array of a Dask array that `from_array` made, or itself."""
-        return self if self.in_memory else self._behind  # kept, it would refer to itself
+        """The same operand as an array of this process. None if it is none.
+
+        It is one if the user gave a NumPy or CuPy array, or a Dask array that `dask.array.from_array` made of a NumPy
+        array, or the transpose of one.
+        """
+        # Not a cached property: an operand that refers to itself is freed by the garbage collector alone.
+        return self if self.in_memory else self._behind
 
     @cached_property
     def _behind(self) -> Operand | None:
-        """The NumPy array of which `from_array` made a Dask array, or its transpose."""
+        """A Dask array as the NumPy array of which `from_array` made it. None for other arrays."""
         if not is_dask(self.source):
             return None
         from distmm.graph.block_arrays import transposed  # late, as Dask arrays below

@@ -52,7 +52,7 @@ def product_of(
     chosen = choices.get("blocks") is not None or choices.get("plan") is not None
     if symmetry is None and not chosen and is_transpose(a, b):
         symmetry = "symmetric"
-    a = a.here or a  # results have the plan's blocks as chunks
+    a = a.here or a  # the plan chooses the blocks, which are the chunks of the results
     b = replace(a, transposed=not a.transposed) if symmetry is not None else b.here or b
     for operand in (a, b):
         if len(operand.shape) < 2:

@@ -62,6 +62,7 @@ def verdict(
     accuracy = config.chosen("precision", precision)
     tolerance = Tolerance.of(a.dtype, b.dtype, c.dtype, a.shape[1], accuracy)
     on_gpu = check == "freivalds" and _on_gpu((a, b, c), tolerance.work, client)
+    # Not `c.here`: the verdict names a chunk of C.
     left, right, product = _blocks((a.here or a, b.here or b, c), on_gpu, client, check)
     comparison = ProductCheck(left, right, product, tolerance, alpha)
     with watched(client):

@@ -12,6 +12,7 @@ import dask.optimization
 import dask.order
 from dask.utils import parse_timedelta
 
+from distmm import events
 from distmm.graph.dask_tasks import Task, TaskRef, is_chunk_of_c, needs
 
 if TYPE_CHECKING:
@@ -91,10 +92,8 @@ class Changes:
     def announce(self, what: str) -> None:
         """Tell the clients that wait for this change."""
         if clients := self.told[what]:
-            from distmm.transfer import loan_readers  # late: clients, too, import this module, without distributed
-
             self.told[what] = set()
-            loan_readers.tell(self.scheduler, clients, CHANGES_TOPIC, what)
+            events.tell(self.scheduler, clients, CHANGES_TOPIC, what)
 
 
 _dasks_order: Callable[..., dict[Any, Any]] = dask.order.order

@@ -269,9 +269,9 @@ def fail(scheduler: Scheduler, tasks: Iterable[TaskState], reason: Exception) ->
 def forget_unread(scheduler: Scheduler, keys: Iterable[object]) -> None:
     """Forget the tasks of a new graph that no task reads and no client wants.
 
-    Dask fuses the tasks of a lazy array in another way for each expression. While those of one graph are known, it does
-    not let them read what another graph has them read, and never forgets that (dask/dask issue 9888). Its arrays stay,
-    and `Client.restart` fails.
+    Dask fuses the tasks of a lazy array in another way for each expression. If the scheduler knows the key of a task
+    from an earlier graph, the task keeps its old dependencies. Those that only the new graph gives it are read by
+    nothing, and Dask never forgets them (dask/dask issue 9888): their arrays stay, and `Client.restart` fails.
     """
     known = (scheduler.tasks.get(key) for key in keys)
     unread = [ts.key for ts in known if ts and ts.state == "released" and not ts.dependents and not ts.who_wants]

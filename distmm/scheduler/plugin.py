@@ -118,7 +118,10 @@ class PlacementPlugin(SchedulerPlugin):
     def update_graph(
         self, scheduler: Scheduler, *, keys: Collection[object], tasks: Iterable[Key], **kwargs: Any
     ) -> None:
-        """Hold or place the product tasks of a new graph. A fault ends the products of this graph alone."""
+        """Hold or place the product tasks of a new graph. A fault ends the products of this graph alone.
+
+        Tasks of the graph that nothing reads are forgotten, when Dask has handled the graph.
+        """
         self.loop.call_soon(dask_internals.forget_unread, scheduler, tasks)
         if not self.ranks:
             return  # there has been no worker yet: the tasks run like any others

@@ -3,23 +3,20 @@
 Tasks are counted by what they refer to, whatever their names: Dask's optimisers fuse and rename them. Objects are no
 measure of it: a scheduler keeps its last thousand messages to each worker, and with them tasks that it has forgotten.
 
-This module uses `Scheduler.client_comms` and `Scheduler.stream_handlers`, which Dask's own extensions use, and the
-order in which a scheduler handles a client's messages. ``tests/distmm/transfer/test_loans.py`` fails first when they
-change.
+This module uses `Scheduler.stream_handlers`, which Dask's own extensions use, and the order in which a scheduler
+handles a client's messages. ``tests/distmm/transfer/test_loans.py`` fails first when they change.
 """
 
 from __future__ import annotations
 
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from functools import lru_cache
 from typing import Any
 
 from distributed import Scheduler, SchedulerPlugin
-from distributed.comm import CommClosedError
 
+from distmm.events import tell
 from distmm.transfer.client_array import ClientArray
 from distmm.transfer.loans import TOPIC
 
@@ -76,17 +73,6 @@ class LoanReaders(SchedulerPlugin):  # type: ignore[misc]  # Dask's classes are 
             self.asked[name].append((client, topic))
         else:
             tell(self.scheduler, [client], topic)
-
-
-def tell(scheduler: Scheduler, clients: Iterable[str], topic: str, what: str | None = None) -> None:
-    """Send clients an event. Runs on the scheduler.
-
-    Clients that have just died are left out. Workers have clients, too, if their tasks call distmm.
-    `Scheduler.send_all` would log the lost connection of each as a critical error.
-    """
-    for client in clients:
-        with suppress(KeyError, CommClosedError):
-            scheduler.client_comms[client].send({"op": "event", "topic": topic, "event": (time.time(), what)})
 
 
 def install(dask_scheduler: Scheduler) -> None:

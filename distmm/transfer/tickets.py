@@ -50,8 +50,8 @@ def tickets_for(blocks: dict[Any, Any]) -> Tickets | None:
     """Return tickets for CuPy blocks; None if there are none.
 
     Blocks with gaps between their elements, blocks that do not ascend (`ascends`), small blocks, and those in memory
-    without a handle get no ticket. Work on the default stream is waited for, because other
-    libraries may have made the blocks there.
+    without a handle get no ticket. Work on the default stream is waited for, because other libraries may have made the
+    blocks there.
     """
     cupy = sys.modules.get("cupy")
     if cupy is None:

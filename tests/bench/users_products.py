@@ -130,16 +130,18 @@ def total(multiply: Callable[..., da.Array], A: da.Array, B: da.Array) -> None:
 
 def chunks(setting: Setting) -> Products:
     """Square products of arrays that are persisted where Dask put them, and of NumPy arrays in many small chunks."""
+
+    def contestants(A: da.Array, B: da.Array) -> dict[str, Callable[[], Any]]:
+        return {"distmm": partial(total, distmm.matmul, A, B), "Dask": partial(total, da.matmul, A, B)}
+
     n = setting.size(16384)
     with setting.started():
         for chunk in (2048, 8192):
             A, B = (setting.normal((n, n), setting.size(chunk)) for _ in range(2))
-            contestants = {"distmm": partial(total, distmm.matmul, A, B), "Dask": partial(total, da.matmul, A, B)}
-            yield f"n = {n}, chunks of {chunk}", contestants
+            yield f"n = {n}, chunks of {chunk}", contestants(A, B)
         n, chunk = setting.size(4096), setting.size(256)
         A, B = (da.from_array(numbers((n, n), seed=seed), chunks=chunk) for seed in (0, 1))
-        contestants = {"distmm": partial(total, distmm.matmul, A, B), "Dask": partial(total, da.matmul, A, B)}
-        yield f"n = {n}, NumPy in chunks of {chunk}", contestants
+        yield f"n = {n}, NumPy in chunks of {chunk}", contestants(A, B)
 
 
 def computed(A: Any) -> Any:
