@@ -13,7 +13,7 @@ import dask.order
 from dask.utils import parse_timedelta
 
 from distmm import events
-from distmm.graph.dask_tasks import Task, TaskRef, is_chunk_of_c, needs
+from distmm.graph.dask_tasks import PlacedTask, Task, TaskRef, is_chunk_of_c, needs, unfused
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState
@@ -105,11 +105,11 @@ def order(dsk: Mapping[Any, Any], *args: Any, **options: Any) -> dict[Any, Any]:
     Dask looks at each pair of a lazy chunk of A or B and a result that depends on it. 64 x 64 x 64 chunks are 17
     million such pairs with 2 x 2 blocks of C. So views that are results, and results that read a view alone, are left
     out, and get the places of their blocks. For each chunk that is in memory, Dask copies the set of what a task reads:
-    the chunks in memory, which have no place, are left out, too. A graph without views is ordered as ever.
+    the chunks in memory, which have no place, are left out, too. A graph without products is ordered as ever.
     """
-    views = {key for key, task in dsk.items() if is_chunk_of_c(task)}
-    if not views:
+    if not any(isinstance(unfused(task), PlacedTask) for task in dsk.values()):
         return _dasks_order(dsk, *args, **options)
+    views = {key for key, task in dsk.items() if is_chunk_of_c(task)}
     readers = Counter(each for key in dsk for each in needs(dsk, key))
     follows: dict[Any, Any] = {}
     # First the results that read a view alone: a view that nothing else reads is then a result itself.

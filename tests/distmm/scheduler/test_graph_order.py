@@ -60,8 +60,9 @@ def test_every_task_comes_after_what_it_reads_and_dask_orders_no_chunk_of_c_that
     assert len(left) == (0 if of in ("C", "C + 1") else len(views))
 
 
+@pytest.mark.parametrize("of", ["C + 1", "C.sum() and C.max()"])  # with and without views
 def test_dask_orders_the_tasks_of_a_product_without_the_chunks_in_memory_that_they_read(
-    client: Client, monkeypatch: pytest.MonkeyPatch
+    client: Client, monkeypatch: pytest.MonkeyPatch, of: str
 ) -> None:
     A, B = client.persist(operands())
     wait([A, B])
@@ -69,14 +70,19 @@ def test_dask_orders_the_tasks_of_a_product_without_the_chunks_in_memory_that_th
     seen, dasks_order = [], dask_extensions._dasks_order
     monkeypatch.setattr(dask_extensions, "_dasks_order", lambda dsk: seen.append(dsk) or dasks_order(dsk))
     C = distmm.matmul(A, B, client=client)
-    np.testing.assert_array_equal(client.compute(C + 1).result(), np.full((CHUNKS * EDGE,) * 2, 6 * CHUNKS * EDGE + 1))
+    element, side = 6 * CHUNKS * EDGE, CHUNKS * EDGE
+    if of == "C + 1":
+        array, expected = C + 1, np.full((side, side), element + 1)
+    else:
+        array, expected = da.stack([C.sum(), C.max()]), np.array([element * side**2, element])
+    np.testing.assert_array_equal(client.compute(array).result(), expected)
     products = [graph for graph in seen if any(str(key).find("distmm-matmul") >= 0 for key in graph)]
     assert products
     for graph in products:
         assert not any(needs(graph, key) & in_memory for key in graph)
 
 
-def test_graphs_without_chunks_of_c_are_ordered_as_dask_orders_them() -> None:
+def test_graphs_without_products_are_ordered_as_dask_orders_them() -> None:
     A, B = operands()
     for array in (da.matmul(A, B), A.T + B, A.sum()):
         assert dask_extensions.order(made(array)) == dask_extensions._dasks_order(made(array))
