@@ -1,31 +1,40 @@
-"""One pass over a matrix: one task reads each block and finds all that a check asks of it. Rows of blocks are joined.
+"""One pass over a matrix: a task reads a block, or neighbours in a row of small ones, and finds all that a check asks.
 
-With a task for each question, the scheduler has more tasks for each block, and workers keep the block for longer.
+Rows of blocks are joined. With a task for each question, the scheduler has more tasks for each block, and workers keep
+the block for longer.
 """
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import dask.array as da
 import numpy as np
-from dask.array.core import slices_from_chunks
 from dask.highlevelgraph import HighLevelGraph
 from dask.system import CPU_COUNT
 
 from distmm.checking import thin_products
 from distmm.checking.sampled_elements import lines
 from distmm.checking.thin_products import Sums
-from distmm.graph.dask_tasks import Task, TaskRef, tree
+from distmm.graph.dask_tasks import List, Task, TaskRef, tree
+from distmm.planning.blocks import slices, united
 from distmm.worker.blas_threads import shared_by
-from distmm.worker.tasks.arrivals import arrived
+from distmm.worker.tasks.arrivals import Form, arrived_block
+
+Edges = tuple[int, ...]
 
 # Parts that a task joins: they are small.
 GROUP = 16
+
+# Bytes up to which a task reads several blocks of a row. Each takes less time to check than a task takes, or to come
+# from another worker.
+FEW = 2**22
 
 
 class Part(NamedTuple):
@@ -94,50 +103,60 @@ class Pass:
     largest: np.dtype[Any] | None = None
     sampled: Sampled | None = None
 
-    def of_block(
-        self, shape: tuple[int, ...], dtype: np.dtype[Any], sampled: Sampled | None, block: Any, panel: np.ndarray,
-        by: np.ndarray | None,
+    def of_blocks(
+        self, shapes: list[tuple[int, int]], dtype: np.dtype[Any], form: Form, sampled: Sampled | None,
+        blocks: list[Any], panel: np.ndarray, by: np.ndarray | None,
     ) -> Part:  # fmt: skip
-        """Return what is found in a block that its array says has this shape and type. Runs on workers."""
-        block = arrived(block, f"a block of {self.name}", shape, dtype)
+        """Return what is found in neighbours of these shapes, which arrive in this form. Runs on workers."""
+        block = arrived_block([blocks], f"a block of {self.name}", [shapes], dtype, form).joined()
         weights, sizes = None if by is None else by[None], panel[:, self.vectors :].real
         with shared_by(CPU_COUNT):  # the products of pieces are too small for several threads each
             sums = thin_products.times(block, panel[:, : self.vectors], self.work, weights, sizes)
             largest = np.empty(0) if self.largest is None else thin_products.largest(block, self.largest)
         return Part(sums, largest, np.empty((0, 0)) if sampled is None else sampled.of(block))
 
-    def over(self, matrix: da.Array, panel: Any, by: np.ndarray | None = None) -> da.Array:
+    def over(self, matrix: da.Array, panel: Any, by: np.ndarray | None = None, form: Form = "matrix") -> da.Array:
         """Return a lazy array with the `Part` of each row of blocks.
 
         Parameters
         ----------
         matrix : dask.array.Array
         panel : array
-            NumPy's, or Dask's with the chunks of the matrix's columns along its rows, and one chunk along its columns.
+            NumPy's, or Dask's: a row for each column of the matrix.
         by : array of int, optional
             Exponents of the weights of the columns.
+        form : {"matrix", "transpose"}
+            With "transpose", the pass is over the transpose of `matrix`.
         """
-        columns = (matrix.chunks[1],)
-        panels = panel if isinstance(panel, da.Array) else da.from_array(panel, (*columns, -1), name=False)
+        down, across = matrix.chunks if form == "matrix" else matrix.chunks[::-1]
+        few = max(1, FEW // max(1, max(down) * max(across) * matrix.dtype.itemsize))
+        groups = united(across, math.ceil(len(across) / few))
+        columns = (tuple(map(sum, groups)),)
+        own = (*columns, -1)
+        panels = panel.rechunk(own) if isinstance(panel, da.Array) else da.from_array(panel, own, name=False)
         weights = None if by is None else da.from_array(by, columns, name=False)
-        name = f"distmm-block-rows-{uuid.uuid4().hex}"
         read = [each for each in (matrix, panels, weights) if each is not None]
-        graph = HighLevelGraph.from_collections(name, {task.key: task for task in self._tasks(name, *read)}, read)
-        rows = matrix.numblocks[0]
-        return da.Array(graph, name, ((1,) * rows,), meta=np.empty(0, object))
+        name = f"distmm-block-rows-{uuid.uuid4().hex}"
+        tasks = self._tasks(name, form, down, groups, *read)
+        graph = HighLevelGraph.from_collections(name, {task.key: task for task in tasks}, read)
+        return da.Array(graph, name, ((1,) * len(down),), meta=np.empty(0, object))
 
-    def _tasks(self, name: str, matrix: da.Array, panel: da.Array, weights: da.Array | None = None) -> Iterator[Task]:
-        places = iter(slices_from_chunks(matrix.chunks))
-        for i in range(matrix.numblocks[0]):
+    def _tasks(
+        self, name: str, form: Form, down: Edges, groups: tuple[Edges, ...], matrix: da.Array, panel: da.Array,
+        weights: da.Array | None = None,
+    ) -> Iterator[Task]:  # fmt: skip
+        ends = (0, *accumulate(map(len, groups)))
+        for i, rows in enumerate(slices(down)):
             keys: list[Any] = []
-            for j in range(matrix.numblocks[1]):
-                rows, columns = next(places)
-                shape = rows.stop - rows.start, columns.stop - columns.start
+            for j, (group, columns) in enumerate(zip(groups, slices(tuple(map(sum, groups))), strict=True)):
                 sampled = None if self.sampled is None else self.sampled.within(rows, columns)
-                find = partial(self.of_block, shape, matrix.dtype, sampled)
+                shapes = [(down[i], edge) for edge in group]
+                find = partial(self.of_blocks, shapes, matrix.dtype, form, sampled)
+                places = ((i, at) if form == "matrix" else (at, i) for at in range(ends[j], ends[j + 1]))
+                blocks = List(*(TaskRef((matrix.name, *place)) for place in places))
                 by = None if weights is None else TaskRef((weights.name, j))
                 keys.append((f"{name}-block", i, j))
-                yield Task(keys[-1], find, TaskRef((matrix.name, i, j)), TaskRef((panel.name, j, 0)), by)
+                yield Task(keys[-1], find, blocks, TaskRef((panel.name, j, 0)), by)
             for own, parts, _ in tree((name, i), keys, GROUP, (f"{name}-part", i)):
                 yield Task(own, _as_array if own == (name, i) else _joined, parts)
 

@@ -45,13 +45,17 @@ def fetch(*arrays: da.Array) -> tuple[np.ndarray, ...]:
 
 @dataclass(frozen=True)
 class ProductCheck:
-    """A check that c is alpha a @ b. The blocks may be in GPU memory."""
+    """A check that c is alpha a @ b. The blocks may be in GPU memory.
+
+    The verdict names a block of C. `named` are the chunks of C that it counts, if they are not those of `c`.
+    """
 
     a: da.Array
     b: da.Array
     c: da.Array
     tolerance: Tolerance
     alpha: complex = 1
+    named: tuple[tuple[int, ...], ...] | None = None
 
     def by_vectors(self, seed: int) -> Verdict:
         """Test all rows, then compute the rows again that fail or are outliers."""
@@ -145,7 +149,7 @@ class ProductCheck:
             own[(own == EMPTY) | (own == SPOILT)] = 0
             panel = scaled(panel, -own[:, None])
             panel = np.concatenate([panel, abs(panel)])
-        (product,) = dask.compute(Pass("B", work, len(at)).over(self.b.T, panel.T))
+        (product,) = dask.compute(Pass("B", work, len(at)).over(self.b, panel.T, form="transpose"))
         values, norms, shift, sizes = (x.T for x in whole(product).sums)
         compare = partial(elements, self.tolerance, Sums(values, norms, shift + own[:, None], sizes), given, self.alpha)
         truth, ratio, unknown = compare()
@@ -166,7 +170,7 @@ class ProductCheck:
                 count = f"{int(bad.sum())} of {bad.size} elements {'are off' if wrong else 'cannot be compared'}"
                 text = f"{count}, the first {text}:"
             elif wrong:
-                ends = (np.cumsum(chunks) for chunks in self.c.chunks)
+                ends = (np.cumsum(chunks) for chunks in self.named or self.c.chunks)
                 i, j = (int(np.searchsorted(e, x, side="right")) for e, x in zip(ends, (row, column), strict=True))
                 text = f"row {row} stands out; first bad block C[{i}, {j}], {text}"
             about = "C is not A @ B: {}" if wrong else f"C may be A @ B or not: {{}}, and {OVERFLOW}"
@@ -219,7 +223,7 @@ class ProductCheck:
         b = Pass("B", work, VECTORS, largest, of_b).over(self.b, x, by_column)
         chunks = self.b.chunks[0], (VECTORS + 1,)
         y = b.map_blocks(_with_norms, dtype=work, chunks=chunks, new_axis=1, meta=np.empty((0, 0), work))
-        a = Pass("A", work, VECTORS, None, of_a).over(self.a, y.rechunk((self.a.chunks[1], VECTORS + 1)))
+        a = Pass("A", work, VECTORS, None, of_a).over(self.a, y)
         c = Pass("C", work, VECTORS, None, of_c).over(self.c, x, by_column)
         found = dask.compute(a, b, c)
         return whole(found[0]), whole(found[1]), whole(found[2])

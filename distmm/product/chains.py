@@ -104,9 +104,9 @@ class Chains:
         return one_graph(self.name, waves)
 
     def _graph(self, wave: Wave | None) -> HighLevelGraph:
-        product, plan, (m, _, n) = self.product, self.plan, self.plan.schedule.cuts
-        a, form_a = self._blocks(product.a, slice(0, 2), len(n) == 1)
-        b, form_b = (None, form_a) if product.symmetry else self._blocks(product.b, slice(1, 3), len(m) == 1)
+        product, plan = self.product, self.plan
+        a, form_a = self._blocks(product.a, slice(0, 2))
+        b, form_b = (None, form_a) if product.symmetry else self._blocks(product.b, slice(1, 3))
         c = None if product.c is None else self._added(product.c)
         epilogue = product.epilogue((self.reduced and self.reduced.dtype) or product.dtype, self.kind)
         if not self.name:
@@ -122,7 +122,7 @@ class Chains:
             reduced=self.reduced, norms=self.norms, out=self.out, forms=(form_a, form_b),
         )  # fmt: skip
 
-    def _blocks(self, x: Operand, axes: slice, once: bool) -> tuple[da.Array | Load, Form]:
+    def _blocks(self, x: Operand, axes: slice) -> tuple[da.Array | Load, Form]:
         """Return the blocks of A or B for one wave, and how they arrive. `axes` are its two of m, k and n.
 
         A product task joins the chunks of a block. Blocks of arrays of this process (`Operand.here`) are loaded whole.
@@ -141,7 +141,7 @@ class Chains:
         if (id(x), chunks) in self._shared:
             return self._shared[id(x), chunks]
         if here is None:
-            blocks = x.arriving(chunks, device, self.client, once)
+            blocks = x.arriving(chunks, device, self.client)
         else:
             blocks = self._loaded(x, here, chunks, device), "matrix"
         if plan.streamed and not x.loads_again:

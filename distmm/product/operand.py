@@ -235,13 +235,11 @@ class Operand:
         return array.swapaxes(-1, -2) if self.transposed else array
 
     def arriving(
-        self, chunks: tuple[tuple[int, ...], ...], device: Literal["cpu", "cuda"], client: Client | None, once: bool
+        self, chunks: tuple[tuple[int, ...], ...], device: Literal["cpu", "cuda"], client: Client | None
     ) -> tuple[da.Array, Form]:
         """Return what `blocked` does, its transpose or the vector that it is made from, and which of them it is.
 
-        A transpose or a reshape that Dask makes costs a task for each block. Product tasks do it themselves. They
-        transpose blocks where each block is read `once`, and on CPUs. GPUs keep the form of a block in which a kernel
-        reads it.
+        A transpose or a reshape that Dask makes costs a task for each block. Product tasks do it themselves.
         """
         from distmm.graph.block_arrays import transposed  # late, as Dask arrays above
 
@@ -252,7 +250,7 @@ class Operand:
         if self.transposed and inner is not None:  # X of ``gemm(1, X.T, B, transa=True)``
             return replace(self, source=inner, transposed=False).blocked(chunks, device, client), "matrix"
         inner = self.source if self.transposed and is_dask(self.source) else inner
-        if inner is None or inner.ndim > 2 or not (once or device == "cpu"):
+        if inner is None or inner.ndim > 2:
             return self.blocked(chunks, device, client), "matrix"
         return replace(self, source=inner, transposed=False).blocked(chunks[::-1], device, client), "transpose"
 

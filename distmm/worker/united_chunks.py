@@ -32,8 +32,10 @@ class Union:
         return [chunk for line in self.rows for chunk in line]
 
     def joined(self) -> Any:
-        """Return the block as one array, of the kind of the chunks. Copies in CuPy's current stream."""
+        """Return the block as one array, of the kind of the chunks. Copies several in CuPy's current stream."""
         first = self.rows[0][0]
+        if len(self.rows) == len(self.rows[0]) == 1:
+            return first
         if hasattr(first, "__cuda_array_interface__"):
             import cupy
 

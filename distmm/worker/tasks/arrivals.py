@@ -122,21 +122,27 @@ class Arrivals:
     def checked(self, a_blocks: Sequence[Any], b_blocks: Sequence[Any], c0: Any) -> tuple[list[Any], list[Any], Any]:
         """Return the blocks as `arrived` does. A block that is in both lists stays one object."""
         (of_a, of_b, of_c), (form_a, form_b) = self.dtypes, self.forms
-        left = [_checked(x, "a block of A", shape, of_a, form_a) for x, shape in zip(a_blocks, self.a, strict=True)]
+        left = [
+            arrived_block(x, "a block of A", shape, of_a, form_a) for x, shape in zip(a_blocks, self.a, strict=True)
+        ]
         seen = {(_identity(x), form_a, shape): made for x, made, shape in zip(a_blocks, left, self.a, strict=True)}
         right = [
             seen[key]
             if (key := (_identity(x), form_b, shape)) in seen
-            else _checked(x, "a block of B", shape, of_b, form_b)
+            else arrived_block(x, "a block of B", shape, of_b, form_b)
             for x, shape in zip(b_blocks, self.b, strict=True)
         ]
         return left, right, None if c0 is None else arrived(c0, "a block of C", self.c0, of_c)
 
 
-def _checked(block: Any, what: str, shape: Any, dtype: Any, form: Form) -> Any:
+def arrived_block(block: Any, what: str, shape: Any, dtype: Any, form: Form) -> Any:
+    """Return a block as `arrived` does, or a union of chunks that come in rows. `shape` is that of the operand's block.
+
+    The chunks of a union have a shape each, in the same rows.
+    """
     if isinstance(block, list):
         lines = (zip(*line, strict=True) for line in zip(block, shape, strict=True))
-        return Union([[_checked(x, what, own, dtype, form) for x, own in line] for line in lines])
+        return Union([[arrived_block(x, what, own, dtype, form) for x, own in line] for line in lines])
     if form == "vector":
         return arrived(block, what, (math.prod(shape),), dtype).reshape(shape)
     return arrived(block, what, shape[::-1], dtype).T if form == "transpose" else arrived(block, what, shape, dtype)

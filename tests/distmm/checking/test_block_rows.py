@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import distmm
+from distmm.checking import block_rows
 from distmm.checking.block_rows import Pass, Sampled, whole
 from distmm.errors import InputError
 from tests.tables import number_of
@@ -66,19 +67,38 @@ def test_whole_rows_and_columns_are_sampled(sampled: Sampled) -> None:
     np.testing.assert_array_equal(whole(parts).sampled, expected)
 
 
-def test_a_check_has_one_task_for_each_block() -> None:
+def tasks_of_check(few: int, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Count the tasks of a check of matrices of 8 x 8 blocks of 256 bytes each."""
+    monkeypatch.setattr(block_rows, "FEW", few)
     tasks: Counter[str] = Counter()
 
     class Counted(Callback):  # type: ignore[misc]
         def _pretask(self, key: Any, dsk: Any, state: Any) -> None:
             tasks[key_split(key)] += 1
 
-    a = np.ones((64, 64), "f4")
-    blocked = da.ones((64, 64), "f4", chunks=8)
+    blocked = da.ones((64, 64), dtype="f4", chunks=8)
     with Counted(), dask.config.set(scheduler="synchronous"):
-        assert distmm.verify(blocked, blocked, da.from_array(a @ a, 8))
-    assert tasks["distmm-block-rows"] == 3 * (64 + 8)
-    assert tasks.total() < 3 * (64 + 64 + 8) + 50  # the second 64: tasks that make blocks
+        assert distmm.verify(blocked, blocked, da.full((64, 64), 64, dtype="f4", chunks=8))
+    assert tasks.total() < tasks["distmm-block-rows"] + 3 * 64 + 50  # 3 * 64: tasks that make blocks
+    return tasks["distmm-block-rows"]
+
+
+@pytest.mark.parametrize(("few", "groups"), [(256, 8), (3 * 256, 3)])
+def test_a_check_has_one_task_for_each_large_block_and_for_neighbours_of_small_ones(
+    monkeypatch: pytest.MonkeyPatch, few: int, groups: int
+) -> None:
+    assert tasks_of_check(few, monkeypatch) == 3 * 8 * (groups + 1)
+
+
+def test_a_pass_over_a_transpose_reads_the_blocks_of_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_rows, "FEW", 2 * 7 * 7 * 4)
+    block, panel = np.random.default_rng(0).standard_normal((M, N), "f4"), np.ones((M, VECTORS))
+    asked = Pass("A", WORK, VECTORS, WORK, Sampled(np.array([2, 19]), np.array([0, 30])))
+    (parts,) = dask.compute(asked.over(da.from_array(block, 7), panel, form="transpose"), scheduler="synchronous")
+    found = whole(parts)
+    np.testing.assert_allclose(found.sums.at(0).values, block.T.astype(WORK) @ panel, rtol=1e-12, atol=1e-12)
+    np.testing.assert_array_equal(found.largest, abs(block).max(axis=1))
+    np.testing.assert_array_equal(found.sampled, block.T[[2, 19]][:, [0, 30]])
 
 
 def test_blocks_that_differ_from_their_array_are_refused() -> None:
