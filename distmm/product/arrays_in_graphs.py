@@ -18,10 +18,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import dask.array as da
 import numpy as np
+from dask.array.core import getter, getter_nofancy
+from dask.blockwise import Blockwise
 from dask.highlevelgraph import HighLevelGraph, Layer, MaterializedLayer
+from dask.layers import ArraySliceDep
 
 from distmm.graph.block_arrays import one_per_block
-from distmm.graph.dask_tasks import Task
+from distmm.graph.dask_tasks import Task, TaskRef
+from distmm.product.array_types import package_of
 from distmm.transfer import ClientArray, has_gaps, share
 from distmm.worker import gpu_copies
 from distmm.worker.tasks.arrivals import arrived
@@ -82,9 +86,14 @@ def lent(array: da.Array, client: Client) -> da.Array:
     return da.Array(HighLevelGraph(layers, array.dask.dependencies), array.name, array.chunks, meta=array)
 
 
-def whole(array: da.Array) -> np.ndarray | None:
-    """Return the NumPy array of which `dask.array.from_array` has made a Dask array; None for any other Dask array."""
+def array_behind(array: da.Array) -> Any:
+    """Return the array of which `dask.array.from_array` has made a Dask array: of NumPy, Zarr, HDF5 or xarray.
+
+    None for any other Dask array, and for those of which a lock or a function of the user reads parts.
+    """
     layer = array.dask.layers.get(array.name)
+    if isinstance(layer, Blockwise):
+        return _read_in_parts(array, layer)
     if not isinstance(layer, MaterializedLayer) or not array.size:
         return None
     blocks = (layer.mapping.get((array.name, *index)) for index in np.ndindex(*array.numblocks))
@@ -99,6 +108,23 @@ def whole(array: da.Array) -> np.ndarray | None:
         for block, place in zip(blocks, places, strict=True)
     )
     return base if all(same) else None
+
+
+def _read_in_parts(array: da.Array, layer: Blockwise) -> Any:
+    """Return the array whose parts a layer reads: of Zarr, HDF5 or xarray, or Dask's copy of a memory map."""
+    if layer.task.func not in (getter, getter_nofancy) or layer.task.kwargs.get("lock") or len(layer.indices) != 2:
+        return None
+    (source, _), (slices, _) = layer.indices
+    cut = layer.io_deps.get(slices)
+    if isinstance(source, TaskRef):
+        source = getattr(array.dask.layers.get(source.key), "mapping", {}).get(source.key)
+    if not isinstance(cut, ArraySliceDep) or cut.chunks != array.chunks:
+        return None
+    if type(source) is np.memmap:
+        source = source.view(np.ndarray)
+    elif package_of(source) not in ("zarr", "h5py", "xarray"):
+        return None
+    return source if (source.shape, source.dtype) == (array.shape, array.dtype) else None
 
 
 def _lent(layer: Layer, client: Client, shared: dict[int, ClientArray | None]) -> Layer:

@@ -125,7 +125,7 @@ class Chains:
     def _blocks(self, x: Operand, axes: slice) -> tuple[da.Array | Load, Form]:
         """Return the blocks of A or B for one wave, and how they arrive. `axes` are its two of m, k and n.
 
-        A product task joins the chunks of a block. Blocks of arrays of this process (`Operand.here`) are loaded whole.
+        A product task joins the chunks of a block. Blocks of an `Operand.original` are loaded whole.
 
         Each call gives the operand new names, but for lazy products of Dask arrays. Blocks that one wave has read are
         then freed at its end, and the next wave loads them again. Waves of a streamed plan share the blocks that cannot
@@ -135,25 +135,25 @@ class Chains:
             return load, "matrix"
         plan, blocking, device = self.plan, self.plan.blocking, self.plan.cluster.device
         batch, edges = batch_chunks(x, blocking), (blocking.m, blocking.k, blocking.n)
-        here = None if x.chunks == (*batch, *edges[axes]) else x.here
-        cuts: Chunks = plan.schedule.cuts if here is None else edges
+        original = None if x.chunks == (*batch, *edges[axes]) else x.original
+        cuts: Chunks = plan.schedule.cuts if original is None else edges
         chunks = (*batch, *cuts[axes])
         if (id(x), chunks) in self._shared:
             return self._shared[id(x), chunks]
-        if here is None:
+        if original is None:
             blocks = x.arriving(chunks, device, self.client)
         else:
-            blocks = self._loaded(x, here, chunks, device), "matrix"
+            blocks = self._loaded(x, original, chunks, device), "matrix"
         if plan.streamed and not x.loads_again:
             self._shared[id(x), chunks] = blocks
         return blocks
 
-    def _loaded(self, x: Operand, here: Operand, chunks: Chunks, device: Literal["cpu", "cuda"]) -> da.Array:
-        """Return an operand `x` in these chunks, read from `here`: `x` itself, or `x.here`."""
+    def _loaded(self, x: Operand, source: Operand, chunks: Chunks, device: Literal["cpu", "cuda"]) -> da.Array:
+        """Return an operand `x` in these chunks, read from `source`: `x` itself, or `x.original`."""
         # Equal lazy products of Dask arrays have equal names, so that Dask computes them once.
-        new = here is x or self.product.once
+        new = source is x or self.product.once
         name = "" if new else f"distmm-load-{tokenize(x.source.name, x.transposed, chunks, device)}"
-        return here.blocked(chunks, device, self.client, name=name)
+        return source.blocked(chunks, device, self.client, name=name)
 
     def _added(self, c: Operand) -> da.Array | Load:
         """Return the C of ``beta * C``, broadcast to the product's shape, in the product's chunks.
@@ -165,7 +165,7 @@ class Chains:
         if self.out is not None and (load := c.load("cpu", self.client)) is not None:
             return load
         if c.shape == shape:
-            here = c if c.chunks == self.chunks else c.here or c
-            return self._loaded(c, here, self.chunks, "cpu")
+            source = c if c.chunks == self.chunks else c.original or c
+            return self._loaded(c, source, self.chunks, "cpu")
         source = c.source if isinstance(c.source, da.Array) else c.blocked(tuple((n,) for n in c.shape), "cpu")
         return rechunked(da.broadcast_to(source, shape), self.chunks)

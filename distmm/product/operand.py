@@ -148,25 +148,25 @@ class Operand:
         return _swapped(chunk, self.transposed)
 
     @property
-    def here(self) -> Operand | None:
-        """The same operand as an array of this process. None if it is none.
+    def original(self) -> Operand | None:
+        """The same operand as an array of which tasks read any part. None if tasks compute its blocks.
 
         It is one if the user gave a NumPy or CuPy array, or a Dask array that `dask.array.from_array` made of a NumPy
-        array, or the transpose of one.
+        array, or of one of Zarr, HDF5 or xarray, or the transpose of one.
         """
         # Not a cached property: an operand that refers to itself is freed by the garbage collector alone.
         return self if self.in_memory else self._behind
 
     @cached_property
     def _behind(self) -> Operand | None:
-        """A Dask array as the NumPy array of which `from_array` made it. None for other arrays."""
+        """A Dask array as the array of which `from_array` made it (`array_behind`). None for other arrays."""
         if not is_dask(self.source):
             return None
         from distmm.graph.block_arrays import transposed  # late, as Dask arrays below
-        from distmm.product.arrays_in_graphs import whole
+        from distmm.product.arrays_in_graphs import array_behind
 
         inner = transposed(self.source)
-        found = whole(self.source if inner is None else inner)
+        found = None if self.kind == "cupy" else array_behind(self.source if inner is None else inner)
         turned = self.transposed != (inner is not None)
         return None if found is None else replace(self, source=found, transposed=turned, vector=None)
 
@@ -202,7 +202,7 @@ class Operand:
         Workers of `client` on this machine read a NumPy or CuPy array from the client's memory. If their GPUs do not
         reach a CuPy array, they read a copy in host memory. An array with gaps between the elements of its rows and of
         its columns is copied first. With `noted`, load tasks record checksums (`distmm.transfer.loaded_blocks`).
-        An array in memory becomes a Dask array of this `name`, by default a new one.
+        An array that is no Dask array becomes one of this `name`, by default a new one.
         """
         from dask.array.utils import meta_from_array  # late: plans of files need no Dask array, which takes a second
 
@@ -223,14 +223,14 @@ class Operand:
                 return _loaded(shared, chunks, device, name, noted, meta)
             return inline_array(source, chunks, device, name, meta)
         source, own = self.source, _swapped(chunks, self.transposed)
-        # A new name for each call: Dask's token would read all of the data.
-        name = f"distmm-load-{uuid.uuid4().hex}"
         if is_dask(source):
             source = source if client is None else lent(source, client)
             array = rechunked(source, own)
             array = uploaded(array) if device == "cuda" and self.kind == "numpy" else array
         else:
             meta = np.empty((0,) * len(source.shape), source.dtype)
+            # A new name for each call: Dask's token would read all of the data.
+            name = name or f"distmm-load-{uuid.uuid4().hex}"
             array = _loaded(source if self.file is None else self.file, own, device, name, noted, meta)
         return array.swapaxes(-1, -2) if self.transposed else array
 

@@ -144,13 +144,13 @@ def residence(
 ) -> Residence:
     """Return where the operand's blocks are in memory during the product, for the planner's memory model.
 
-    After a rechunk several blocks read the same chunk, and the chunk stays in memory until its last read. An array of
-    this process is not rechunked (`Operand.here`). Jobs read the blocks of A and B from their files. The waves of a
-    streamed product load their blocks again if that is possible. GPUs multiply copies of NumPy blocks.
+    After a rechunk several blocks read the same chunk, and the chunk stays in memory until its last read. What tasks
+    read in parts is not rechunked (`Operand.original`). Jobs read the blocks of A and B from their files. The waves of
+    a streamed product load their blocks again if that is possible. GPUs multiply copies of NumPy blocks.
     """
     resident = operand.resident and (device == "cpu" or operand.kind == "cupy")
     others = cuts != (operand.chunks or ())[-2:] or (request.shared and not resident)
-    if operand.chunks is not None and request.job is None and others and operand.here is None:
+    if operand.chunks is not None and request.job is None and others and operand.original is None:
         return "whole"
     if resident:
         return "resident"

@@ -12,7 +12,7 @@ from dask.highlevelgraph import HighLevelGraph
 from distributed import Client
 
 import distmm
-from distmm.product.arrays_in_graphs import lent, whole
+from distmm.product.arrays_in_graphs import array_behind, lent
 from distmm.product.chains import Chains
 from distmm.product.operand import wrap
 from distmm.product.product import Gemm
@@ -29,7 +29,7 @@ def other_blocks() -> da.Array:
 
 @pytest.mark.parametrize("chunks", [(600, 500), (250, 500), (250, 130)])
 def test_an_array_that_dask_has_made_of_a_numpy_array_is_that_array(chunks: tuple[int, int]) -> None:
-    found = whole(da.from_array(X, chunks=chunks))
+    found = array_behind(da.from_array(X, chunks=chunks))
     assert found is not None
     np.testing.assert_array_equal(found, X)
 
@@ -48,13 +48,13 @@ def test_an_array_that_dask_has_made_of_a_numpy_array_is_that_array(chunks: tupl
     ],
 )
 def test_any_other_array_is_not(made: Callable[[da.Array], da.Array]) -> None:
-    assert whole(made(da.from_array(X, chunks=300))) is None
+    assert array_behind(made(da.from_array(X, chunks=300))) is None
 
 
 def test_an_array_that_was_changed_is_not() -> None:
     D = da.from_array(X, chunks=300)
     D[0] = 1
-    assert whole(D) is None
+    assert array_behind(D) is None
 
 
 @pytest.mark.parametrize("made", [lambda D: D, lambda D: D + 1, lambda D: D[3:].T, lambda D: other_blocks()])
@@ -128,8 +128,8 @@ def test_reductions_recognise_the_transpose_of_what_they_read_here(cluster: Call
 def test_blocks_for_gpus_and_for_cpus_have_other_names() -> None:
     a = wrap(da.from_array(np.ones((8, 8)), chunks=4), "A")
     chains = Chains(Gemm.of(a, a), distmm.plan(a.source, a.source), "numpy", None)
-    assert a.here is not None
-    names = {chains._loaded(a, a.here, ((8,), (8,)), device).name for device in ("cpu", "cuda", "cpu")}  # type: ignore[arg-type]
+    assert a.original is not None
+    names = {chains._loaded(a, a.original, ((8,), (8,)), device).name for device in ("cpu", "cuda", "cpu")}  # type: ignore[arg-type]
     assert len(names) == 2
 
 
