@@ -12,7 +12,7 @@ import numpy as np
 
 from distmm.errors import InputError
 from distmm.planning.problem import accumulator_dtype
-from distmm.product.array_types import as_array, is_dask, kind_of, package_of
+from distmm.product.array_types import as_array, check_sendable, is_dask, kind_of, package_of
 from distmm.product.scalars import check_flags
 from distmm.transfer import has_gaps, share, shared_memory
 from distmm.transfer.gpu_allocations import is_on_gpu
@@ -167,6 +167,12 @@ class Operand:
 
         inner = transposed(self.source)
         found = None if self.kind == "cupy" else array_behind(self.source if inner is None else inner)
+        if not isinstance(found, np.ndarray | None):
+            try:
+                found = as_array(found, self.name)
+                check_sendable(found, self.name)
+            except InputError:  # distmm does not read it, and Dask may
+                return None
         turned = self.transposed != (inner is not None)
         return None if found is None else replace(self, source=found, transposed=turned, vector=None)
 
