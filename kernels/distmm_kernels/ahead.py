@@ -29,7 +29,7 @@ from distmm_kernels.layout.real_view import REALS
 from distmm_kernels.reductions import largest
 from distmm_kernels.reductions.lines import COMPARED, WIDER
 from distmm_kernels.tiles import fragment_tiles, mma_tiles
-from distmm_kernels.tiles.hopper_tiles import HopperTile
+from distmm_kernels.tiles.hopper_tiles import HopperTile, box_columns, widest
 from distmm_kernels.tiles.hopper_widths import RATES, best_columns
 from distmm_kernels.tiles.tiling import TILINGS, Tiling
 
@@ -138,9 +138,7 @@ def _hopper(operand: Any, output: Any, layouts: Iterable[tuple[Any, Any]], **mor
     """Yield all widths of tiles of a variant, for these layouts of A and B."""
     for a_major, b_major in layouts:
         for columns in RATES[more.get("products", 1)]:
-            if columns == 256 and more.get("promotes"):
-                continue
-            if columns % 128 and output in ("int8", "uint8", "bool"):
+            if columns > widest(more.get("promotes", False)) or columns % box_columns(output):
                 continue
             tile = HopperTile(operand, output, columns, a_major, b_major, **more)
             yield from _all("hopper.hopper_gemm:hopper_gemm", [tile])

@@ -11,12 +11,8 @@ import pkgutil
 from distmm_kernels import gemm
 from distmm_kernels.candidate import Candidate
 
+_FILES = sorted(module.name for module in pkgutil.iter_modules(gemm.__path__))
+_MODULES = [importlib.import_module(f"{gemm.__name__}.{name}") for name in _FILES]
 
-def _rows() -> list[Candidate]:
-    """Collect the rows of each file that has a ``TABLE``, in alphabetical order of the files."""
-    files = sorted(module.name for module in pkgutil.iter_modules(gemm.__path__))
-    modules = [importlib.import_module(f"{gemm.__name__}.{name}") for name in files]
-    return [row for module in modules for row in getattr(module, "TABLE", ())]
-
-
-CANDIDATES: tuple[Candidate, ...] = tuple(_rows())
+CANDIDATES: tuple[Candidate, ...] = tuple(row for module in _MODULES for row in getattr(module, "TABLE", ()))
+"""The rows of each file that has a ``TABLE``, in alphabetical order of the files."""

@@ -20,11 +20,8 @@ SUPPORTED: tuple[np.dtype[Any], ...] = tuple(
 FLOAT8: tuple[np.dtype[Any], ...] = (np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2))
 
 # Types of operands that are narrower than their accumulator. Tensor cores read them without conversion.
-NARROW: tuple[np.dtype[Any], ...] = (
-    np.dtype("float16"),
-    np.dtype(ml_dtypes.bfloat16),
-    *FLOAT8,
-    *(np.dtype(name) for name in ("int8", "uint8", "bool")),
+NARROW: tuple[np.dtype[Any], ...] = tuple(
+    np.dtype(name) for name in ("float16", ml_dtypes.bfloat16, *FLOAT8, "int8", "uint8", "bool")
 )
 
 # Their accuracy: kernels/README.md, "How a kernel is chosen".

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 from types import MappingProxyType
-from typing import TypeAlias
 
 from distmm_kernels.candidate import Candidate
 from distmm_kernels.config import FLOAT8, Problem
@@ -24,8 +23,6 @@ from distmm_kernels.tiles.tiling import VECTOR_BYTES
 CPU = "CPU"  # the name of any CPU in the file
 MANY_WAVES = 4  # from so many tiles for each multiprocessor on, the last wave hardly counts
 SCALED = frozenset({"float64", "complex128", "int32", "int64"})  # types to whose rates `relative` of the file applies
-
-Floors: TypeAlias = Mapping[str, Mapping[str, float]]  # the least ratio to cuBLAS, by kernel and type of operands
 
 
 @dataclass(frozen=True)
@@ -56,9 +53,9 @@ class ModelRates:
     kernels: Mapping[str, Mapping[str, tuple[float, ...]]]
 
 
-def _read() -> tuple[tuple[int, ...], dict[str, Mapping[str, float]], dict[str, ModelRates], Floors]:
+def _read() -> tuple[tuple[int, ...], dict[str, Mapping[str, float]], dict[str, ModelRates]]:
     content = tomllib.loads(Path(__file__).with_name("rates.toml").read_text(encoding="utf-8"))
-    sizes, factors, floors = tuple(content.pop("sizes")), content.pop("relative"), content.pop("floors")
+    sizes, factors = tuple(content.pop("sizes")), content.pop("relative")
 
     def at_all_sizes(tflops: float | list[float]) -> tuple[float, ...]:
         each = tflops if isinstance(tflops, list) else [tflops] * len(sizes)
@@ -75,10 +72,10 @@ def _read() -> tuple[tuple[int, ...], dict[str, Mapping[str, float]], dict[str, 
         models[model] = ModelRates(
             model, capability, facts["date"], copy, 1e-6 * facts.get("host_copy", 0), MappingProxyType(kernels)
         )
-    return sizes, factors, models, floors
+    return sizes, factors, models
 
 
-SIZES, _RELATIVE, _MODELS, FLOORS = _read()
+SIZES, _RELATIVE, _MODELS = _read()
 
 
 def shipped(device: Device) -> ModelRates | None:

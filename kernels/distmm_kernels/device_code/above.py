@@ -7,10 +7,8 @@ lanes vote on a stretch, and the warp examines its elements only if a lane has f
 
 from __future__ import annotations
 
-from distmm_kernels.device_code.emit import cuda, types
+from distmm_kernels.device_code.emit import cuda, f64, i32, i64, types, u32, u64
 from distmm_kernels.launch.compiler import Source
-
-i32, i64, u32, u64 = types.int32, types.int64, types.uint32, types.uint64
 
 
 def above(dtype: str, picks: bool, held: int, lanes: int, warps: int) -> Source:
@@ -82,6 +80,6 @@ def above(dtype: str, picks: bool, held: int, lanes: int, warps: int) -> Source:
             starts[row] = i64(slot)
 
     numbers, places = types.Array(number, 1, "C"), types.Array(i64, 1, "C")
-    wide = types.float64 if dtype.startswith("float") else i64
+    wide = f64 if dtype.startswith("float") else i64
     signature = types.void(numbers, places, places, places, numbers, wide, u64, u64, u64, u64)
     return Source(kernel, signature, warps * lanes, 1024 // (warps * lanes))

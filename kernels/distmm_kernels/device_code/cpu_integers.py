@@ -52,12 +52,9 @@ def accumulate(a: Array, b: Array, d: Array) -> None:
         for j in range(0, n, TILE_N)
     ]
     pool = _pool()
-    if pool is None or len(tiles) == 1:
-        for tile in tiles:
-            add_tile(*tile)
-    else:
-        for _ in pool.map(lambda tile: add_tile(*tile), tiles):
-            pass
+    run = map if pool is None or len(tiles) == 1 else pool.map
+    for _ in run(lambda tile: add_tile(*tile), tiles):
+        pass
 
 
 @functools.cache
@@ -84,12 +81,10 @@ def _compiled(dtype: np.dtype[Any]) -> Callable[[Array, Array, Array], None]:
     operand = types.Array(number, 2, "A", readonly=True)  # any strides; read-only arrays too
     result = types.Array(number, 2, "A")
     signatures = [types.void(operand, operand, result)]
-    compiled: Callable[[Array, Array, Array], None]
     try:
-        compiled = njit(signatures, nogil=True, cache=True)(_add_tile)  # nogil: threads compute tiles in parallel
+        return njit(signatures, nogil=True, cache=True)(_add_tile)  # nogil: threads compute tiles in parallel
     except (RuntimeError, OSError):  # no writable folder, or a full disk
-        compiled = njit(signatures, nogil=True)(_add_tile)
-    return compiled
+        return njit(signatures, nogil=True)(_add_tile)
 
 
 def _add_tile(a, b, d):

@@ -8,86 +8,45 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from distmm_kernels.device_code.emit import (
-    I8,
-    I32,
-    I64,
-    Array,
-    assembly,
-    constant,
-    integer,
-    is_integer,
-    undefined,
-    vector,
-)
+from distmm_kernels.device_code import emit
+from distmm_kernels.device_code.emit import I8, I32, I64, Array, assembly, is_integer
+from distmm_kernels.tiles.tiling import VECTOR_BYTES
 
 GLOBAL, SHARED = 1, 3  # address spaces of NVVM
 
-_copy_vector = assembly(
-    "{ .reg .pred none; setp.eq.u32 none, $2, 0; cp.async.cg.shared.global [$0], [$1], 16, none; }",
-    [],
-    [I32, I64, I32],
-    ["r", "l", "r"],
-)
-_copy_part = assembly("cp.async.cg.shared.global [$0], [$1], 16, $2;", [], [I32, I64, I32], ["r", "l", "r"])
-_block_z = assembly("mov.u32 $0, %ctaid.z;", [I32], [], ["=r"], pure=True)
-
-
-def copy_vector(builder: Any, target: Any, source: Any, valid: Any) -> None:
-    """Start an asynchronous copy of 16 bytes, or of zeros if not valid, from a global address to shared memory."""
-    _copy_vector(builder, [builder.ptrtoint(target, I32), source, builder.zext(valid, I32)])
-
-
-def copy_part(builder: Any, target: Any, source: Any, count: Any) -> None:
-    """Start an asynchronous copy of ``count`` bytes, completed to 16 with zeros, from global to shared memory."""
-    _copy_part(builder, [builder.ptrtoint(target, I32), source, count])
+_block_z = assembly("mov.u32 $0, %ctaid.z;", [I32], [], pure=True)
 
 
 class _Elements:
-    """Elements in memory: loads and stores of vectors in any address space."""
+    """Elements in memory, of any address space: loads and stores of vectors. A subclass sets ``first``, a pointer."""
+
+    first: Any
 
     def __init__(self, builder: Any, array: Array) -> None:
         self.builder, self.real, self.itemsize = builder, array.real, array.itemsize
 
-    def load_from(self, pointer: Any, count: int) -> list[Any]:
-        builder, kind = self.builder, self.real if count == 1 else vector(self.real, count)
+    def pointer(self, place: Any) -> Any:
+        """Return the address of an element."""
+        return self.builder.gep(self.first, [I32(place)])
+
+    def load(self, place: Any, count: int) -> list[Any]:
+        """Load ``count`` neighbours as one vector."""
+        builder, pointer = self.builder, self.pointer(place)
+        kind = self.real if count == 1 else emit.vector(self.real, count)
         value = builder.load(builder.bitcast(pointer, kind.as_pointer(pointer.type.addrspace)))
-        _align(value, count * self.itemsize)
+        value.align = min(count * self.itemsize, VECTOR_BYTES)
         return [value] if count == 1 else [builder.extract_element(value, I32(i)) for i in range(count)]
 
-    def store_to(self, pointer: Any, elements: Sequence[Any]) -> None:
-        builder, kind, value = self.builder, self.real, elements[0]
+    def store(self, place: Any, elements: Sequence[Any]) -> None:
+        """Store neighbours as one vector."""
+        builder, pointer, kind, value = self.builder, self.pointer(place), self.real, elements[0]
         if len(elements) > 1:
-            kind = vector(self.real, len(elements))
-            value = undefined(kind)
+            kind = emit.vector(self.real, len(elements))
+            value = emit.undefined(kind)
             for i, element in enumerate(elements):
                 value = builder.insert_element(value, element, I32(i))
         stored = builder.store(value, builder.bitcast(pointer, kind.as_pointer(pointer.type.addrspace)))
-        _align(stored, len(elements) * self.itemsize)
-
-    def zeros(self, count: int) -> list[Any]:
-        return [constant(self.real, 0)] * count
-
-    def disguised(self, element: Any) -> Any:
-        """Return a copy of the element in a new register, which the compiler cannot merge with the old one.
-
-        The copy is the element xor the block's number along the grid's third axis. That number is 0, since the axis has
-        one block, but the compiler does not know this.
-        """
-        builder, kind = self.builder, integer(self.itemsize * 8)
-        (third,) = _block_z(builder, [])
-        zero = third if kind == I32 else builder.zext(third, kind)
-        return builder.bitcast(builder.xor(builder.bitcast(element, kind), zero), self.real)
-
-    def multiply_add(self, acc: Any, x: Any, y: Any) -> Any:
-        """Return ``acc + x * y``; of floats fused."""
-        builder = self.builder
-        return builder.add(acc, builder.mul(x, y)) if is_integer(self.real) else builder.fma(x, y, acc)
-
-
-def _align(instruction: Any, size: int) -> None:
-    """Tell the compiler that a load or store of ``size`` bytes is aligned to ``size``, or to 16 if that is less."""
-    instruction.align = min(size, 16)
+        stored.align = min(len(elements) * self.itemsize, VECTOR_BYTES)
 
 
 class Registers(_Elements):
@@ -98,17 +57,34 @@ class Registers(_Elements):
         data = array.data
         self.first = builder.bitcast(data, self.real.as_pointer(data.type.addrspace))
 
-    def _pointer(self, element: int) -> Any:
-        return self.builder.gep(self.first, [I32(element)])
-
     def values(self, first: int, count: int = 1) -> list[Any]:
         """Return ``count`` elements from the first on."""
-        return [self.builder.load(self._pointer(i)) for i in range(first, first + count)]
+        return [self.builder.load(self.pointer(i)) for i in range(first, first + count)]
 
     def set_values(self, first: int, values: Iterable[Any]) -> None:
         """Set elements from the first on."""
         for i, value in enumerate(values):
-            self.builder.store(value, self._pointer(first + i))
+            self.builder.store(value, self.pointer(first + i))
+
+    def zeros(self, count: int) -> list[Any]:
+        """Return ``count`` zeros of the elements' type."""
+        return [emit.constant(self.real, 0)] * count
+
+    def disguised(self, element: Any) -> Any:
+        """Return a copy of the element in a new register, which the compiler cannot merge with the old one.
+
+        The copy is the element xor the block's number along the grid's third axis. That number is 0, since the axis has
+        one block, but the compiler does not know this.
+        """
+        builder, kind = self.builder, emit.integer(self.itemsize * 8)
+        (third,) = _block_z(builder, [])
+        zero = third if kind == I32 else builder.zext(third, kind)
+        return builder.bitcast(builder.xor(builder.bitcast(element, kind), zero), self.real)
+
+    def multiply_add(self, acc: Any, x: Any, y: Any) -> Any:
+        """Return ``acc + x * y``; of floats fused."""
+        builder = self.builder
+        return builder.add(acc, builder.mul(x, y)) if is_integer(self.real) else builder.fma(x, y, acc)
 
 
 class Shared(_Elements):
@@ -119,14 +95,6 @@ class Shared(_Elements):
         data = array.data
         data = builder.addrspacecast(data, data.type.pointee.as_pointer(SHARED))
         self.first = builder.gep(data, [base])
-
-    def pointer(self, place: int) -> Any:
-        """Return the address of an element."""
-        return self.builder.gep(self.first, [I32(place)])
-
-    def load(self, place: int, count: int) -> list[Any]:
-        """Load ``count`` neighbours as one vector."""
-        return self.load_from(self.pointer(place), count)
 
 
 class Matrix(_Elements):
@@ -157,7 +125,8 @@ class Matrix(_Elements):
         """Return the address of the thread's first element."""
         return self.builder.ptrtoint(self.first, I64)
 
-    def _pointer(self, offset: tuple[int, int]) -> Any:
+    def pointer(self, offset: tuple[int, int]) -> Any:
+        """Return the address of the element at this offset."""
         steps = [self.builder.mul(I64(step), stride) for step, stride in zip(offset, self.strides, strict=True)]
         return self.builder.gep(self.first, [self.builder.add(*steps)])
 
@@ -165,11 +134,3 @@ class Matrix(_Elements):
         """Whether the element at this offset is inside of the matrix. Indices are never negative."""
         tests = [self.builder.icmp_signed("<", I32(step), left) for step, left in zip(offset, self.left, strict=True)]
         return self.builder.and_(*tests)
-
-    def load(self, offset: tuple[int, int], count: int) -> list[Any]:
-        """Load ``count`` neighbours as one vector."""
-        return self.load_from(self._pointer(offset), count)
-
-    def store(self, offset: tuple[int, int], elements: Sequence[Any]) -> None:
-        """Store neighbours as one vector."""
-        self.store_to(self._pointer(offset), elements)

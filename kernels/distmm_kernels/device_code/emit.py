@@ -17,7 +17,8 @@ write another version of this file. It offers:
     Reads what Numba otherwise reads when a process compiles its first kernel.
 
 The kernels' language (``cuda.threadIdx``, ``cuda.shared.array``, number types) is re-exported as ``cuda`` and
-``types``. Which methods of llvmlite's ``IRBuilder`` intrinsics call is in ``tests/kernels/device_code/test_emit.py``.
+``types``, and the usual numbers as ``f32`` to ``u64``. Which methods of llvmlite's ``IRBuilder`` intrinsics call is in
+``tests/kernels/device_code/test_emit.py``.
 """
 
 from __future__ import annotations
@@ -42,31 +43,35 @@ VERSIONS_SEEN = ("0.30",)
 ARRAY_FIELDS = ("meminfo", "parent", "nitems", "itemsize", "data", "shape", "strides")
 """Parameters that an array becomes, in this order. `distmm_kernels.launch.driver.array_arguments` writes them."""
 
+f32, f64 = types.float32, types.float64
+i32, i64, u32, u64 = types.int32, types.int64, types.uint32, types.uint64
+
+# LLVM's types and numbers: integer(bits), vector(type, count), constant(type, value)
+integer, vector, constant = ir.IntType, ir.VectorType, ir.Constant
 I8, I32, I64, F32, F64 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType(), ir.DoubleType()
 
 ANY = None
 """Type of an intrinsic's argument that is an array of any type."""
 
-TENSOR_MAP = types.CPointer(types.UniTuple(types.uint64, 16))
+TENSOR_MAP = types.CPointer(types.UniTuple(u64, 16))
 """Type of a tensor map in a kernel's signature."""
 
 
 def tensor_maps(count: int) -> Any:
     """Return the type of an array of tensor maps in a kernel's signature."""
-    return types.CPointer(types.UniTuple(types.uint64, 16 * count))
+    return types.CPointer(types.UniTuple(u64, 16 * count))
 
 
 _SHARED = 3  # NVVM's address space
 
-_LLVM = {
-    types.uint16: (ir.IntType(16), "h"),
-    types.int32: (I32, "r"),
-    types.uint32: (I32, "r"),
-    types.int64: (I64, "l"),
-    types.uint64: (I64, "l"),
-    types.float32: (F32, "f"),
-    types.float64: (F64, "d"),
-}
+PTX_NAMES = {
+    "float32": "f32", "int32": "s32", "tfloat32": "tf32", "bfloat16": "bf16", "float16": "f16", "int8": "s8",
+    "uint8": "u8", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2",
+}  # fmt: skip
+"""What instructions call the types that tensor cores read and write."""
+
+_LLVM = {i32: I32, u32: I32, i64: I64, u64: I64, f32: F32, f64: F64}
+_LETTERS = {I32: "r", I64: "l", F32: "f", F64: "d"}  # of a register, in the constraints of inline assembly
 
 # Numba warns of any grid of fewer than 128 blocks. Ragged last blocks are small on purpose, and where warnings are
 # errors the product would fail.
@@ -161,8 +166,7 @@ def instruction(
         Whether the compiler may move it, merge equal ones, or remove it.
     """
     results = result if isinstance(result, tuple) else () if result is None else (result,)
-    letters = [f"={_LLVM[kind][1]}" for kind in results] + [_LLVM[kind][1] for kind in arguments]
-    call = assembly(text, [_LLVM[kind][0] for kind in results], [_LLVM[kind][0] for kind in arguments], letters, pure)
+    call = assembly(text, [_LLVM[kind] for kind in results], [_LLVM[kind] for kind in arguments], pure)
 
     def write(builder, *values):
         outputs = call(builder, values)
@@ -175,16 +179,15 @@ def assembly(
     text: str,
     outputs: list[Any],
     inputs: list[Any],
-    letters: list[str],
     pure: bool = False,
     clobbers_memory: bool = True,
     of_warp: bool = False,
+    tied: bool = False,
 ) -> Callable[[Any, Any], list[Any]]:
     """Return a function of a builder and values that writes PTX and returns its results.
 
-    ``letters`` are the constraints of outputs and inputs, as in LLVM's inline assembly. Pure code touches no memory
-    that this kernel writes. Other code keeps its order; the compiler moves loads and stores across it only if it does
-    not clobber memory.
+    Pure code touches no memory that this kernel writes. Other code keeps its order; the compiler moves loads and stores
+    across it only if it does not clobber memory. If ``tied``, the last inputs are in the registers of the outputs.
 
     The compiler never makes code that is not pure, or that a warp executes together (``of_warp``), depend on more
     conditions than it does here: LLVM calls it convergent. Otherwise it could move an instruction of all threads into a
@@ -192,6 +195,9 @@ def assembly(
     """
     returned = ir.VoidType() if not outputs else outputs[0] if len(outputs) == 1 else ir.LiteralStructType(outputs)
     kind = ir.FunctionType(returned, inputs)
+    letters = [f"={_LETTERS[each]}" for each in outputs] + [_LETTERS[each] for each in inputs]
+    if tied:
+        letters[-len(outputs) :] = map(str, range(len(outputs)))
     constraints = ",".join([*letters, *(["~{memory}"] if clobbers_memory and not pure else [])])
 
     def emit(builder: Any, values: Any) -> list[Any]:
@@ -204,24 +210,9 @@ def assembly(
     return emit
 
 
-def integer(bits: int) -> Any:
-    """Return the type of integers of ``bits`` bits."""
-    return ir.IntType(bits)
-
-
 def is_integer(kind: Any) -> bool:
     """Whether a builder's type is an integer type."""
     return isinstance(kind, ir.IntType)
-
-
-def vector(kind: Any, count: int) -> Any:
-    """Return the type of a vector of ``count`` numbers."""
-    return ir.VectorType(kind, count)
-
-
-def constant(kind: Any, value: float) -> Any:
-    """Return a number of a type."""
-    return ir.Constant(kind, value)
 
 
 def undefined(kind: Any) -> Any:
@@ -253,7 +244,7 @@ def tensor_map_addresses(count: int) -> Callable[..., Any]:
         annotations.add(module.add_metadata((function, ir.MetaDataString(module, "grid_constant"), indices)))
         return [builder.ptrtoint(value, I64) for value in maps]
 
-    return intrinsic(write, [ANY] * count, (types.uint64,) * count)
+    return intrinsic(write, [ANY] * count, (u64,) * count)
 
 
 def dynamic_shared_memory(alignment: int) -> Callable[[], Any]:
@@ -267,7 +258,7 @@ def dynamic_shared_memory(alignment: int) -> Callable[[], Any]:
             memory.linkage, memory.align = "external", alignment
         return builder.ptrtoint(memory, I32)
 
-    return intrinsic(write, (), types.uint32)
+    return intrinsic(write, (), u32)
 
 
 def preload() -> None:

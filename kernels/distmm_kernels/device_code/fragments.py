@@ -12,19 +12,10 @@ from typing import Any
 import numpy as np
 
 from distmm_kernels.device_code.elements import Registers, Shared
-from distmm_kernels.device_code.emit import ANY, F32, I32, assembly, constant, intrinsic, types
+from distmm_kernels.device_code.emit import ANY, F32, I32, PTX_NAMES, assembly, constant, intrinsic, types
 from distmm_kernels.device_code.register_tiled import register_tiled, source_of
 from distmm_kernels.launch.compiler import Source
-from distmm_kernels.tiles.fragment_tiles import EDGE, FragmentTiling, Multiplicand
-
-# Steps of k of one instruction, the operands' name in PTX, the type of its sums, and the type of operands in memory
-# (only their bits matter).
-_KINDS: dict[Multiplicand, tuple[int, str, str, str]] = {
-    "bfloat16": (16, "bf16", "float32", "uint16"),
-    "float16": (16, "f16", "float32", "uint16"),
-    "int8": (32, "s8", "int32", "uint8"),
-    "tfloat32": (8, "tf32", "float32", "uint32"),
-}
+from distmm_kernels.tiles.fragment_tiles import EDGE, ITEMSIZE, FragmentTiling, Multiplicand
 
 
 def multiply(operand: Multiplicand) -> Callable[[FragmentTiling, int, int], Callable[..., None]]:
@@ -33,8 +24,7 @@ def multiply(operand: Multiplicand) -> Callable[[FragmentTiling, int, int], Call
     Tensor cores truncate their sums. So with halves, a step's three products are summed from zero, and that sum is
     added to the accumulators outside of the tensor cores, rounded to nearest.
     """
-    depth, name, sums, _ = _KINDS[operand]
-    issue = _instruction(depth, name, sums)
+    issue = _instruction(operand)
 
     def make(tiling: FragmentTiling, first: int, last: int) -> Callable[..., None]:
         steps, (of_a, of_b) = tiling.depth // tiling.step, (edge // EDGE for edge in tiling.part)
@@ -89,22 +79,27 @@ def _read(transposed: bool) -> Callable[[Any, Any], list[Any]]:
     """Return a function that writes the ldmatrix of four matrices."""
     turned = ".trans" if transposed else ""
     text = f"ldmatrix.sync.aligned.m8n8.x4{turned}.shared.b16 {{$0, $1, $2, $3}}, [$4];"
-    return assembly(text, [I32] * 4, [I32], ["=r"] * 4 + ["r"])
+    return assembly(text, [I32] * 4, [I32])
 
 
-def _instruction(depth: int, name: str, sums: str) -> Callable[[Any, Any], list[Any]]:
+def _sums(operand: Multiplicand) -> str:
+    """Return the type of sums of products."""
+    return "int32" if operand == "int8" else "float32"
+
+
+def _instruction(operand: Multiplicand) -> Callable[[Any, Any], list[Any]]:
     """Return a function that writes one instruction. It takes values of A, B and C; D has the registers of C."""
-    number, letter, short = (F32, "f", "f32") if sums == "float32" else (I32, "r", "s32")
+    number, depth = I32 if operand == "int8" else F32, 32 // ITEMSIZE[operand]
+    name, of_d = PTX_NAMES[operand], PTX_NAMES[_sums(operand)]
     text = (
-        f"mma.sync.aligned.m16n8k{depth}.row.col.{short}.{name}.{name}.{short} "
+        f"mma.sync.aligned.m16n8k{depth}.row.col.{of_d}.{name}.{name}.{of_d} "
         "{$0, $1, $2, $3}, {$4, $5, $6, $7}, {$8, $9}, {$10, $11, $12, $13};"
     )
-    letters = [f"={letter}"] * 4 + ["r"] * 6 + [str(i) for i in range(4)]
-    return assembly(text, [number] * 4, [I32] * 6 + [number] * 4, letters, pure=True, of_warp=True)
+    return assembly(text, [number] * 4, [I32] * 6 + [number] * 4, pure=True, of_warp=True, tied=True)
 
 
 def source(operand: Multiplicand, tiling: FragmentTiling, width: int, modulo: bool = False) -> Source:
     """Return the source that `distmm_kernels.launch.binary` compiles; ``modulo`` is for residues in int8."""
-    _, _, sums, narrow = _KINDS[operand]
+    sums, narrow = _sums(operand), f"uint{8 * ITEMSIZE[operand]}"  # only the operands' bits matter in memory
     kernel = register_tiled(np.dtype(sums), tiling, width, multiply(operand), np.dtype(narrow), modulo)
     return source_of(kernel, sums, tiling, narrow, modulo)

@@ -9,23 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from distmm_kernels.device_code.emit import I32, I64, cuda, inlined, instruction, intrinsic, types
+from distmm_kernels.device_code import residue_tiles as tiles
+from distmm_kernels.device_code.emit import I32, I64, cuda, i32, i64, inlined, instruction, intrinsic, types, u32, u64
 from distmm_kernels.device_code.reconstruct import adder, byte_of, of_fours, words_of
-from distmm_kernels.device_code.residue_tiles import (
-    PITCH,
-    ROWS_EACH,
-    filler,
-    four_of_tile,
-    fours,
-    tile_of_block,
-    write_residues,
-)
+from distmm_kernels.device_code.residue_tiles import PITCH, ROWS_EACH
 from distmm_kernels.emulation.formats import GRANULE
 from distmm_kernels.emulation.integers import SHIFT, SYSTEMS
 from distmm_kernels.emulation.residues import COLUMNS, ROWS, THREADS
 from distmm_kernels.launch.compiler import Source
-
-i32, i64, u32, u64 = types.int32, types.int64, types.uint32, types.uint64
 
 
 def split(bits: int, along_k: bool) -> Source:
@@ -44,7 +35,7 @@ def split(bits: int, along_k: bool) -> Source:
     - the matrix that the grid begins with.
     """
     moduli = SYSTEMS[bits].moduli
-    count, write = len(moduli), write_residues(moduli, 4)
+    count, write = len(moduli), tiles.write_residues(moduli, 4)
     # to 64 bits: a load of 32 bits extends the sign
     load = instruction(
         f"{{ .reg .pred p; setp.ne.s32 p, $2, 0; mov.s64 $0, 0; @p ld.global.nc.s{bits} $0, [$1]; }}",
@@ -53,11 +44,11 @@ def split(bits: int, along_k: bool) -> Source:
         pure=True,
     )
 
-    four, fill = fours(load), filler(load)
+    four, fill = tiles.fours(load), tiles.filler(load)
 
     def kernel(source, memory, between, pitch, along, rows, k, granule_step, last_ld, first_matrix):
         tile = cuda.shared.array((ROWS, PITCH), i64)
-        lane, warp, base, _, matrix, first, steps = tile_of_block(rows, k, first_matrix)
+        lane, warp, base, _, matrix, first, steps = tiles.tile_of_block(rows, k, first_matrix)
         granule = first // u64(GRANULE)
         ld = u64(GRANULE) if (granule + u64(1)) * u64(GRANULE) < k else last_ld
         start = source + matrix * between + first * along
@@ -72,7 +63,7 @@ def split(bits: int, along_k: bool) -> Source:
                 if along_k:
                     x = four(start + u64(row) * pitch + u64(at) * along, along, left)
                 else:
-                    x = four_of_tile(tile, here, lane)
+                    x = tiles.four_of_tile(tile, here, lane)
                 line = (matrix * u64(count) * rows + u64(row)) * ld
                 to = memory + granule * granule_step + line + first + u64(at) - granule * u64(GRANULE)
                 write(to, rows * ld, x[0], x[1], x[2], x[3])

@@ -16,12 +16,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from distmm_kernels.device_code.emit import cuda, inlined, types
+from distmm_kernels.device_code.emit import cuda, i32, i64, inlined, types, u32, u64
 from distmm_kernels.launch.compiler import Source
 
 Weighing = Literal["", "plain", "times", "minus"]
-
-i32, i64, u32, u64 = types.int32, types.int64, types.uint32, types.uint64
 
 NOWHERE = i32(-1)  # the position of an element that is not set yet
 
@@ -58,9 +56,7 @@ def of_rows(dtype: str, weighing: Weighing, registers: int, held: int, lanes: in
     rows, n, k
         Number of lines; elements of a line; number of largest elements.
     """
-    number = getattr(types, dtype)
-    weighed, beyond, begin, insert, write = _parts(dtype, weighing, registers, lanes)
-    every = u32((1 << lanes) - 1)
+    number, every, weighed, beyond, begin, insert, write = _parts(dtype, weighing, registers, lanes)
     stretch = held * lanes
 
     def kernel(elements, weights, values, places, pitch, rows, n, k):
@@ -100,9 +96,7 @@ def of_columns(dtype: str, weighing: Weighing, registers: int, held: int, lanes:
     the distance from one element of a line to the next. Adjacent lines are contiguous in memory. `warps` divides
     `lanes`.
     """
-    number = getattr(types, dtype)
-    weighed, beyond, begin, insert, write = _parts(dtype, weighing, registers, lanes)
-    every = u32((1 << lanes) - 1)
+    number, every, weighed, beyond, begin, insert, write = _parts(dtype, weighing, registers, lanes)
     stretch = held * lanes
     width = stretch + lanes // warps  # so that a warp's stores use different banks
     room = warps * width
@@ -155,7 +149,7 @@ def _signature(number: Any) -> Any:
 
 
 def _parts(dtype: str, weighing: Weighing, registers: int, lanes: int):  # type: ignore[no-untyped-def]
-    """Make the functions of both kernels."""
+    """Return the type, the mask of all lanes, and the functions of both kernels."""
     number = getattr(types, dtype)
     real = dtype.startswith("float")
     lowest = number(float("-inf")) if real else number(0)
@@ -224,4 +218,4 @@ def _parts(dtype: str, weighing: Weighing, registers: int, lanes: int):  # type:
             if mine < k:
                 values[row * k + mine], places[row * k + mine] = best[r], i64(at[r])
 
-    return weighed, beyond, begin, insert, write
+    return number, every, weighed, beyond, begin, insert, write

@@ -63,13 +63,12 @@ def multiply(tiling: MmaTiling, first: int, last: int) -> Callable[..., None]:
 
 
 def _instruction(rows: int, steps: int) -> Callable[[Any, Any], list[Any]]:
-    """Return a function that writes one instruction. It takes values of A, B and C, and returns those of D."""
+    """Return a function that writes one instruction. It takes values of A, B and C; D has the registers of C."""
     a, b, c = rows * steps // 32, steps // 4, rows // 4
     ends = itertools.accumulate((0, c, a, b, c))
     sets = ["{" + ", ".join(f"${i}" for i in range(*ends_of)) + "}" for ends_of in itertools.pairwise(ends)]
     text = f"mma.sync.aligned.m{rows}n8k{steps}.row.col.f64.f64.f64.f64 {', '.join(sets)};"
-    letters = ["=d"] * c + ["d"] * (a + b) + [str(i) for i in range(c)]  # D has the registers of C
-    return assembly(text, [F64] * c, [F64] * (a + b + c), letters, pure=True, of_warp=True)
+    return assembly(text, [F64] * c, [F64] * (a + b + c), pure=True, of_warp=True, tied=True)
 
 
 def source(dtype: str, tiling: MmaTiling, width: int) -> Source:

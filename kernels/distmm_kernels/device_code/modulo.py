@@ -8,8 +8,8 @@ from typing import Any
 from distmm_kernels.device_code.emit import I32, I64, assembly
 from distmm_kernels.emulation.moduli import OFFSET
 
-_numbers = assembly("ld.global.nc.v2.u32 {$0, $1}, [$2];", [I32, I32], [I64], ["=r", "=r", "l"], pure=True)
-_high = assembly("mul.hi.u32 $0, $1, $2;", [I32], [I32] * 2, ["=r", "r", "r"], pure=True)
+_numbers = assembly("ld.global.nc.v2.u32 {$0, $1}, [$2];", [I32, I32], [I64], pure=True)
+_high = assembly("mul.hi.u32 $0, $1, $2;", [I32], [I32] * 2, pure=True)
 
 
 def reduced(builder: Any, sums: Sequence[Any], address: Any) -> list[Any]:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from distmm_kernels.device_code import (
-    emit,
-    fragments,  # noqa: F401
-    largest,  # noqa: F401
-    mma,  # noqa: F401
-    reconstruct,  # noqa: F401
-    register_tiled,  # noqa: F401
-    residues,  # noqa: F401
-    thin_products,  # noqa: F401
-)
-from distmm_kernels.device_code.copies import prepass, transpose  # noqa: F401
-from distmm_kernels.device_code.hopper import hopper_gemm  # noqa: F401
+import importlib
+
+from distmm_kernels.device_code import emit
+
+for name in (
+    *("fragments", "largest", "mma", "reconstruct", "register_tiled", "residues", "thin_products"),
+    *("copies.prepass", "copies.transpose", "hopper.hopper_gemm"),
+):
+    importlib.import_module(f"distmm_kernels.device_code.{name}")
 
 emit.preload()

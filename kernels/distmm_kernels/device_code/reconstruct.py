@@ -13,33 +13,21 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from distmm_kernels.device_code.emit import (
-    F64,
-    I32,
-    I64,
-    assembly,
-    constant,
-    cuda,
-    inlined,
-    instruction,
-    intrinsic,
-    types,
-)
+from distmm_kernels.device_code import emit
+from distmm_kernels.device_code.emit import F64, I32, I64, cuda, f64, i32, inlined, types, u32, u64
 from distmm_kernels.device_code.residues import read_double, store_double
 from distmm_kernels.emulation.moduli import OFFSET, PRODUCT, UNITS, WEIGHTS, digits
 from distmm_kernels.emulation.residues import COLUMNS, THREADS
 from distmm_kernels.launch.compiler import Source
 
-f64, i32, u32, u64 = types.float64, types.int32, types.uint32, types.uint64
-
-load_factor = instruction("ld.global.nc.f64 $0, [$1];", (u64,), f64, pure=True)
-store_pair = instruction("st.global.v2.f64 [$0], {$1, $2};", (u64, f64, f64))
+load_factor = emit.instruction("ld.global.nc.f64 $0, [$1];", (u64,), f64, pure=True)
+store_pair = emit.instruction("st.global.v2.f64 [$0], {$1, $2};", (u64, f64, f64))
 
 
-_to_float64 = assembly("cvt.rn.f64.s64 $0, $1;", [F64], [I64], ["=d", "l"], pure=True)
+_to_float64 = emit.assembly("cvt.rn.f64.s64 $0, $1;", [F64], [I64], pure=True)
 
 
-_load_word = assembly("ld.global.b32 $0, [$1];", [I32], [I64], ["=r", "l"])
+_load_word = emit.assembly("ld.global.b32 $0, [$1];", [I32], [I64])
 
 
 def words_of(builder: Any, address: Any, step: Any, count: int) -> list[Any]:
@@ -66,7 +54,7 @@ def first_sums(by_integers: bool) -> list[Any]:
     """
     if by_integers:
         return [I64(-OFFSET * sum(each)) for each in zip(*map(digits, WEIGHTS), strict=True)]
-    return [constant(F64, 0.0)] * len(UNITS)
+    return [emit.constant(F64, 0.0)] * len(UNITS)
 
 
 def add_weighted(builder: Any, sums: list[Any], byte: Any, weight: int, by_integers: bool) -> list[Any]:
@@ -77,8 +65,8 @@ def add_weighted(builder: Any, sums: list[Any], byte: Any, weight: int, by_integ
         return [builder.add(total, product) for total, product in zip(sums, products, strict=True)]
     # the bits of 2^52 + byte; a conversion would take four times as long
     bits = builder.or_(wide, I64((1023 + 52) << 52))
-    residue = builder.fsub(builder.bitcast(bits, F64), constant(F64, 2.0**52 + OFFSET))
-    parts = [constant(F64, math.ldexp(digit, unit)) for digit, unit in zip(digits(weight), UNITS, strict=True)]
+    residue = builder.fsub(builder.bitcast(bits, F64), emit.constant(F64, 2.0**52 + OFFSET))
+    parts = [emit.constant(F64, math.ldexp(digit, unit)) for digit, unit in zip(digits(weight), UNITS, strict=True)]
     return [builder.fma(residue, part, total) for part, total in zip(parts, sums, strict=True)]
 
 
@@ -86,7 +74,7 @@ def converted(builder: Any, sums: list[Any], by_integers: bool) -> list[Any]:
     """Write the conversion of three sums to float64, which is exact: the integers are below 2^53."""
     if not by_integers:
         return sums
-    units = (constant(F64, 2.0**unit) for unit in UNITS)
+    units = (emit.constant(F64, 2.0**unit) for unit in UNITS)
     return [builder.fmul(_to_float64(builder, [total])[0], unit) for total, unit in zip(sums, units, strict=True)]
 
 
@@ -105,10 +93,10 @@ def _sums_of_four(by_integers: bool) -> Callable[..., Any]:
             results += converted(builder, sums, by_integers)
         return results
 
-    return intrinsic(write, (u64, u64), (f64,) * (len(UNITS) * COLUMNS))
+    return emit.intrinsic(write, (u64, u64), (f64,) * (len(UNITS) * COLUMNS))
 
 
-to_nearest = instruction("cvt.rni.f64.f64 $0, $1;", (f64,), f64, pure=True)
+to_nearest = emit.instruction("cvt.rni.f64.f64 $0, $1;", (f64,), f64, pure=True)
 
 _inverse = f64(1 / PRODUCT)
 _high, _middle, _low = (f64(math.ldexp(d, unit)) for d, unit in zip(digits(PRODUCT), UNITS, strict=True))

@@ -12,25 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from distmm_kernels.device_code.emit import I32, inlined, intrinsic, types
-from distmm_kernels.device_code.reconstruct import (
-    add_double,
-    add_weighted,
-    adder,
-    byte_of,
-    converted,
-    first_sums,
-    integer,
-    load_factor,
-    of_fours,
-    store_pair,
-    words_of,
-)
+from distmm_kernels.device_code import reconstruct as reals
+from distmm_kernels.device_code.emit import I32, f64, i32, inlined, intrinsic, types, u32, u64
 from distmm_kernels.emulation.moduli import MODULI, OFFSET, UNITS, WEIGHTS
 from distmm_kernels.emulation.residues import COLUMNS, FORMS
 from distmm_kernels.launch.compiler import Source
-
-f64, i32, u32, u64 = types.float64, types.int32, types.uint32, types.uint64
 
 WORDS = FORMS[2] * len(MODULI)
 SHIFT = 24
@@ -42,7 +28,7 @@ def remainder_multiplier(modulus: int) -> int:
 
 
 def _load(builder, address, step):
-    return words_of(builder, address, step, WORDS)
+    return reals.words_of(builder, address, step, WORDS)
 
 
 words_of_four = intrinsic(_load, (u64, u64), (u32,) * WORDS)
@@ -54,13 +40,13 @@ def _sums_of(column: int, by_integers: bool, conjugated: bool) -> Callable[..., 
 
     def write(builder, words):
         def byte(index):
-            return byte_of(builder, builder.extract_value(words, index), column)
+            return reals.byte_of(builder, builder.extract_value(words, index), column)
 
         def remainder(value, modulus):
             quotient = builder.lshr(builder.mul(value, I32(remainder_multiplier(modulus))), I32(SHIFT))
             return builder.sub(value, builder.mul(quotient, I32(modulus)))
 
-        sums = [first_sums(by_integers)] * 2
+        sums = [reals.first_sums(by_integers)] * 2
         for index, (modulus, weight) in enumerate(zip(MODULI, WEIGHTS, strict=True)):
             first, second, third = (byte(form * len(MODULI) + index) for form in range(FORMS[2]))
             # each byte is its residue plus OFFSET, and so must be the results; multiples of the modulus keep them
@@ -69,11 +55,11 @@ def _sums_of(column: int, by_integers: bool, conjugated: bool) -> Callable[..., 
             both = builder.add(first, second)
             rest = builder.add(builder.sub(third, both), I32(2 * OFFSET + 2 * modulus))
             sums = [
-                add_weighted(builder, part, remainder(value, modulus), weight, by_integers)
+                reals.add_weighted(builder, part, remainder(value, modulus), weight, by_integers)
                 for part, value in zip(sums, (minus, rest), strict=True)
             ]
         real, imaginary = sums[::-1] if conjugated else sums
-        return [total for part in (real, imaginary) for total in converted(builder, part, by_integers)]
+        return [total for part in (real, imaginary) for total in reals.converted(builder, part, by_integers)]
 
     return intrinsic(write, (types.UniTuple(u32, WORDS),), (f64,) * (2 * len(UNITS)))
 
@@ -84,24 +70,24 @@ def reconstruct(by_integers: bool, adds: bool, conjugated: bool = False) -> Sour
     ``by_integers`` is as in `distmm_kernels.device_code.reconstruct.reconstruct`, but residues have the shape
     ``(products, moduli, rows, columns)``. The products are those with the conjugate of B if ``conjugated``.
     """
-    plus = adder(adds, add_double)
+    plus = reals.adder(adds, reals.add_double)
     first, second, third, fourth = (_sums_of(column, by_integers, conjugated) for column in range(COLUMNS))
 
     def stored(s, factor, c, d):
-        real, imaginary = integer(s[0], s[1], s[2]) * factor, integer(s[3], s[4], s[5]) * factor
-        store_pair(d, plus(real, c), plus(imaginary, c + u64(8)))
+        real, imaginary = reals.integer(s[0], s[1], s[2]) * factor, reals.integer(s[3], s[4], s[5]) * factor
+        reals.store_pair(d, plus(real, c), plus(imaginary, c + u64(8)))
 
     put = inlined(stored)
 
     def store(words, mine, theirs, c, c_along, d, left):
-        mine = load_factor(mine)
-        put(first(words), mine * load_factor(theirs), c, d)
+        mine = reals.load_factor(mine)
+        put(first(words), mine * reals.load_factor(theirs), c, d)
         if left > i32(1):
-            put(second(words), mine * load_factor(theirs + u64(8)), c + c_along, d + u64(16))
+            put(second(words), mine * reals.load_factor(theirs + u64(8)), c + c_along, d + u64(16))
         if left > i32(2):
-            put(third(words), mine * load_factor(theirs + u64(16)), c + u64(2) * c_along, d + u64(32))
+            put(third(words), mine * reals.load_factor(theirs + u64(16)), c + u64(2) * c_along, d + u64(32))
         if left > i32(3):
-            put(fourth(words), mine * load_factor(theirs + u64(24)), c + u64(3) * c_along, d + u64(48))
+            put(fourth(words), mine * reals.load_factor(theirs + u64(24)), c + u64(3) * c_along, d + u64(48))
 
     # with three blocks on a multiprocessor, each thread would spill 40 bytes of registers
-    return of_fours(words_of_four, inlined(store), 16, blocks=2)
+    return reals.of_fours(words_of_four, inlined(store), 16, blocks=2)

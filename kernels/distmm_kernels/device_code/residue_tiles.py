@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from distmm_kernels.device_code.emit import I32, I64, assembly, cuda, inlined, intrinsic, types
+from distmm_kernels.device_code.emit import I32, I64, assembly, cuda, i32, i64, inlined, intrinsic, u32, u64
 from distmm_kernels.emulation.moduli import byte_weights, multiplier, start
 from distmm_kernels.emulation.residues import ROWS, STRETCH, THREADS
-
-i32, i64, u32, u64 = types.int32, types.int64, types.uint32, types.uint64
 
 # Stores of residues. They return the address of the next modulus' residues. The compiler must not see that this is a
 # sum: it would keep all multiples of the step for the next row, and there are too few registers for them.
@@ -34,9 +32,9 @@ def write_residues(moduli: tuple[int, ...], neighbours: int) -> Callable[..., No
     ``x + 2^63`` is an unsigned number of 8 bytes; the sum of its bytes by their weights has the residue of x, and is
     small enough for an exact quotient by one multiplication.
     """
-    dot = assembly("dp4a.u32.s32 $0, $1, $2, $3;", [I32], [I32] * 3, ["=r", "r", "r", "r"], pure=True)
-    high = assembly("mul.hi.u32 $0, $1, $2;", [I32], [I32] * 2, ["=r", "r", "r"], pure=True)
-    put = assembly(PUT[neighbours], [I64], [I64, I32, I64], ["=l", "l", "r", "l"])
+    dot = assembly("dp4a.u32.s32 $0, $1, $2, $3;", [I32], [I32] * 3, pure=True)
+    high = assembly("mul.hi.u32 $0, $1, $2;", [I32], [I32] * 2, pure=True)
+    put = assembly(PUT[neighbours], [I64], [I64, I32, I64])
 
     def write(builder, to, step, *numbers):
         words = []
@@ -80,12 +78,9 @@ def fours(load: Callable[..., Any], parts: int = 1) -> Any:
     place = placed(parts)
 
     def four(address, along, left):
-        return (
-            load(address, i32(left > i32(0))),
-            load(address + place(1, along), i32(left > i32(1))),
-            load(address + place(2, along), i32(left > i32(2))),
-            load(address + place(3, along), i32(left > i32(3))),
-        )
+        x0, x1 = load(address, i32(left > i32(0))), load(address + place(1, along), i32(left > i32(1)))
+        x2 = load(address + place(2, along), i32(left > i32(2)))
+        return x0, x1, x2, load(address + place(3, along), i32(left > i32(3)))
 
     return inlined(four)
 
@@ -110,12 +105,8 @@ def filler(load: Callable[..., Any], parts: int = 1) -> Any:
 @inlined
 def four_of_tile(tile, row, lane):
     """Return a lane's four neighbours along k from a tile."""
-    return (
-        tile[row, lane],
-        tile[row, lane + u32(FOURS)],
-        tile[row, lane + u32(2 * FOURS)],
-        tile[row, lane + u32(3 * FOURS)],
-    )
+    x0, x1 = tile[row, lane], tile[row, lane + u32(FOURS)]
+    return x0, x1, tile[row, lane + u32(2 * FOURS)], tile[row, lane + u32(3 * FOURS)]
 
 
 @inlined

@@ -40,28 +40,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from distmm_kernels.device_code import residue_tiles as tiles
 from distmm_kernels.device_code.copies.halves import OVERFLOW, RANGE, SPARSE, UNDERFLOW, guards_of_counts, raise_guards
 from distmm_kernels.device_code.copies.split import add_global, warp_sum
-from distmm_kernels.device_code.emit import cuda, inlined, instruction, types
-from distmm_kernels.device_code.residue_tiles import (
-    FOURS_EACH,
-    PITCH,
-    ROWS_EACH,
-    WARPS,
-    filler,
-    four_of_tile,
-    fours,
-    placed,
-    tile_of_block,
-    write_residues,
-)
+from distmm_kernels.device_code.emit import cuda, f64, i32, i64, inlined, instruction, types, u32, u64
+from distmm_kernels.device_code.residue_tiles import FOURS_EACH, PITCH, ROWS_EACH, WARPS
 from distmm_kernels.emulation.formats import GRANULE
 from distmm_kernels.emulation.moduli import LIMIT, MODULI
 from distmm_kernels.emulation.residues import FORMS, LARGEST_SQUARES, LEAST_SQUARES, NEAR, ROWS, STRETCH, THREADS
 from distmm_kernels.emulation.sparsity import FAR_BITS
 from distmm_kernels.launch.compiler import Source
-
-f64, i32, i64, u32, u64 = types.float64, types.int32, types.int64, types.uint32, types.uint64
 
 SIGNATURE = types.void(*[u64] * 16)
 
@@ -99,14 +87,14 @@ def _squares(x):
 
 def sum_squares(along_k: bool, parts: int = 1) -> Source:
     """Sum the squares of each row and stretch: fours from left to right, then by halves. Grid: tiles, 1, matrices."""
-    place, four = placed(parts), fours(load_double, parts)
+    place, four = tiles.placed(parts), tiles.fours(load_double, parts)
 
     def kernel(
         source, memory, flags, sums, between, pitch, along, rows, k, factors, words, granule_step, last_ld, least,
         last_least, first_matrix,
     ):  # fmt: skip
         held = cuda.shared.array((WARPS, ROWS), f64)
-        lane, warp, base, down, matrix, first, steps = tile_of_block(rows, k, first_matrix)
+        lane, warp, base, down, matrix, first, steps = tiles.tile_of_block(rows, k, first_matrix)
         stretches = (k + u64(STRETCH - 1)) // u64(STRETCH)
         start = source + matrix * between + place(first, along)
         to = sums + (matrix * stretches + u64(down)) * rows * u64(8)
@@ -173,9 +161,9 @@ def split(along_k: bool, parts: int = 1) -> Source:
     """Scale, round, and write the residues of each row, contiguous along k. Grid: as for `sum_squares`."""
     moduli, wide_granule = len(MODULI), parts * GRANULE
     forms = FORMS[parts]
-    write = write_residues(MODULI, 4 // parts)
-    place, four = placed(parts), fours(load_double, parts)
-    fill = filler(load_double, parts)
+    write = tiles.write_residues(MODULI, 4 // parts)
+    place, four = tiles.placed(parts), tiles.fours(load_double, parts)
+    fill = tiles.filler(load_double, parts)
 
     def word_of(x, y, least, there):
         size = y if y >= i64(0) else -y
@@ -190,7 +178,7 @@ def split(along_k: bool, parts: int = 1) -> Source:
         last_least, first_matrix,
     ):  # fmt: skip
         tile = cuda.shared.array((ROWS, PITCH), f64)
-        lane, warp, base, _, matrix, first, steps = tile_of_block(rows, k, first_matrix)
+        lane, warp, base, _, matrix, first, steps = tiles.tile_of_block(rows, k, first_matrix)
         granule, granules = first // u64(wide_granule), (k + u64(wide_granule - 1)) // u64(wide_granule)
         whole = (granule + u64(1)) * u64(wide_granule) < k
         length = u32(min(k - granule * u64(wide_granule), u64(wide_granule)))
@@ -209,17 +197,13 @@ def split(along_k: bool, parts: int = 1) -> Source:
                 if along_k:
                     x = four(start + u64(row) * pitch + place(at, along), along, left)
                 else:
-                    x = four_of_tile(tile, here, lane)
+                    x = tiles.four_of_tile(tile, here, lane)
                 own = table + u64(row)
                 scale = power_of_two(-exponent_of(read_double(memory + factors + own * u64(8))))
-                y = (
-                    to_integer(x[0] * scale),
-                    to_integer(x[1] * scale),
-                    to_integer(x[2] * scale),
-                    to_integer(x[3] * scale),
-                )
-                word = count(x[0], y[0], bound, left > i32(0)) + count(x[1], y[1], bound, left > i32(1))
-                word += count(x[2], y[2], bound, left > i32(2)) + count(x[3], y[3], bound, left > i32(3))
+                y0, y1 = to_integer(x[0] * scale), to_integer(x[1] * scale)
+                y2, y3 = to_integer(x[2] * scale), to_integer(x[3] * scale)
+                word = count(x[0], y0, bound, left > i32(0)) + count(x[1], y1, bound, left > i32(1))
+                word += count(x[2], y2, bound, left > i32(2)) + count(x[3], y3, bound, left > i32(3))
                 word = warp_sum(word)
                 if lane == u32(0) and word != u32(0):
                     # the word only grows: the block whose count exceeds a limit raises the guard, once for each row
@@ -231,12 +215,12 @@ def split(along_k: bool, parts: int = 1) -> Source:
                     column = (first + u64(at) - granule * u64(wide_granule)) // u64(parts)
                     to = memory + granule * granule_step + line + column
                     if parts == 1:
-                        write(to, rows * ld, y[0], y[1], y[2], y[3])
+                        write(to, rows * ld, y0, y1, y2, y3)
                     else:
                         further = u64(moduli) * rows * ld
-                        write(to, rows * ld, y[0], y[2])
-                        write(to + further, rows * ld, y[1], y[3])
-                        write(to + further + further, rows * ld, y[0] + y[1], y[2] + y[3])
+                        write(to, rows * ld, y0, y2)
+                        write(to + further, rows * ld, y1, y3)
+                        write(to + further + further, rows * ld, y0 + y1, y2 + y3)
 
     return _source(kernel)
 

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from distmm_kernels.device_code import emit
 from distmm_kernels.device_code.elements import Registers
-from distmm_kernels.device_code.emit import ANY, F32, I32, I64, assembly, cuda, inlined, intrinsic, types
+from distmm_kernels.device_code.emit import ANY, F32, I32, I64, PTX_NAMES, cuda, f32, i32, inlined, types, u32, u64
 from distmm_kernels.launch.compiler import Source
 from distmm_kernels.tiles.slices import COLUMNS, THREADS
 
-i32, u32, u64 = types.int32, types.uint32, types.uint64
-
 AHEAD = 8  # sums that a thread loads before it adds the first
-
-_NARROW = {"float16": "f16", "bfloat16": "bf16"}
 
 
 def add_slices(accumulator: str, output: str, adds: bool) -> Source:
@@ -44,7 +41,7 @@ def add_slices(accumulator: str, output: str, adds: bool) -> Source:
     All addresses and distances are multiples of 16.
     """
     four, one = (_added(accumulator, output, adds, width) for width in (COLUMNS, 1))
-    itemsize = u64(2 if output in _NARROW else 4)
+    itemsize = u64(4 if output == accumulator else 2)
 
     def kernel(
         sums, step, matrix_step, pitch, count, c, c_step, c_pitch, d, d_step, d_pitch, rows, columns,
@@ -70,7 +67,7 @@ def add_slices(accumulator: str, output: str, adds: bool) -> Source:
 
 def _added(accumulator: str, output: str, adds: bool, width: int) -> Callable[..., None]:
     """Make ``(at, step, count, c, d)``: ``width`` neighbours of D."""
-    number = types.int32 if accumulator == "int32" else types.float32
+    number = i32 if accumulator == "int32" else f32
     start, one, many = (_loads(accumulator, width, each) for each in (None, 1, AHEAD))
     store = _store(accumulator, output, width)
 
@@ -103,9 +100,9 @@ def _operands(count: int, first: int = 0) -> str:
 
 def _loads(accumulator: str, width: int, sums: int | None) -> Callable[..., None]:
     """Make ``(total, at, step)``: add ``sums`` sums in order. If ``sums`` is None, load the first value."""
-    number, letter = (I32, "r") if accumulator == "int32" else (F32, "f")
+    number = I32 if accumulator == "int32" else F32
     text = f"{_vector('ld.global', width)}.b32 {_operands(width)}, [${width}];"
-    load = assembly(text, [number] * width, [I64], [f"={letter}"] * width + ["l"], clobbers_memory=False)
+    load = emit.assembly(text, [number] * width, [I64], clobbers_memory=False)
 
     def write(builder: Any, total: Any, at: Any, step: Any) -> None:
         registers, loaded = Registers(builder, total), []
@@ -121,14 +118,14 @@ def _loads(accumulator: str, width: int, sums: int | None) -> Callable[..., None
             values = [add(x, y) for x, y in zip(values, each, strict=True)]
         registers.set_values(0, values)
 
-    return intrinsic(write, (ANY, u64, u64))
+    return emit.intrinsic(write, (ANY, u64, u64))
 
 
 def _store(accumulator: str, output: str, width: int) -> Callable[..., None]:
     """Make ``(total, d)``: store the total, rounded to D's type."""
-    number, letter = (I32, "r") if accumulator == "int32" else (F32, "f")
-    name = _NARROW.get(output)
-    if name is None:
+    number = I32 if accumulator == "int32" else F32
+    name = PTX_NAMES[output]
+    if output == accumulator:
         text = f"{_vector('st.global', width)}.b32 [$0], {_operands(width, 1)};"
     elif width == 1:
         text = f"{{ .reg .b16 h; cvt.rn.{name}.f32 h, $1; st.global.b16 [$0], h; }}"
@@ -137,9 +134,9 @@ def _store(accumulator: str, output: str, width: int) -> Callable[..., None]:
             f"{{ .reg .b32 x, y; cvt.rn.{name}x2.f32 x, $2, $1; cvt.rn.{name}x2.f32 y, $4, $3; "
             "st.global.v2.b32 [$0], {x, y}; }"
         )
-    store = assembly(text, [], [I64, *[number] * width], ["l", *[letter] * width])
+    store = emit.assembly(text, [], [I64, *[number] * width])
 
     def write(builder: Any, total: Any, d: Any) -> None:
         store(builder, [d, *Registers(builder, total).values(0, width)])
 
-    return intrinsic(write, (ANY, u64))
+    return emit.intrinsic(write, (ANY, u64))

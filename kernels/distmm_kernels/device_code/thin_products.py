@@ -9,39 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from distmm_kernels.device_code import emit
 from distmm_kernels.device_code.elements import Registers
-from distmm_kernels.device_code.emit import (
-    ANY,
-    F32,
-    F64,
-    I32,
-    I64,
-    assembly,
-    cuda,
-    inlined,
-    instruction,
-    intrinsic,
-    types,
-)
+from distmm_kernels.device_code.emit import ANY, F32, F64, I32, I64, cuda, f32, f64, i32, inlined, types, u32, u64
 from distmm_kernels.launch.compiler import Source
 from distmm_kernels.reductions.thin_products import LANES, ROWS, WARPS
-
-f32, f64, i32, u32, u64 = types.float32, types.float64, types.int32, types.uint32, types.uint64
 
 VECTORS = 2
 LEAST, MOST = 2.0**-100, 2.0**120  # float32 sums of squares in this range are accurate
 
-_words = assembly(
-    "ld.global.nc.L1::no_allocate.v4.b32 {$0, $1, $2, $3}, [$4];", [I32] * 4, [I64], ["=r"] * 4 + ["l"], pure=True
-)
-_floats = assembly("ld.global.nc.v4.f32 {$0, $1, $2, $3}, [$4];", [F32] * 4, [I64], ["=f"] * 4 + ["l"], pure=True)
-_doubles = assembly("ld.global.nc.v2.f64 {$0, $1}, [$2];", [F64] * 2, [I64], ["=d"] * 2 + ["l"], pure=True)
-_halves = assembly(
+_words = emit.assembly("ld.global.nc.L1::no_allocate.v4.b32 {$0, $1, $2, $3}, [$4];", [I32] * 4, [I64], pure=True)
+_floats = emit.assembly("ld.global.nc.v4.f32 {$0, $1, $2, $3}, [$4];", [F32] * 4, [I64], pure=True)
+_doubles = emit.assembly("ld.global.nc.v2.f64 {$0, $1}, [$2];", [F64] * 2, [I64], pure=True)
+_halves = emit.assembly(
     "{ .reg .b16 h<2>; mov.b32 {h0, h1}, $2; cvt.f32.f16 $0, h0; cvt.f32.f16 $1, h1; }",
-    [F32, F32], [I32], ["=f", "=f", "r"], pure=True,
+    [F32, F32], [I32], pure=True,
 )  # fmt: skip
-_store_f32 = instruction("st.global.f32 [$0], $1;", (u64, f32))
-_store_f64 = instruction("st.global.f64 [$0], $1;", (u64, f64))
+_store_f32 = emit.instruction("st.global.f32 [$0], $1;", (u64, f32))
+_store_f64 = emit.instruction("st.global.f64 [$0], $1;", (u64, f64))
 
 
 def times_vectors(dtype: str) -> Source:
@@ -161,4 +146,4 @@ def _loads(dtype: str, vectors: int = 1) -> Callable[..., None]:
                 found += [half for word in _words(builder, at) for half in pair(builder, word)]
         Registers(builder, values).set_values(0, found)
 
-    return intrinsic(write, (u64, ANY))
+    return emit.intrinsic(write, (u64, ANY))

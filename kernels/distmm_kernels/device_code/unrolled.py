@@ -12,12 +12,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from distmm_kernels.device_code.elements import Matrix, Registers, Shared, copy_part, copy_vector
-from distmm_kernels.device_code.emit import ANY, I32, I64, instruction, intrinsic, is_integer, types
+from distmm_kernels.device_code.elements import Matrix, Registers, Shared
+from distmm_kernels.device_code.emit import ANY, I32, I64, assembly, i32, i64, instruction, intrinsic, is_integer, types
 from distmm_kernels.device_code.modulo import reduced
 from distmm_kernels.tiles.tiling import VECTOR_BYTES, Offsets, Tiling
 
-i32, i64, boolean = types.int32, types.int64, types.boolean
+boolean = types.boolean
+
+# asynchronous copies of 16 bytes from global to shared memory: of zeros if the last argument is 0; of so many bytes,
+# completed with zeros
+_copy_vector = assembly(
+    "{ .reg .pred none; setp.eq.u32 none, $2, 0; cp.async.cg.shared.global [$0], [$1], 16, none; }", [], [I32, I64, I32]
+)
+_copy_part = assembly("cp.async.cg.shared.global [$0], [$1], 16, $2;", [], [I32, I64, I32])
 
 
 def load(offsets: Offsets) -> Callable[..., None]:
@@ -142,7 +149,8 @@ def copy(steps: Sequence[int], width: int, vector: int) -> Callable[..., None]:
         for step in steps:
             source = builder.add(first, builder.mul(stride, I64(step)))
             valid = builder.icmp_signed("<", builder.add(k, I64(step)), rows)
-            copy_vector(builder, tile.pointer(step * width), source, valid)
+            target = builder.ptrtoint(tile.pointer(step * width), I32)
+            _copy_vector(builder, [target, source, builder.zext(valid, I32)])
 
     return intrinsic(write, (ANY, i32, ANY, i64, i64, i64, i64))
 
@@ -163,7 +171,8 @@ def copy_along_k(steps: Sequence[int], width: int) -> Callable[..., None]:
         for step in steps:
             source = builder.add(first, builder.mul(stride, I64(step)))
             valid = builder.icmp_signed("<", builder.add(column, I64(step)), columns)
-            copy_part(builder, tile.pointer(step * width), source, builder.select(valid, left, I32(0)))
+            target, count = tile.pointer(step * width), builder.select(valid, left, I32(0))
+            _copy_part(builder, [builder.ptrtoint(target, I32), source, count])
 
     return intrinsic(write, (ANY, i32, ANY, i64, i64, i64, i64))
 

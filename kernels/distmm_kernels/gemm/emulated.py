@@ -17,20 +17,21 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from distmm_kernels.candidate import AMPERE, FAST_TENSOR_CORES, HOPPER, Candidate
+from distmm_kernels.candidate import AMPERE, FAST_TENSOR_CORES, Candidate
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import FP16_PAIR, GRANULE, TF32_PAIR, Format
 from distmm_kernels.emulation.launches import Found, as_stack
 from distmm_kernels.emulation.splits import Parts, Piece, splitter
 from distmm_kernels.gemm.guarded import WORKSPACE, GuardedKernel, GuardedOperand, Way, by_parts
+from distmm_kernels.gemm.hopper import ON_HOPPER
 from distmm_kernels.kernel import Array, product_shape
 from distmm_kernels.last_step import Last
 from distmm_kernels.launch.fragment_launch import FragmentGemm, fragment_gemm
 from distmm_kernels.launch.hopper_launch import Finish, HopperGemms, Scales
 from distmm_kernels.layout.stack import Stack
 from distmm_kernels.tiles import slices
-from distmm_kernels.tiles.hopper_tiles import COORDINATES, WIDEST_OF_TWO
+from distmm_kernels.tiles.hopper_tiles import WIDEST_OF_TWO
 
 # For a shorter k, a chain of multiply-adds has a smaller error than the split (by twins.py of the tests, N(0, 1) and
 # U(0, 1)).
@@ -204,14 +205,7 @@ class MmaSyncFp16x3Kernel(Fp16x3Kernel):
 # 40 GB. The workspace holds the TF32 halves or copies of parts of A and B, which a raised guard demands.
 FLOAT16_HALVES, TF32_HALVES = 1.001, 2.0
 _Halves = partial(Candidate, dtypes=frozenset({"float32"}), precision="highest", workspace=WORKSPACE, slice=GRANULE)
-_ON_HOPPER = partial(
-    _Halves,
-    tile=(128, 128),
-    capabilities=HOPPER,
-    unit="tensor",
-    triangles=frozenset({"float32"}),
-    sizes_below=COORDINATES,
-)
+_ON_HOPPER = partial(ON_HOPPER, **_Halves.keywords, triangles=frozenset({"float32"}))
 
 TABLE = (
     _ON_HOPPER(Fp16x3Kernel, "three products of scaled float16 halves, on tensor cores", prepared=FLOAT16_HALVES),

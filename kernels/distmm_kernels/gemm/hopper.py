@@ -29,7 +29,7 @@ from distmm_kernels.launch.hopper_launch import NO_FINISH, NO_SCALES, Finish, Ho
 from distmm_kernels.layout.stack import VECTOR_BYTES, Stack, address, distinct
 from distmm_kernels.layout.vectors import in_vectors, row_pitch
 from distmm_kernels.tiles import hopper_tiles, slices
-from distmm_kernels.tiles.hopper_tiles import ROWS, STRETCH, WIDEST_OF_TWO
+from distmm_kernels.tiles.hopper_tiles import ROWS, STRETCH
 
 Stacks: TypeAlias = tuple[tuple[Stack, ...], tuple[Stack, ...]]  # of A and of B: one each, or those of all panels
 
@@ -195,9 +195,8 @@ class HopperKernel(AlignedKernel):
         if k <= STRETCH or self._counts or self._float8:
             return 1
         *batch, m, n = shape
-        widest = WIDEST_OF_TWO if self.accumulator == np.float32 else 256
-        batch_size, multiprocessors = (batch or [1])[-1], self.device.multiprocessors
-        return slices.at_once(m, n, slices.count(k), batch_size, 1, multiprocessors, widest, symmetric)
+        sizes = m, n, slices.count(k), (batch or [1])[-1], 1, self.device.multiprocessors
+        return slices.at_once(*sizes, hopper_tiles.widest(self.accumulator == np.float32), symmetric)
 
     def _gemm(self, a: Operand, b: Operand, to: Stack, dtype: np.dtype[Any], **variant: Any) -> HopperGemm:
         """Return the GEMM for operands like these and a result of this layout; see `HopperTile` for its variants."""

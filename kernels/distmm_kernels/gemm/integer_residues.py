@@ -23,6 +23,7 @@ from distmm_kernels.gemm.operands import Shareable
 from distmm_kernels.gemm.register_tiled import RegisterTiledKernel
 from distmm_kernels.gemm.residue_products import Instruction, ResidueProducts, rows
 from distmm_kernels.kernel import Array
+from distmm_kernels.launch.binary import Recipe
 from distmm_kernels.layout.stack import distinct
 from distmm_kernels.tiles.hopper_tiles import COORDINATES
 
@@ -37,9 +38,8 @@ class IntegerResidueKernel(AlignedKernel):
     def __init__(self, problem: Problem, device: Device) -> None:
         super().__init__(problem, device)
         self.bits, self.reads = 8 * self.accumulator.itemsize, (f"residues of {self.dtype}",)
-        reconstruction = "distmm_kernels.device_code.integer_residues:reconstruct"
-        moduli = SYSTEMS[self.bits].moduli
-        self._products = ResidueProducts(device, moduli, reconstruction, (self.bits,), self.instruction)
+        recipe = Recipe("distmm_kernels.device_code.integer_residues:reconstruct", (self.bits,))
+        self._products = ResidueProducts(device, SYSTEMS[self.bits].moduli, recipe, self.instruction)
         self._short = RegisterTiledKernel(problem, device)
 
     def _format(self, block: Array, operand: str) -> Any:

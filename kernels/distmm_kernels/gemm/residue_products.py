@@ -44,24 +44,18 @@ class ResidueProducts:
     ----------
     moduli
         Modulus of each matrix of residues.
-    reconstruction, parameters
-        The kernel that computes elements of C from the residues of products: its maker, and the maker's parameters.
-        One more parameter says whether C is added.
+    reconstruction
+        The kernel that computes elements of C from the residues of products. One more parameter of its maker says
+        whether C is added.
     instruction
         The one that multiplies: that of Hopper GPUs, or that of any GPU since Ampere. Results are the same.
     """
 
     def __init__(
-        self,
-        device: Device,
-        moduli: tuple[int, ...],
-        reconstruction: str,
-        parameters: tuple[object, ...] = (),
-        instruction: Instruction = "wgmma",
+        self, device: Device, moduli: tuple[int, ...], reconstruction: Recipe, instruction: Instruction
     ) -> None:
         self.device, self.moduli = device, moduli
-        self._reconstruction, self._parameters = reconstruction, parameters
-        self._instruction = instruction
+        self._reconstruction, self._instruction = reconstruction, instruction
         self._gemms = HopperGemms(device)
 
     def add_granule(
@@ -106,7 +100,8 @@ class ResidueProducts:
         memory = cupy.cuda.alloc(left.matrices * rows * row_pitch(columns, 1))
         to_c = (0, 0, 0) if c is None else (address(c), *c.strides)
         variant = (c is not None, True) if conjugated else (c is not None,)
-        kernel = loaded(Recipe(self._reconstruction, (*self._parameters, *variant)), self.device)
+        recipe = Recipe(self._reconstruction.maker, (*self._reconstruction.parameters, *variant))
+        kernel = loaded(recipe, self.device)
         forms = CONJUGATED if conjugated else (0,)  # otherwise one launch multiplies all forms
         count = left.matrices // len(forms)
         below = symmetric and self._instruction == "wgmma" and columns == n

@@ -21,6 +21,7 @@ from distmm_kernels.emulation.residues import FORMS, SHORTEST, splitter
 from distmm_kernels.gemm.guarded import WORKSPACE, GuardedKernel, Way
 from distmm_kernels.gemm.residue_products import Instruction, ResidueProducts, rows
 from distmm_kernels.kernel import Array
+from distmm_kernels.launch.binary import Recipe
 from distmm_kernels.symmetric import Symmetry
 from distmm_kernels.tiles.hopper_tiles import COORDINATES
 
@@ -48,9 +49,8 @@ class ResidueKernel(GuardedKernel):
         super().__init__(problem, device)
         self.reads = (f"residues of {self.dtype}",)
         self._split = splitter(device, self.parts)
-        by_integers = (device.compute_capability not in FAST_FLOAT64,)
-        moduli = MODULI * FORMS[self.parts]
-        self._products = ResidueProducts(device, moduli, self.reconstruction, by_integers, self.instruction)
+        recipe = Recipe(self.reconstruction, (device.compute_capability not in FAST_FLOAT64,))  # few float64 units
+        self._products = ResidueProducts(device, MODULI * FORMS[self.parts], recipe, self.instruction)
 
     def _splittable(self, matrices: Array) -> Array:
         return matrices[..., : split_steps(matrices.shape[-1])]

@@ -9,7 +9,6 @@ from distmm_kernels.config import TILE
 from distmm_kernels.kernel import Array
 from distmm_kernels.launch import launches as launch
 from distmm_kernels.launch.binary import Recipe
-from distmm_kernels.layout import stack
 
 
 class TiledKernel(launch.CudaKernel):
@@ -28,13 +27,9 @@ class TiledKernel(launch.CudaKernel):
     tile: ClassVar[int] = TILE
 
     def _accumulate(self, a: Array, b: Array, c: Array | None, d: Array) -> None:
-        recipe = Recipe(self.maker, (self.dtype.name, self.tile))
-        m, n = d.shape[-2:]
-        tiles = -(-m // self.tile) * -(-n // self.tile)
+        recipe, (m, n) = Recipe(self.maker, (self.dtype.name, self.tile)), d.shape[-2:]
         for each in launch.matrices(a, b, c, d):
-            stacks = [None if x is None else stack.Stack.of(x) for x in each]
-            addresses = (0 if x is None else x.address for x in stacks)
-            launch.Launch(recipe, self.device, (tiles, stack.Stack.of(each[3]).matrices), stacks)(*addresses)
+            launch.enqueue(recipe, self.device, -(-m // self.tile) * -(-n // self.tile), *each)
 
 
 TABLE = (

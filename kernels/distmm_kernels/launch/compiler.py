@@ -106,19 +106,20 @@ def _link(code: bytes, name: str, target: str) -> tuple[bytes, str]:
 
     options = [f"-arch={target}", "-lto", "-O3", "-verbose", "-Xptxas=-v"]
     handle = nvjitlink.create(len(options), options)
+
+    def read(what: str) -> bytes:
+        content = bytearray(getattr(nvjitlink, f"get_{what}_size")(handle))
+        getattr(nvjitlink, f"get_{what}")(handle, content)
+        return bytes(content)
+
     try:
-        try:
-            nvjitlink.add_data(handle, nvjitlink.InputType.LTOIR, code, len(code), name)
-            nvjitlink.complete(handle)
-        except nvjitlink.nvJitLinkError as error:
-            log = bytearray(nvjitlink.get_error_log_size(handle))
-            nvjitlink.get_error_log(handle, log)
-            raise RuntimeError(f"{name} does not link for {target}: {log.decode(errors='replace')}") from error
-        cubin = bytearray(nvjitlink.get_linked_cubin_size(handle))
-        nvjitlink.get_linked_cubin(handle, cubin)
-        log = bytearray(nvjitlink.get_info_log_size(handle))
-        nvjitlink.get_info_log(handle, log)
+        nvjitlink.add_data(handle, nvjitlink.InputType.LTOIR, code, len(code), name)
+        nvjitlink.complete(handle)
+        cubin, log = read("linked_cubin"), read("info_log")
+    except nvjitlink.nvJitLinkError as error:
+        log = read("error_log")
+        raise RuntimeError(f"{name} does not link for {target}: {log.decode(errors='replace')}") from error
     finally:
         nvjitlink.destroy(handle)
     lines = log.decode(errors="replace").strip("\0 \n").splitlines()
-    return bytes(cubin), "\n".join(line for line in lines if "Compile time" not in line)
+    return cubin, "\n".join(line for line in lines if "Compile time" not in line)

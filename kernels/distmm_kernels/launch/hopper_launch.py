@@ -14,15 +14,7 @@ from distmm_kernels.launch.driver import ParameterBlock, loaded, stream_number
 from distmm_kernels.launch.tensor_map import TensorMap, TensorMaps, tensor_map
 from distmm_kernels.layout.stack import Stack
 from distmm_kernels.tiles.hopper_places import rows_in_pairs
-from distmm_kernels.tiles.hopper_tiles import (
-    COORDINATES,
-    ROWS,
-    WARP_ROWS,
-    WIDEST_OF_BLOCKS,
-    WIDEST_OF_TWO,
-    HopperTile,
-    box_columns,
-)
+from distmm_kernels.tiles.hopper_tiles import COORDINATES, ROWS, WARP_ROWS, HopperTile, box_columns, widest
 from distmm_kernels.tiles.hopper_widths import best_columns
 
 Stacks: TypeAlias = tuple[Stack, ...]
@@ -216,10 +208,9 @@ class HopperGemms:
         return self._kept(*to.shape, to.itemsize, output=output, **variant)
 
     def _best(self, matrices: int, rows: int, columns: int, itemsize: int, **variant: Any) -> HopperGemm:
-        products, promotes = variant.get("products", 1), variant.get("promotes", False)
-        widest = WIDEST_OF_BLOCKS if variant.get("scaled_blocks") else WIDEST_OF_TWO if promotes else 256
-        sizes, multiprocessors = (rows, columns, matrices, products), self._device.multiprocessors
-        width = best_columns(*sizes, multiprocessors, widest, variant.get("symmetric", 0))
+        sizes = rows, columns, matrices, variant.get("products", 1), self._device.multiprocessors
+        most = widest(variant.get("promotes", False), variant.get("scaled_blocks", False))
+        width = best_columns(*sizes, most, variant.get("symmetric", 0))
         if itemsize == 1:
             width = 128 if width <= 128 else 256  # a multiple of a TMA box of bytes
         return hopper_gemm(HopperTile(columns=width, **variant), self._device)

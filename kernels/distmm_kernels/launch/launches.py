@@ -59,8 +59,7 @@ class CudaKernel(Kernel):
         number = d.dtype.name if hermitian else NUMBERS[d.itemsize]
         recipe = Recipe("distmm_kernels.device_code.copies.mirror:source", (number, hermitian))
         for (part,) in matrices(d) if d.size else ():
-            of = Stack.of(part)
-            Launch(recipe, self.device, (tiles * (tiles + 1) // 2, of.matrices), (of,))(of.address)
+            enqueue(recipe, self.device, tiles * (tiles + 1) // 2, part)
 
 
 class Launch:
@@ -84,6 +83,13 @@ class Launch:
         values = self._values.copy()
         values[ADDRESS :: len(NO_MATRICES)] = addresses
         self._kernel.launch(self._grid, values)
+
+
+def enqueue(recipe: Recipe, device: Device, blocks: int, *arrays: Array | None) -> None:
+    """Enqueue a kernel on stacks, or single matrices, with ``blocks`` thread blocks for each matrix of the last one."""
+    stacks = [None if x is None else Stack.of(x) for x in arrays]
+    grid = blocks, stacks[-1].matrices  # type: ignore[union-attr]  # the last one is an array
+    Launch(recipe, device, grid, stacks)(*(0 if x is None else x.address for x in stacks))
 
 
 def matrices(*arrays: Array | None) -> Iterator[tuple[Any, ...]]:

@@ -15,8 +15,7 @@ from distmm_kernels.device import Device
 from distmm_kernels.kernel import Array
 from distmm_kernels.launch import launches as launch
 from distmm_kernels.launch.binary import Recipe
-from distmm_kernels.layout import stack
-from distmm_kernels.layout.stack import VECTOR_BYTES, Stack
+from distmm_kernels.layout.stack import VECTOR_BYTES
 from distmm_kernels.layout.vectors import in_vectors, row_pitch
 
 REALS: dict[str, np.dtype[Any]] = {"complex64": np.dtype("float32"), "complex128": np.dtype("float64")}
@@ -55,8 +54,6 @@ def doubled(block: Array, device: Device, conjugated: bool = False) -> Array:
     if lines.size:
         recipe = Recipe("distmm_kernels.device_code.copies.real_view:source", (lines.dtype.name, turned != conjugated))
         for source, target in launch.matrices(lines, made[..., :filled]):
-            blocks = -(-count // LINES) * -(-filled // THREADS), Stack.of(source).shape[0]
-            stacks = Stack.of(source), Stack.of(target)
-            launch.Launch(recipe, device, blocks, stacks)(stack.address(source), stack.address(target))
+            launch.enqueue(recipe, device, -(-count // LINES) * -(-filled // THREADS), source, target)
     made = made[..., :length]
     return made.swapaxes(-1, -2) if turned else made

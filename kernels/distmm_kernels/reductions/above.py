@@ -62,35 +62,25 @@ def above(x: Array, least: float, most: int, device: Device) -> tuple[int, Array
             limit, x = 0, x[:0]
     else:
         (limit,) = struct.unpack("q", struct.pack("d", dtype.type(least)))
-    ends = array((len(x) + 1,), np.int64)
+
+    def run(picks: bool, starts: Array, *found: Array) -> None:
+        recipe = Recipe(MAKER, (dtype.name, picks, HELD_BYTES // dtype.itemsize, LANES, WARPS))
+        kernel, results = driver.loaded(recipe, device), [each for to in found for each in vector(to, to.size)]
+        for (at,), rows in pieces(x, dtype, device):
+            height, n = rows.shape
+            arguments = *span(rows), *vector(starts[at], height), *results, limit
+            values = *arguments, rows.strides[0] // dtype.itemsize, height, n, at.start
+            kernel.launch((-(-height // WARPS), 1, 1), values)
+
+    ends, nowhere = array((len(x) + 1,), np.int64), array((0,), np.int64)
     ends[:1] = 0
-    nowhere, nothing = array((0,), np.int64), array((0,), dtype)
-    none = tuple(vector(each, 0) for each in (nowhere, nowhere, nothing))
-    _launch(x, dtype, ends[1:], none, limit, False, device)
+    run(False, ends[1:], nowhere, nowhere, array((0,), dtype))
     ends = ends.cumsum()
     count = int(ends[-1])
     if count > most:
         return count, None, None, None
-    rows, columns, values = array((count,), np.int64), array((count,), np.int64), array((count,), dtype)
-    found = tuple(vector(each, count) for each in (rows, columns, values))
+    found = array((count,), np.int64), array((count,), np.int64), array((count,), dtype)
     if count:
-        _launch(x, dtype, ends, found, limit, True, device)
+        run(True, ends, *found)
+    rows, columns, values = found
     return count, rows, columns, values.astype(x.dtype, copy=False)
-
-
-def _launch(
-    x: Array,
-    dtype: np.dtype[Any],
-    starts: Array,
-    found: tuple[tuple[int, ...], ...],
-    limit: int,
-    picks: bool,
-    device: Device,
-) -> None:
-    recipe = Recipe(MAKER, (dtype.name, picks, HELD_BYTES // dtype.itemsize, LANES, WARPS))
-    kernel = driver.loaded(recipe, device)
-    for (at,), rows in pieces(x, dtype, device):
-        height, n = rows.shape
-        arguments = *span(rows), *vector(starts[at], height), *found[0], *found[1], *found[2], limit
-        values = *arguments, rows.strides[0] // dtype.itemsize, height, n, at.start
-        kernel.launch((-(-height // WARPS), 1, 1), values)

@@ -89,11 +89,6 @@ class FragmentTiling(Tiling):
         return 2 if self.halves else 1
 
     @property
-    def part(self) -> tuple[int, int]:
-        """Rows and columns of the warp tile."""
-        return self.warp[0] * self.thread_rows, self.warp[1] * self.thread_columns
-
-    @property
     def operands(self) -> int:
         """Operand registers of a thread: A's for two steps, B's for one. B's are reloaded after each multiplication."""
         return 4 * self.parts * (2 * self.part[0] + self.part[1]) // EDGE

@@ -78,6 +78,11 @@ def box_columns(kind: Output) -> int:
     return SPAN * 8 // BITS[kind]
 
 
+def widest(two_sets: bool, of_blocks: bool = False) -> int:
+    """Columns of the widest tile: with two sets of accumulators, or with these and the factors of a block of k."""
+    return WIDEST_OF_BLOCKS if of_blocks else WIDEST_OF_TWO if two_sets else 256
+
+
 @dataclass(frozen=True)
 class HopperTile:
     """One variant of the Hopper kernel.
@@ -152,9 +157,9 @@ class HopperTile:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "symmetric", int(self.symmetric))  # True and 1 are the same kernel
-        widest = WIDEST_OF_BLOCKS if self.scaled_blocks else WIDEST_OF_TWO if self.two_sets else 256
-        if self.columns % 64 or not 64 <= self.columns <= widest:
-            raise ValueError(f"{self.columns} columns: use a multiple of 64 up to {widest}")
+        most = widest(self.two_sets, self.scaled_blocks)
+        if self.columns % 64 or not 64 <= self.columns <= most:
+            raise ValueError(f"{self.columns} columns: use a multiple of 64 up to {most}")
         if self.sliced and (self.two_sets or self.adds or self.output != self.accumulator):
             raise ValueError(f"{self}: slices are sums of the accumulator's type, added to C and to each other later")
         if self.promotes and (self.products == 3 or self.operand in _INTEGERS):

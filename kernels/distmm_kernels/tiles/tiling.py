@@ -71,8 +71,8 @@ class Tiling:
 
     def __post_init__(self) -> None:
         for name, whole, part in (
-            ("rows", self.rows, self.warp[0] * self.thread_rows),
-            ("columns", self.columns, self.warp[1] * self.thread_columns),
+            ("rows", self.rows, self.part[0]),
+            ("columns", self.columns, self.part[1]),
             ("depth", self.depth, self.sets * self.step),
             ("thread_rows", self.thread_rows, self.runs[0]),
             ("thread_columns", self.thread_columns, self.runs[1]),
@@ -122,29 +122,29 @@ class Tiling:
         return 2 * (self.thread_rows + self.thread_columns)
 
     @property
+    def part(self) -> tuple[int, int]:
+        """Rows and columns of the warp tile."""
+        return self.warp[0] * self.thread_rows, self.warp[1] * self.thread_columns
+
+    @property
     def warp_rows(self) -> int:
         """Warps of a block along the rows of its tile."""
-        return self.rows // (self.warp[0] * self.thread_rows)
+        return self.rows // self.part[0]
 
     @property
     def shared_bytes(self) -> int:
         """Bytes of all stages in shared memory."""
         return self.stages * (self.stage_elements(0) + self.stage_elements(1)) * VECTOR_BYTES // self.vector
 
-    def row_of(self, element: int) -> int:
-        """Row of a thread's element ``0 ... thread_rows - 1``, from its first. The lanes' vectors are interleaved."""
-        run = self.runs[0]
-        return element // run * self.warp[0] * run + element % run
-
-    def column_of(self, element: int) -> int:
-        """Column of a thread's element ``0 ... thread_columns - 1``, from the thread's first."""
-        run = self.runs[1]
-        return element // run * self.warp[1] * run + element % run
+    def offset(self, axis: int, element: int) -> int:
+        """Row (axis 0) or column (1) of a thread's element, from its first. The lanes' vectors are interleaved."""
+        run = self.runs[axis]
+        return element // run * self.warp[axis] * run + element % run
 
     def outputs(self, width: int) -> Offsets:
         """List ``(row, column)`` of each of a thread's vectors of C, from the thread's first element, row by row."""
         return tuple(
-            (self.row_of(i), self.column_of(j))
+            (self.offset(0, i), self.offset(1, j))
             for i in range(self.thread_rows)
             for j in range(0, self.thread_columns, width)
         )
@@ -158,8 +158,8 @@ class Tiling:
         """List ``(register, offset in the tile)`` of each vector that a thread loads for step ``k``, of A and of B."""
         a, b = self.step_registers(k)
         return (
-            [(a + i, k * self.rows + self.row_of(i)) for i in range(0, self.thread_rows, self.vector)],
-            [(b + j, k * self.columns + self.column_of(j)) for j in range(0, self.thread_columns, self.vector)],
+            [(a + i, k * self.rows + self.offset(0, i)) for i in range(0, self.thread_rows, self.vector)],
+            [(b + j, k * self.columns + self.offset(1, j)) for j in range(0, self.thread_columns, self.vector)],
         )
 
     def tile(self, operand: int) -> tuple[int, int]:

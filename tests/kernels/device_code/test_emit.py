@@ -93,7 +93,7 @@ def written(**options):
     module = ir.Module()
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), []), "kernel")
     builder = ir.IRBuilder(function.append_basic_block())
-    assembly("some.instruction $0;", [I32], [], ["=r"], **options)(builder, [])
+    assembly("some.instruction $0;", [I32], [], **options)(builder, [])
     return str(module)
 
 

@@ -19,6 +19,7 @@ from distmm_kernels.gemm import guarded, residue_products
 from distmm_kernels.gemm.residue_products import ResidueProducts
 from distmm_kernels.gemm.residues import ComplexResidueKernel
 from distmm_kernels.launch import hopper_launch
+from distmm_kernels.launch.binary import Recipe
 from distmm_kernels.layout.stack import Stack
 from distmm_kernels.symmetric import mirror
 from distmm_kernels.tiles.hopper_places import rows_in_pairs
@@ -122,7 +123,7 @@ def test_each_part_of_c_comes_of_its_rows_columns_and_factors(launched, monkeypa
     factors = tuple(2.0 ** rng.integers(-9, 10, rows) for rows in (m, n)) if scaled else ()
     (left, _held), (right, _kept) = residues_of(a), residues_of(b)  # arrays live as long as their addresses are used
     d = np.full((m, 304), 7, dtype)
-    products = ResidueProducts(NOWHERE, MODULI, "maker:name", (32,))
+    products = ResidueProducts(NOWHERE, MODULI, Recipe("maker:name", (32,)), "wgmma")
     products.add(left, right, c, d[:, :n], tuple(each.ctypes.data for each in factors) or (0, 0))
     want = (a @ b.T).astype(dtype)
     want = want * factors[0][:, None] * factors[1] if scaled else want
@@ -144,7 +145,7 @@ def test_of_a_symmetric_product_the_lower_half_is_right(launched, monkeypatch, w
     c = rng.integers(-9, 10, (m, m)).astype("f8")
     factors = 2.0 ** rng.integers(-9, 10, m)
     (left, _held), d = residues_of(a), np.full((m, 704), 7.0)
-    products = ResidueProducts(NOWHERE, MODULI, "maker:name", (32,))
+    products = ResidueProducts(NOWHERE, MODULI, Recipe("maker:name", (32,)), "wgmma")
     products.add(left, left, c, d[:, :m], (factors.ctypes.data,) * 2, symmetric=True)
     want = (a @ a.T) * factors[:, None] * factors + c
     np.testing.assert_array_equal(np.tril(d[:, :m]), np.tril(want))
@@ -158,7 +159,7 @@ def test_with_another_instruction_another_kernel_multiplies_the_same(launched):
     a, b = (rng.integers(-1000, 1000, (rows, k), "i4") for rows in (m, n))
     (left, _held), (right, _kept) = residues_of(a), residues_of(b)
     d = np.full((m, n), 7, "i4")
-    ResidueProducts(NOWHERE, MODULI, "maker:name", (32,), "mma.sync").add(left, right, None, d)
+    ResidueProducts(NOWHERE, MODULI, Recipe("maker:name", (32,)), "mma.sync").add(left, right, None, d)
     np.testing.assert_array_equal(d, a @ b.T)
     assert launched == ["table", ("mma.sync", (m, n)), ("maker:name", (32, False))]
 
@@ -177,7 +178,8 @@ def test_of_a_conjugate_its_own_residues_give_the_bits_of_its_product(
     (of_a, row_factors, _), (of_b, column_factors, _) = complex_twin.split(a), complex_twin.split(b)
     (left, _held), (right, _kept) = (residues_of(each.reshape(-1, *each.shape[2:])) for each in (of_a, of_b))
     factors, d = (row_factors.ctypes.data, column_factors.ctypes.data), np.full((m, n), 7, "c16")
-    products = ResidueProducts(NOWHERE, moduli.MODULI * FORMS[2], "reconstruct_complex", (False,), instruction)
+    recipe = Recipe("reconstruct_complex", (False,))
+    products = ResidueProducts(NOWHERE, moduli.MODULI * FORMS[2], recipe, instruction)
     products.add(left, right, c, d, factors, symmetric, conjugated=True)
     want, _ = complex_twin.product(a, b.conj().T, c)
     whole = np.tri(m, n, dtype=bool) if symmetric else np.ones((m, n), bool)

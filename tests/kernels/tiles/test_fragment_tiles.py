@@ -114,7 +114,7 @@ def test_a_warp_multiplies_its_rows_by_its_columns(tiling):
             row, column = register // 2 * 8 + lane // 4, 2 * (lane % 4) + register % 2  # of the instruction's D
             i, j = divmod(c[register], tiling.thread_columns)
             mine = lane_place(lane)
-            of_c = starts[0] + mine[0] + tiling.row_of(i), starts[1] + 2 * mine[1] + tiling.column_of(j)
+            of_c = starts[0] + mine[0] + tiling.offset(0, i), starts[1] + 2 * mine[1] + tiling.offset(1, j)
             assert of_c not in added
             added.add(of_c)
             for half, q, e in itertools.product((0, 1), range(4), range(each)):

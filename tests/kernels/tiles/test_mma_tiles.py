@@ -101,7 +101,7 @@ def test_the_instructions_of_a_step_multiply_all_rows_of_a_warp_by_all_its_colum
                 lane, element = place
                 below, beside = lane_place(lane)
                 row, column = divmod(element, tiling.thread_columns)
-                found[2 * below + tiling.row_of(row), 2 * beside + tiling.column_of(column)] += value
+                found[2 * below + tiling.offset(0, row), 2 * beside + tiling.offset(1, column)] += value
     np.testing.assert_array_equal(found, a @ b)
 
 

@@ -5,26 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from distmm_kernels.device_code.copies.split import magnitude, split_half, split_tf32, store2, store4, store_word
-from distmm_kernels.device_code.emit import inlined, types
-from distmm_kernels.emulation.formats import (
-    GRANULE,
-    LARGEST_EXPONENT,
-    NEAR_EXPONENT,
-    SHARE,
-    SMALL_EXPONENT,
-    TF32_LARGEST_EXPONENT,
-    TF32_SMALLEST_EXPONENT,
-    TF32_TINY_EXPONENT,
-    Format,
-    Guard,
-)
+from distmm_kernels.device_code.copies import split
+from distmm_kernels.device_code.copies.split import magnitude, power_of_two
+from distmm_kernels.device_code.emit import f32, i32, inlined, u32, u64
+from distmm_kernels.emulation import formats
+from distmm_kernels.emulation.formats import GRANULE, TOP, Format, Guard
 from distmm_kernels.emulation.sparsity import FAR, FAR_BITS, SIXTEENTHS
 
-f32, i32, u32, u64 = types.float32, types.int32, types.uint32, types.uint64
-
-TINY = u32((TF32_TINY_EXPONENT + 127) << 23)  # bits of the smallest magnitude that TF32 halves represent
-LARGE = u32((TF32_LARGEST_EXPONENT + 127) << 23)  # bits of the first magnitude that is too large for TF32 halves
+TINY = u32((formats.TF32_TINY_EXPONENT + 127) << 23)  # bits of the smallest magnitude that TF32 halves represent
+LARGE = u32((formats.TF32_LARGEST_EXPONENT + 127) << 23)  # bits of the first magnitude too large for TF32 halves
 OVERFLOW, UNDERFLOW, RANGE, SPARSE = (u32(int(guard)) for guard in Guard)
 GUARDS = len(Guard)
 
@@ -33,16 +22,28 @@ GUARDS = len(Guard)
 def exponent_of(top):
     """Return the exponent of the scale of a row with this maximum (bits), within the limits; 0 for a row of zeros."""
     exponent = i32(top >> u32(23)) - i32(127)
-    exponent = min(max(exponent, i32(-LARGEST_EXPONENT)), i32(LARGEST_EXPONENT))
+    exponent = min(max(exponent, i32(-formats.LARGEST_EXPONENT)), i32(formats.LARGEST_EXPONENT))
     return exponent if top != u32(0) else i32(0)
+
+
+@inlined
+def scale_of(top):
+    """Return the scale of a row with this maximum (bits)."""
+    return power_of_two(exponent_of(top) - i32(TOP))
+
+
+@inlined
+def inverse_scale_of(top):
+    """Return the factor that scales a row with this maximum (bits)."""
+    return power_of_two(i32(TOP) - exponent_of(top))
 
 
 @inlined
 def guard_of(top):
     """Return the guards for a maximum (bits) that cannot be scaled."""
-    if top >= u32((LARGEST_EXPONENT + 128) << 23):
+    if top >= u32((formats.LARGEST_EXPONENT + 128) << 23):
         return OVERFLOW
-    if u32(0) < top and top < u32((127 - LARGEST_EXPONENT) << 23):
+    if u32(0) < top and top < u32((127 - formats.LARGEST_EXPONENT) << 23):
         return UNDERFLOW
     return u32(0)
 
@@ -69,7 +70,7 @@ def guards_of_counts(word, length, too_small, sparse):
     A word only grows, so a guard that it raises stays raised.
     """
     small, far = word >> u32(FAR_BITS), word & u32(FAR)
-    guard = too_small if u32(SHARE) * small > length - far else u32(0)
+    guard = too_small if u32(formats.SHARE) * small > length - far else u32(0)
     return guard | sparse if u32(16) * far > u32(SIXTEENTHS) * length else guard
 
 
@@ -78,7 +79,7 @@ def raise_guards(flags, granule, guard):
     """Set a granule's flags in host memory: one word for each guard, since updates there are not atomic."""
     for i in range(GUARDS):
         if guard & u32(1 << i) != u32(0):
-            store_word(flags + (granule * u64(GUARDS) + u64(i)) * u64(4), u32(1))
+            split.store_word(flags + (granule * u64(GUARDS) + u64(i)) * u64(4), u32(1))
 
 
 @inlined
@@ -90,25 +91,25 @@ def line_of(matrix, row, granule, lines, k, granule_step, ld, last_ld):
 
 def small_below(form: Format) -> Any:
     """Bits of the magnitude below which a number, scaled if the format is, loses bits or makes products that vanish."""
-    return u32((SMALL_EXPONENT if form.scaled else TF32_SMALLEST_EXPONENT) + 127 << 23)
+    return u32((formats.SMALL_EXPONENT if form.scaled else formats.TF32_SMALLEST_EXPONENT) + 127 << 23)
 
 
 def far_below(form: Format) -> Any:
     """Bits of the magnitude below which a number is far from its row's largest: in TF32, if it is small or zero."""
-    return u32(NEAR_EXPONENT + 127 << 23) if form.scaled else small_below(form)
+    return u32(formats.NEAR_EXPONENT + 127 << 23) if form.scaled else small_below(form)
 
 
 def writer4(form: Format) -> Callable[..., None]:
     """Make ``(hi, lo, x0, x1, x2, x3)``: write the parts of four neighbours; ``lo`` is the offset from hi to lo."""
 
     def halves(hi, lo, x0, x1, x2, x3):
-        part = split_half(x0, x1, x2, x3)
-        store2(hi, part[0], part[1])
-        store2(hi + lo, part[2], part[3])
+        part = split.split_half(x0, x1, x2, x3)
+        split.store2(hi, part[0], part[1])
+        split.store2(hi + lo, part[2], part[3])
 
     def pairs(hi, lo, x0, x1, x2, x3):
-        p0, p1, p2, p3 = split_tf32(x0), split_tf32(x1), split_tf32(x2), split_tf32(x3)
-        store4(hi, p0[0], p1[0], p2[0], p3[0])
-        store4(hi + lo, p0[1], p1[1], p2[1], p3[1])
+        p0, p1, p2, p3 = split.split_tf32(x0), split.split_tf32(x1), split.split_tf32(x2), split.split_tf32(x3)
+        split.store4(hi, p0[0], p1[0], p2[0], p3[0])
+        split.store4(hi + lo, p0[1], p1[1], p2[1], p3[1])
 
     return inlined(halves if form.scaled else pairs)

@@ -9,11 +9,9 @@ from __future__ import annotations
 import numpy as np
 from numpy import uint32
 
-from distmm_kernels.device_code.emit import cuda, from_dtype, types
+from distmm_kernels.device_code.emit import cuda, from_dtype, i64, types
 from distmm_kernels.launch.compiler import Source
 from distmm_kernels.layout.copies import TILE
-
-int64 = types.int64
 
 ROWS = TILE // 4  # rows of a tile that a thread block reads at a time
 
@@ -26,14 +24,14 @@ def source(dtype: str, hermitian: bool) -> Source:
     def mirror(d):
         held = cuda.shared.array((TILE, pitch), number)
         thread, batch, n = uint32(cuda.threadIdx.x), cuda.blockIdx.y, d.shape[1]
-        x, y = int64(thread % tile), int64(thread // tile)
+        x, y = i64(thread % tile), i64(thread // tile)
         # row i has i + 1 tiles: a long row and a short one together have as many as any other two
         high = uint32((n + TILE - 1) // TILE)
         even = uint32(1) - high % uint32(2)
         pair, place = uint32(cuda.blockIdx.x) // (high + even), uint32(cuda.blockIdx.x) % (high + even)
         long = place < high - pair
-        i0 = int64(high - uint32(1) - pair if long else pair + even - uint32(1)) * TILE
-        j0 = int64(place if long else place - (high - pair)) * TILE
+        i0 = i64(high - uint32(1) - pair if long else pair + even - uint32(1)) * TILE
+        j0 = i64(place if long else place - (high - pair)) * TILE
         for s in range(0, TILE, ROWS):
             if i0 + y + s < n and j0 + x < n:
                 held[y + s, x] = d[batch, i0 + y + s, j0 + x]

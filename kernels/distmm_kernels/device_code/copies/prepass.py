@@ -41,42 +41,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from distmm_kernels.device_code.copies.halves import (
-    LARGE,
-    OVERFLOW,
-    RANGE,
-    SPARSE,
-    UNDERFLOW,
-    exponent_of,
-    far_below,
-    guard_of,
-    guards_of_counts,
-    line_of,
-    raise_guards,
-    small_below,
-    tiny_guard,
-    word_of,
-    writer4,
-)
-from distmm_kernels.device_code.copies.split import (
-    add_global,
-    bits,
-    load4,
-    load4_unaligned,
-    load_word,
-    magnitude,
-    max_global,
-    number,
-    power_of_two,
-    store_word,
-    warp_max,
-    warp_sum,
-)
-from distmm_kernels.device_code.emit import cuda, types
-from distmm_kernels.emulation.formats import GRANULE, TOP, Format
+from distmm_kernels.device_code.copies import halves, split
+from distmm_kernels.device_code.copies.split import magnitude
+from distmm_kernels.device_code.emit import cuda, f32, i32, types, u32, u64
+from distmm_kernels.emulation.formats import GRANULE, Format
 from distmm_kernels.launch.compiler import Source
-
-f32, i32, u32, u64 = types.float32, types.int32, types.uint32, types.uint64
 
 SIGNATURE = types.void(*[u64] * 16)
 THREADS = 256
@@ -89,12 +58,12 @@ def split_rows(form: Format, aligned: bool, warps: int) -> Source:
 
     Grid: blocks that cover ``table_pitch`` rows; granules; matrices.
     """
-    load = load4 if aligned else load4_unaligned
-    write = writer4(form)
+    load = split.load4 if aligned else split.load4_unaligned
+    write = halves.writer4(form)
     together, blocks = 32 * warps, 8 // warps
     itemsize, scaled = form.dtype.itemsize, form.scaled
-    small, far = small_below(form), far_below(form)
-    too_small, sparse = (RANGE, SPARSE) if scaled else (UNDERFLOW, u32(0))
+    small, far = halves.small_below(form), halves.far_below(form)
+    too_small, sparse = (halves.RANGE, halves.SPARSE) if scaled else (halves.UNDERFLOW, u32(0))
 
     def kernel(
         source, memory, flags, between, pitch, rows, k, lo, scales, maxima, words, table_pitch, granule_step, ld,
@@ -118,24 +87,24 @@ def split_rows(form: Format, aligned: bool, warps: int) -> Source:
                 size = magnitude(x[j])
                 top, least = max(top, size), min(least, size)
         scale, guard = f32(1), u32(0)
-        reduced[warp] = warp_max(top)
+        reduced[warp] = split.warp_max(top)
         cuda.syncthreads()
         home = warp // u32(warps) * u32(warps)
         for i in range(warps):
             top = max(top, reduced[home + u32(i)])
         if scaled:
-            scale, guard = power_of_two(i32(TOP) - exponent_of(top)), guard_of(top)
-        elif top >= LARGE:
-            guard = OVERFLOW
+            scale, guard = halves.inverse_scale_of(top), halves.guard_of(top)
+        elif top >= halves.LARGE:
+            guard = halves.OVERFLOW
         word, tiny = u32(0), u32(0)
-        if magnitude(number(least) * scale) < far:
+        if magnitude(split.number(least) * scale) < far:
             for i in range(HELD):
-                word += word_of(values[i], values[i] * scale, small, far)
+                word += halves.word_of(values[i], values[i] * scale, small, far)
                 if not scaled:
-                    tiny |= tiny_guard(values[i])
+                    tiny |= halves.tiny_guard(values[i])
         if not scaled:
-            raise_guards(flags, granule, tiny)
-        counted[warp] = warp_sum(word)
+            halves.raise_guards(flags, granule, tiny)
+        counted[warp] = split.warp_sum(word)
         cuda.syncthreads()
         if place == u32(0):
             own = (matrix * u64(cuda.gridDim.y) + granule) * table_pitch + row
@@ -144,13 +113,13 @@ def split_rows(form: Format, aligned: bool, warps: int) -> Source:
                 for i in range(warps):
                     word += counted[home + u32(i)]
                 word -= u32(HELD * together) - u32(length)  # numbers beyond the end, which were counted as zeros
-                guard |= guards_of_counts(word, u32(length), too_small, sparse)
-                raise_guards(flags, granule, guard)
+                guard |= halves.guards_of_counts(word, u32(length), too_small, sparse)
+                halves.raise_guards(flags, granule, guard)
                 if scaled:
-                    store_word(memory + words + own * u64(4), word)
+                    split.store_word(memory + words + own * u64(4), word)
             if scaled and row < table_pitch:  # also beyond the last row: tiles of the product read scales there
-                store_word(memory + scales + own * u64(4), bits(power_of_two(exponent_of(top) - i32(TOP))))
-        to = memory + line_of(matrix, row, granule, rows, k, granule_step, ld, last_ld) * u64(itemsize)
+                split.store_word(memory + scales + own * u64(4), split.bits(halves.scale_of(top)))
+        to = memory + halves.line_of(matrix, row, granule, rows, k, granule_step, ld, last_ld) * u64(itemsize)
         for i in range(HELD // 4):
             at = (u32(i * together) + place) * u32(4)
             if i32(at) < length:
@@ -166,7 +135,7 @@ def find_maxima(aligned: bool) -> Source:
 
     Grid: 128 rows by `STRETCH` of k, 1, matrices.
     """
-    load = load4 if aligned else load4_unaligned
+    load = split.load4 if aligned else split.load4_unaligned
 
     def kernel(
         source, memory, flags, between, pitch, rows, k, lo, scales, maxima, words, table_pitch, granule_step, ld,
@@ -202,7 +171,7 @@ def find_maxima(aligned: bool) -> Source:
                 top = max(top, reduced[i, thread])
             granules = (k + u64(GRANULE - 1)) // u64(GRANULE)
             own = (matrix * granules + first // u64(GRANULE)) * table_pitch + u64(base + thread)
-            max_global(memory + maxima + own * u64(4), top)
+            split.max_global(memory + maxima + own * u64(4), top)
 
     return _source(kernel)
 
@@ -212,9 +181,9 @@ def split_columns(form: Format, aligned: bool) -> Source:
 
     The table of words must be zero. Grid: as for `find_maxima`.
     """
-    load = load4 if aligned else load4_unaligned
-    write = writer4(form)
-    itemsize, small, far = form.dtype.itemsize, small_below(form), far_below(form)
+    load = split.load4 if aligned else split.load4_unaligned
+    write = halves.writer4(form)
+    itemsize, small, far = form.dtype.itemsize, halves.small_below(form), halves.far_below(form)
 
     def kernel(
         source, memory, flags, between, pitch, rows, k, lo, scales, maxima, words, table_pitch, granule_step, ld,
@@ -236,12 +205,12 @@ def split_columns(form: Format, aligned: bool) -> Source:
         granule, granules = first // u64(GRANULE), (k + u64(GRANULE - 1)) // u64(GRANULE)
         table = (matrix * granules + granule) * table_pitch
         mine = memory + maxima + (table + u64(row)) * u64(4)
-        t0 = load_word(mine) if left > i32(0) else u32(0)
-        t1 = load_word(mine + u64(4)) if left > i32(1) else u32(0)
-        t2 = load_word(mine + u64(8)) if left > i32(2) else u32(0)
-        t3 = load_word(mine + u64(12)) if left > i32(3) else u32(0)
-        s0, s1 = power_of_two(i32(TOP) - exponent_of(t0)), power_of_two(i32(TOP) - exponent_of(t1))
-        s2, s3 = power_of_two(i32(TOP) - exponent_of(t2)), power_of_two(i32(TOP) - exponent_of(t3))
+        t0 = split.load_word(mine) if left > i32(0) else u32(0)
+        t1 = split.load_word(mine + u64(4)) if left > i32(1) else u32(0)
+        t2 = split.load_word(mine + u64(8)) if left > i32(2) else u32(0)
+        t3 = split.load_word(mine + u64(12)) if left > i32(3) else u32(0)
+        s0, s1 = halves.inverse_scale_of(t0), halves.inverse_scale_of(t1)
+        s2, s3 = halves.inverse_scale_of(t2), halves.inverse_scale_of(t3)
         w0, w1, w2, w3 = u32(0), u32(0), u32(0), u32(0)
         to = memory + ((matrix * k + first) * ld + u64(row)) * u64(itemsize)
         step = warp
@@ -256,8 +225,8 @@ def split_columns(form: Format, aligned: bool) -> Source:
                     x0, x1, x2, x3 = held[4 * i], held[4 * i + 1], held[4 * i + 2], held[4 * i + 3]
                     y0, y1, y2, y3 = x0 * s0, x1 * s1, x2 * s2, x3 * s3
                     if min(min(magnitude(y0), magnitude(y1)), min(magnitude(y2), magnitude(y3))) < far:
-                        w0, w1 = w0 + word_of(x0, y0, small, far), w1 + word_of(x1, y1, small, far)
-                        w2, w3 = w2 + word_of(x2, y2, small, far), w3 + word_of(x3, y3, small, far)
+                        w0, w1 = w0 + halves.word_of(x0, y0, small, far), w1 + halves.word_of(x1, y1, small, far)
+                        w2, w3 = w2 + halves.word_of(x2, y2, small, far), w3 + halves.word_of(x3, y3, small, far)
                     write(to + u64(at) * ld * u64(itemsize), lo, y0, y1, y2, y3)
             step += u32(32)
         at = lane * u32(4)
@@ -271,14 +240,14 @@ def split_columns(form: Format, aligned: bool) -> Source:
             own = memory + (table + u64(base + thread)) * u64(4)
             if word != u32(0):
                 length = u32(min(k - granule * u64(GRANULE), u64(GRANULE)))
-                before = add_global(own + words, word)
-                guard = guards_of_counts(before + word, length, RANGE, SPARSE)
-                guard ^= guards_of_counts(before, length, RANGE, SPARSE)  # once for each row
+                before = split.add_global(own + words, word)
+                guard = halves.guards_of_counts(before + word, length, halves.RANGE, halves.SPARSE)
+                guard ^= halves.guards_of_counts(before, length, halves.RANGE, halves.SPARSE)  # once for each row
             if first == granule * u64(GRANULE):  # one block of each granule
-                top = load_word(own + maxima)
-                guard |= guard_of(top)
-                store_word(own + scales, bits(power_of_two(exponent_of(top) - i32(TOP))))
-            raise_guards(flags, granule, guard)
+                top = split.load_word(own + maxima)
+                guard |= halves.guard_of(top)
+                split.store_word(own + scales, split.bits(halves.scale_of(top)))
+            halves.raise_guards(flags, granule, guard)
 
     return _source(kernel)
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 import numpy as np
 from numpy import uint32
 
-from distmm_kernels.device_code.emit import cuda, from_dtype, types
+from distmm_kernels.device_code.emit import cuda, from_dtype, i64, types
 from distmm_kernels.launch.compiler import Source
 from distmm_kernels.layout.real_view import LINES, THREADS
-
-int64 = types.int64
 
 
 def source(dtype: str, turned: bool) -> Source:
@@ -27,8 +25,8 @@ def source(dtype: str, turned: bool) -> Source:
     def double_lines(a, out):
         batch = cuda.blockIdx.y
         wide = uint32((out.shape[2] + THREADS - 1) // THREADS)
-        first = int64(uint32(cuda.blockIdx.x) // wide) * LINES
-        place = int64(uint32(cuda.blockIdx.x) % wide) * THREADS + int64(cuda.threadIdx.x)
+        first = i64(uint32(cuda.blockIdx.x) // wide) * LINES
+        place = i64(uint32(cuda.blockIdx.x) % wide) * THREADS + i64(cuda.threadIdx.x)
         if place < out.shape[2]:
             held = cuda.local.array(LINES, number)
             for i in range(LINES):  # issue all loads before waiting for the first

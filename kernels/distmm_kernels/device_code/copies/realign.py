@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from numpy import uint32
 
-from distmm_kernels.device_code.emit import cuda, types
+from distmm_kernels.device_code.emit import cuda, i64, types, u64
 from distmm_kernels.launch.compiler import Source
 from distmm_kernels.layout.copies import CHUNK, WARPS
-
-int64, uint64 = types.int64, types.uint64
 
 
 def source() -> Source:
@@ -29,34 +27,34 @@ def source() -> Source:
     ahead = CHUNK // 32  # words that a thread loads before it waits for the first
 
     def realign(single, whole, lead, start, pitch, step, length, out, rows, words, out_pitch, out_step):
-        thread, batch = int64(cuda.threadIdx.x), int64(cuda.blockIdx.y)
-        row, lane = int64(cuda.blockIdx.x) * WARPS + thread // 32, thread % 32
+        thread, batch = i64(cuda.threadIdx.x), i64(cuda.blockIdx.y)
+        row, lane = i64(cuda.blockIdx.x) * WARPS + thread // 32, thread % 32
         if row < rows:
             first = start + batch * step + row * pitch
-            word, shift = (first - lead) >> 2, uint64(8 * ((first - lead) & 3))
+            word, shift = (first - lead) >> 2, u64(8 * ((first - lead) & 3))
             to = batch * out_step + row * out_pitch
             low, high = cuda.local.array(ahead, types.uint32), cuda.local.array(ahead, types.uint32)
-            for chunk in range(int64(cuda.blockIdx.z) * CHUNK, words, int64(cuda.gridDim.z) * CHUNK):
+            for chunk in range(i64(cuda.blockIdx.z) * CHUNK, words, i64(cuda.gridDim.z) * CHUNK):
                 inside = word + chunk >= 0 and word + chunk + CHUNK < whole.size
                 if inside and 4 * (chunk + CHUNK) <= length:
-                    at, to_at = uint64(word + chunk + lane), uint64(to + chunk + lane)  # unsigned: never negative
+                    at, to_at = u64(word + chunk + lane), u64(to + chunk + lane)  # unsigned: never negative
                     for u in range(ahead):
-                        low[u], high[u] = whole[at + uint64(32 * u)], whole[at + uint64(32 * u + 1)]
+                        low[u], high[u] = whole[at + u64(32 * u)], whole[at + u64(32 * u + 1)]
                     for u in range(ahead):
-                        both = (uint64(high[u]) << uint64(32) | uint64(low[u])) >> shift
-                        out[to_at + uint64(32 * u)] = uint32(both)
+                        both = (u64(high[u]) << u64(32) | u64(low[u])) >> shift
+                        out[to_at + u64(32 * u)] = uint32(both)
                 else:
                     for at in range(chunk + lane, min(chunk + CHUNK, words), 32):
                         left = min(max(length - 4 * at, 0), 4)  # bytes of the row that this word holds
-                        both = uint64(0)
+                        both = u64(0)
                         if word + at >= 0 and word + at + 1 < whole.size:
-                            some, others = whole[uint64(word + at)], whole[uint64(word + at + 1)]
-                            both = (uint64(others) << uint64(32) | uint64(some)) >> shift
+                            some, others = whole[u64(word + at)], whole[u64(word + at + 1)]
+                            both = (u64(others) << u64(32) | u64(some)) >> shift
                         else:
                             for byte in range(left):
-                                both |= uint64(single[uint64(first + 4 * at + byte)]) << uint64(8 * byte)
-                        out[uint64(to + at)] = uint32(both & ((uint64(1) << uint64(8 * left)) - uint64(1)))
+                                both |= u64(single[u64(first + 4 * at + byte)]) << u64(8 * byte)
+                        out[u64(to + at)] = uint32(both & ((u64(1) << u64(8 * left)) - u64(1)))
 
     octets, memory = (types.Array(number, 1, "C") for number in (types.uint8, types.uint32))
-    signature = types.void(octets, memory, *[types.int64] * 5, memory, *[types.int64] * 4)
+    signature = types.void(octets, memory, *[i64] * 5, memory, *[i64] * 4)
     return Source(realign, signature, 32 * WARPS, blocks=1280 // (32 * WARPS))

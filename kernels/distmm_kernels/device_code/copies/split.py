@@ -5,9 +5,7 @@ Addresses are 64-bit integers. Four numbers are loaded at once, 16 bytes where m
 
 from __future__ import annotations
 
-from distmm_kernels.device_code.emit import instruction, types
-
-f32, i32, u32, u64 = types.float32, types.int32, types.uint32, types.uint64
+from distmm_kernels.device_code.emit import f32, i32, instruction, u32, u64
 
 load4 = instruction(
     "{ .reg .pred p<6>; setp.gt.s32 p0, $5, 3; setp.eq.s32 p1, $5, 3; setp.eq.s32 p2, $5, 2; setp.eq.s32 p3, $5, 1; "

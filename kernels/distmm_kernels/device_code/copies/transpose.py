@@ -13,11 +13,9 @@ from __future__ import annotations
 import numpy as np
 from numpy import uint32
 
-from distmm_kernels.device_code.emit import cuda, from_dtype, inlined, types
+from distmm_kernels.device_code.emit import cuda, from_dtype, i64, inlined, types
 from distmm_kernels.launch.compiler import Source
 from distmm_kernels.layout.copies import TILE, WARPS
-
-int64 = types.int64
 
 
 def source(dtype: str, elements: int = 1) -> Source:
@@ -46,10 +44,10 @@ def source(dtype: str, elements: int = 1) -> Source:
         held = cuda.shared.array((elements, TILE, pitch), number)
         numbers = cuda.local.array(loads, number)
         thread, batch = uint32(cuda.threadIdx.x), cuda.blockIdx.y
-        x, y = int64(thread % tile), int64(thread // tile)
+        x, y = i64(thread % tile), i64(thread // tile)
         wide = uint32((out.shape[2] + TILE - 1) // TILE)
-        down = int64(uint32(cuda.blockIdx.x) // wide) * TILE
-        across = int64(uint32(cuda.blockIdx.x) % wide) * TILE
+        down = i64(uint32(cuda.blockIdx.x) // wide) * TILE
+        across = i64(uint32(cuda.blockIdx.x) % wide) * TILE
         inside = down + TILE <= a.shape[1] and (across + TILE) * elements <= a.shape[2]
         for i in range(loads):  # issue all loads before waiting for the first
             j = (across + y + i // elements * WARPS) * elements + i % elements

@@ -10,15 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from distmm_kernels.device_code.elements import Registers
-from distmm_kernels.device_code.emit import ANY, F32, I32, I64, assembly, intrinsic, types
+from distmm_kernels.device_code.emit import ANY, F32, I32, I64, assembly, intrinsic, types, u32, u64
 from distmm_kernels.device_code.modulo import reduced
 from distmm_kernels.tiles.hopper_tiles import C_BOX_BYTES, SPAN, Output
 
-i32, u32, u64 = types.int32, types.uint32, types.uint64
-
-together = assembly("bar.warp.sync 0xffffffff;", [], [], [])  # all threads of a warp
+together = assembly("bar.warp.sync 0xffffffff;", [], [])  # all threads of a warp
 # orders the thread's accesses of shared memory before the TMA's
-fence = assembly("fence.proxy.async.shared::cta;", [], [], [])
+fence = assembly("fence.proxy.async.shared::cta;", [], [])
 
 
 def hand_over(builder: Any) -> None:
@@ -54,15 +52,15 @@ def finish_d(first: int, boxes: int, c0: Output | None) -> Callable[..., None]:
     ``factors`` are the bits of alpha and of beta. Each operation is rounded, as in `Kernel.finish`: none is
     fused with another. Without a C0 nothing is read or added.
     """
-    times = assembly("mul.rn.f32 $0, $1, $2;", [F32], [F32] * 2, ["=f", "f", "f"], pure=True)
-    plus = assembly("add.rn.f32 $0, $1, $2;", [F32], [F32] * 2, ["=f", "f", "f"], pure=True)
-    number = assembly("mov.b32 $0, $1;", [F32], [I32], ["=f", "r"], pure=True)
-    quads = quads_of(c0) if c0 else _no_quads
+    times = assembly("mul.rn.f32 $0, $1, $2;", [F32], [F32] * 2, pure=True)
+    plus = assembly("add.rn.f32 $0, $1, $2;", [F32], [F32] * 2, pure=True)
+    number = assembly("mov.b32 $0, $1;", [F32], [I32], pure=True)
+    quads, every = quads_of(c0) if c0 else None, range(16 * first, 16 * (first + boxes), 4)
 
     def write(builder, array, row, permuted, factors):
         acc = Registers(builder, array)
         alpha, beta = (number(builder, [builder.trunc(builder.extract_value(factors, i), I32)])[0] for i in (0, 1))
-        for at, quad in quads(builder, first, boxes, row, permuted):
+        for at, quad in quads(builder, first, boxes, row, permuted) if quads else ((at, []) for at in every):
             sums = [times(builder, [x, alpha])[0] for x in acc.values(at, 4)]
             if quad:
                 sums = [plus(builder, [x, times(builder, [y, beta])[0]])[0] for x, y in zip(sums, quad, strict=True)]
@@ -73,26 +71,19 @@ def finish_d(first: int, boxes: int, c0: Output | None) -> Callable[..., None]:
     return intrinsic(write, (ANY, u32, u32, types.UniTuple(u64, 2)))
 
 
-def _no_quads(builder: Any, first: int, boxes: int, row: Any, permuted: Any) -> Iterator[tuple[int, list[Any]]]:
-    """Yield the accumulator numbers that `quads_of` yields, and read nothing."""
-    for box in range(first, first + boxes):
-        for j in range(4):
-            yield 4 * (4 * box + j), []
-
-
 def quads_of(kind: Output) -> Callable[..., Iterator[tuple[int, list[Any]]]]:
     """Make ``(builder, first, boxes, row, permuted)``: read boxes; yield four elements and their accumulators' number.
 
     Elements of 16 bits are converted to float32.
     """
-    number, letter = (I32, "r") if kind == "int32" else (F32, "f")
+    number = I32 if kind == "int32" else F32
     text = {
         "float16": "{ .reg .b32 w; .reg .b16 x, y; ld.shared.b32 w, [$2]; mov.b32 {x, y}, w; "
         "cvt.f32.f16 $0, x; cvt.f32.f16 $1, y; }",
         "bfloat16": "{ .reg .b32 w, x; ld.shared.b32 w, [$2]; shl.b32 x, w, 16; mov.b32 $0, x; "
         "and.b32 x, w, 0xffff0000; mov.b32 $1, x; }",
     }.get(kind, "ld.shared.v2.b32 {$0, $1}, [$2];")
-    pair = assembly(text, [number, number], [I32], [f"={letter}", f"={letter}", "r"], clobbers_memory=False)
+    pair = assembly(text, [number, number], [I32], clobbers_memory=False)
     # 8 columns are two units of 16 bytes, or one
     groups, unit = (8, 16) if kind in ("float16", "bfloat16") else (4, 32)
 
@@ -147,8 +138,8 @@ def add_scaled(columns: int) -> Callable[..., None]:
 
 def _read_factors(columns: int) -> Callable[[Any, Any, Any], list[Any]]:
     """Make ``(builder, rows, columns)``: read the factors of a thread's two rows, then those of its columns."""
-    one = assembly("ld.global.nc.f32 $0, [$1];", [F32], [I64], ["=f", "l"], pure=True)
-    two = assembly("ld.global.nc.v2.f32 {$0, $1}, [$2];", [F32, F32], [I64], ["=f", "=f", "l"], pure=True)
+    one = assembly("ld.global.nc.f32 $0, [$1];", [F32], [I64], pure=True)
+    two = assembly("ld.global.nc.v2.f32 {$0, $1}, [$2];", [F32, F32], [I64], pure=True)
 
     def read(builder: Any, rows: Any, by_column: Any) -> list[Any]:
         pairs = [two(builder, [builder.add(by_column, I64(32 * j))]) for j in range(columns // 8)]
@@ -182,7 +173,7 @@ def residue(columns: int) -> Callable[..., None]:
 
 def not_zero(columns: int) -> Callable[[Any], None]:
     """Make a function that replaces int32 sums by 1 if they are not 0."""
-    truth = assembly("{ .reg .pred p; setp.ne.s32 p, $1, 0; selp.b32 $0, 1, 0, p; }", [I32], [I32], ["=r", "r"], True)
+    truth = assembly("{ .reg .pred p; setp.ne.s32 p, $1, 0; selp.b32 $0, 1, 0, p; }", [I32], [I32], True)
 
     def write(builder, array):
         acc = Registers(builder, array)

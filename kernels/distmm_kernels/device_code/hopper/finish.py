@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from distmm_kernels.device_code.emit import inlined, types
+from distmm_kernels.device_code.emit import inlined, u32, u64
 from distmm_kernels.device_code.hopper import instructions
 from distmm_kernels.device_code.hopper.epilogue import finish_d, not_zero, read_c, residue, scale
 from distmm_kernels.device_code.hopper.ring import following
 from distmm_kernels.tiles.hopper_tiles import MOST_C_STAGES, HopperTile, Output
-
-uint32, uint64 = types.uint32, types.uint64
 
 
 def scales_at(tile: HopperTile) -> Callable[..., Any]:
@@ -30,9 +28,9 @@ def scales_at(tile: HopperTile) -> Callable[..., Any]:
     def at(scales, z, row, column, lane):
         rows, row_step, columns, column_step = scales
         if scaled:
-            my_row, my_column = uint32(row + lane // uint32(4)), uint32(column + lane % uint32(4) * uint32(2))
-            rows += uint64(z) * row_step + uint64(my_row) * uint64(4)
-            columns += uint64(z) * column_step + uint64(my_column) * uint64(4)
+            my_row, my_column = u32(row + lane // u32(4)), u32(column + lane % u32(4) * u32(2))
+            rows += u64(z) * row_step + u64(my_row) * u64(4)
+            columns += u64(z) * column_step + u64(my_column) * u64(4)
         return rows, row_step, columns, column_step
 
     return inlined(at)
@@ -55,7 +53,7 @@ def finish_of(tile: HopperTile) -> Callable[..., Any]:
         if add_c:
             stage, parity = take_c(totals, ring, stage, parity, c_at, c_permuted, lane, ())
         if reduced:
-            reduce(totals, scales[0] + uint64(z) * scales[1])
+            reduce(totals, scales[0] + u64(z) * scales[1])
         if compared:
             compare(totals)
         return stage, parity
@@ -91,7 +89,7 @@ def _take(tile: HopperTile, kind: Output, reader: Callable[[int, int], Any]) -> 
     ``at`` is the thread's address in a box, and ``permuted`` its position in that row. ``reader(first, count)`` makes
     the function that reads ``count`` boxes, from number ``first`` on. Returns the next stage and parity.
     """
-    (boxes, together), stage_bytes, after = tile.boxes(kind), uint32(tile.stage_bytes), following(tile)
+    (boxes, together), stage_bytes, after = tile.boxes(kind), u32(tile.stage_bytes), following(tile)
 
     def taker(first):
         """Make the function that reads the stage with box ``first``. Without such a box, it does nothing."""
@@ -101,10 +99,10 @@ def _take(tile: HopperTile, kind: Output, reader: Callable[[int, int], Any]) -> 
         def take(acc, ring, stage, parity, at, permuted, lane, factors):
             if count == 0:
                 return stage, parity
-            instructions.wait(ring.full + stage * uint32(8), parity)
+            instructions.wait(ring.full + stage * u32(8), parity)
             read(acc, ring.stages + stage * stage_bytes + at, permuted, factors)
-            if lane == uint32(0):
-                instructions.arrive(ring.empty + stage * uint32(8))
+            if lane == u32(0):
+                instructions.arrive(ring.empty + stage * u32(8))
             return after(stage, parity)
 
         return inlined(take)

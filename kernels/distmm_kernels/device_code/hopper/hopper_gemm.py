@@ -7,24 +7,16 @@ signal which stages are full and which are empty (`ring`). While D is stored, th
 
 from __future__ import annotations
 
-from distmm_kernels.device_code.emit import (
-    TENSOR_MAP,
-    cuda,
-    dynamic_shared_memory,
-    tensor_map_addresses,
-    tensor_maps,
-    types,
-)
+from distmm_kernels.device_code import emit
+from distmm_kernels.device_code.emit import cuda, i32, types, u32, u64
 from distmm_kernels.device_code.hopper import instructions, pace
 from distmm_kernels.device_code.hopper.loads import load_tiles
 from distmm_kernels.device_code.hopper.multiplies import multiply_tiles
-from distmm_kernels.device_code.hopper.ring import Ring, TileGrid, barriers_of, initialise
+from distmm_kernels.device_code.hopper.ring import TileGrid, ring_of
 from distmm_kernels.launch.compiler import Source
 from distmm_kernels.tiles.hopper_tiles import MOST_PANELS, ROWS, THREADS, HopperTile
 
-int32, uint32, uint64 = types.int32, types.uint32, types.uint64
-
-shared_memory = dynamic_shared_memory(alignment=1024)  # as the 128-byte swizzle requires
+shared_memory = emit.dynamic_shared_memory(alignment=1024)  # as the 128-byte swizzle requires
 
 
 def hopper_gemm(tile: HopperTile) -> Source:
@@ -52,10 +44,10 @@ def hopper_gemm(tile: HopperTile) -> Source:
     panels, last_k
         Number of panels, and the k of the last panel.
     """
-    addresses_of, ring_barriers, set_up = tensor_map_addresses(5), barriers_of(tile), initialise(tile)
+    addresses_of, set_up = emit.tensor_map_addresses(5), ring_of(tile)
     fewer, more = (instructions.set_registers(count, i == 1) for i, count in enumerate(tile.registers))
     load, multiply, panelled = load_tiles(tile), multiply_tiles(tile), tile.panels
-    rounding = uint64(ROWS - 1)
+    rounding = u64(ROWS - 1)
 
     def kernel(
         a, b, c, d, c0, row_scales, row_step, column_scales, column_step,
@@ -63,33 +55,31 @@ def hopper_gemm(tile: HopperTile) -> Source:
     ):  # fmt: skip
         a, b, c, d, c0 = addresses_of(a, b, c, d, c0)
         scales, steps = (row_scales, row_step, column_scales, column_step), (a_step, b_step, c_step, c0_step)
-        of_k = (uint32(k), uint32(panels), uint32(last_k)) if panelled else uint32(k)
+        of_k = (u32(k), u32(panels), u32(last_k)) if panelled else u32(k)
         shared = shared_memory()
-        full, empty = ring_barriers(shared)
-        thread = uint32(cuda.threadIdx.x)
+        thread = u32(cuda.threadIdx.x)
         # the compiler knows that it is the same in all threads of a warp, and keeps descriptors in uniform registers
-        warpgroup = uint32(cuda.shfl_sync(0xFFFFFFFF, int32(thread >> uint32(7)), 0))
-        set_up(thread, full, empty)
+        warpgroup = u32(cuda.shfl_sync(0xFFFFFFFF, i32(thread >> u32(7)), 0))
+        ring = set_up(shared, thread)
 
-        ring = Ring(shared, full, empty)
-        high, wide = uint32(high_), uint32(wide_)
-        each = uint32(high * wide)
-        total = uint32(each * uint32(batch))
-        rows = uint32((m + rounding) // uint64(ROWS))
-        grid, t = TileGrid(high, wide, each, total, rows, uint32(above)), uint32(cuda.blockIdx.x)
-        if warpgroup == uint32(0):
+        high, wide = u32(high_), u32(wide_)
+        each = u32(high * wide)
+        total = u32(each * u32(batch))
+        rows = u32((m + rounding) // u64(ROWS))
+        grid, t = TileGrid(high, wide, each, total, rows, u32(above)), u32(cuda.blockIdx.x)
+        if warpgroup == u32(0):
             fewer()
-            if thread == uint32(0):
+            if thread == u32(0):
                 load(ring, grid, t, of_k, (a, b, c, c0), steps, counter)
             # add no code here, and no barrier after the branch: with it, ptxas does not use the uniform datapath for
             # the loop's TMA instructions, and spills registers
         else:
             more()
             multiply(ring, grid, t, of_k, n, thread, warpgroup, d, scales, (alpha, beta))
-            if thread == uint32(THREADS - 1):
-                pace.end(counter, uint32(cuda.gridDim.x) - uint32(1))
+            if thread == u32(THREADS - 1):
+                pace.end(counter, u32(cuda.gridDim.x) - u32(1))
 
-    operand = tensor_maps(MOST_PANELS if tile.panels else tile.parts)
-    signature = types.void(operand, operand, *[TENSOR_MAP] * 3, *[types.uint64] * 20)
+    operand = emit.tensor_maps(MOST_PANELS if tile.panels else tile.parts)
+    signature = types.void(operand, operand, *[emit.TENSOR_MAP] * 3, *[u64] * 20)
     kernel.__name__ = f"hopper_{tile.operand}_{tile.output}_{tile.columns}x{tile.products}"  # what a profiler shows
     return Source(kernel, signature, THREADS, 1, tile.shared_bytes, specific=True)

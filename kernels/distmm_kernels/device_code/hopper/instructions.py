@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from distmm_kernels.device_code.emit import instruction, types
+from distmm_kernels.device_code.emit import i32, instruction, u32, u64
 from distmm_kernels.tiles.hopper_tiles import CONSUMERS
-
-i32, u32, u64 = types.int32, types.uint32, types.uint64
 
 # A wait that never ends would hang the GPU. After this many tries, about a second, since each sleeps up to 4 us, the
 # kernel traps: the launch fails, and the process can report it and end.

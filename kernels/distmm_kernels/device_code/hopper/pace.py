@@ -14,10 +14,8 @@ that has waited for `PATIENCE` tries does not wait any more in this launch. The 
 
 from __future__ import annotations
 
-from distmm_kernels.device_code.emit import cuda, inlined, instruction, types
+from distmm_kernels.device_code.emit import cuda, inlined, instruction, u32, u64
 from distmm_kernels.tiles.hopper_tiles import PACE, UNPACED
-
-u32, u64 = types.uint32, types.uint64
 
 PATIENCE = 40  # tries of one wait, each of about 0.8 us
 

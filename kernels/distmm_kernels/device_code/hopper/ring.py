@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from distmm_kernels.device_code.emit import cuda, inlined, types
+from distmm_kernels.device_code.emit import cuda, inlined, u32
 from distmm_kernels.device_code.hopper import instructions
 from distmm_kernels.tiles import slices
 from distmm_kernels.tiles.hopper_places import pairs_in_group, place, place_below
 from distmm_kernels.tiles.hopper_tiles import CONSUMERS, GROUP, STRETCH, HopperTile
-
-uint32 = types.uint32
 
 
 class Ring(NamedTuple):
@@ -41,56 +39,46 @@ class TileGrid(NamedTuple):
     above: Any
 
 
-def barriers_of(tile: HopperTile) -> Callable[[Any], tuple[Any, Any]]:
-    """Make ``(shared)``: the addresses of the first full and the first empty barrier, after the stages and D."""
-    offset, full_bytes = uint32(tile.stages * tile.stage_bytes + tile.staging_bytes), uint32(8 * tile.stages)
+def ring_of(tile: HopperTile) -> Callable[[Any, Any], Ring]:
+    """Make ``(shared, thread)``: the ring. The first thread sets up the barriers, which follow the stages and D."""
+    stages, offset = tile.stages, u32(tile.stages * tile.stage_bytes + tile.staging_bytes)
 
-    def addresses(shared):
+    def set_up(shared, thread):
         full = shared + offset
-        return full, full + full_bytes
-
-    return inlined(addresses)
-
-
-def initialise(tile: HopperTile) -> Callable[[Any, Any, Any], None]:
-    """Make ``(thread, full, empty)``: the first thread sets up all barriers, then the block may use them."""
-    stages = tile.stages
-
-    def set_up(thread, full, empty):
-        if thread == uint32(0):
+        empty = full + u32(8 * stages)
+        if thread == u32(0):
             for i in range(stages):
-                instructions.initialise(full + uint32(8 * i), uint32(1))
-                instructions.initialise(empty + uint32(8 * i), uint32(CONSUMERS))
+                instructions.initialise(full + u32(8 * i), u32(1))
+                instructions.initialise(empty + u32(8 * i), u32(CONSUMERS))
             instructions.fence_barrier_init()
         cuda.syncthreads()
+        return Ring(shared, full, empty)
 
     return inlined(set_up)
 
 
 def following(tile: HopperTile) -> Callable[[Any, Any], tuple[Any, Any]]:
     """Make ``(stage, parity)``: the next stage, and the parity of its barriers."""
-    stages = uint32(tile.stages)
+    stages = u32(tile.stages)
     return inlined(
-        lambda stage, parity: (
-            (uint32(0), parity ^ uint32(1)) if stage + uint32(1) == stages else (stage + uint32(1), parity)
-        )
+        lambda stage, parity: (u32(0), parity ^ u32(1)) if stage + u32(1) == stages else (stage + u32(1), parity)
     )
 
 
 def locate(tile: HopperTile) -> Callable[[Any, Any], tuple[Any, Any, Any]]:
     """Make ``(grid, t)``: the matrix of tile ``t`` of all C, and its row and column, in tiles."""
-    group, columns = uint32(GROUP), uint32(tile.columns // max(1, tile.symmetric))
+    group, columns = u32(GROUP), u32(tile.columns // max(1, tile.symmetric))
     anywhere, below, together = inlined(place), inlined(place_below), inlined(pairs_in_group)
 
     def in_triangle(grid, t):
-        z = uint32(t // grid.each)
-        pair, at = anywhere(uint32(t - z * grid.each), grid.high, grid.wide, together(grid.high))
+        z = u32(t // grid.each)
+        pair, at = anywhere(u32(t - z * grid.each), grid.high, grid.wide, together(grid.high))
         i, j = below(pair, at, grid.rows, columns, grid.above)
         return z, i, j
 
     def in_all(grid, t):
-        z = uint32(t // grid.each)
-        i, j = anywhere(uint32(t - z * grid.each), grid.high, grid.wide, group)
+        z = u32(t // grid.each)
+        i, j = anywhere(u32(t - z * grid.each), grid.high, grid.wide, group)
         return z, i, j
 
     return inlined(in_triangle if tile.symmetric else in_all)
@@ -103,8 +91,8 @@ def slice_of(tile: HopperTile) -> Callable[[Any, Any], tuple[Any, Any, Any]]:
     to be the same in all threads, the TMA's loop could not use the uniform datapath.
     """
     if not tile.sliced:
-        return inlined(lambda z, k: (z, uint32(0), k))
-    find, stretch = inlined(slices.place), uint32(STRETCH)
+        return inlined(lambda z, k: (z, u32(0), k))
+    find, stretch = inlined(slices.place), u32(STRETCH)
 
     def sliced(z, k):
         matrix, first = find(z, k)

@@ -6,11 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from distmm_kernels.device_code.elements import Registers
-from distmm_kernels.device_code.emit import ANY, F32, I32, I64, assembly, intrinsic, types
+from distmm_kernels.device_code.emit import ANY, F32, I32, I64, PTX_NAMES, assembly, i32, intrinsic, types, u32, u64
 from distmm_kernels.device_code.hopper.epilogue import fence, hand_over, quads_of, together
 from distmm_kernels.tiles.hopper_tiles import SPAN, WARP_ROWS, HopperTile, Output, box_columns
-
-i32, u32, u64 = types.int32, types.uint32, types.uint64
 
 
 def store_d(tile: HopperTile) -> Callable[..., None]:
@@ -31,7 +29,7 @@ def store_d(tile: HopperTile) -> Callable[..., None]:
     slots, columns = tile.slots, box_columns(tile.output)
     put = {32: _put_words, 64: _put_halves, 128: _put_bytes}[columns]
     first_lane = "{ .reg .pred p; setp.eq.u32 p, $0, 0; @p %s }"
-    free = assembly(first_lane % f"cp.async.bulk.wait_group.read {slots - 1};", [], [I32], ["r"])
+    free = assembly(first_lane % f"cp.async.bulk.wait_group.read {slots - 1};", [], [I32])
     # commit a group even without a store, so that there is one group for each box
     send = assembly(
         "{ .reg .pred p, q; setp.eq.u32 p, $0, 0; setp.gt.and.s32 q, $6, 0, p; "
@@ -39,7 +37,6 @@ def store_d(tile: HopperTile) -> Callable[..., None]:
         "@p cp.async.bulk.commit_group; }",
         [],
         [I32, I64, I32, I32, I32, I32, I32],
-        ["r", "l", "r", "r", "r", "r", "r"],
     )
     mirrored = _mirror(tile, free, send) if tile.mirrors else None
 
@@ -68,7 +65,7 @@ def _mirror(tile: HopperTile, free: Callable[..., Any], send: Callable[..., Any]
     Three products are added in an order that is another one in the mirror image. So where the diagonal crosses a box,
     elements of D above it are replaced by their mirror images, before the box itself is stored.
     """
-    all_warps = assembly("bar.sync $0, 128;", [], [I32], ["r"])  # of the warpgroup
+    all_warps = assembly("bar.sync $0, 128;", [], [I32])  # of the warpgroup
     words = box_columns(tile.output) == 32
     warp_bytes, put = tile.slots * WARP_ROWS * SPAN, _put_mirrored_words if words else _put_mirrored_halves
 
@@ -115,8 +112,8 @@ def _put_mirrored_words(
     builder: Any, acc: Registers, box: int, output: Output, to: Any, swizzled: Any, warp_bytes: int
 ) -> None:
     """Words one by one: 32 columns become rows of two pairs of boxes."""
-    number, letter = (F32, "f") if output == "float32" else (I32, "r")
-    put = assembly("st.shared.b32 [$0], $1;", [], [I32, number], ["r", letter])
+    number = F32 if output == "float32" else I32
+    put = assembly("st.shared.b32 [$0], $1;", [], [I32, number])
     for j in range(4):
         for i, element in enumerate(acc.values(4 * (4 * box + j), 4)):
             lower, second = divmod(i, 2)
@@ -129,7 +126,7 @@ def _put_mirrored_halves(
     builder: Any, acc: Registers, box: int, output: Output, to: Any, swizzled: Any, warp_bytes: int
 ) -> None:
     """Matrices of `_put_halves`, transposed by stmatrix: 16 columns become the rows of one box."""
-    put = assembly("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [$0], {$1, $2, $3, $4};", [], [I32] * 5, ["r"] * 5)
+    put = assembly("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [$0], {$1, $2, $3, $4};", [], [I32] * 5)
     for j in range(4):
         place = builder.add(builder.add(to, swizzled), I32(j * warp_bytes))
         put(builder, [place, *_narrowed(builder, acc, 8 * (4 * box + j), output)])
@@ -137,16 +134,15 @@ def _put_mirrored_halves(
 
 def _narrowed(builder: Any, acc: Registers, first: int, output: Output) -> list[Any]:
     """Return eight accumulators as four pairs of 16-bit numbers."""
-    name = "bf16" if output == "bfloat16" else "f16"
-    narrow = assembly(f"cvt.rn.{name}x2.f32 $0, $2, $1;", [I32], [F32, F32], ["=r", "f", "f"], pure=True)
+    narrow = assembly(f"cvt.rn.{PTX_NAMES[output]}x2.f32 $0, $2, $1;", [I32], [F32, F32], pure=True)
     part = acc.values(first, 8)
     return [narrow(builder, part[i : i + 2])[0] for i in range(0, 8, 2)]
 
 
 def _put_words(builder: Any, acc: Registers, box: int, output: Output, row: Any, permuted: Any) -> None:
     """Pairs of 32-bit words: 8 columns are two units, and a thread's pair is one half of a unit."""
-    number, letter = (F32, "f") if output == "float32" else (I32, "r")
-    put = assembly("st.shared.v2.b32 [$0], {$1, $2};", [], [I32, number, number], ["r", letter, letter])
+    number = F32 if output == "float32" else I32
+    put = assembly("st.shared.v2.b32 [$0], {$1, $2};", [], [I32, number, number])
     for j in range(4):
         quad = acc.values(4 * (4 * box + j), 4)
         place = builder.add(row, builder.xor(permuted, I32(32 * j)))
@@ -156,7 +152,7 @@ def _put_words(builder: Any, acc: Registers, box: int, output: Output, row: Any,
 
 def _put_halves(builder: Any, acc: Registers, box: int, output: Output, row: Any, permuted: Any) -> None:
     """Four 8 x 8 matrices of 16-bit numbers, 16 columns of 16 rows, with each stmatrix."""
-    put = assembly("stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};", [], [I32] * 5, ["r"] * 5)
+    put = assembly("stmatrix.sync.aligned.m8n8.x4.shared.b16 [$0], {$1, $2, $3, $4};", [], [I32] * 5)
     for j in range(4):
         words = _narrowed(builder, acc, 8 * (4 * box + j), output)
         put(builder, [builder.add(row, builder.xor(permuted, I32(32 * j))), *words])
@@ -164,8 +160,8 @@ def _put_halves(builder: Any, acc: Registers, box: int, output: Output, row: Any
 
 def _put_bytes(builder: Any, acc: Registers, box: int, output: Output, row: Any, permuted: Any) -> None:
     """Pairs of bytes: 16 columns are a unit; four threads hold 8 of them. 128 is subtracted from residues."""
-    put = assembly("{ .reg .b16 pair; cvt.u16.u32 pair, $1; st.shared.b16 [$0], pair; }", [], [I32] * 2, ["r", "r"])
-    last_bytes = assembly("prmt.b32 $0, $1, $2, 0x0040;", [I32], [I32] * 2, ["=r", "r", "r"], pure=True)
+    put = assembly("{ .reg .b16 pair; cvt.u16.u32 pair, $1; st.shared.b16 [$0], pair; }", [], [I32] * 2)
+    last_bytes = assembly("prmt.b32 $0, $1, $2, 0x0040;", [I32], [I32] * 2, pure=True)
     for j in range(16):
         quad = acc.values(4 * (16 * box + j), 4)
         place = builder.add(builder.add(row, builder.xor(permuted, I32(16 * (j // 2)))), I32(8 * (j % 2)))

@@ -12,21 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from distmm_kernels.device_code.elements import Registers
-from distmm_kernels.device_code.emit import ANY, F32, I32, I64, assembly, instruction, intrinsic, types
-from distmm_kernels.tiles.hopper_tiles import SPAN, HopperTile, OperandFormat
-
-i32, u64 = types.int32, types.uint64
-
-# name in PTX of the operand and of the accumulator; whether the instruction has bits for transposed operands
-_NAMES = {
-    "bfloat16": ("bf16", "f32", True),
-    "float16": ("f16", "f32", True),
-    "tfloat32": ("tf32", "f32", False),
-    "int8": ("s8", "s32", False),
-    "uint8": ("u8", "s32", False),
-    "float8_e4m3fn": ("e4m3", "f32", False),
-    "float8_e5m2": ("e5m2", "f32", False),
-}
+from distmm_kernels.device_code.emit import ANY, F32, I32, I64, PTX_NAMES, assembly, i32, instruction, intrinsic, u64
+from distmm_kernels.tiles.hopper_tiles import SPAN, HopperTile
 
 fence = instruction("wgmma.fence.sync.aligned;")
 """Orders accesses to accumulators before the wgmma that follow."""
@@ -59,23 +46,21 @@ def step(along_k: bool, instruction_depth: int) -> int:
 
 def multiply(tile: HopperTile) -> Callable[..., None]:
     """Make ``multiply(acc, a, b, add)``: acc = A B, plus acc if ``add`` is not 0; a and b are descriptors."""
-    operand: OperandFormat = tile.operand
-    count, name, accumulator, transposes = tile.columns // 2, *_NAMES[operand]
-    of_b = _NAMES[tile.b_operand or operand][0]
-    number, letter = (F32, "f") if accumulator == "f32" else (I32, "r")
-    tail = ", 1, 1" if accumulator == "f32" else ""
-    if transposes:
+    count, number = tile.columns // 2, F32 if tile.accumulator == "float32" else I32
+    of_d, of_a, of_b = (PTX_NAMES[each] for each in (tile.accumulator, tile.operand, tile.b_operand or tile.operand))
+    tail = ", 1, 1" if number == F32 else ""
+    if tile.itemsize == 2:  # the instruction has bits for transposed operands
         tail += f", {int(tile.a_major != 'k')}, {int(tile.b_major != 'k')}"
     registers = ", ".join(f"${i}" for i in range(count))
     shape = f"m64n{tile.columns}k{tile.instruction_depth}"
     emit = assembly(
         f"{{ .reg .pred p; setp.ne.b32 p, ${count + 2}, 0; "
-        f"wgmma.mma_async.sync.aligned.{shape}.{accumulator}.{name}.{of_b} "
+        f"wgmma.mma_async.sync.aligned.{shape}.{of_d}.{of_a}.{of_b} "
         f"{{{registers}}}, ${count}, ${count + 1}, p{tail}; }}",
         [number] * count,
         [I64, I64, I32] + [number] * count,
-        [f"={letter}"] * count + ["l", "l", "r"] + [str(i) for i in range(count)],
         clobbers_memory=False,
+        tied=True,
     )
 
     def write(builder, array, a, b, add):
