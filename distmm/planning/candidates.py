@@ -25,9 +25,9 @@ STEPS = (1, 2, 4, 8, 16, 32, 64)
 DEEPER_STEPS = (256, 1024, 4096, 16384, 65536)
 MOST_PANELS = 1 << 17
 
-# Products of chunks for each worker from which on blocks may be unions of the chunks. n = 16384 in chunks of 2048,
-# on two H200 (2026-11-28): with its sum 0.18 s by unions, 0.41 by chunks; n = 32768 in chunks of 4096 0.31 and 0.38.
-MANY_PRODUCTS = 64
+# Products of chunks for each worker from which on blocks may be unions of the chunks. Where a chunk takes part in one
+# product, as in X @ v, joining it with others takes as long as the product: then from MANY_PRODUCTS on.
+SOME_PRODUCTS, MANY_PRODUCTS = 4, 64
 
 # Length along k to which CPUs unite shorter panels. n = 4096 in persisted chunks of 256, on a worker with two threads
 # (2026-11-30, commits 619ac0aa and d7ff737c): 1.3 times NumPy's seconds, and 1.6 to 1.7 in panels of 256.
@@ -187,13 +187,13 @@ def _most_read(problem: Problem, blocking: Blocking, cluster: ClusterSpec, homes
 def _unions(blocking: Blocking, cluster: ClusterSpec) -> Iterator[tuple[Blocking, tuple[Chunks, Chunks, Chunks]]]:
     """Blocks that are unions of chunks: so few blocks of C that each worker has one, four or 16 of them.
 
-    Only if there are many chunk products for each worker, and chunks to unite along m or n. On GPUs, panels of k stay
-    apart: a task takes several of them, and sums are rounded where they are without unions. Neighbouring panels are
-    united only if the product would have more than `MOST_PRODUCTS` block products. CPUs, whose BLAS reads and writes C
-    for each panel and promises no bits, unite panels that are shorter than `DEEP_PANEL`.
+    Only if there are several chunk products for each worker, and chunks to unite along m or n. On GPUs, panels of k
+    stay apart: a task takes several of them, and sums are rounded where they are without unions. Neighbouring panels
+    are united only if the product would have more than `MOST_PRODUCTS` block products. CPUs, whose BLAS reads and
+    writes C for each panel and promises no bits, unite panels that are shorter than `DEEP_PANEL`.
     """
     chunks, workers = (len(blocking.m), len(blocking.k), len(blocking.n)), cluster.workers
-    if math.prod(chunks) <= MANY_PRODUCTS * workers:
+    if math.prod(chunks) <= (MANY_PRODUCTS if min(chunks[0], chunks[2]) == 1 else SOME_PRODUCTS) * workers:
         return
     side, seen = math.isqrt(workers - 1) + 1, {(chunks[0], chunks[2])}
     for each in (1, 2, 4):

@@ -89,7 +89,8 @@ def lent(array: da.Array, client: Client) -> da.Array:
 def array_behind(array: da.Array) -> Any:
     """Return the array of which `dask.array.from_array` has made a Dask array: of NumPy, Zarr, HDF5 or xarray.
 
-    None for any other Dask array, and for those of which a lock or a function of the user reads parts.
+    The shape and type of an array in a file may have changed since. None for any other Dask array, and for those of
+    which a lock or a function of the user reads parts.
     """
     layer = array.dask.layers.get(array.name)
     if isinstance(layer, Blockwise):
@@ -114,17 +115,15 @@ def _read_in_parts(array: da.Array, layer: Blockwise) -> Any:
     """Return the array whose parts a layer reads: of Zarr, HDF5 or xarray, or Dask's copy of a memory map."""
     if layer.task.func not in (getter, getter_nofancy) or layer.task.kwargs.get("lock") or len(layer.indices) != 2:
         return None
-    (source, _), (slices, _) = layer.indices
-    cut = layer.io_deps.get(slices)
+    (source, _), (parts, _) = layer.indices  # the array, or the key of its task, and a slice for each chunk
+    cut = layer.io_deps.get(parts)
     if isinstance(source, TaskRef):
         source = getattr(array.dask.layers.get(source.key), "mapping", {}).get(source.key)
     if not isinstance(cut, ArraySliceDep) or cut.chunks != array.chunks:
         return None
     if type(source) is np.memmap:
-        source = source.view(np.ndarray)
-    elif package_of(source) not in ("zarr", "h5py", "xarray"):
-        return None
-    return source if (source.shape, source.dtype) == (array.shape, array.dtype) else None
+        return source.view(np.ndarray)
+    return source if package_of(source) in ("zarr", "h5py", "xarray") else None
 
 
 def _lent(layer: Layer, client: Client, shared: dict[int, ClientArray | None]) -> Layer:

@@ -125,7 +125,7 @@ class Chains:
     def _blocks(self, x: Operand, axes: slice) -> tuple[da.Array | Load, Form]:
         """Return the blocks of A or B for one wave, and how they arrive. `axes` are its two of m, k and n.
 
-        A product task joins the chunks of a block. Blocks of an `Operand.original` are loaded whole.
+        A product task joins the chunks of a block, unless a task reads the block whole (`Operand.read_in`).
 
         Each call gives the operand new names, but for lazy products of Dask arrays. Blocks that one wave has read are
         then freed at its end, and the next wave loads them again. Waves of a streamed plan share the blocks that cannot
@@ -135,9 +135,10 @@ class Chains:
             return load, "matrix"
         plan, blocking, device = self.plan, self.plan.blocking, self.plan.cluster.device
         batch, edges = batch_chunks(x, blocking), (blocking.m, blocking.k, blocking.n)
-        original = None if x.chunks == (*batch, *edges[axes]) else x.original
-        cuts: Chunks = plan.schedule.cuts if original is None else edges
-        chunks = (*batch, *cuts[axes])
+        chunks: Chunks = (*batch, *edges[axes])
+        original = x.read_in(chunks)
+        if original is None:
+            chunks = (*batch, *plan.schedule.cuts[axes])
         if (id(x), chunks) in self._shared:
             return self._shared[id(x), chunks]
         if original is None:
@@ -149,7 +150,7 @@ class Chains:
         return blocks
 
     def _loaded(self, x: Operand, source: Operand, chunks: Chunks, device: Literal["cpu", "cuda"]) -> da.Array:
-        """Return an operand `x` in these chunks, read from `source`: `x` itself, or `x.original`."""
+        """Return an operand `x` in these chunks, read from `source`: `x` itself, or what is behind it."""
         # Equal lazy products of Dask arrays have equal names, so that Dask computes them once.
         new = source is x or self.product.once
         name = "" if new else f"distmm-load-{tokenize(x.source.name, x.transposed, chunks, device)}"
@@ -165,7 +166,6 @@ class Chains:
         if self.out is not None and (load := c.load("cpu", self.client)) is not None:
             return load
         if c.shape == shape:
-            source = c if c.chunks == self.chunks else c.original or c
-            return self._loaded(c, source, self.chunks, "cpu")
+            return self._loaded(c, c.read_in(self.chunks) or c, self.chunks, "cpu")
         source = c.source if isinstance(c.source, da.Array) else c.blocked(tuple((n,) for n in c.shape), "cpu")
         return rechunked(da.broadcast_to(source, shape), self.chunks)

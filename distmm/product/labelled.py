@@ -101,7 +101,7 @@ class Labelled(Operand):
 
     def whole(self) -> Labelled:
         """Return a Dask array that `from_array` made as its NumPy array, for which the plan chooses the blocks."""
-        found = self.original
+        found = self.here
         if found is None or found is self or not found.in_memory:
             return self
         return self.made(found.source.swapaxes(-1, -2) if found.transposed else found.source, self.labels)

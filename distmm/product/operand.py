@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from itertools import product
+from itertools import accumulate, product
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
@@ -148,33 +148,49 @@ class Operand:
         return _swapped(chunk, self.transposed)
 
     @property
-    def original(self) -> Operand | None:
-        """The same operand as an array of which tasks read any part. None if tasks compute its blocks.
+    def here(self) -> Operand | None:
+        """The same operand as an array of this process. None if it is none.
 
         It is one if the user gave a NumPy or CuPy array, or a Dask array that `dask.array.from_array` made of a NumPy
-        array, or of one of Zarr, HDF5 or xarray, or the transpose of one.
+        array or a memory map, which it copies, or the transpose of one.
         """
         # Not a cached property: an operand that refers to itself is freed by the garbage collector alone.
-        return self if self.in_memory else self._behind
+        found = self if self.in_memory else self._behind
+        return found if found is not None and found.in_memory else None
+
+    def read_in(self, chunks: tuple[tuple[int, ...], ...]) -> Operand | None:
+        """Return the array of which tasks read blocks with these edges, in place of a Dask array's own tasks.
+
+        It is `here`, or the array of Zarr, HDF5 or xarray of which Dask makes chunks that these blocks unite. None if
+        Dask's tasks have to make the blocks: others would read chunks of a file several times.
+        """
+        if self.chunks == chunks:
+            return None
+        found, own = self.here or self._behind, self.chunks or chunks
+        pairs = zip(chunks, own, strict=True)
+        united = all(set(accumulate(edges)) <= set(accumulate(given)) for edges, given in pairs)
+        return found if found is not None and (found.in_memory or united) else None
 
     @cached_property
     def _behind(self) -> Operand | None:
         """A Dask array as the array of which `from_array` made it (`array_behind`). None for other arrays."""
-        if not is_dask(self.source):
+        if not is_dask(self.source) or self.kind == "cupy":
             return None
         from distmm.graph.block_arrays import transposed  # late, as Dask arrays below
         from distmm.product.arrays_in_graphs import array_behind
 
         inner = transposed(self.source)
-        found = None if self.kind == "cupy" else array_behind(self.source if inner is None else inner)
+        array = self.source if inner is None else inner
+        found = array_behind(array)
         if not isinstance(found, np.ndarray | None):
             try:
                 found = as_array(found, self.name)
                 check_sendable(found, self.name)
             except InputError:  # distmm does not read it, and Dask may
                 return None
-        turned = self.transposed != (inner is not None)
-        return None if found is None else replace(self, source=found, transposed=turned, vector=None)
+        if found is None or (found.shape, found.dtype) != (array.shape, array.dtype):
+            return None
+        return replace(self, source=found, transposed=self.transposed != (inner is not None), vector=None)
 
     def part(self, cut: slice, axis: Literal[-1, -2]) -> Operand:
         """Return a part of it along an axis. All of it is itself."""

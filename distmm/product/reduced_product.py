@@ -52,8 +52,8 @@ def product_of(
     chosen = choices.get("blocks") is not None or choices.get("plan") is not None
     if symmetry is None and not chosen and is_transpose(a, b):
         symmetry = "symmetric"
-    a = a.original or a  # the plan chooses the blocks, which are the chunks of the results
-    b = replace(a, transposed=not a.transposed) if symmetry is not None else b.original or b
+    a = a.here or a  # the plan chooses the blocks, which are the chunks of the results
+    b = replace(a, transposed=not a.transposed) if symmetry is not None else b.here or b
     for operand in (a, b):
         if len(operand.shape) < 2:
             raise InputError(

@@ -126,7 +126,7 @@ def places(request: PlanRequest, blocking: Blocking, device: Literal["cpu", "cud
         homes_of_blocks(of_a, a.chunks or (), (blocking.m, blocking.k)),
         homes_of_blocks(of_b, b.chunks or (), (blocking.k, blocking.n)),
     )
-    # Blocks that are copied to GPUs are copied for each operand, and GPUs may transpose blocks before the product.
+    # Blocks that are copied to GPUs are copied for each operand. For GPUs, A and its transpose count as two arrays.
     is_same = a.transposed == b.transposed and same(a.source, b.source) and (device == "cpu" or a.kind == "cupy")
     is_same &= blocking.m == blocking.k == blocking.n
     is_turned = not is_same and blocking.m == blocking.n and device == "cpu" and is_transpose(a, b)
@@ -144,13 +144,13 @@ def residence(
 ) -> Residence:
     """Return where the operand's blocks are in memory during the product, for the planner's memory model.
 
-    After a rechunk several blocks read the same chunk, and the chunk stays in memory until its last read. What tasks
-    read in parts is not rechunked (`Operand.original`). Jobs read the blocks of A and B from their files. The waves of
-    a streamed product load their blocks again if that is possible. GPUs multiply copies of NumPy blocks.
+    After a rechunk several blocks read the same chunk, and the chunk stays in memory until its last read. An array of
+    this process is not rechunked (`Operand.here`). Jobs read the blocks of A and B from their files. The waves of a
+    streamed product load their blocks again if that is possible. GPUs multiply copies of NumPy blocks.
     """
     resident = operand.resident and (device == "cpu" or operand.kind == "cupy")
     others = cuts != (operand.chunks or ())[-2:] or (request.shared and not resident)
-    if operand.chunks is not None and request.job is None and others and operand.original is None:
+    if operand.chunks is not None and request.job is None and others and operand.here is None:
         return "whole"
     if resident:
         return "resident"

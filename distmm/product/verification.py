@@ -62,7 +62,7 @@ def verdict(
     accuracy = config.chosen("precision", precision)
     tolerance = Tolerance.of(a.dtype, b.dtype, c.dtype, a.shape[1], accuracy)
     on_gpu = check == "freivalds" and _on_gpu((a, b, c), tolerance.work, client)
-    left, right, product = _blocks(tuple(x.original or x for x in (a, b, c)), on_gpu, client, check)
+    left, right, product = _blocks(tuple(x.here or x for x in (a, b, c)), on_gpu, client, check)
     comparison = ProductCheck(left, right, product, tolerance, alpha, c.chunks)
     with watched(client):
         return comparison.full() if check == "full" else comparison.by_vectors(seed).seeded(seed)

@@ -58,10 +58,14 @@ def test_the_array_in_the_graph_is_found(tmp_path: Path, opened: Callable[..., A
     found = array_behind(D)
     assert type(found) is (np.ndarray if isinstance(source, np.memmap) else type(source))
     np.testing.assert_array_equal(np.asarray(found[:, :]), X)
-    turned = Operand.of(D.T, "A").original
-    assert turned is not None
-    assert turned.transposed
-    assert turned.shape == X.T.shape
+    turned = Operand.of(D.T, "A")
+    united = turned.read_in(((24, 72), (48, 48)))
+    assert united is not None
+    assert united.transposed
+    assert united.shape == X.T.shape
+    assert turned.read_in(turned.chunks or ()) is None
+    in_parts = turned.read_in(((24, 72), (40, 56)))  # parts of chunks of D
+    assert (in_parts is None) is not isinstance(source, np.memmap)
 
 
 def test_the_array_that_from_zarr_has_opened_is_found(tmp_path: Path) -> None:
@@ -96,8 +100,9 @@ def test_dask_reads_what_other_processes_cannot_open(tmp_path: Path) -> None:
     hdf5_array(tmp_path).file.close()
     with h5py.File(tmp_path / "x.h5", "r+") as file:
         D = da.from_array(file["x"], chunks=8)
-        assert Operand.of(D, "A").original is None
+        assert Operand.of(D, "A").read_in(((96,), (96,))) is None
         np.testing.assert_array_equal(distmm.matmul(D, D).compute(), X @ X)
+    assert Operand.of(D, "A").read_in(((96,), (96,))) is None  # the file is closed
 
 
 @pytest.mark.parametrize("opened", OPENED.values(), ids=OPENED)

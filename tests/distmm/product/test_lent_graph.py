@@ -128,8 +128,8 @@ def test_reductions_recognise_the_transpose_of_what_they_read_here(cluster: Call
 def test_blocks_for_gpus_and_for_cpus_have_other_names() -> None:
     a = wrap(da.from_array(np.ones((8, 8)), chunks=4), "A")
     chains = Chains(Gemm.of(a, a), distmm.plan(a.source, a.source), "numpy", None)
-    assert a.original is not None
-    names = {chains._loaded(a, a.original, ((8,), (8,)), device).name for device in ("cpu", "cuda", "cpu")}  # type: ignore[arg-type]
+    assert a.here is not None
+    names = {chains._loaded(a, a.here, ((8,), (8,)), device).name for device in ("cpu", "cuda", "cpu")}  # type: ignore[arg-type]
     assert len(names) == 2
 
 
