@@ -134,11 +134,11 @@ class Chains:
         if self.out is not None and (load := x.load(self.plan.cluster.device, self.client)) is not None:
             return load, "matrix"
         plan, blocking, device = self.plan, self.plan.blocking, self.plan.cluster.device
-        batch, edges = batch_chunks(x, blocking), (blocking.m, blocking.k, blocking.n)
-        chunks: Chunks = (*batch, *edges[axes])
-        original = x.read_in(chunks)
-        if original is None:
-            chunks = (*batch, *plan.schedule.cuts[axes])
+        batch = batch_chunks(x, blocking)
+        edges: Chunks = blocking.m, blocking.k, blocking.n
+        original = x.read_in((*batch, *edges[axes]))
+        cuts: Chunks = plan.schedule.cuts if original is None else edges
+        chunks = (*batch, *cuts[axes])
         if (id(x), chunks) in self._shared:
             return self._shared[id(x), chunks]
         if original is None:

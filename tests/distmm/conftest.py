@@ -11,6 +11,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from distmm.clusters import cluster as described_cluster
+from distmm.planning import candidates
 from distmm.product import one_task
 from distmm.worker import gpu
 from distmm.worker.tasks import products as product_tasks
@@ -20,6 +21,12 @@ from distmm.worker.tasks import products as product_tasks
 def by_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the current client's cluster compute the products of tests, which are short."""
     monkeypatch.setattr(one_task, "SHORT_SECONDS", 0.0)
+
+
+@pytest.fixture
+def blocks_are_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let plans unite no chunks of Dask arrays that are a few."""
+    monkeypatch.setattr(candidates, "SOME_PRODUCTS", candidates.MANY_PRODUCTS)
 
 
 @pytest.fixture

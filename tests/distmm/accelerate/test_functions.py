@@ -89,7 +89,7 @@ def test_products_have_the_values_types_and_chunks_of_dasks(product: str) -> Non
     assert on_distmm(found)
     assert not on_distmm(expected)
     assert (found.dtype, found.chunks) == (expected.dtype, expected.chunks)
-    assert type(found) is da.Array
+    assert isinstance(found, da.Array)
     with dask.config.set(scheduler="sync"):
         x, y = dask.compute(found, expected)
     assert (type(x), x.dtype) == (type(y), y.dtype) or product == "two vectors"  # a scalar, as NumPy's
@@ -224,6 +224,7 @@ def test_a_compressed_svd_finds_what_dasks_does(iterator: str) -> None:
         np.testing.assert_allclose(x, y, atol=1e-9)
 
 
+@pytest.mark.usefixtures("blocks_are_chunks")
 def test_with_a_client_products_are_planned_for_its_cluster_and_run_there(client: Client) -> None:
     with client.as_current(), distmm.accelerated():
         c = A @ B

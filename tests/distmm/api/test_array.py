@@ -203,6 +203,7 @@ def test_a_plan_can_be_made_first_and_given_back() -> None:
         matmul(b, a.T[:60], plan=p)
 
 
+@pytest.mark.usefixtures("blocks_are_chunks")
 def test_the_text_of_a_plan_with_the_operands_chunks_predicts_what_the_plan_does() -> None:
     A, B = da.ones((100, 80), chunks=20), da.ones((80, 60), chunks=20)
     made = plan(A, B)

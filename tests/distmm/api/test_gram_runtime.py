@@ -88,6 +88,7 @@ def test_no_worker_holds_more_than_the_plan_says(measured: Client, dtype: str, e
     assert plan.peak.worker / slack <= peak <= plan.peak.worker
 
 
+@pytest.mark.usefixtures("blocks_are_chunks")
 def test_images_are_views_beside_their_sources(measured: Client) -> None:
     C = measured.persist(distmm.gram(lazy(6), client=measured))
     wait(C)

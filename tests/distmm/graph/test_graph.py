@@ -108,6 +108,7 @@ def test_batches_share_the_blocks_of_a_broadcast_operand() -> None:
     assert {key for key in keys if key[0] == b.name} == {(b.name, p, j) for p in range(2) for j in range(2)}
 
 
+@pytest.mark.usefixtures("blocks_are_chunks")
 def test_beta_adds_the_users_c_at_the_last_step_only() -> None:
     a, c = da.ones((16, 32), chunks=8), da.ones((16, 16), chunks=8)
     for task in products(gemm(1, a, a, 1, c, transb=True)):

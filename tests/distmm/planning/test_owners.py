@@ -111,6 +111,16 @@ def test_many_small_chunks_become_few_blocks_for_each_worker() -> None:
         assert apart.schedule.chunks is None
 
 
+@pytest.mark.parametrize(("chunks", "one_each"), [((2, 2, 2), True), ((4, 4, 4), False), ((64, 1, 1), True)])
+def test_a_few_small_chunks_are_united_if_each_takes_part_in_several_products(
+    chunks: tuple[int, int, int], one_each: bool
+) -> None:
+    m, k, n = ((64,) * count for count in chunks)
+    cluster = ClusterSpec(2, 10**9, "cpu", rate=1e10, link=1e9, load=1e9)
+    plan = make_plan(Problem(sum(m), sum(k), sum(n), F8), cluster, blocking=Blocking(m, k, n), unions=True)
+    assert (plan.schedule.chunks is None) is one_each
+
+
 @settings(max_examples=number_of(60))
 @given(placed())
 def test_every_family_computes_the_product(product) -> None:  # type: ignore[no-untyped-def]

@@ -34,6 +34,8 @@ from tests.exact_sums import in_panels, whole_numbers
 from tests.tables import later
 from tests.until import until
 
+pytestmark = pytest.mark.usefixtures("blocks_are_chunks")
+
 BLOCKS, EDGE = 4, 64
 N = BLOCKS * EDGE
 BLOCK_BYTES = EDGE * EDGE * 4

@@ -137,6 +137,7 @@ def test_a_notebook_gets_one_line_below_the_cell_that_changes_in_place() -> None
     assert "80/80 steps" in output["data"]["text/html"]
 
 
+@pytest.mark.usefixtures("blocks_are_chunks")
 def test_a_product_is_watched_until_it_is_done(client: Client) -> None:
     console = Console(file=io.StringIO(), force_terminal=False)
     C = matmul(da.ones((256, 256), chunks=64), da.ones((256, 256), chunks=64), client=client)

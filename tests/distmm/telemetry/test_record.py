@@ -181,6 +181,7 @@ def test_a_record_of_thousands_of_tasks_travels_in_a_few_megabytes() -> None:
     assert len(pickle.dumps(r)) < 8e6
 
 
+@pytest.mark.usefixtures("blocks_are_chunks")
 def test_figures_of_a_real_product_are_exact(current: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeats, "LINGER_SECONDS", 600)  # heartbeats that come late are counted too
     A, B = (da.random.default_rng(seed).random((6 * 48, 6 * 48), chunks=48) for seed in (1, 2))
@@ -233,6 +234,7 @@ def metric(client: Client, series: str, label: str) -> float:
     return float(client.run_on_scheduler(read))
 
 
+@pytest.mark.usefixtures("blocks_are_chunks")
 def test_memory_counts_what_the_plan_counts(current: Client) -> None:
     A, B = (da.random.default_rng(seed).random((6 * 48, 6 * 48), chunks=48).persist() for seed in (1, 2))
     C = matmul(A, B, client=current)
