@@ -32,9 +32,9 @@ Edges = tuple[int, ...]
 # Parts that a task joins: they are small.
 GROUP = 16
 
-# Bytes up to which a task reads several blocks of a row. Each takes less time to check than a task takes, or to come
-# from another worker.
-FEW = 2**22
+# Bytes up to which a task reads several blocks of a row: checking them, and sending them from another worker, takes
+# less time than a task for each.
+UNITED_BYTES = 2**22
 
 
 class Part(NamedTuple):
@@ -129,8 +129,8 @@ class Pass:
             With "transpose", the pass is over the transpose of `matrix`.
         """
         down, across = matrix.chunks if form == "matrix" else matrix.chunks[::-1]
-        few = max(1, FEW // max(1, max(down) * max(across) * matrix.dtype.itemsize))
-        groups = united(across, math.ceil(len(across) / few))
+        together = max(1, UNITED_BYTES // max(1, max(down) * max(across) * matrix.dtype.itemsize))
+        groups = united(across, math.ceil(len(across) / together))
         columns = (tuple(map(sum, groups)),)
         own = (*columns, -1)
         panels = panel.rechunk(own) if isinstance(panel, da.Array) else da.from_array(panel, own, name=False)
@@ -145,10 +145,10 @@ class Pass:
         self, name: str, form: Form, down: Edges, groups: tuple[Edges, ...], matrix: da.Array, panel: da.Array,
         weights: da.Array | None = None,
     ) -> Iterator[Task]:  # fmt: skip
-        ends = (0, *accumulate(map(len, groups)))
+        ends, of_groups = (0, *accumulate(map(len, groups))), slices(tuple(map(sum, groups)))
         for i, rows in enumerate(slices(down)):
             keys: list[Any] = []
-            for j, (group, columns) in enumerate(zip(groups, slices(tuple(map(sum, groups))), strict=True)):
+            for j, (group, columns) in enumerate(zip(groups, of_groups, strict=True)):
                 sampled = None if self.sampled is None else self.sampled.within(rows, columns)
                 shapes = [(down[i], edge) for edge in group]
                 find = partial(self.of_blocks, shapes, matrix.dtype, form, sampled)

@@ -47,7 +47,7 @@ def fetch(*arrays: da.Array) -> tuple[np.ndarray, ...]:
 class ProductCheck:
     """A check that c is alpha a @ b. The blocks may be in GPU memory.
 
-    The verdict names a block of C. `named` are the chunks of C that it counts, if they are not those of `c`.
+    The verdict names a chunk of C: one of `c_chunks`, or of the blocks of `c` if the user's C has no chunks.
     """
 
     a: da.Array
@@ -55,7 +55,7 @@ class ProductCheck:
     c: da.Array
     tolerance: Tolerance
     alpha: complex = 1
-    named: tuple[tuple[int, ...], ...] | None = None
+    c_chunks: tuple[tuple[int, ...], ...] | None = None
 
     def by_vectors(self, seed: int) -> Verdict:
         """Test all rows, then compute the rows again that fail or are outliers."""
@@ -170,7 +170,7 @@ class ProductCheck:
                 count = f"{int(bad.sum())} of {bad.size} elements {'are off' if wrong else 'cannot be compared'}"
                 text = f"{count}, the first {text}:"
             elif wrong:
-                ends = (np.cumsum(chunks) for chunks in self.named or self.c.chunks)
+                ends = (np.cumsum(chunks) for chunks in self.c_chunks or self.c.chunks)
                 i, j = (int(np.searchsorted(e, x, side="right")) for e, x in zip(ends, (row, column), strict=True))
                 text = f"row {row} stands out; first bad block C[{i}, {j}], {text}"
             about = "C is not A @ B: {}" if wrong else f"C may be A @ B or not: {{}}, and {OVERFLOW}"

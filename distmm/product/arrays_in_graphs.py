@@ -7,6 +7,7 @@ must be read at the same time.
 
 `lent` is for the arrays of `dask.array.from_array`, whose elements Dask has in its graph. It would send them through
 the scheduler, which takes a second for a gigabyte. Workers read large ones in this process's memory instead.
+`array_behind` finds the array in such a graph, also if it is in a file.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def of_product(ts: TaskState) -> list[PlacedTask]:
 
 
 def _read_by(ts: TaskState) -> list[PlacedTask]:
-    return [of.run_spec for of in ts.dependencies if isinstance(of.run_spec, ProductTask)]
+    return [of.run_spec for of in ts.dependencies if isinstance(of.run_spec, PlacedTask)]
 
 
 def served(ts: TaskState) -> tuple[list[PlacedTask], Kind]:

@@ -67,9 +67,9 @@ def test_whole_rows_and_columns_are_sampled(sampled: Sampled) -> None:
     np.testing.assert_array_equal(whole(parts).sampled, expected)
 
 
-def tasks_of_check(few: int, monkeypatch: pytest.MonkeyPatch) -> int:
+def tasks_of_check(united: int, monkeypatch: pytest.MonkeyPatch) -> int:
     """Count the tasks of a check of matrices of 8 x 8 blocks of 256 bytes each."""
-    monkeypatch.setattr(block_rows, "FEW", few)
+    monkeypatch.setattr(block_rows, "UNITED_BYTES", united)
     tasks: Counter[str] = Counter()
 
     class Counted(Callback):  # type: ignore[misc]
@@ -83,15 +83,15 @@ def tasks_of_check(few: int, monkeypatch: pytest.MonkeyPatch) -> int:
     return tasks["distmm-block-rows"]
 
 
-@pytest.mark.parametrize(("few", "groups"), [(256, 8), (3 * 256, 3)])
+@pytest.mark.parametrize(("united", "groups"), [(256, 8), (3 * 256, 3)])
 def test_a_check_has_one_task_for_each_large_block_and_for_neighbours_of_small_ones(
-    monkeypatch: pytest.MonkeyPatch, few: int, groups: int
+    monkeypatch: pytest.MonkeyPatch, united: int, groups: int
 ) -> None:
-    assert tasks_of_check(few, monkeypatch) == 3 * 8 * (groups + 1)
+    assert tasks_of_check(united, monkeypatch) == 3 * 8 * (groups + 1)
 
 
 def test_a_pass_over_a_transpose_reads_the_blocks_of_the_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(block_rows, "FEW", 2 * 7 * 7 * 4)
+    monkeypatch.setattr(block_rows, "UNITED_BYTES", 2 * 7 * 7 * 4)
     block, panel = np.random.default_rng(0).standard_normal((M, N), "f4"), np.ones((M, VECTORS))
     asked = Pass("A", WORK, VECTORS, WORK, Sampled(np.array([2, 19]), np.array([0, 30])))
     (parts,) = dask.compute(asked.over(da.from_array(block, 7), panel, form="transpose"), scheduler="synchronous")

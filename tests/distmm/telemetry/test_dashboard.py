@@ -310,6 +310,7 @@ def test_the_page_is_readable_with_one_worker_and_with_many(
 
 
 @pytest.mark.minutes
+@pytest.mark.usefixtures("blocks_are_chunks")
 def test_the_table_shows_all_products_and_a_click_one_of_them(cluster: Client, browser: Any, pictures: Path) -> None:
     rng = da.random.default_rng(8)
     symmetric = cluster.persist(gram(rng.random((96, 64), chunks=32), client=cluster))

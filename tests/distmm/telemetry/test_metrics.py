@@ -101,6 +101,7 @@ def expressions() -> list[str]:
 
 
 @pytest.mark.minutes
+@pytest.mark.usefixtures("blocks_are_chunks")
 def test_prometheus_answers_every_query_of_the_dashboard(
     cluster: Client, query: Callable[[str], list[dict[str, Any]]]
 ) -> None:
