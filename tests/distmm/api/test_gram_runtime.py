@@ -28,6 +28,8 @@ from tests.exact_sums import in_panels, whole_numbers
 from tests.tables import later
 from tests.until import until
 
+pytestmark = pytest.mark.usefixtures("blocks_are_chunks")
+
 BLOCKS, DEPTH, EDGE = 8, 4, 64
 
 
@@ -88,7 +90,6 @@ def test_no_worker_holds_more_than_the_plan_says(measured: Client, dtype: str, e
     assert plan.peak.worker / slack <= peak <= plan.peak.worker
 
 
-@pytest.mark.usefixtures("blocks_are_chunks")
 def test_images_are_views_beside_their_sources(measured: Client) -> None:
     C = measured.persist(distmm.gram(lazy(6), client=measured))
     wait(C)
