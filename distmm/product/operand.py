@@ -166,10 +166,11 @@ class Operand:
         """
         if self.chunks == chunks:
             return None
-        found, own = self.here or self._behind, self.chunks or chunks
-        pairs = zip(chunks, own, strict=True)
-        united = all(set(accumulate(edges)) <= set(accumulate(given)) for edges, given in pairs)
-        return found if found is not None and (found.in_memory or united) else None
+        if self.here is not None or self.chunks is None:
+            return self.here
+        pairs = zip(chunks, self.chunks, strict=True)
+        unites = all(set(accumulate(edges)) <= set(accumulate(given)) for edges, given in pairs)
+        return self._opened if unites else None
 
     @cached_property
     def _behind(self) -> Operand | None:
@@ -180,17 +181,20 @@ class Operand:
         from distmm.product.arrays_in_graphs import array_behind
 
         inner = transposed(self.source)
-        array = self.source if inner is None else inner
-        found = array_behind(array)
-        if not isinstance(found, np.ndarray | None):
-            try:
-                found = as_array(found, self.name)
-                check_sendable(found, self.name)
-            except InputError:  # distmm does not read it, and Dask may
-                return None
-        if found is None or (found.shape, found.dtype) != (array.shape, array.dtype):
+        found, turned = array_behind(self.source if inner is None else inner), self.transposed != (inner is not None)
+        return None if found is None else replace(self, source=found, transposed=turned, vector=None)
+
+    @cached_property
+    def _opened(self) -> Operand | None:
+        """The array in a file that is behind a Dask array, opened by its path. None if distmm does not read it."""
+        if (behind := self._behind) is None:
             return None
-        return replace(self, source=found, transposed=self.transposed != (inner is not None), vector=None)
+        try:
+            found = replace(behind, source=as_array(behind.source, self.name))
+            check_sendable(found.source, self.name)
+        except InputError:  # Dask may read it
+            return None
+        return found if (found.shape, found.dtype) == (self.shape, self.dtype) else None
 
     def part(self, cut: slice, axis: Literal[-1, -2]) -> Operand:
         """Return a part of it along an axis. All of it is itself."""
