@@ -205,6 +205,7 @@ def test_figures_of_a_real_product_are_exact(current: Client, monkeypatch: pytes
 
 
 @pytest.mark.minutes
+@pytest.mark.usefixtures("blocks_are_chunks")
 def test_products_at_the_same_time_do_not_count_one_anothers_bytes(current: Client) -> None:
     rng = da.random.default_rng(1)
     A, *others = (rng.random((6 * 48, 6 * 48), chunks=48) for _ in range(3))
