@@ -151,18 +151,18 @@ class Operand:
     def here(self) -> Operand | None:
         """The same operand as an array of this process. None if it is none.
 
-        It is one if the user gave a NumPy or CuPy array, or a Dask array that `dask.array.from_array` made of a NumPy
-        array or a memory map, which it copies, or the transpose of one.
+        It is one if the user gave a NumPy or CuPy array. It is also one if the user gave a Dask array that
+        `dask.array.from_array` made of a NumPy array or of a memory map (which Dask copies), or the transpose of one.
         """
         # Not a cached property: an operand that refers to itself is freed by the garbage collector alone.
         found = self if self.in_memory else self._behind
         return found if found is not None and found.in_memory else None
 
     def read_in(self, chunks: tuple[tuple[int, ...], ...]) -> Operand | None:
-        """Return the array of which tasks read blocks with these edges, in place of a Dask array's own tasks.
+        """Return the array from which tasks read blocks with these edges. None if the user's array has its own tasks.
 
-        It is `here`, or the array of Zarr, HDF5 or xarray of which Dask makes chunks that these blocks unite. None if
-        Dask's tasks have to make the blocks: others would read chunks of a file several times.
+        It is `here`. If a Dask array was made of an array of Zarr, HDF5 or xarray, it is that one, if each block unites
+        whole chunks of the Dask array: otherwise several tasks would read the same chunk of the file.
         """
         if self.chunks == chunks:
             return None

@@ -12,8 +12,8 @@ import dask.optimization
 import dask.order
 from dask.utils import parse_timedelta
 
-from distmm import events
 from distmm.graph.dask_tasks import PlacedTask, Task, TaskRef, is_chunk_of_c, needs, unfused
+from distmm.transfer import events
 
 if TYPE_CHECKING:
     from distributed.scheduler import Scheduler, TaskState

@@ -16,8 +16,8 @@ from typing import Any
 
 from distributed import Scheduler, SchedulerPlugin
 
-from distmm.events import tell
 from distmm.transfer.client_array import ClientArray
+from distmm.transfer.events import tell
 from distmm.transfer.loans import TOPIC
 
 

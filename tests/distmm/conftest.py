@@ -25,7 +25,7 @@ def by_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def blocks_are_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let plans unite no chunks of Dask arrays that are a few."""
+    """Let plans take the chunks of Dask arrays as blocks, unless there are many."""
     monkeypatch.setattr(candidates, "SOME_PRODUCTS", candidates.MANY_PRODUCTS)
 
 

@@ -112,7 +112,7 @@ def test_many_small_chunks_become_few_blocks_for_each_worker() -> None:
 
 
 @pytest.mark.parametrize(("chunks", "one_each"), [((2, 2, 2), True), ((4, 4, 4), False), ((64, 1, 1), True)])
-def test_a_few_small_chunks_are_united_if_each_takes_part_in_several_products(
+def test_a_few_small_chunks_are_united_if_c_has_several_rows_and_columns_of_them(
     chunks: tuple[int, int, int], one_each: bool
 ) -> None:
     m, k, n = ((64,) * count for count in chunks)

@@ -34,15 +34,13 @@ from tests.exact_sums import in_panels, whole_numbers
 from tests.tables import later
 from tests.until import until
 
-pytestmark = pytest.mark.usefixtures("blocks_are_chunks")
-
 BLOCKS, EDGE = 4, 64
 N = BLOCKS * EDGE
 BLOCK_BYTES = EDGE * EDGE * 4
 
 
 @pytest.fixture(autouse=True)
-def current(client: Client) -> Iterator[None]:
+def current(client: Client, blocks_are_chunks: None) -> Iterator[None]:
     with client.as_current():
         yield
 
