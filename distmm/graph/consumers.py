@@ -120,27 +120,27 @@ class View:
     def _places(self) -> dict[Index, Placement]:
         """Where the parts of each block are taken."""
         blocking = self.plan.blocking
-        return {at: self._place(*at) for at in Grid((len(blocking.m), len(blocking.n)))}
+        return {at: self._place(*at) for at in Grid(tuple(map(len, (*blocking.batch, blocking.m, blocking.n))))}
 
     def __call__(self, key: Key) -> Iterator[Task]:
         """Yield the tasks of one result."""
-        at = of_matrix(key[1:], self.dropped, 0)
-        (row, rows), (column, columns) = (along[index] for along, index in zip(self._parts, at, strict=True))
-        block = TaskRef((self.source, *of_c((row, column), self.dropped)))
-        part = of_c((rows, columns), self.dropped)
-        yield PlacedTask(key, products.part, self._places[row, column], block, part)
+        *batch, i, j = of_matrix(key[1:], self.dropped, 0)
+        (row, rows), (column, columns) = (along[index] for along, index in zip(self._parts, (i, j), strict=True))
+        block = TaskRef((self.source, *of_c((*batch, row, column), self.dropped)))
+        part = ..., *of_c((rows, columns), self.dropped)
+        yield PlacedTask(key, products.part, self._places[*batch, row, column], block, part)
 
-    def _place(self, i: int, j: int) -> Placement:
-        schedule = self.plan.schedule
+    def _place(self, *index: int) -> Placement:
+        schedule, (*batch, i, j) = self.plan.schedule, index
         source = (j, i) if self.plan.blocking.triangle and i < j else (i, j)  # of a mirror image
-        owners = tuple(rank for rank, _ in schedule.chains((), *source))
-        return Placement(self.source, (), *source, schedule.steps, schedule.wave_orders, owners[0], owners)
+        owners = tuple(rank for rank, _ in schedule.chains(tuple(batch), *source))
+        return Placement(self.source, tuple(batch), *source, schedule.steps, schedule.wave_orders, owners[0], owners)
 
 
 def in_chunks(blocks: da.Array, plan: Plan, dropped: tuple[int, ...] = ()) -> da.Array:
     """Return an array of a plan's blocks of C as an array of the user's chunks. C lacks the axes that are `dropped`."""
     m, _, n = plan.schedule.cuts
-    chunks = of_c((m, n), dropped)
+    chunks = of_c((*plan.blocking.batch, m, n), dropped)
     grid = Grid(tuple(map(len, chunks)))
     layer = ConsumerLayer(blocks.name + SUFFIX, grid, View(blocks.name, plan, dropped))
     return da.Array(with_layer(blocks.dask, layer, blocks.name), layer.name, chunks, meta=blocks)

@@ -17,6 +17,7 @@ Each task carries its `Placement` for the scheduler's plugin, whatever graph the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
@@ -224,9 +225,9 @@ class ProductLayer(ParametricLayer):
         if (chunks := self.plan.schedule.chunks) is not None:
             down, across, along = chunks[0][i], chunks[2][j], [chunks[1][p] for p in panels]
             if self.pieces[0]:
-                a = tuple(_grid_of(down, deep) for deep in along)
+                a = tuple(_grid_of(a_own, down, deep) for deep in along)
             if self.pieces[right]:
-                b = tuple(_grid_of(*((deep, across) if right else (across, deep))) for deep in along)
+                b = tuple(_grid_of(b_own, *((deep, across) if right else (across, deep))) for deep in along)
         forms = self.forms[0], self.forms[right]
         return Arrivals(a, b, of_c((*own, m, n), self.epilogue.dropped), self.dtypes, forms)
 
@@ -246,9 +247,11 @@ class ProductLayer(ParametricLayer):
 
 
 @lru_cache(maxsize=1024)  # many blocks have the same shapes
-def _grid_of(rows: Sequence[int], columns: Sequence[int]) -> tuple[tuple[tuple[int, int], ...], ...]:
+def _grid_of(
+    batch: tuple[int, ...], rows: Sequence[int], columns: Sequence[int]
+) -> tuple[tuple[tuple[int, ...], ...], ...]:
     """Return the shapes of chunks with these edges, row by row."""
-    return tuple(tuple((row, column) for column in columns) for row in rows)
+    return tuple(tuple((*batch, row, column) for column in columns) for row in rows)
 
 
 def build(
@@ -298,7 +301,8 @@ def build(
     blocking, united = plan.blocking, plan.schedule.chunks is not None
     counts = len(blocking.m) * len(blocking.k), len(blocking.k) * len(blocking.n)
     in_a, in_b = (
-        united and isinstance(x, da.Array) and x.npartitions > count for x, count in zip((a, b), counts, strict=True)
+        united and isinstance(x, da.Array) and math.prod(x.numblocks[-2:]) > count
+        for x, count in zip((a, b), counts, strict=True)
     )
     layer = ProductLayer(name, plan, names, epilogue, wave, run, reduced, dtypes, out, forms, (in_a, in_b))
     read = [x for x in (a, b, c0, *norms) if isinstance(x, da.Array)]

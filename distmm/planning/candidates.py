@@ -96,8 +96,17 @@ def waves(
     yield from filter(None, fitting if any(fitting) else [few[:1] if stays or any(operands_stay) else many[-1:]])
 
 
-def given(problem: Problem, blocking: Blocking, cluster: ClusterSpec, waves: tuple[int, int]) -> Iterator[Schedule]:
-    """Schedules for blocks that are given: the grid, the panels a task and the lookahead are free."""
+def given(
+    problem: Problem,
+    blocking: Blocking,
+    cluster: ClusterSpec,
+    waves: tuple[int, int],
+    chunks: tuple[Chunks, Chunks, Chunks] | None = None,
+) -> Iterator[Schedule]:
+    """Schedules for blocks that are given: the grid, the panels a task and the lookahead are free.
+
+    `chunks` are those that the blocks unite.
+    """
     count = len(blocking.k)
     seconds, enough = _pace(problem, blocking, cluster)
     for grid in Grid.all_of(cluster.workers):
@@ -109,7 +118,7 @@ def given(problem: Problem, blocking: Blocking, cluster: ClusterSpec, waves: tup
         for panels in sorted(tried):
             cut_k = replace(blocking, panels=panels)
             for lookahead in (LOOKAHEAD, LOOKAHEAD + 2):
-                yield Schedule(cut_k, grid, (1, *waves), lookahead)
+                yield Schedule(cut_k, replace(grid, chunks=chunks), (1, *waves), lookahead)
 
 
 def placed(
@@ -122,6 +131,8 @@ def placed(
     unions: bool = False,
 ) -> Iterator[Schedule]:
     """Schedules for blocks some of which are in the workers' memory: what stays, and the panels a task, are free.
+
+    Batched products have grids. Of these, here are those whose blocks are unions of chunks.
 
     Parameters
     ----------
@@ -138,6 +149,10 @@ def placed(
     unions : bool
         Whether blocks may be unions of the given ones, which are the user's chunks.
     """
+    if problem.batch:
+        for united_blocks, chunks in _unions(blocking, cluster):
+            yield from given(problem, united_blocks, cluster, (1, 1), chunks)
+        return
     # Without homes, grids without a table are as good, and have waves. Nothing is gained then by cutting k.
     whole = list(candidates(blocking, homes, cluster.workers, one_chain)) if homes.known else []
     tables = [(blocking, owners) for owners in whole]
@@ -193,15 +208,17 @@ def _unions(blocking: Blocking, cluster: ClusterSpec) -> Iterator[tuple[Blocking
     are united only if the product would have more than `MOST_PRODUCTS` block products. CPUs, whose BLAS reads and
     writes C for each panel and promises no bits, unite panels that are shorter than `DEEP_PANEL`.
     """
-    chunks, workers = (len(blocking.m), len(blocking.k), len(blocking.n)), cluster.workers
-    if math.prod(chunks) <= (MANY_PRODUCTS if min(chunks[0], chunks[2]) == 1 else SOME_PRODUCTS) * workers:
+    chunks, matrices = (len(blocking.m), len(blocking.k), len(blocking.n)), math.prod(map(len, blocking.batch))
+    enough = (MANY_PRODUCTS if min(chunks[0], chunks[2]) == 1 else SOME_PRODUCTS) * cluster.workers
+    if math.prod(chunks) * matrices <= enough:
         return
+    workers = -(-cluster.workers // matrices)  # for each matrix
     side, seen = math.isqrt(workers - 1) + 1, {(chunks[0], chunks[2])}
     for each in (1, 2, 4):
         m, n = (min(count, side * each) for count in (chunks[0], chunks[2]))
         if (m, n) not in seen:
             seen.add((m, n))
-            deep = min(chunks[1], max(1, MOST_PRODUCTS // (m * n)))
+            deep = min(chunks[1], max(1, MOST_PRODUCTS // (m * n * matrices)))
             if cluster.device == "cpu":
                 deep = min(deep, max(1, sum(blocking.k) // DEEP_PANEL))
             cuts = united(blocking.m, m), united(blocking.k, deep), united(blocking.n, n)

@@ -29,6 +29,9 @@ import numpy as np
 
 from distmm.planning.blocks import Blocking, ranges
 
+# Edges of the chunks that each block along a dimension is made of.
+Chunks = tuple[tuple[int, ...], ...]
+
 
 @dataclass(frozen=True)
 class Grid:
@@ -41,15 +44,15 @@ class Grid:
 
     With several `layers`, each layer is such a grid for a part of k (split-K) and makes a partial sum of every block
     of C.
+
+    `chunks` are as in `Owners`. The chunks of a block live where the block does.
     """
 
     rows: int
     columns: int
     layers: int = 1
     shift: int = 0
-
-    # A schedule reads it of `Owners`, too: blocks that are unions of chunks have owners as tables.
-    chunks = None
+    chunks: tuple[Chunks, Chunks, Chunks] | None = None
 
     @property
     def text(self) -> str:
@@ -101,10 +104,6 @@ class Places(NamedTuple):
 
 
 NOWHERE = Places()
-
-
-# Edges of the chunks that each block along a dimension is made of.
-Chunks = tuple[tuple[int, ...], ...]
 
 # What stays, as a plan's text names it: C by block rows or by block columns, A, B, or panels of k. Capitals: balanced.
 Family = Literal["r", "c", "a", "b", "k", "R", "C", "A", "B", "K"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain, islice
@@ -130,10 +130,14 @@ class Schedule:
         blocks = ((line, p) if operand == "A" else (p, line) for p in panels)
         if isinstance(self.grid, Grid):
             length = self.blocking.part_panels(self.grid.layers)
-            return [self.grid.owner(*block, batch, p // length) for block, p in zip(blocks, panels, strict=True)]
-        homes, end = self._homes[operand == "B"], None if pieces else 1
-        of_blocks = (chain.from_iterable(self.chunk_indices(operand, *block)) for block in blocks)
-        return [homes[i][j] for chunks in of_blocks for i, j in islice(chunks, end)]
+            owners = [(self.grid.owner(*at, batch, p // length), at) for at, p in zip(blocks, panels, strict=True)]
+            return [rank for rank, at in owners for _ in self._pieces(operand, at, pieces)]
+        homes = self._homes[operand == "B"]
+        return [homes[i][j] for at in blocks for i, j in self._pieces(operand, at, pieces)]
+
+    def _pieces(self, operand: Literal["A", "B"], at: tuple[int, int], pieces: bool) -> Iterator[tuple[int, int]]:
+        """Return the indices of the chunks of a block; without `pieces`, of the first one alone."""
+        return islice(chain.from_iterable(self.chunk_indices(operand, *at)), None if pieces else 1)
 
     @property
     def chunks(self) -> tuple[Chunks, Chunks, Chunks] | None:
@@ -223,8 +227,9 @@ def _owners(text: str, grid: list[int], blocking: Blocking, homes: Places, waves
     """Return the owners that a plan's text names."""
     family = text.strip()[1]
     if family not in FAMILIES:
-        whole = waves == grid[2] == 1 and not blocking.batch and homes.known
-        return of_grid(Grid(*grid), blocking, homes) if whole else Grid(*grid)
+        rows, columns, layers = grid
+        whole = waves == layers == 1 and not blocking.batch and homes.known
+        return of_grid(Grid(rows, columns), blocking, homes) if whole else Grid(rows, columns, layers)
     if blocking.batch or waves > 1 or (blocking.triangle and family in "abcABC"):
         raise InputError(
             f"plan {text!r}: owners by {family!r} are for one wave of one matrix"

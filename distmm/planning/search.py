@@ -130,7 +130,8 @@ def _placed(asked: Plan, homes: Places, reproducible: bool, unions: bool) -> Pla
     best = _fastest(plans, None, useless=0) if plans else None
     if best is None or not _is_settled(best):
         return None
-    assert isinstance(best.grid, Owners)
+    if isinstance(best.grid, Grid):
+        return best
     return replace(best, schedule=replace(best.schedule, grid=replace(best.grid, homes=homes)))
 
 

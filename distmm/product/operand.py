@@ -196,12 +196,12 @@ class Operand:
             return None
         return found if (found.shape, found.dtype) == (self.shape, self.dtype) else None
 
-    def part(self, cut: slice, axis: Literal[-1, -2]) -> Operand:
-        """Return a part of it along an axis. All of it is itself."""
+    def part(self, cut: slice, axis: int) -> Operand:
+        """Return a part of it along an axis, counted from the last one: -1. All of it is itself."""
         if range(self.shape[axis])[cut] == range(self.shape[axis]):
             return self
-        index = (cut,) if (axis == -1) != self.transposed else (cut, slice(None))
-        return replace(self, source=self.source[(..., *index)], file=None, vector=None)
+        index = tuple(cut if at == axis else slice(None) for at in range(-len(self.shape), 0))
+        return replace(self, source=self.source[_swapped(index, self.transposed)], file=None, vector=None)
 
     def for_later(self) -> Operand:
         """Return the operand of a lazy product. Elements of arrays in memory may still be read after the call.

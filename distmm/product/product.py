@@ -235,9 +235,16 @@ class Gemm:
             lost = choices.client is not None and choices.client.status != "running"
             if self.symmetry == "hermitian" or self.c is not None or lost:
                 return None
-            rows, columns = (slice(at.start, at.stop) for at in of_matrix(box, self.dropped, range(1)))
+            cuts = of_matrix(box, self.dropped, range(1))
+
+            def of(x: Operand, along_k: int) -> Operand:
+                for axis in range(-len(x.shape), 0):
+                    if axis != along_k and (axis >= -2 or x.shape[axis] > 1):  # others are broadcast
+                        x = x.part(slice(cuts[axis].start, cuts[axis].stop), axis)
+                return x
+
             with dask.annotate(**annotations):
-                return replace(self, a=self.a.part(rows, -2), b=self.b.part(columns, -1), symmetry=None).array(choices)
+                return replace(self, a=of(self.a, -1), b=of(self.b, -2), symmetry=None).array(choices)
 
         in_blocks = None if blocks is None else InBlocks(blocks, part)
         if choices.client is None:

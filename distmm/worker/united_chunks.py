@@ -12,14 +12,15 @@ from distmm.transfer import block_memory
 
 @dataclass(frozen=True, eq=False)
 class Union:
-    """A block that is still in several chunks ``(m, k)`` of the user, row by row."""
+    """A block that is still in several chunks ``(*batch, m, k)`` of the user, row by row."""
 
     rows: list[list[Any]]
 
     @property
-    def shape(self) -> tuple[int, int]:
+    def shape(self) -> tuple[int, ...]:
         """Shape of the block."""
-        return sum(line[0].shape[0] for line in self.rows), sum(chunk.shape[1] for chunk in self.rows[0])
+        first = self.rows[0]
+        return *first[0].shape[:-2], sum(line[0].shape[-2] for line in self.rows), sum(x.shape[-1] for x in first)
 
     @property
     def nbytes(self) -> int:
@@ -44,10 +45,10 @@ class Union:
 
             # as bytes if the type has a field: CuPy does not join such arrays
             rows = [[x.view(np.uint8) if x.dtype.names else x for x in line] for line in self.rows]
-            return along(0, [along(1, line) for line in rows]).view(first.dtype)
+            return along(-2, [along(-1, line) for line in rows]).view(first.dtype)
         whole, top = block_memory.blocks.new(self.shape, first.dtype), 0
         for line in self.rows:
-            height = line[0].shape[0]
-            np.concatenate(line, 1, out=whole[top : top + height])
+            height = line[0].shape[-2]
+            np.concatenate(line, -1, out=whole[..., top : top + height, :])
             top += height
         return whole

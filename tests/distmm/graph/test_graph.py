@@ -122,6 +122,7 @@ def waved(parts: tuple[int, int, int]) -> Plan:
     return replace(made, schedule=replace(made.schedule, wave_cuts=parts))
 
 
+@pytest.mark.usefixtures("blocks_are_chunks")
 @pytest.mark.parametrize("parts", [(1, 1, 1), (1, 2, 1), (2, 3, 2), (3, 100, 100)])
 def test_the_waves_of_a_plan_make_every_task_once(parts: tuple[int, int, int]) -> None:
     cut = waved(parts)
@@ -140,6 +141,7 @@ def test_the_waves_of_a_plan_make_every_task_once(parts: tuple[int, int, int]) -
     assert set().union(*(wave.get_output_keys() for wave in waves)) == whole.get_output_keys()
 
 
+@pytest.mark.usefixtures("blocks_are_chunks")
 def test_earlier_waves_come_first() -> None:
     cut = waved((1, 2, 2))
     what = (

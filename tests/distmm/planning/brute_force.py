@@ -70,14 +70,16 @@ class BruteForce:
         """Homes of the chunks that a block is made of: of the block itself, if it is no union of chunks."""
         of, batch, row, column = block
         grid = self.plan.grid
+        down, across = (0, 1) if of == "A" else (1, 2)
+        rows, columns = self._indices(down, row), self._indices(across, column)
         if isinstance(grid, Grid):
-            return {block: grid.owner(row, column, batch, layer)}
+            home = grid.owner(row, column, batch, layer)
+            return {(of, batch, i, j): home for i in rows for j in columns}
         homes, blocking = grid.homes[of == "B"], self.plan.blocking
         name, turned = "A" if grid.homes.alike else of, grid.homes.alike == "transposed" and of == "B"
         found = {}
-        down, across = (0, 1) if of == "A" else (1, 2)
-        for i in self._indices(down, row):
-            for j in self._indices(across, column):
+        for i in rows:
+            for j in columns:
                 if of == "A":
                     lines = row + 1 if blocking.triangle else len(grid.table[0][0])
                     reader = grid.rank(row, column, (i + j) % lines)

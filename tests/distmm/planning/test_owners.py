@@ -122,6 +122,33 @@ def test_a_few_small_chunks_are_united_if_c_has_several_rows_and_columns_of_them
 
 
 @settings(max_examples=number_of(60))
+@given(
+    st.lists(st.integers(1, 3), min_size=1, max_size=2),
+    st.tuples(*[st.lists(st.integers(1, 9), min_size=2, max_size=9)] * 3),
+    st.integers(1, 6),
+    st.booleans(),
+    st.sampled_from(RESIDENCES),
+)
+def test_small_chunks_of_batched_products_are_united_within_each_matrix(  # type: ignore[no-untyped-def]
+    batch, edges, workers, broadcast, operands
+) -> None:
+    (m, k, n), of_b = map(tuple, edges), () if broadcast else tuple(batch)
+    problem = Problem(sum(m), sum(k), sum(n), F8, tuple(batch), of_b)
+    blocking = Blocking(m, k, n, tuple((1,) * length for length in batch))
+    cluster = ClusterSpec(workers, 10**9, "cpu", rate=1e10, link=1e9, load=1e9)
+    plan = make_plan(problem, cluster, blocking=blocking, operands=operands, unions=True)
+    products = math.prod((*batch, *map(len, (m, k, n))))
+    if products > 64 * workers:
+        assert plan.schedule.chunks is not None
+        assert plan.schedule.tasks < products
+    assert plan.blocking.batch == blocking.batch
+    assert plan.schedule.cuts == (m, k, n)
+    counted = BruteForce(plan)
+    assert (plan.bytes_moved, plan.schedule.tasks) == (counted.moved, counted.tasks)
+    assert counted.held <= plan.peak.worker
+
+
+@settings(max_examples=number_of(60))
 @given(placed())
 def test_every_family_computes_the_product(product) -> None:  # type: ignore[no-untyped-def]
     problem, blocking, homes, workers = product

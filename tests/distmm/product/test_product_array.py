@@ -305,6 +305,15 @@ def test_chunks_of_a_product_in_larger_blocks_are_a_product_of_their_own(name: s
     np.testing.assert_array_equal(made, (A @ A.T)[index])
 
 
+def test_chunks_of_a_batched_product_in_larger_blocks_are_a_product_of_their_own() -> None:
+    a = np.stack([A, A + 1, A + 2])
+    C = distmm.matmul(da.from_array(a, chunks=(2, 25, 25)), FINE)
+    for index in np.s_[2, 40:45, :7], np.s_[:, 12, 3], np.s_[0, -1]:
+        part = C[index]
+        assert C.name not in part.dask.layers
+        np.testing.assert_array_equal(part.compute(), (a @ A)[index])
+
+
 def test_a_part_of_what_c_is_now_is_no_product_of_its_own(client: Client) -> None:
     C, kept = distmm.matmul(FINE, FINE), distmm.matmul(FINE, FINE)
     C[3] = 7

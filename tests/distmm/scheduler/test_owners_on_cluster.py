@@ -172,6 +172,34 @@ def test_many_small_chunks_are_multiplied_as_few_blocks_and_c_has_their_chunks(c
 
 
 @pytest.mark.minutes
+@pytest.mark.parametrize("persisted", [True, False])
+def test_batched_products_of_small_chunks_have_few_blocks_and_the_users_chunks(client: Client, persisted: bool) -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(-9, 10, (3, 1, 60, 70)).astype("f4"), rng.integers(-9, 10, (4, 70, 50)).astype("f4")
+    A, B = da.from_array(a, chunks=(2, 1, 10, (10, 25, 35))), da.from_array(b, chunks=(3, (10, 25, 35), 10))
+    if persisted:
+        A, B = client.persist([A, B])
+        wait([A, B])
+    plan = distmm.plan(A, B)
+    assert plan.schedule.chunks is not None
+    assert plan.schedule.tasks < 50
+    C = distmm.matmul(A, B)
+    assert C.chunks == ((2, 1), (3, 1), (10,) * 6, (10,) * 5)
+    c, moved = spent(client, lambda: distmm.matmul(A, B))
+    np.testing.assert_array_equal(c, a @ b)
+    if persisted:  # chunks are read where they are, and not where the plan begins
+        assert moved <= plan.bytes_moved + a.nbytes + b.nbytes
+    for index in np.s_[0, 1, :5], np.s_[2:, ..., 7], np.s_[1, 1:, 20:30, 10:20]:
+        np.testing.assert_array_equal(C[index].compute(), (a @ b)[index])
+    np.testing.assert_array_equal(C.sum(axis=(0, 2)).compute(), (a @ b).sum(axis=(0, 2)))
+    np.testing.assert_array_equal(distmm.gemm(2, A, B, -1, a @ b).compute(), a @ b)
+    np.testing.assert_array_equal(distmm.einsum("...ij,...jk->...ki", A, B).compute(), (a @ b).swapaxes(-1, -2))
+    np.testing.assert_array_equal(distmm.matmul(A, B[0, :, 0]).compute(), a @ b[0, :, 0])
+    kept = client.persist(C)
+    np.testing.assert_array_equal(kept[1, :, 3:].compute(), (a @ b)[1, :, 3:])
+
+
+@pytest.mark.minutes
 def test_chunks_of_c_are_taken_from_its_blocks_where_these_are(client: Client) -> None:
     a = np.random.default_rng(0).integers(-9, 10, (480, 480)).astype("f8")
     A, B = client.persist([da.from_array(a, chunks=30), da.from_array(a + 1, chunks=30)])
