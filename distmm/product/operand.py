@@ -162,12 +162,15 @@ class Operand:
         """Return the array from which tasks read blocks with these edges. None if the user's array has its own tasks.
 
         It is `here`. If a Dask array was made of an array of Zarr, HDF5 or xarray, it is that one, if each block unites
-        whole chunks of the Dask array: otherwise several tasks would read the same chunk of the file.
+        whole chunks of the Dask array: otherwise several tasks would read the same chunk of the file. A Dask array with
+        these chunks has tasks of its own. Those that read a memory map get all of it through the scheduler.
         """
-        if self.chunks == chunks:
+        here = self.here
+        in_one_task = here is not None and isinstance(here.source, np.ndarray) and type(here.source.base) is np.memmap
+        if self.chunks == chunks and not in_one_task:
             return None
-        if self.here is not None or self.chunks is None:
-            return self.here
+        if here is not None or self.chunks is None:
+            return here
         pairs = zip(chunks, self.chunks, strict=True)
         unites = all(set(accumulate(edges)) <= set(accumulate(given)) for edges, given in pairs)
         return self._opened if unites else None
