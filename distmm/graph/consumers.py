@@ -111,10 +111,11 @@ class View:
 
     @cached_property
     def _parts(self) -> list[list[tuple[int, slice]]]:
-        """The block of each chunk, and the part of the block that it is, along m and along n."""
+        """The block of each chunk, and the part of the block that it is, along each dimension of C."""
         assert self.plan.schedule.chunks is not None
-        down, _, across = self.plan.schedule.chunks
-        return [[(at, part) for at, edges in enumerate(blocks) for part in slices(edges)] for blocks in (down, across)]
+        *cuts, _, across = self.plan.schedule.chunks
+        of_c = (*cuts, across)
+        return [[(at, part) for at, edges in enumerate(blocks) for part in slices(edges)] for blocks in of_c]
 
     @cached_property
     def _places(self) -> dict[Index, Placement]:
@@ -124,11 +125,10 @@ class View:
 
     def __call__(self, key: Key) -> Iterator[Task]:
         """Yield the tasks of one result."""
-        *batch, i, j = of_matrix(key[1:], self.dropped, 0)
-        (row, rows), (column, columns) = (along[index] for along, index in zip(self._parts, (i, j), strict=True))
-        block = TaskRef((self.source, *of_c((*batch, row, column), self.dropped)))
-        part = ..., *of_c((rows, columns), self.dropped)
-        yield PlacedTask(key, products.part, self._places[*batch, row, column], block, part)
+        at = of_matrix(key[1:], self.dropped, 0)
+        index, part = zip(*(along[i] for along, i in zip(self._parts, at, strict=True)), strict=True)
+        block = TaskRef((self.source, *of_c(index, self.dropped)))
+        yield PlacedTask(key, products.part, self._places[index], block, of_c(part, self.dropped))
 
     def _place(self, *index: int) -> Placement:
         schedule, (*batch, i, j) = self.plan.schedule, index
@@ -139,8 +139,8 @@ class View:
 
 def in_chunks(blocks: da.Array, plan: Plan, dropped: tuple[int, ...] = ()) -> da.Array:
     """Return an array of a plan's blocks of C as an array of the user's chunks. C lacks the axes that are `dropped`."""
-    m, _, n = plan.schedule.cuts
-    chunks = of_c((*plan.blocking.batch, m, n), dropped)
+    *cuts, _, n = plan.schedule.cuts
+    chunks = of_c((*cuts, n), dropped)
     grid = Grid(tuple(map(len, chunks)))
     layer = ConsumerLayer(blocks.name + SUFFIX, grid, View(blocks.name, plan, dropped))
     return da.Array(with_layer(blocks.dask, layer, blocks.name), layer.name, chunks, meta=blocks)

@@ -137,12 +137,12 @@ class ProductTask(PlacedTask):
 
 
 def _keys(blocks: Any) -> Iterator[Key]:
-    """Yield the keys of blocks, some of which may be rows of chunks, or read by the task itself."""
+    """Yield the keys of blocks, some of which may be nested lists of chunks, or read by the task itself."""
     for block in blocks.args:
         if isinstance(block, TaskRef):
             yield block.key
         elif isinstance(block, List):
-            yield from (chunk.key for line in block.args for chunk in line.args)
+            yield from _keys(block)
 
 
 def needs(graph: Mapping[Any, Any], key: Any) -> frozenset[Any]:

@@ -32,7 +32,7 @@ from distmm.graph.parametric_layer import ParametricLayer, copyable
 from distmm.graph.placement import Chain, Key, Placement
 from distmm.planning.blocks import Wave, slices
 from distmm.planning.plan import Plan
-from distmm.planning.problem import operand_batch
+from distmm.planning.problem import operand_batch, operand_cuts
 from distmm.worker.tasks import products
 from distmm.worker.tasks.arrivals import Arrivals, Form
 from distmm.worker.tasks.epilogue import Epilogue, of_c
@@ -163,9 +163,9 @@ class ProductLayer(ParametricLayer):
                     a_blocks = List(*(block("A", a, a_batch, i, p) for p in panels))
                     places = ((p, j) if symmetry is None else (j, p) for p in panels)
                     b_blocks = List(*(block(*of_b, b_batch, *at) for at in places))
-                    homes = [] if isinstance(a, Load) else schedule.homes("A", a_batch, i, panels, self.pieces[0])
+                    homes = [] if isinstance(a, Load) else self._homes("A", a_batch, i, panels)
                     if not isinstance(b, Load):
-                        homes += schedule.homes(of_b[0], b_batch, j, panels, self.pieces[of_b[0] == "B"])
+                        homes += self._homes(of_b[0], b_batch, j, panels)
                     ranks = rank, owners, tuple(homes)
                     both["arrivals"] = self._arrivals(chain, panels)
                     end = task(chain, key, first + s, s, ranks, multiply, previous, a_blocks, b_blocks, **both)
@@ -192,8 +192,16 @@ class ProductLayer(ParametricLayer):
             if self.mirrored and i != j:
                 yield PlacedTask(self._key(*batch, j, i), products.mirror, end.placement, symmetry, TaskRef(c_key))
 
+    def _own(self, of: Literal["A", "B"]) -> tuple[int, ...]:
+        """Batch dimensions of an operand."""
+        return self.plan.problem.a_batch if of == "A" else self.plan.problem.b_batch
+
+    def _homes(self, of: Literal["A", "B"], batch: tuple[int, ...], line: int, panels: Sequence[int]) -> list[int]:
+        """Return the ranks of all chunks of some blocks of A or B."""
+        return self.plan.schedule.homes(of, batch, line, panels, self.pieces[of == "B"], self._own(of))
+
     def _block(self, of: Literal["A", "B"], name: Source, batch: tuple[int, ...], row: int, column: int) -> Any:
-        """Return a block of A or B as an argument: a load, one chunk, or the rows of chunks that it is made of."""
+        """Return a block of A or B as an argument: a load, one chunk, or nested lists of the chunks that make it."""
         schedule = self.plan.schedule
         if isinstance(name, Load):
             blocking = self.plan.blocking
@@ -203,33 +211,35 @@ class ProductLayer(ParametricLayer):
         ways: dict[Form, slice] = {"matrix": slice(2), "transpose": slice(None, None, -1), "vector": along_k}
         way = ways[self.forms[of == "B"]]
 
-        def chunk(at: tuple[int, ...]) -> TaskRef:
-            return TaskRef((name, *batch, *at[way]))
+        def chunks(ranges: Sequence[range], *at: int) -> Any:
+            if ranges:
+                return List(*(chunks(ranges[1:], *at, i) for i in ranges[0]))
+            return TaskRef((name, *at[:-2], *at[-2:][way]))
 
-        if not self.pieces[of == "B"]:
-            return chunk((row, column))
-        return List(*(List(*map(chunk, line)) for line in schedule.chunk_indices(of, row, column)))
+        index = *batch, row, column
+        return chunks(schedule.chunk_ranges(of, index, self._own(of))) if self.pieces[of == "B"] else chunks((), *index)
 
     def _arrivals(self, chain: Chain, panels: Sequence[int] = ()) -> Arrivals:
         """Return what the operands say of the blocks that a task reads."""
-        (batch, i, j), problem, blocking = chain, self.plan.problem, self.plan.blocking
-        own = tuple(edges[at] for edges, at in zip(blocking.batch, batch, strict=True))
-        a_own, b_own = (
-            tuple(1 if n == 1 else edge for n, edge in zip(given, own[len(own) - len(given) :], strict=True))
-            for given in (problem.a_batch, problem.b_batch)
-        )
-        m, n, depths = blocking.m[i], blocking.n[j], [blocking.k[p] for p in panels]
-        right = int(problem.symmetry is None)  # position of the right operand: a symmetric product reads A for both
-        a: tuple[Any, ...] = tuple((*a_own, m, k) for k in depths)
-        b: tuple[Any, ...] = tuple((*b_own, *((k, n) if right else (n, k))) for k in depths)
-        if (chunks := self.plan.schedule.chunks) is not None:
-            down, across, along = chunks[0][i], chunks[2][j], [chunks[1][p] for p in panels]
-            if self.pieces[0]:
-                a = tuple(_grid_of(a_own, down, deep) for deep in along)
-            if self.pieces[right]:
-                b = tuple(_grid_of(b_own, *((deep, across) if right else (across, deep))) for deep in along)
+        (batch, i, j), schedule = chain, self.plan.schedule
+        right = int(self.plan.problem.symmetry is None)  # a symmetric product reads A for both
+
+        def shapes(of: Literal["A", "B"], line: int) -> Iterator[Any]:
+            pieces, own = self.pieces[of == "B"], self._own(of)
+            edges = operand_cuts(of, (schedule if pieces else schedule.blocking).cuts, own)
+            for p in panels:
+                index = *operand_batch(batch, own), *((line, p) if of == "A" else (p, line))
+                if pieces:
+                    ranges = schedule.chunk_ranges(of, index, own)
+                    yield _shapes(tuple(each[at.start : at.stop] for each, at in zip(edges, ranges, strict=True)))
+                else:
+                    yield tuple(each[at] for each, at in zip(edges, index, strict=True))
+
+        *stacks, m, _, n = schedule.blocking.cuts
+        of_block = tuple(edges[at] for edges, at in zip((*stacks, m, n), (*batch, i, j), strict=True))
         forms = self.forms[0], self.forms[right]
-        return Arrivals(a, b, of_c((*own, m, n), self.epilogue.dropped), self.dtypes, forms)
+        made = tuple(shapes("A", i)), tuple(shapes("B" if right else "A", j))
+        return Arrivals(*made, of_c(of_block, self.epilogue.dropped), self.dtypes, forms)
 
     def _norms(self, chain: Chain) -> dict[str, Any]:
         """Return the norms of the rows whose inner products are a block, if its reduction needs them."""
@@ -247,11 +257,9 @@ class ProductLayer(ParametricLayer):
 
 
 @lru_cache(maxsize=1024)  # many blocks have the same shapes
-def _grid_of(
-    batch: tuple[int, ...], rows: Sequence[int], columns: Sequence[int]
-) -> tuple[tuple[tuple[int, ...], ...], ...]:
-    """Return the shapes of chunks with these edges, row by row."""
-    return tuple(tuple((*batch, row, column) for column in columns) for row in rows)
+def _shapes(edges: tuple[tuple[int, ...], ...], first: tuple[int, ...] = ()) -> Any:
+    """Return the shapes of chunks with these edges along each dimension, in nested tuples."""
+    return tuple(_shapes(edges[1:], (*first, edge)) for edge in edges[0]) if edges else first
 
 
 def build(
@@ -298,11 +306,11 @@ def build(
     given = a, a if b is None else b, c0
     names = tuple(x.name if isinstance(x, da.Array) else x for x in given)
     dtypes = tuple((a if x is None else x).dtype for x in given)
-    blocking, united = plan.blocking, plan.schedule.chunks is not None
-    counts = len(blocking.m) * len(blocking.k), len(blocking.k) * len(blocking.n)
+    problem, cuts, united = plan.problem, plan.blocking.cuts, plan.schedule.chunks is not None
+    blocks = operand_cuts("A", cuts, problem.a_batch), operand_cuts("B", cuts, problem.b_batch)
     in_a, in_b = (
-        united and isinstance(x, da.Array) and math.prod(x.numblocks[-2:]) > count
-        for x, count in zip((a, b), counts, strict=True)
+        united and isinstance(x, da.Array) and x.npartitions > math.prod(len(edges) for edges in own)
+        for x, own in zip((a, b), blocks, strict=True)
     )
     layer = ProductLayer(name, plan, names, epilogue, wave, run, reduced, dtypes, out, forms, (in_a, in_b))
     read = [x for x in (a, b, c0, *norms) if isinstance(x, da.Array)]

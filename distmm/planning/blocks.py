@@ -105,6 +105,11 @@ class Blocking:
             )
 
     @property
+    def cuts(self) -> tuple[tuple[int, ...], ...]:
+        """Edges of the blocks along (batch), m, k and n."""
+        return *self.batch, self.m, self.k, self.n
+
+    @property
     def c_blocks(self) -> int:
         """Number of blocks of C."""
         return len(self.m) * len(self.n) * math.prod(map(len, self.batch))

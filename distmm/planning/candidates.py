@@ -101,7 +101,7 @@ def given(
     blocking: Blocking,
     cluster: ClusterSpec,
     waves: tuple[int, int],
-    chunks: tuple[Chunks, Chunks, Chunks] | None = None,
+    chunks: tuple[Chunks, ...] | None = None,
 ) -> Iterator[Schedule]:
     """Schedules for blocks that are given: the grid, the panels a task and the lookahead are free.
 
@@ -200,30 +200,35 @@ def _most_read(problem: Problem, blocking: Blocking, cluster: ClusterSpec, homes
     return max(1, cluster.memory // max(1, tasks * k * across * problem.dtype.itemsize))
 
 
-def _unions(blocking: Blocking, cluster: ClusterSpec) -> Iterator[tuple[Blocking, tuple[Chunks, Chunks, Chunks]]]:
+def _unions(blocking: Blocking, cluster: ClusterSpec) -> Iterator[tuple[Blocking, tuple[Chunks, ...]]]:
     """Blocks that are unions of chunks: so few blocks of C that each worker has one, four or 16 of them.
 
-    Only if there are several chunk products for each worker, and chunks to unite along m or n. On GPUs, panels of k
-    stay apart: a task takes several of them, and sums are rounded where they are without unions. Neighbouring panels
-    are united only if the product would have more than `MOST_PRODUCTS` block products. CPUs, whose BLAS reads and
-    writes C for each panel and promises no bits, unite panels that are shorter than `DEEP_PANEL`.
+    Only if there are several chunk products for each worker, and chunks to unite along the batch, m or n. Chunks along
+    the batch are united only if they are more than these blocks of C. On GPUs, panels of k stay apart: a task takes
+    several of them, and sums are rounded where they are without unions. Neighbouring panels are united only if the
+    product would have more than `MOST_PRODUCTS` block products. CPUs, whose BLAS reads and writes C for each panel and
+    promises no bits, unite panels that are shorter than `DEEP_PANEL`.
     """
-    chunks, matrices = (len(blocking.m), len(blocking.k), len(blocking.n)), math.prod(map(len, blocking.batch))
-    enough = (MANY_PRODUCTS if min(chunks[0], chunks[2]) == 1 else SOME_PRODUCTS) * cluster.workers
-    if math.prod(chunks) * matrices <= enough:
+    *stacks, m, k, n = map(len, blocking.cuts)
+    few = MANY_PRODUCTS if min(m, n) == 1 and not stacks else SOME_PRODUCTS
+    if math.prod((*stacks, m, k, n)) <= few * cluster.workers:
         return
-    workers = -(-cluster.workers // matrices)  # for each matrix
-    side, seen = math.isqrt(workers - 1) + 1, {(chunks[0], chunks[2])}
+    seen = {(*stacks, m, n)}
     for each in (1, 2, 4):
-        m, n = (min(count, side * each) for count in (chunks[0], chunks[2]))
-        if (m, n) not in seen:
-            seen.add((m, n))
-            deep = min(chunks[1], max(1, MOST_PRODUCTS // (m * n * matrices)))
+        counts, left = [], (each * (math.isqrt(cluster.workers - 1) + 1)) ** 2  # of blocks of C
+        for count in stacks:
+            counts.append(min(count, left))
+            left = -(-left // counts[-1])
+        counts += [min(count, math.isqrt(left - 1) + 1) for count in (m, n)]
+        if tuple(counts) not in seen:
+            seen.add(tuple(counts))
+            deep = min(k, max(1, MOST_PRODUCTS // math.prod(counts)))
             if cluster.device == "cpu":
                 deep = min(deep, max(1, sum(blocking.k) // DEEP_PANEL))
-            cuts = united(blocking.m, m), united(blocking.k, deep), united(blocking.n, n)
-            down, along, across = (tuple(map(sum, blocks)) for blocks in cuts)
-            yield replace(blocking, m=down, k=along, n=across), cuts
+            counts.insert(-1, deep)
+            cuts = tuple(united(edges, count) for edges, count in zip(blocking.cuts, counts, strict=True))
+            *batch, down, along, across = (tuple(map(sum, blocks)) for blocks in cuts)
+            yield replace(blocking, m=down, k=along, n=across, batch=tuple(batch)), cuts
 
 
 def _pace(problem: Problem, blocking: Blocking, cluster: ClusterSpec) -> tuple[float, int]:

@@ -28,7 +28,7 @@ def candidates(
     homes: Places,
     workers: int,
     one_chain: bool,
-    chunks: tuple[Chunks, Chunks, Chunks] | None = None,
+    chunks: tuple[Chunks, ...] | None = None,
 ) -> Iterator[Owners]:
     """Yield the owners that are worth comparing; with `one_chain` only those that never split k.
 
@@ -56,7 +56,7 @@ def of_grid(
     grid: Grid,
     blocking: Blocking,
     homes: Places,
-    chunks: tuple[Chunks, Chunks, Chunks] | None = None,
+    chunks: tuple[Chunks, ...] | None = None,
 ) -> Owners:
     """Return the owners of C by a grid of one layer, block-cyclic."""
     table = tuple((tuple(grid.owner(i, j) for j in range(len(blocking.n))),) for i in range(len(blocking.m)))
@@ -68,7 +68,7 @@ def of_family(
     blocking: Blocking,
     homes: Places,
     workers: int,
-    chunks: tuple[Chunks, Chunks, Chunks] | None = None,
+    chunks: tuple[Chunks, ...] | None = None,
 ) -> Owners:
     """Return the owners if A, B, C by rows or by columns, or panels stay.
 

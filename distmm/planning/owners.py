@@ -45,14 +45,14 @@ class Grid:
     With several `layers`, each layer is such a grid for a part of k (split-K) and makes a partial sum of every block
     of C.
 
-    `chunks` are as in `Owners`. The chunks of a block live where the block does.
+    `chunks` are as in `Owners`, and before them those along the batch. The chunks of a block live where the block does.
     """
 
     rows: int
     columns: int
     layers: int = 1
     shift: int = 0
-    chunks: tuple[Chunks, Chunks, Chunks] | None = None
+    chunks: tuple[Chunks, ...] | None = None
 
     @property
     def text(self) -> str:
@@ -136,7 +136,7 @@ class Owners:
     table: tuple[tuple[tuple[int, ...], ...], ...]
     homes: Places
     fewest: int | None = None
-    chunks: tuple[Chunks, Chunks, Chunks] | None = None
+    chunks: tuple[Chunks, ...] | None = None
 
     # A schedule reads these of a `Grid`, too. C is one wave, so waves are cut at no multiple.
     rows = columns = 1

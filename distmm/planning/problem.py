@@ -116,3 +116,12 @@ def operand_batch(index: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, 
     """
     own = index[len(index) - len(shape) :]
     return tuple(0 if length == 1 else i for i, length in zip(own, shape, strict=True))
+
+
+def operand_cuts(
+    operand: Literal["A", "B"], cuts: tuple[tuple[int, ...], ...], batch: tuple[int, ...]
+) -> tuple[tuple[int, ...], ...]:
+    """Return the edges of blocks of an operand with batch dimensions `batch`, for cuts along (batch), m, k and n."""
+    *stacks, m, k, n = cuts
+    own = zip(batch, stacks[len(stacks) - len(batch) :], strict=True)
+    return *((1,) if length == 1 else edges for length, edges in own), *((m, k) if operand == "A" else (k, n))

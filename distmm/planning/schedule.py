@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, chain, islice
+from itertools import accumulate, islice, product
 from typing import Literal
 
 import numpy as np
@@ -121,49 +121,58 @@ class Schedule:
         return depths, tasks
 
     def homes(
-        self, operand: Literal["A", "B"], batch: tuple[int, ...], line: int, panels: Sequence[int], pieces: bool = True
+        self,
+        operand: Literal["A", "B"],
+        batch: tuple[int, ...],
+        line: int,
+        panels: Sequence[int],
+        pieces: bool = True,
+        own: tuple[int, ...] = (),
     ) -> list[int]:
         """Return the ranks at which blocks of A ``[line, p]``, or of B ``[p, line]``, are when the product begins.
 
-        Of a block that is a union of chunks, those of its chunks, in rows; without `pieces`, that of the first one.
+        Of a block that is a union of chunks, those of its chunks, in C order; without `pieces`, that of the first one.
+        `own` are the operand's batch dimensions.
         """
         blocks = ((line, p) if operand == "A" else (p, line) for p in panels)
         if isinstance(self.grid, Grid):
             length = self.blocking.part_panels(self.grid.layers)
             owners = [(self.grid.owner(*at, batch, p // length), at) for at, p in zip(blocks, panels, strict=True)]
-            return [rank for rank, at in owners for _ in self._pieces(operand, at, pieces)]
-        homes = self._homes[operand == "B"]
-        return [homes[i][j] for at in blocks for i, j in self._pieces(operand, at, pieces)]
-
-    def _pieces(self, operand: Literal["A", "B"], at: tuple[int, int], pieces: bool) -> Iterator[tuple[int, int]]:
-        """Return the indices of the chunks of a block; without `pieces`, of the first one alone."""
-        return islice(chain.from_iterable(self.chunk_indices(operand, *at)), None if pieces else 1)
+            counts = (math.prod(map(len, self.chunk_ranges(operand, (*batch, *at), own))) for _, at in owners)
+            return [rank for (rank, _), n in zip(owners, counts, strict=True) for _ in range(n if pieces else 1)]
+        homes, end = self._homes[operand == "B"], None if pieces else 1
+        of_blocks = (product(*self.chunk_ranges(operand, at)) for at in blocks)
+        return [homes[i][j] for chunks in of_blocks for i, j in islice(chunks, end)]
 
     @property
-    def chunks(self) -> tuple[Chunks, Chunks, Chunks] | None:
-        """Edges of the user's chunks in each block along m, k and n; None if each block is one chunk."""
+    def chunks(self) -> tuple[Chunks, ...] | None:
+        """Edges of the user's chunks in each block along (batch), m, k and n; None if each block is one chunk."""
         return self.grid.chunks
 
-    def chunk_indices(self, operand: Literal["A", "B"], row: int, column: int) -> list[list[tuple[int, int]]]:
-        """Return the indices of the chunks that a block of A or B is made of, in rows."""
+    def chunk_ranges(
+        self, operand: Literal["A", "B"], index: tuple[int, ...], own: tuple[int, ...] = ()
+    ) -> tuple[range, ...]:
+        """Return which chunks make a block of A or B, along its batch dimensions, of lengths `own`, and its two."""
         if self.chunks is None:
-            return [[(row, column)]]
-        down, across = self._first_chunks[:2] if operand == "A" else self._first_chunks[1:]
-        columns = range(across[column], across[column + 1])
-        return [[(i, j) for j in columns] for i in range(down[row], down[row + 1])]
+            return tuple(range(at, at + 1) for at in index)
+        *batch, m, k, n = self._first_chunks
+        of_operand = *batch[len(batch) - len(own) :], *((m, k) if operand == "A" else (k, n))
+        return tuple(
+            range(1) if length == 1 else range(first[at], first[at + 1])
+            for length, first, at in zip((*own, 0, 0), of_operand, index, strict=True)
+        )
 
     @cached_property
     def _first_chunks(self) -> list[list[int]]:
-        """Index of the first chunk of each block along m, k and n, and their number."""
+        """Index of the first chunk of each block along (batch), m, k and n, and their number."""
         return [list(accumulate(map(len, blocks), initial=0)) for blocks in self.chunks or ()]
 
-    @property
-    def cuts(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
-        """Edges of the chunks of A, B and C along m, k and n: of the blocks, or of the chunks that these unite."""
+    @cached_property
+    def cuts(self) -> Chunks:
+        """Edges of the chunks of A, B and C along (batch), m, k and n: of the blocks, or of those that blocks unite."""
         if self.chunks is None:
-            return self.blocking.m, self.blocking.k, self.blocking.n
-        m, k, n = (tuple(edge for block in blocks for edge in block) for blocks in self.chunks)
-        return m, k, n
+            return self.blocking.cuts
+        return tuple(tuple(edge for block in blocks for edge in block) for blocks in self.chunks)
 
     @cached_property
     def _homes(self) -> tuple[list[list[int]], list[list[int]]]:
@@ -181,7 +190,7 @@ class Schedule:
 
     def __str__(self) -> str:
         grid, blocking = self.grid, self.blocking
-        edges = [max(e) for e in (*blocking.batch, blocking.m, blocking.k, blocking.n)]
+        edges = [max(e) for e in blocking.cuts]
         waves = self.wave_cuts[self.wave_cuts[0] == 1 :] if max(self.wave_cuts) > 1 else (1,)
         lists = (edges, [blocking.panels], waves, [self.lookahead])
         others = (name + "x".join(map(str, values)) for name, values in zip("bpwl", lists, strict=True))

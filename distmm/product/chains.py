@@ -18,9 +18,10 @@ from distmm.graph.later_graph import LaterGraph, with_graph
 from distmm.graph.parametric_layer import one_graph
 from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
+from distmm.planning.problem import operand_cuts
 from distmm.product.arrays_in_graphs import rechunked
 from distmm.product.operand import Operand
-from distmm.product.users_blocks import Chunks, batch_chunks
+from distmm.product.users_blocks import Chunks
 from distmm.worker.tasks.epilogue import of_c
 from distmm.worker.tasks.kernel_choice import KernelChoice
 
@@ -105,8 +106,8 @@ class Chains:
 
     def _graph(self, wave: Wave | None) -> HighLevelGraph:
         product, plan = self.product, self.plan
-        a, form_a = self._blocks(product.a, slice(0, 2))
-        b, form_b = (None, form_a) if product.symmetry else self._blocks(product.b, slice(1, 3))
+        a, form_a = self._blocks(product.a, "A")
+        b, form_b = (None, form_a) if product.symmetry else self._blocks(product.b, "B")
         c = None if product.c is None else self._added(product.c)
         epilogue = product.epilogue((self.reduced and self.reduced.dtype) or product.dtype, self.kind)
         if not self.name:
@@ -122,8 +123,8 @@ class Chains:
             reduced=self.reduced, norms=self.norms, out=self.out, forms=(form_a, form_b),
         )  # fmt: skip
 
-    def _blocks(self, x: Operand, axes: slice) -> tuple[da.Array | Load, Form]:
-        """Return the blocks of A or B for one wave, and how they arrive. `axes` are its two of m, k and n.
+    def _blocks(self, x: Operand, of: Literal["A", "B"]) -> tuple[da.Array | Load, Form]:
+        """Return the blocks of A or B for one wave, and how they arrive.
 
         A product task joins the chunks of a block, unless a task reads the block whole (`Operand.read_in`).
 
@@ -133,12 +134,9 @@ class Chains:
         """
         if self.out is not None and (load := x.load(self.plan.cluster.device, self.client)) is not None:
             return load, "matrix"
-        plan, blocking, device = self.plan, self.plan.blocking, self.plan.cluster.device
-        batch = batch_chunks(x, blocking)
-        edges: Chunks = blocking.m, blocking.k, blocking.n
-        original = x.read_in((*batch, *edges[axes]))
-        cuts: Chunks = plan.schedule.cuts if original is None else edges
-        chunks = (*batch, *cuts[axes])
+        plan, device = self.plan, self.plan.cluster.device
+        original = x.read_in(operand_cuts(of, plan.blocking.cuts, x.shape[:-2]))
+        chunks = operand_cuts(of, (plan.schedule if original is None else plan.blocking).cuts, x.shape[:-2])
         if (id(x), chunks) in self._shared:
             return self._shared[id(x), chunks]
         if original is None:

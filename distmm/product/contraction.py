@@ -28,7 +28,7 @@ import numpy as np
 
 from distmm.graph.block_arrays import reshaped
 from distmm.graph.parametric_layer import with_copies
-from distmm.planning.blocks import Blocking, even_edges
+from distmm.planning.blocks import even_edges
 from distmm.planning.problem import accumulator_dtype
 from distmm.product.choices import Choices
 from distmm.product.labelled import Edges, Label, Labelled, chosen
@@ -36,6 +36,7 @@ from distmm.product.operand import Operand, wrap
 from distmm.product.product import Gemm
 from distmm.product.product_array import ProductArray
 from distmm.product.scalars import common_type
+from distmm.product.users_blocks import Chunks
 from distmm.transfer.gpu_allocations import is_on_gpu
 from distmm.transfer.lending import SMALLEST
 
@@ -130,10 +131,10 @@ class _Matrices:
         if not any(itertools.starmap(_is_copied, sides)):
             return replace(self, device=device)
         whole = [np.broadcast_to(np.zeros((), side[0].dtype), self._shape(*side)) for side in sides]
-        blocking = Gemm.of(wrap(whole[0], self.x.name), wrap(whole[1], self.y.name)).plan(choices).blocking
+        cuts = Gemm.of(wrap(whole[0], self.x.name), wrap(whole[1], self.y.name)).plan(choices).schedule.cuts
         lazy = [array for array in (self.x, self.y) if isinstance(array.source, da.Array)]
-        inner = lazy[0].edges if lazy else _box(self.x, self.inner, max(blocking.k))
-        edges = {**self._edges(blocking), **{label: inner[label] for label in self.inner}}
+        inner = lazy[0].edges if lazy else _box(self.x, self.inner, max(cuts[-2]))
+        edges = {**self._edges(cuts), **{label: inner[label] for label in self.inner}}
         x, y = (side[0].lazy(edges, device, choices.client) if _is_copied(*side) else side[0] for side in sides)
         return replace(self, x=x, y=y, device=device)
 
@@ -148,7 +149,7 @@ class _Matrices:
         if len(self.rows) == len(self.columns) == 1:
             lazy = product = gemm.array(choices)
         else:
-            edges = self._edges(gemm.plan(choices).blocking)
+            edges = self._edges(gemm.plan(choices).schedule.cuts)
             c_chunks = *(edges[label] for label in self.batch), _merged(edges, self.rows), _merged(edges, self.columns)
             product = gemm.array(choices, None, c_chunks)
             lazy = product.rechunk(c_chunks)
@@ -190,10 +191,11 @@ class _Matrices:
 
     # The result
 
-    def _edges(self, blocking: Blocking) -> Edges:
-        """Return the chunks of C by label: the plan's blocks, changed to boxes in the dimensions that are merged."""
-        edges = dict(zip(self.batch, blocking.batch, strict=True))
-        for array, group, cut in ((self.x, self.rows, blocking.m), (self.y, self.columns, blocking.n)):
+    def _edges(self, cuts: Chunks) -> Edges:
+        """Return the chunks of C by label: a plan's cuts, changed to boxes in the dimensions that are merged."""
+        *batch, m, _, n = cuts
+        edges = dict(zip(self.batch, batch, strict=True))
+        for array, group, cut in ((self.x, self.rows, m), (self.y, self.columns, n)):
             if isinstance(array.source, da.Array):
                 edges |= {label: array.edges[label] for label in group}
             else:

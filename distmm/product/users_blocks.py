@@ -39,15 +39,6 @@ def _merged_batch(problem: Problem, a: Chunks, b: Chunks) -> Chunks:
     return tuple(x if sum(x) == n else y for x, y, n in zip(pad_a, pad_b, problem.batch, strict=True))
 
 
-def batch_chunks(operand: Operand, blocking: Blocking) -> Chunks:
-    """Return the chunks of an operand along its own batch dimensions, some of which may be broadcast."""
-    own = operand.shape[:-2]
-    return tuple(
-        edges if sum(edges) == n else (n,)
-        for n, edges in zip(own, blocking.batch[len(blocking.batch) - len(own) :], strict=True)
-    )
-
-
 def storage_multiples(a: Operand, b: Operand, unit: tuple[int, ...] | None = None) -> tuple[int, int, int]:
     """Return the numbers that block edges (m, k, n) should be multiples of.
 

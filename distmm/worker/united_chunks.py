@@ -6,21 +6,26 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from dask.core import flatten
 
 from distmm.transfer import block_memory
 
 
 @dataclass(frozen=True, eq=False)
 class Union:
-    """A block that is still in several chunks ``(*batch, m, k)`` of the user, row by row."""
+    """A block that is still in several chunks ``(*batch, m, k)`` of the user, nested as the lists of `numpy.block`."""
 
-    rows: list[list[Any]]
+    parts: list[Any]
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the block."""
-        first = self.rows[0]
-        return *first[0].shape[:-2], sum(line[0].shape[-2] for line in self.rows), sum(x.shape[-1] for x in first)
+        lengths: list[int] = []
+        part: Any = self.parts
+        while isinstance(part, list):
+            lengths.append(sum(_first(each).shape[len(lengths)] for each in part))
+            part = part[0]
+        return tuple(lengths)
 
     @property
     def nbytes(self) -> int:
@@ -29,26 +34,43 @@ class Union:
 
     @property
     def chunks(self) -> list[Any]:
-        """The chunks, row by row."""
-        return [chunk for line in self.rows for chunk in line]
+        """The chunks, in C order."""
+        return list(flatten(self.parts))
 
     def joined(self) -> Any:
         """Return the block as one array, of the kind of the chunks. Copies several in CuPy's current stream."""
-        first = self.rows[0][0]
-        if len(self.rows) == len(self.rows[0]) == 1:
+        first = _first(self.parts)
+        if len(self.chunks) == 1:
             return first
         if hasattr(first, "__cuda_array_interface__"):
-            import cupy
-
-            def along(axis: int, parts: list[Any]) -> Any:
-                return parts[0] if len(parts) == 1 else cupy.concatenate(parts, axis)
-
-            # as bytes if the type has a field: CuPy does not join such arrays
-            rows = [[x.view(np.uint8) if x.dtype.names else x for x in line] for line in self.rows]
-            return along(-2, [along(-1, line) for line in rows]).view(first.dtype)
-        whole, top = block_memory.blocks.new(self.shape, first.dtype), 0
-        for line in self.rows:
-            height = line[0].shape[-2]
-            np.concatenate(line, -1, out=whole[..., top : top + height, :])
-            top += height
+            return _concatenated(self.parts).view(first.dtype)
+        whole = block_memory.blocks.new(self.shape, first.dtype)
+        _fill(whole, self.parts)
         return whole
+
+
+def _first(part: Any) -> Any:
+    """Return the first chunk."""
+    return next(iter(flatten([part])))
+
+
+def _concatenated(part: Any, axis: int = 0) -> Any:
+    """Join chunks on a GPU. Those of a type with a field become bytes, as CuPy does not join them as they are."""
+    import cupy
+
+    if not isinstance(part, list):
+        return part.view(np.uint8) if part.dtype.names else part
+    made = [_concatenated(each, axis + 1) for each in part]
+    return made[0] if len(made) == 1 else cupy.concatenate(made, axis)
+
+
+def _fill(whole: np.ndarray, part: Any, axis: int = 0) -> None:
+    """Copy chunks to where they are in a block."""
+    if not isinstance(part, list):
+        whole[...] = part
+        return
+    start = 0
+    for each in part:
+        length = _first(each).shape[axis]
+        _fill(whole[(*[slice(None)] * axis, slice(start, start + length))], each, axis + 1)
+        start += length

@@ -104,7 +104,7 @@ class Arrivals:
     Attributes
     ----------
     a, b : tuples of shapes
-        Of the blocks of A and of B, or of a symmetric product's A. For a block of several chunks: rows of shapes.
+        Of the blocks of A and of B, or of a symmetric product's A. For a block of several chunks: nested shapes.
     c0 : shape
         Of the block of ``beta * C``.
     dtypes : tuple of dtype or None
@@ -136,17 +136,22 @@ class Arrivals:
 
 
 def arrived_block(block: Any, what: str, shape: Any, dtype: Any, form: Form) -> Any:
-    """Return a block as `arrived` does, or a union of chunks that come in rows. `shape` is that of the operand's block.
+    """Return a block as `arrived` does, or a union of chunks in nested lists. `shape` is that of the operand's block.
 
-    The chunks of a union have a shape each, in the same rows.
+    The chunks of a union have a shape each, which are nested in the same way.
     """
+
+    def nested(part: Any, own: Any) -> Any:
+        if isinstance(part, list):
+            return [nested(*each) for each in zip(part, own, strict=True)]
+        return arrived_block(part, what, own, dtype, form)
+
     if isinstance(block, list):
-        lines = (zip(*line, strict=True) for line in zip(block, shape, strict=True))
-        return Union([[arrived_block(x, what, own, dtype, form) for x, own in line] for line in lines])
+        return Union(nested(block, shape))
     if form == "vector":
         return arrived(block, what, (math.prod(shape),), dtype).reshape(shape)
     return arrived(block, what, shape[::-1], dtype).T if form == "transpose" else arrived(block, what, shape, dtype)
 
 
 def _identity(block: Any) -> Any:
-    return id(block) if not isinstance(block, list) else tuple(id(chunk) for line in block for chunk in line)
+    return id(block) if not isinstance(block, list) else tuple(map(_identity, block))

@@ -101,6 +101,7 @@ def test_short_tasks_take_several_panels_in_order() -> None:
     assert taken == list(range(64))
 
 
+@pytest.mark.usefixtures("blocks_are_chunks")
 def test_batches_share_the_blocks_of_a_broadcast_operand() -> None:
     b = da.ones((8, 8), chunks=4)
     a = da.ones((3, 8, 8), chunks=(1, 4, 4))
@@ -118,11 +119,10 @@ def test_beta_adds_the_users_c_at_the_last_step_only() -> None:
 
 def waved(parts: tuple[int, int, int]) -> Plan:
     a, b = da.ones((3, 64, 32), chunks=(1, 8, 8)), da.ones((32, 48), chunks=8)
-    made = plan(a, b)
+    made = plan(a, b, blocks=(8, 8, 8))
     return replace(made, schedule=replace(made.schedule, wave_cuts=parts))
 
 
-@pytest.mark.usefixtures("blocks_are_chunks")
 @pytest.mark.parametrize("parts", [(1, 1, 1), (1, 2, 1), (2, 3, 2), (3, 100, 100)])
 def test_the_waves_of_a_plan_make_every_task_once(parts: tuple[int, int, int]) -> None:
     cut = waved(parts)
@@ -141,7 +141,6 @@ def test_the_waves_of_a_plan_make_every_task_once(parts: tuple[int, int, int]) -
     assert set().union(*(wave.get_output_keys() for wave in waves)) == whole.get_output_keys()
 
 
-@pytest.mark.usefixtures("blocks_are_chunks")
 def test_earlier_waves_come_first() -> None:
     cut = waved((1, 2, 2))
     what = (

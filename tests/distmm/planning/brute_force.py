@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import product
 
 from distmm.planning.blocks import Wave
 from distmm.planning.owners import Grid
@@ -70,11 +71,13 @@ class BruteForce:
         """Homes of the chunks that a block is made of: of the block itself, if it is no union of chunks."""
         of, batch, row, column = block
         grid = self.plan.grid
-        down, across = (0, 1) if of == "A" else (1, 2)
+        down, across = (-3, -2) if of == "A" else (-2, -1)
         rows, columns = self._indices(down, row), self._indices(across, column)
         if isinstance(grid, Grid):
-            home = grid.owner(row, column, batch, layer)
-            return {(of, batch, i, j): home for i in rows for j in columns}
+            home, own = grid.owner(row, column, batch, layer), self._own(of)
+            along = range(-3 - len(own), -3)
+            stacks = (range(1) if n == 1 else self._indices(d, at) for d, n, at in zip(along, own, batch, strict=True))
+            return {(of, chunk, i, j): home for chunk in product(*stacks) for i in rows for j in columns}
         homes, blocking = grid.homes[of == "B"], self.plan.blocking
         name, turned = "A" if grid.homes.alike else of, grid.homes.alike == "transposed" and of == "B"
         found = {}
@@ -89,6 +92,9 @@ class BruteForce:
                 found[(name, batch, *at)] = reader if homes is None or homes[i][j] < 0 else homes[i][j]
         return found
 
+    def _own(self, operand: str) -> tuple[int, ...]:
+        return self.plan.problem.a_batch if operand == "A" else self.plan.problem.b_batch
+
     def _indices(self, dimension: int, block: int) -> range:
         chunks = self.plan.schedule.chunks
         if chunks is None:
@@ -98,14 +104,12 @@ class BruteForce:
 
     def size(self, block: Block) -> int:
         """Bytes of a block of A or B."""
-        problem, blocking = self.plan.problem, self.plan.blocking
         name, batch, row, column = block
-        own = problem.a_batch if name == "A" else problem.b_batch
-        cuts = blocking.batch[len(blocking.batch) - len(own) :]
+        own, (*stacks, m, k, n) = self._own(name), self.plan.schedule.cuts
+        cuts = stacks[len(stacks) - len(own) :]
         matrices = math.prod(1 if n == 1 else cut[x] for n, cut, x in zip(own, cuts, batch, strict=True))
-        m, k, n = self.plan.schedule.cuts
         down, across = (m, k) if name == "A" else (k, n)
-        return matrices * down[row] * across[column] * problem.dtype.itemsize
+        return matrices * down[row] * across[column] * self.plan.problem.dtype.itemsize
 
     @property
     def moved(self) -> int:

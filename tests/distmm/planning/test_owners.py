@@ -123,26 +123,24 @@ def test_a_few_small_chunks_are_united_if_c_has_several_rows_and_columns_of_them
 
 @settings(max_examples=number_of(60))
 @given(
-    st.lists(st.integers(1, 3), min_size=1, max_size=2),
-    st.tuples(*[st.lists(st.integers(1, 9), min_size=2, max_size=9)] * 3),
+    st.lists(st.integers(1, 30), min_size=1, max_size=2),
+    st.tuples(*[st.lists(st.integers(1, 9), min_size=1, max_size=6)] * 3),
     st.integers(1, 6),
     st.booleans(),
     st.sampled_from(RESIDENCES),
 )
-def test_small_chunks_of_batched_products_are_united_within_each_matrix(  # type: ignore[no-untyped-def]
-    batch, edges, workers, broadcast, operands
-) -> None:
-    (m, k, n), of_b = map(tuple, edges), () if broadcast else tuple(batch)
+def test_small_chunks_of_batched_products_are_united(batch, edges, workers, broadcast, operands) -> None:  # type: ignore[no-untyped-def]
+    (m, k, n), of_b = map(tuple, edges), tuple(1 if broadcast else length for length in batch)[broadcast - len(batch) :]
     problem = Problem(sum(m), sum(k), sum(n), F8, tuple(batch), of_b)
-    blocking = Blocking(m, k, n, tuple((1,) * length for length in batch))
+    cuts = *((1,) * length for length in batch), m, k, n
+    blocking = Blocking(m, k, n, cuts[:-3])
     cluster = ClusterSpec(workers, 10**9, "cpu", rate=1e10, link=1e9, load=1e9)
     plan = make_plan(problem, cluster, blocking=blocking, operands=operands, unions=True)
-    products = math.prod((*batch, *map(len, (m, k, n))))
+    products = math.prod(map(len, cuts))
     if products > 64 * workers:
         assert plan.schedule.chunks is not None
         assert plan.schedule.tasks < products
-    assert plan.blocking.batch == blocking.batch
-    assert plan.schedule.cuts == (m, k, n)
+    assert plan.schedule.cuts == cuts
     counted = BruteForce(plan)
     assert (plan.bytes_moved, plan.schedule.tasks) == (counted.moved, counted.tasks)
     assert counted.held <= plan.peak.worker

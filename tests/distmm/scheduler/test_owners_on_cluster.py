@@ -200,6 +200,26 @@ def test_batched_products_of_small_chunks_have_few_blocks_and_the_users_chunks(c
 
 
 @pytest.mark.minutes
+@pytest.mark.parametrize("persisted", [True, False])
+def test_many_matrices_of_one_chunk_are_multiplied_in_few_stacks(client: Client, persisted: bool) -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(-9, 10, (8, 9, 20, 30)).astype("f8"), rng.integers(-9, 10, (9, 30, 10)).astype("f8")
+    A, B = da.from_array(a, chunks=(1, 2, 20, 30)), da.from_array(b, chunks=(2, 30, 10))
+    if persisted:
+        A, B = client.persist([A, B])
+        wait([A, B])
+    plan = distmm.plan(A, B)
+    assert plan.schedule.tasks < 20
+    C = distmm.matmul(A, B)
+    assert C.chunks == ((1,) * 8, (2, 2, 2, 2, 1), (20,), (10,))
+    np.testing.assert_array_equal(C[3, 4:, 7].compute(), (a @ b)[3, 4:, 7])
+    np.testing.assert_array_equal(C.mean(axis=(0, 3)).compute(), (a @ b).mean(axis=(0, 3)))
+    np.testing.assert_array_equal(C.compute(), a @ b)
+    np.testing.assert_array_equal(distmm.einsum("xyij,yjk->yxki", A, B).compute(), np.einsum("xyij,yjk->yxki", a, b))
+    np.testing.assert_array_equal(client.persist(C)[2:4].compute(), (a @ b)[2:4])
+
+
+@pytest.mark.minutes
 def test_chunks_of_c_are_taken_from_its_blocks_where_these_are(client: Client) -> None:
     a = np.random.default_rng(0).integers(-9, 10, (480, 480)).astype("f8")
     A, B = client.persist([da.from_array(a, chunks=30), da.from_array(a + 1, chunks=30)])
