@@ -94,13 +94,8 @@ def submit(
         option = "--dry-run" if dry_run else "--only-cluster"
         raise typer.BadParameter(f"{option} prints what would be submitted, which is not JSON: leave out --json")
     job = jobfile.load(file, change or (), command or ())
-    if only_cluster:
-        from distmm.submit import manifests
-
-        _print(job, manifests.cluster(job))
-        return
-    if dry_run:
-        _print_job(job, cluster, python)
+    if only_cluster or dry_run:
+        _print(job, "kubernetes" if only_cluster else cluster, only_cluster, python)
         return
     if cluster == "local":
         raise _ended(_local(job, as_json), as_json)
@@ -154,16 +149,19 @@ def _local_command(job: Job) -> list[str]:
     return command + (["--overwrite"] if job.overwrite else [])
 
 
-def _print_job(job: Job, cluster: str, python: str) -> None:
-    """Print what would be run or submitted."""
-    from distmm.submit import manifests, slurm
+def _print(job: Job, cluster: str, only_cluster: bool, python: str) -> None:
+    """Print what would be run or submitted. With manifests, the command that creates their Secret is on stderr."""
+    from distmm.submit import kubernetes, manifests, slurm
 
-    if cluster == "kubernetes":
-        _print(job, manifests.job(job))
+    if cluster == "local":
+        typer.echo(shlex.join(_local_command(job)))
     elif cluster == "slurm":
         typer.echo(slurm.render(job, python=python), nl=False)
     else:
-        typer.echo(shlex.join(_local_command(job)))
+        typer.echo(manifests.dump((manifests.cluster if only_cluster else manifests.job)(job)), nl=False)
+        if (command := kubernetes.secret_command(job)) is not None:
+            _say(f"the pods wait for the Secret {manifests.secret_name(job)}; distmm submit creates it, and so does:")
+            _say(command)
 
 
 def _local(job: Job, as_json: bool) -> dict[str, Any]:
@@ -185,16 +183,6 @@ def _slurm(job: Job, submitted_by: str, detach: bool, python: str) -> dict[str, 
     if facts["exit_code"] == slurm.RESUMABLE:
         _say(f"job {number}: finished blocks are kept; to go on: {submitted_by}")
     return facts
-
-
-def _print(job: Job, parts: list[dict[str, Any]]) -> None:
-    """Print manifests, and on stderr the command that creates their Secret."""
-    from distmm.submit import kubernetes, manifests
-
-    typer.echo(manifests.dump(parts), nl=False)
-    if (command := kubernetes.secret_command(job)) is not None:
-        _say(f"the pods wait for the Secret {manifests.secret_name(job)}; distmm submit creates it, and so does:")
-        _say(command)
 
 
 def _kubernetes(job: Job, detach: bool) -> dict[str, Any]:
