@@ -190,12 +190,14 @@ class Computation:
     def _compute_again(self, record: Json) -> None:
         """Send a rejected block again, to another worker if there is one."""
         i, j, contents = record["i"], record["j"], self.spec.contents
+        unit = contents.unit(i, j)
         if "too_many" in record:
             self.entries.take(record)
         self._event("rejected", blocks=[(i, j)])
         for bad in record["bad"]:
             logger.warning("%s. It is computed again", rejected_text(bad))
-        before = self._rejected(record)
+        # The previous attempt; of a block row, that of its first wrong block.
+        before = next((r for r in reversed(self.rejected) if contents.unit(r["i"], r["j"]) == unit), None)
         self.rejected.append(record)
         attempt = record["attempt"] + 1
         same = before is not None and before["crc32c"] == record["crc32c"]
@@ -211,13 +213,7 @@ class Computation:
         )
         judge = replace(self.writer.judge, plan=plan, attempt=attempt, rejected=tuple(record["bad"]))
         writer = replace(self.writer, judge=judge)
-        self.waves.send(*self._send(waves, {contents.unit(i, j)}, plan, writer))
-
-    def _rejected(self, record: Json) -> Json | None:
-        """Return the record of a unit's previous attempt. For a block row, that of its first wrong block."""
-        unit = self.spec.contents.unit
-        mine = unit(record["i"], record["j"])
-        return next((r for r in reversed(self.rejected) if unit(r["i"], r["j"]) == mine), None)
+        self.waves.send(*self._send(waves, {unit}, plan, writer))
 
     def _event(self, event: str, **facts: Any) -> None:
         """Send telemetry an event that the scheduler does not see (`distmm.telemetry.job_events.JOB_TOPIC`)."""
