@@ -143,9 +143,6 @@ class _Bounded(BytesBytesCodec):
         data = await asyncio.to_thread(unpacked, self.config, chunk_bytes.as_numpy_array(), size)
         return chunk_spec.prototype.buffer.from_bytes(data)
 
-    async def _encode_single(self, chunk_bytes: Any, chunk_spec: Any) -> Any:
-        raise NotImplementedError("this array was opened for reading")
-
     def compute_encoded_size(self, input_byte_length: int, chunk_spec: Any) -> int:
         """Return the result of the wrapped codec."""
         return self.codec.compute_encoded_size(input_byte_length, chunk_spec)
