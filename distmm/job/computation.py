@@ -141,15 +141,6 @@ class Computation:
             if units:
                 yield partial(self._send, waves, units, self.plan, self.writer)
 
-    @property
-    def _reads_users_tasks(self) -> bool:
-        """Whether blocks of an operand come from tasks of the user's graph, whose keys are the same in every wave.
-
-        Dask keeps their results as long as any wave on the scheduler needs them. So a wave has to be complete before
-        the next one is sent.
-        """
-        return any(isinstance(x.source, da.Array) and not x.resident for x in self.spec.operands.values())
-
     def _send(
         self, waves: tuple[Wave, ...], units: set[Unit], plan: Plan, writer: Writer
     ) -> tuple[list[Future], float]:
@@ -163,7 +154,9 @@ class Computation:
         graph, keys = graph_of(product, self.spec, plan, waves, units, writer, self.client)
         self._event("wave", product=product)
         futures = self.client.get(graph, keys, sync=False)
-        if self._reads_users_tasks:
+        # Blocks may come from tasks of the user's graph, whose keys are the same in every wave. Dask keeps their
+        # results as long as any wave on the scheduler needs them. So a wave has to be complete before the next one.
+        if any(isinstance(x.source, da.Array) and not x.resident for x in self.spec.operands.values()):
             return futures, 0
         return futures, math.inf if self.spec.reduction is None else min(plan.cluster.workers, len(futures) // 2)
 

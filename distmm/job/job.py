@@ -93,7 +93,7 @@ def begin(
             return Summary.of_complete(folder, ended)
         if spec.reads(folder.target):
             refuse_twice(folder)
-    if (content := job.complete()) is not None:
+    if (content := complete_result(folder, spec, overwrite, client)) is not None:
         return Summary.of_complete(folder, content)
     return job.run(asked)
 
@@ -137,12 +137,6 @@ class Job:
     def folder(self) -> Folder:
         """The folder that all jobs of the output share."""
         return Folder.of(self.out)
-
-    def complete(self) -> Json | None:
-        """Return the certificate of a complete result of the same call. None if there is none, or it is replaced."""
-        if self.overwrite or self.folder.exists():
-            return None
-        return complete_result(self.folder, self.spec, self.keywords.get("client"))
 
     def refuse(self) -> None:
         """Refuse what needs no cluster to be found: a wrong check, plan or output, and another unfinished job.
@@ -254,7 +248,7 @@ def preflight(
     spec = Spec.of(a, b, None, choices, check=check, **product)
     job, manifest = Job(out, spec, overwrite, overwrite, {}), None
     if folder is not None:
-        if job.complete() is not None:
+        if complete_result(folder, spec, overwrite, None) is not None:
             raise InputError(
                 f"{folder.target}: is already the complete result of the same product: there is nothing to do; "
                 f"overwrite (product.overwrite = true) computes it again"
