@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import dask.array as da
 from distributed import Client, futures_of
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.console import Console
+from rich.progress import BarColumn, Progress, Task, TextColumn
+from rich.table import Table
 from rich.text import Text
 
 from distmm import units
@@ -44,20 +46,19 @@ def live(console: Console | None = None) -> Iterator[Report]:
     if not console.is_jupyter and not console.is_terminal:
         yield _lines(console)
         return
-    columns = TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.completed:g}/{task.total:g} steps")
-    bar = _Bar(*columns, console=console, auto_refresh=not console.is_jupyter)
+    bar = _Bar(console=console, auto_refresh=not console.is_jupyter)
     task, cell = bar.add_task("multiplying", total=0, figures="starting"), None
     if console.is_jupyter:  # with IPython's display, since rich's live display would need ipywidgets
         from IPython.display import display
 
-        cell = display(bar.get_renderable(), display_id=True)
+        cell = display(bar.make_tasks_table(bar.tasks), display_id=True)
 
     def report(f: Figures | None) -> None:
         if f is not None and f.total:
             verb = f.verb or "multiplying"
             bar.update(task, description=verb, completed=f.done, total=f.total, figures=describe(f))
             if cell is not None:
-                cell.update(bar.get_renderable())
+                cell.update(bar.make_tasks_table(bar.tasks))
 
     with bar if cell is None else nullcontext():
         yield report
@@ -66,11 +67,17 @@ def live(console: Console | None = None) -> Iterator[Report]:
 class _Bar(Progress):
     """The bar of a product, and below it its figures, which take as many lines as they need."""
 
-    def get_renderables(self) -> Iterator[RenderableType]:
-        """Yield the lines."""
-        for task in self.tasks:
-            yield self.make_tasks_table([task])
-            yield Text(task.fields["figures"])
+    def __init__(self, **options: Any) -> None:
+        columns = TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.completed:g}/{task.total:g} steps")
+        super().__init__(*columns, **options)
+
+    def make_tasks_table(self, tasks: Iterable[Task]) -> Table:
+        """Return the lines."""
+        lines = Table.grid()
+        for task in tasks:
+            lines.add_row(super().make_tasks_table([task]))
+            lines.add_row(Text(task.fields["figures"]))
+        return lines
 
 
 def watch(C: da.Array, *, client: Client | None = None, console: Console | None = None) -> Figures:
