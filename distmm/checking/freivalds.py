@@ -66,7 +66,9 @@ class ProductCheck:
         # Half of the vectors are for an eighth of the columns each: errors of fewer columns then hide a small one.
         eighth = np.arange(len(x)) * (VECTORS // 2) // max(1, len(x))
         x[:, VECTORS // 2 :] *= eighth[:, None] == np.arange(VECTORS // 2)
-        sampled = self._positions(seed)
+        (m, n), sampled = self.c.shape, None  # rows of A, and columns of B, of which elements of C are sampled
+        if self.tolerance.narrow and m and n:
+            sampled = sampled_elements.positions(m, seed, 0), sampled_elements.positions(n, seed, 1)
         a, b, c = self._parts(x, None, sampled)
         verdict = self._floats(x, a.sums, c.sums, exponents(b.largest))
         if sampled is None or verdict.outcome == "wrong":
@@ -98,13 +100,6 @@ class ProductCheck:
         by = weights(columns, math.frexp(self.tolerance.underflow(self.alpha))[1] - product)[None]
         a, _, c = self._parts(x, by)
         return self._by_rows(a.sums, c.sums, by[:, ~spoilt[1]], spoilt[0])
-
-    def _positions(self, seed: int) -> tuple[np.ndarray, np.ndarray] | None:
-        """Return the rows of A, and the columns of B, of which elements of C are sampled."""
-        if not self.tolerance.narrow or 0 in self.c.shape:
-            return None
-        m, n = self.c.shape
-        return sampled_elements.positions(m, seed, 0), sampled_elements.positions(n, seed, 1)
 
     def _rounding(self, rows: np.ndarray, columns: np.ndarray, given: np.ndarray) -> str | None:
         """Return a message if the errors of the sampled elements are larger than the precision allows."""

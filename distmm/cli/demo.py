@@ -96,13 +96,8 @@ def _random(shape: tuple[int, int], dtype: str, seed: int) -> da.Array:
     return (rng.random(shape, chunks=CHUNK, dtype="f4" if dtype == "float32" else "f8") - 0.5).astype(dtype)
 
 
-class Kind(StrEnum):
-    """Kinds of examples; each is a folder."""
-
-    notebooks = "notebooks"
-    slurm = "slurm"
-    kubernetes = "kubernetes"
-    monitoring = "monitoring"
+# Kinds of examples; each is a folder. Typer has no lists of literals.
+Kind = StrEnum("Kind", ["notebooks", "slurm", "kubernetes", "monitoring"])
 
 
 def examples(

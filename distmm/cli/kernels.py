@@ -60,17 +60,18 @@ def kernels(
         raise InputError("--part race needs a GPU, for cuBLAS: leave out --device cpu")
     console = session.out()
     found: dict[str, Any] = {}
+    sizes = [options.edges(text) for text in size or ()]
     try:
         if part != "race":
             # types that only tensor cores multiply have a race, and no ladder
             types = [text for text in dtype or () if part == "ladder" or text not in ("bfloat16", "float16", "int8")]
             if types or not dtype:
                 chosen: dict[str, Any] = {"dtypes": [options.element(text) for text in types]} if types else {}
-                found["ladder"] = ladder.run(options.sizes(size), repeat=repeat, seed=seed, device=here, **chosen)
+                found["ladder"] = ladder.run(sizes or None, repeat=repeat, seed=seed, device=here, **chosen)
                 console.print(found["ladder"].table())
         if part != "ladder" and here.kind == "cuda":
             heats = [heat for heat in bench.HEATS if not dtype or heat.dtype in dtype]
-            found["race"] = bench.race(here, options.sizes(size) or bench.SIZES, heats, repeat, seed)
+            found["race"] = bench.race(here, sizes or bench.SIZES, heats, repeat, seed)
             console.print(found["race"].table())
     except (TypeError, ValueError) as error:
         raise InputError(str(error)) from error

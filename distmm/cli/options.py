@@ -57,11 +57,6 @@ def edges(text: str) -> tuple[int, int, int]:
     return m, k, n
 
 
-def sizes(texts: list[str] | None) -> list[tuple[int, int, int]] | None:
-    """Return (m, k, n) for each text; None if there is none."""
-    return [edges(text) for text in texts] if texts else None
-
-
 def device_name(given: Device | None) -> Any:
     """Return the name of a device, or of the configured device for None."""
     from distmm import config

@@ -8,7 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -83,7 +83,7 @@ def submit(
         if file is not None:
             raise typer.BadParameter(f"--follow {follow} submits no job: leave out {file}")
         kind = "slurm" if follow.isdigit() else "kubernetes"
-        raise _ended({"cluster": kind, "id": follow, "log": None, "exit_code": _follow(follow)}, as_json)
+        raise _ended(as_json, kind, _follow(follow), follow)
     if file is None:
         raise typer.BadParameter("give a job file, or --follow with the ID of a job that was submitted before")
     from distmm.submit import jobfile
@@ -94,29 +94,28 @@ def submit(
         option = "--dry-run" if dry_run else "--only-cluster"
         raise typer.BadParameter(f"{option} prints what would be submitted, which is not JSON: leave out --json")
     job = jobfile.load(file, change or (), command or ())
-    if only_cluster:
-        from distmm.submit import manifests
-
-        _print(job, manifests.cluster(job))
-        return
-    if dry_run:
-        _print_job(job, cluster, python)
+    if only_cluster or dry_run:
+        _print(job, "kubernetes" if only_cluster else cluster, only_cluster, python)
         return
     if cluster == "local":
-        raise _ended(_local(job, as_json), as_json)
+        # JSON alone stays on stdout.
+        done = subprocess.run(_local_command(job), check=False, stdout=sys.stderr.fileno() if as_json else None)
+        raise _ended(as_json, cluster, done.returncode)
     if cluster == "kubernetes":
-        raise _ended(_kubernetes(job, detach), as_json)
+        raise _ended(as_json, cluster, *_kubernetes(job, detach))
     words = ["distmm", "submit", str(file.absolute()), "--cluster", cluster]
     words += ["--python", python] if python != sys.executable else []
     words += [word for one in change or () for word in ("--set", one)] + (["--", *command] if command else [])
-    raise _ended(_slurm(job, shlex.join(words), detach, python), as_json)
+    raise _ended(as_json, cluster, *_slurm(job, shlex.join(words), detach, python))
 
 
-def _ended(facts: dict[str, Any], as_json: bool) -> typer.Exit:
+def _ended(
+    as_json: bool, cluster: str, code: int | None, name: str | None = None, log: str | None = None
+) -> typer.Exit:
     """Return the exit with the code of a job, which is None if the job was not followed."""
     if as_json:
-        session.print_json(facts)
-    return typer.Exit(facts["exit_code"] or 0)
+        session.print_json({"cluster": cluster, "id": name, "log": log, "exit_code": code})
+    return typer.Exit(code or 0)
 
 
 def _say(line: str) -> None:
@@ -134,18 +133,15 @@ def _follow(name: str, *start_timeout: str) -> int:
     return kubernetes.follow(name, _say, *start_timeout)
 
 
-def _followed(
-    kind: str, name: str, log: str | None, detach: bool, ended_by: str, *start_timeout: str
-) -> dict[str, Any]:
-    """Return the facts of a submitted job, with its exit code if it is followed; an interrupt only ends that."""
-    code = None
-    if not detach:
-        try:
-            code = _follow(name, *start_timeout)
-        except KeyboardInterrupt:
-            _say(f"the job goes on: distmm submit --follow {name}\n{ended_by} ends it; finished blocks are kept")
-            raise
-    return {"cluster": kind, "id": name, "log": log, "exit_code": code}
+def _followed(name: str, detach: bool, ended_by: str, *start_timeout: str) -> int | None:
+    """Return the exit code of a submitted job. None if it is not followed; an interrupt only ends that."""
+    if detach:
+        return None
+    try:
+        return _follow(name, *start_timeout)
+    except KeyboardInterrupt:
+        _say(f"the job goes on: distmm submit --follow {name}\n{ended_by} ends it; finished blocks are kept")
+        raise
 
 
 def _local_command(job: Job) -> list[str]:
@@ -154,25 +150,23 @@ def _local_command(job: Job) -> list[str]:
     return command + (["--overwrite"] if job.overwrite else [])
 
 
-def _print_job(job: Job, cluster: str, python: str) -> None:
-    """Print what would be run or submitted."""
-    from distmm.submit import manifests, slurm
+def _print(job: Job, cluster: str, only_cluster: bool, python: str) -> None:
+    """Print what would be run or submitted. With manifests, the command that creates their Secret is on stderr."""
+    from distmm.submit import kubernetes, manifests, slurm
 
-    if cluster == "kubernetes":
-        _print(job, manifests.job(job))
+    if cluster == "local":
+        typer.echo(shlex.join(_local_command(job)))
     elif cluster == "slurm":
         typer.echo(slurm.render(job, python=python), nl=False)
     else:
-        typer.echo(shlex.join(_local_command(job)))
+        typer.echo(manifests.dump((manifests.cluster if only_cluster else manifests.job)(job)), nl=False)
+        if (command := kubernetes.secret_command(job)) is not None:
+            _say(f"the pods wait for the Secret {manifests.secret_name(job)}; distmm submit creates it, and so does:")
+            _say(command)
 
 
-def _local(job: Job, as_json: bool) -> dict[str, Any]:
-    """Run the product on this machine, in a separate process; JSON alone stays on stdout."""
-    done = subprocess.run(_local_command(job), check=False, stdout=sys.stderr.fileno() if as_json else None)
-    return {"cluster": "local", "id": None, "log": None, "exit_code": done.returncode}
-
-
-def _slurm(job: Job, submitted_by: str, detach: bool, python: str) -> dict[str, Any]:
+def _slurm(job: Job, submitted_by: str, detach: bool, python: str) -> tuple[int | None, str, str]:
+    """Submit a job. Return its exit code, its number and its log."""
     from distmm.submit import slurm
 
     slurm.check_program()
@@ -181,31 +175,22 @@ def _slurm(job: Job, submitted_by: str, detach: bool, python: str) -> dict[str, 
     number = slurm.submit(job, python=python, submitted_by=submitted_by)
     log = f"{job.run.folder}/{job.run.name}-{number}.log"
     _say(f"job {number}: submitted; its log is {log}")
-    facts = _followed("slurm", number, log, detach, f"scancel {number}")
-    if facts["exit_code"] == slurm.RESUMABLE:
+    code = _followed(number, detach, f"scancel {number}")
+    if code == slurm.RESUMABLE:
         _say(f"job {number}: finished blocks are kept; to go on: {submitted_by}")
-    return facts
+    return code, number, log
 
 
-def _print(job: Job, parts: list[dict[str, Any]]) -> None:
-    """Print manifests, and on stderr the command that creates their Secret."""
-    from distmm.submit import kubernetes, manifests
-
-    typer.echo(manifests.dump(parts), nl=False)
-    if (command := kubernetes.secret_command(job)) is not None:
-        _say(f"the pods wait for the Secret {manifests.secret_name(job)}; distmm submit creates it, and so does:")
-        _say(command)
-
-
-def _kubernetes(job: Job, detach: bool) -> dict[str, Any]:
+def _kubernetes(job: Job, detach: bool) -> tuple[int | None, str]:
+    """Submit a job. Return its exit code, and its namespace and name."""
     from distmm.submit import kubernetes
 
     where, name = job.kubernetes.namespace, job.run.name
     _say("not checked: A, B and C, which only the pods see")
     kubernetes.submit(job)
     _say(f"daskjob {name}: submitted to namespace {where}")
-    ended_by = f"kubectl -n {where} delete daskjob {name}"
-    return _followed("kubernetes", f"{where}/{name}", None, detach, ended_by, job.kubernetes.start_timeout)
+    ended_by, full = f"kubectl -n {where} delete daskjob {name}", f"{where}/{name}"
+    return _followed(full, detach, ended_by, job.kubernetes.start_timeout), full
 
 
 def _check_product(job: Job) -> None:

@@ -116,15 +116,16 @@ def _begun(folder: Folder) -> bool:
     return bool(folder.store.names(folder.path)) if is_url(folder.path) else os.path.isdir(folder.path)
 
 
-def complete_result(folder: Folder, spec: Spec, client: Client | None = None) -> Json | None:
-    """Return the certificate of a complete C that is the result of the same call. None otherwise.
+def complete_result(folder: Folder, spec: Spec, overwrite: bool, client: Client | None) -> Json | None:
+    """Return the certificate of a complete C that is the result of the same call. None otherwise, or to `overwrite` it.
 
     Raises
     ------
     InputError
         If the product reads C, and C is already its result. If it does not, and C, A or B has changed since.
     """
-    content = read_certificate(folder) if is_there(folder.target) else None
+    begun = overwrite or folder.exists()
+    content = read_certificate(folder) if not begun and is_there(folder.target) else None
     if content is None or not same_call(folder, content, spec):
         return None
     same, adds = holds(folder.target, content, client), bool(spec.reads(folder.target))
@@ -145,7 +146,7 @@ def changed(folder: Folder) -> InputError:
     )
 
 
-def refuse_stale(folder: Folder, content: Json, spec: Spec, client: Client | None = None) -> None:
+def refuse_stale(folder: Folder, content: Json, spec: Spec, client: Client | None) -> None:
     """Raise `InputError` if an input of a complete C has changed since, except a C0 that C has replaced."""
     before = {name: stamp for name, stamp in content["stamps"].items() if name not in spec.reads(folder.target)}
     Inputs.of(content, spec, client).unchanged(before, content["done"])

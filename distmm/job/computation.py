@@ -141,15 +141,6 @@ class Computation:
             if units:
                 yield partial(self._send, waves, units, self.plan, self.writer)
 
-    @property
-    def _reads_users_tasks(self) -> bool:
-        """Whether blocks of an operand come from tasks of the user's graph, whose keys are the same in every wave.
-
-        Dask keeps their results as long as any wave on the scheduler needs them. So a wave has to be complete before
-        the next one is sent.
-        """
-        return any(isinstance(x.source, da.Array) and not x.resident for x in self.spec.operands.values())
-
     def _send(
         self, waves: tuple[Wave, ...], units: set[Unit], plan: Plan, writer: Writer
     ) -> tuple[list[Future], float]:
@@ -163,7 +154,9 @@ class Computation:
         graph, keys = graph_of(product, self.spec, plan, waves, units, writer, self.client)
         self._event("wave", product=product)
         futures = self.client.get(graph, keys, sync=False)
-        if self._reads_users_tasks:
+        # Blocks may come from tasks of the user's graph, whose keys are the same in every wave. Dask keeps their
+        # results as long as any wave on the scheduler needs them. So a wave has to be complete before the next one.
+        if any(isinstance(x.source, da.Array) and not x.resident for x in self.spec.operands.values()):
             return futures, 0
         return futures, math.inf if self.spec.reduction is None else min(plan.cluster.workers, len(futures) // 2)
 
@@ -190,12 +183,14 @@ class Computation:
     def _compute_again(self, record: Json) -> None:
         """Send a rejected block again, to another worker if there is one."""
         i, j, contents = record["i"], record["j"], self.spec.contents
+        unit = contents.unit(i, j)
         if "too_many" in record:
             self.entries.take(record)
         self._event("rejected", blocks=[(i, j)])
         for bad in record["bad"]:
             logger.warning("%s. It is computed again", rejected_text(bad))
-        before = self._rejected(record)
+        # The previous attempt; of a block row, that of its first wrong block.
+        before = next((r for r in reversed(self.rejected) if contents.unit(r["i"], r["j"]) == unit), None)
         self.rejected.append(record)
         attempt = record["attempt"] + 1
         same = before is not None and before["crc32c"] == record["crc32c"]
@@ -211,13 +206,7 @@ class Computation:
         )
         judge = replace(self.writer.judge, plan=plan, attempt=attempt, rejected=tuple(record["bad"]))
         writer = replace(self.writer, judge=judge)
-        self.waves.send(*self._send(waves, {contents.unit(i, j)}, plan, writer))
-
-    def _rejected(self, record: Json) -> Json | None:
-        """Return the record of a unit's previous attempt. For a block row, that of its first wrong block."""
-        unit = self.spec.contents.unit
-        mine = unit(record["i"], record["j"])
-        return next((r for r in reversed(self.rejected) if unit(r["i"], r["j"]) == mine), None)
+        self.waves.send(*self._send(waves, {unit}, plan, writer))
 
     def _event(self, event: str, **facts: Any) -> None:
         """Send telemetry an event that the scheduler does not see (`distmm.telemetry.job_events.JOB_TOPIC`)."""

@@ -43,18 +43,19 @@ FOLD = np.uint64(0x9E3779B97F4A7C15)
 Order = tuple[bool, bool]
 
 
-def fold(before: np.ndarray | None, sums: Sequence[int]) -> np.ndarray:
+NO_PANEL = np.zeros(1, np.uint64)  # the sum before the first panel, of each column
+
+
+def fold(before: np.ndarray, sums: Sequence[int]) -> np.ndarray:
     """Fold the checksums of the blocks of one more panel into those of the panels before."""
-    new = np.array(sums, np.uint64)
-    return new if before is None else before * FOLD + new
+    return before * FOLD + np.array(sums, np.uint64)
 
 
 def folded(sums: Sequence[str]) -> str:
     """Fold the checksums of several columns of B, as they are in markers, to one. A single one is not changed."""
-    total: np.ndarray | None = None
+    total = NO_PANEL
     for one in sums:
         total = fold(total, [int(one, 16)])
-    assert total is not None
     return f"{total[0]:016x}"
 
 

@@ -47,37 +47,26 @@ Announce = Callable[[Plan, float], None]
 Progress = Callable[[Figures], None]
 
 
-class RunKeywords(TypedDict, total=False):
+class _Attended(TypedDict, total=False):
+    connect: Connect | None
+    stop: Stop | None
+    announce: Announce | None
+    progress: Progress | None
+
+
+class RunKeywords(_Attended, total=False):
     """The keywords of functions that run a job. See `distmm.multiply`."""
 
     client: Client | None
-    connect: Connect | None
     device: cluster.DeviceChoice | None
-    stop: Stop | None
-    announce: Announce | None
-    progress: Progress | None
 
 
-class JobKeywords(BlockKeywords, total=False):
+class JobKeywords(BlockKeywords, _Attended, total=False):
     """The keywords of functions that begin a job. See `distmm.multiply`."""
 
-    connect: Connect | None
     overwrite: bool | None
     check: Check | None
     seed: int | None
-    stop: Stop | None
-    announce: Announce | None
-    progress: Progress | None
-
-
-def checked(keywords: JobKeywords) -> tuple[Choices, Check]:
-    """Check the keywords of a call before any work. Return the choices and the check, with defaults filled in."""
-    if (seed := keywords.get("seed")) is not None:
-        checked_seed(seed)
-    check_flags(overwrite=keywords.get("overwrite") or False)
-    # The cluster is chosen when work begins.
-    given = {name: keywords.get(name) for name in ("precision", "kernel", "reproducible", "device", "blocks", "plan")}
-    return Choices.of(**given), config.chosen("check", keywords.get("check"))  # type: ignore[arg-type]
 
 
 def begin(
@@ -88,11 +77,25 @@ def begin(
 
     With `adds`, C0 is the existing result, which is replaced.
     """
-    choices, check = checked(keywords)
-    overwrite = keywords.get("overwrite") or False
-    ended = end_complete(Folder.of(out), overwrite)
+    if (seed := keywords.get("seed")) is not None:
+        checked_seed(seed)
+    client, overwrite = keywords.get("client"), keywords.get("overwrite") or False
+    check_flags(overwrite=overwrite)
+    # The cluster is chosen when work begins.
+    given = {name: keywords.get(name) for name in ("precision", "kernel", "reproducible", "device", "blocks", "plan")}
+    choices, check = Choices.of(**given), config.chosen("check", keywords.get("check"))  # type: ignore[arg-type]
+    ended = end_complete(folder := Folder.of(out), overwrite)  # the certificate of a job that was just ended
     spec = Spec.of(a, b, c0, choices, check=check, **product)
-    return Job(os.fspath(out), spec, overwrite, overwrite or adds, keywords, most).begin(ended)
+    job, asked = Job(os.fspath(out), spec, overwrite, overwrite or adds, keywords, most), spec.files()
+    if ended is not None and same_call(folder, ended, spec):
+        if not overwrite:
+            refuse_stale(folder, ended, spec, client)
+            return Summary.of_complete(folder, ended)
+        if spec.reads(folder.target):
+            refuse_twice(folder)
+    if (content := complete_result(folder, spec, overwrite, client)) is not None:
+        return Summary.of_complete(folder, content)
+    return job.run(asked)
 
 
 @dataclass(frozen=True)
@@ -134,25 +137,6 @@ class Job:
     def folder(self) -> Folder:
         """The folder that all jobs of the output share."""
         return Folder.of(self.out)
-
-    def begin(self, ended: Json | None) -> Summary:
-        """Begin or continue the job, unless it is complete. `ended` is the certificate of a job that was just ended."""
-        asked, folder, spec = self.spec.files(), self.folder, self.spec
-        if ended is not None and same_call(folder, ended, spec):
-            if not self.overwrite:
-                refuse_stale(folder, ended, spec, self.keywords.get("client"))
-                return Summary.of_complete(folder, ended)
-            if spec.reads(folder.target):
-                refuse_twice(folder)
-        if (content := self.complete()) is not None:
-            return Summary.of_complete(folder, content)
-        return self.run(asked)
-
-    def complete(self) -> Json | None:
-        """Return the certificate of a complete result of the same call. None if there is none, or it is replaced."""
-        if self.overwrite or self.folder.exists():
-            return None
-        return complete_result(self.folder, self.spec, self.keywords.get("client"))
 
     def refuse(self) -> None:
         """Refuse what needs no cluster to be found: a wrong check, plan or output, and another unfinished job.
@@ -264,7 +248,7 @@ def preflight(
     spec = Spec.of(a, b, None, choices, check=check, **product)
     job, manifest = Job(out, spec, overwrite, overwrite, {}), None
     if folder is not None:
-        if job.complete() is not None:
+        if complete_result(folder, spec, overwrite, None) is not None:
             raise InputError(
                 f"{folder.target}: is already the complete result of the same product: there is nothing to do; "
                 f"overwrite (product.overwrite = true) computes it again"

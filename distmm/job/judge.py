@@ -50,7 +50,7 @@ class RowOfA(NamedTuple):
     """
 
     sketch: sketch.Sketch | None
-    sums: np.ndarray | None
+    sums: np.ndarray
     norms: list[np.ndarray] | None
     changed: dict[int | None, Json]
 
@@ -150,7 +150,6 @@ class Judge:
         kept : Any
             The block in host memory, or its reduction. None if the block is wrong.
         """
-        assert row.sums is not None  # only before the first panel
         inputs = {"A": f"{row.sums[0]:016x}", "B": f"{row.sums[1 + position]:016x}"}
         norms, judged = self._norms(row, position), None
         with ThreadPoolExecutor(1) as copying:

@@ -191,20 +191,17 @@ def _read(ranks: dict[str, int], matrix: Matrix, device: Literal["cpu", "cuda"],
 
 def _of_threads(matrix: Matrix, device: Literal["cpu", "cuda"], threads: int, workers: int, rank: int) -> float:
     """Return the bytes/s of all threads of one worker."""
-    first = rank * threads
+
+    def of_thread(reader: int) -> float:
+        size, begun = 0, time.perf_counter()
+        for index in pieces(matrix, workers * threads, reader):
+            size += load(matrix, index, device).nbytes
+            if time.perf_counter() - begun > ENOUGH_SECONDS:
+                break
+        return size / max(time.perf_counter() - begun, 1e-9)
+
     with ThreadPoolExecutor(threads) as pool:
-        read = pool.map(partial(_read_in_turn, matrix, device, workers * threads), range(first, first + threads))
-        return sum(size / seconds for size, seconds in read)
-
-
-def _read_in_turn(matrix: Matrix, device: Literal["cpu", "cuda"], readers: int, reader: int) -> tuple[int, float]:
-    """Read the pieces of one reader, and return their bytes and the seconds."""
-    size, begun = 0, time.perf_counter()
-    for index in pieces(matrix, readers, reader):
-        size += load(matrix, index, device).nbytes
-        if time.perf_counter() - begun > ENOUGH_SECONDS:
-            break
-    return size, max(time.perf_counter() - begun, 1e-9)
+        return sum(pool.map(of_thread, range(rank * threads, (rank + 1) * threads)))
 
 
 def pieces(matrix: Matrix, readers: int, reader: int) -> Iterator[tuple[slice, slice]]:

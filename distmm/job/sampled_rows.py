@@ -8,6 +8,7 @@ is probably detected, because one of them is sampled. A fault in a few rows is p
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
 from dataclasses import dataclass
@@ -22,7 +23,6 @@ from distmm.checking.verdict import Verdict, of_tolerance
 from distmm.job.folder import Json
 from distmm.job.reduction import Reduction, TopK
 from distmm.job.spec import Spec
-from distmm.planning.blocks import even_edges, slices
 from distmm.product.operand import Operand
 from distmm.storage.matrix import Matrix
 from distmm_kernels.tolerance import SIGMAS, Tolerance
@@ -221,16 +221,12 @@ def _given(
     units, given = spec.contents.complete(path, content), []
     assert units is not None, f"{path} was just written, or compared with its certificate"
     markers = {marker["i"]: marker for marker in content["done"]}
-    cuts = slices(even_edges(spec.a.shape[0], content["blocks"][0]))
-    problem = None
-    for i, rows in enumerate(cuts):
-        inside = chosen[(chosen >= rows.start) & (chosen < rows.stop)]
-        if not inside.size:
-            continue
+    height, problem = content["blocks"][0], None
+    for i, rows in itertools.groupby(chosen.tolist(), lambda row: row // height):  # `chosen` is sorted
         arrays = {name: units.read(markers[i], name) for name in markers[i]["sums"]}
-        for row in inside.tolist():
+        for row in rows:
             if isinstance(spec.reduction, TopK):
-                own, values = arrays["indices"][row - rows.start], arrays["values"][row - rows.start]
+                own, values = (arrays[name][row - i * height] for name in ("indices", "values"))
             else:
                 at = slice(*np.searchsorted(arrays["rows"], [row, row + 1]).tolist())
                 own, values = arrays["columns"][at], arrays["values"][at]

@@ -36,7 +36,7 @@ from distmm.graph.dask_tasks import List, PlacedTask, Task, TaskRef
 from distmm.graph.parametric_layer import ParametricLayer, one_graph, with_layer
 from distmm.graph.placement import Key, Placement
 from distmm.job.folder import Json
-from distmm.job.inputs import Order, fold
+from distmm.job.inputs import NO_PANEL, Order, fold
 from distmm.job.judge import RowOfA, summed
 from distmm.job.spec import Spec
 from distmm.job.target import Unit
@@ -92,7 +92,7 @@ def _of_a(
     seed: tuple[int, int], measure: bool = False,
 ) -> RowOfA:  # fmt: skip
     """Add the checksums of a panel to those before, and the sketch of its block of A if blocks of C are checked."""
-    before = before or RowOfA(None, None, None, {})
+    before = before or RowOfA(None, NO_PANEL, None, {})
     norms = before.norms
     if measure:
         squares = [squared_norms(block), *itertools.chain.from_iterable(of_b.norms for of_b in panel)]

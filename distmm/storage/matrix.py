@@ -225,12 +225,6 @@ def normalise(key: Any, shape: tuple[int, ...]) -> tuple[tuple[slice, ...], tupl
     return tuple(read), tuple(rest)
 
 
-def modified(file: str) -> dict[str, Any]:
-    """Return the size of a file in bytes, and the time of its last change in nanoseconds."""
-    found = os.stat(file)
-    return {"bytes": found.st_size, "modified_ns": found.st_mtime_ns}
-
-
 def check_dtype(path: str, dtype: Any) -> np.dtype[Any]:
     """Return a dtype in native byte order. Raise InputError if distmm cannot multiply it."""
     dtype = np.dtype(dtype)

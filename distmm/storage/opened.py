@@ -19,7 +19,7 @@ from zarr.storage import FsspecStore, LocalStore, LoggingStore, ObjectStore, Zip
 
 from distmm.errors import InputError
 from distmm.storage.hdf5 import Hdf5Matrix
-from distmm.storage.matrix import check_dtype, explained, modified
+from distmm.storage.matrix import check_dtype, explained
 from distmm.storage.object_store import is_url
 from distmm.storage.zarr_chunks import Present
 from distmm.storage.zarr_folder import ZarrMatrix, check_codecs, metadata_hash
@@ -92,8 +92,8 @@ class OpenedZarr:
         SHA-256 of its metadata.
     present : Present
         Which of its chunks existed.
-    file : dict or None
-        Size and time of its zip file.
+    file : tuple of int, or None
+        Size of its zip file in bytes, and the time of its last change in nanoseconds.
     """
 
     array: Any
@@ -103,7 +103,7 @@ class OpenedZarr:
     chunks: tuple[int, ...]
     metadata: str
     present: Present = field(repr=False)
-    file: dict[str, Any] | None
+    file: tuple[int, int] | None
 
     @classmethod
     def of(cls, array: Any, name: str) -> OpenedZarr:
@@ -179,10 +179,13 @@ def _protocols(files: Any) -> set[str]:
     return {files.protocol} if isinstance(files.protocol, str) else set(files.protocol)
 
 
-def _zip_file(array: Any) -> dict[str, Any] | None:
+def _zip_file(array: Any) -> tuple[int, int] | None:
     """Return size and time of the zip file of an array that is open for reading."""
     store = store_of(array)
-    return modified(str(store.path)) if isinstance(store, ZipStore) and store.read_only else None
+    if not (isinstance(store, ZipStore) and store.read_only):
+        return None
+    found = os.stat(store.path)
+    return found.st_size, found.st_mtime_ns
 
 
 def _unzipped(array: Any, path: str, name: str) -> Any:

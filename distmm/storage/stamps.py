@@ -12,8 +12,16 @@ from distmm.storage.object_store import OBJECTS, is_url
 
 
 def stamp_of(path: str) -> str:
-    """Return the stamp of an output: a file, a folder, or an array in an object store."""
-    return of_array(path) if is_url(path) or os.path.isdir(path) else of_files([("", os.stat(path))])
+    """Return the stamp of a file, of a folder, or of an array in an object store.
+
+    It is a hash of the inodes, sizes and times of files, or of the tags of objects, or their sizes and times.
+    """
+    if not is_url(path):
+        return of_files(_files(path) if os.path.isdir(path) else [("", os.stat(path))])
+    found = OBJECTS.everything(path)
+    facts = ("size", "ETag", "etag", "LastModified", "last_modified", "mtime", "updated", "created")
+    described = [[name, *(str(found[name].get(fact)) for fact in facts)] for name in sorted(found)]
+    return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
 
 def of_files(files: Iterable[tuple[str, os.stat_result]]) -> str:
@@ -27,16 +35,6 @@ def of_files(files: Iterable[tuple[str, os.stat_result]]) -> str:
         line = f"{name} {facts.st_ino} {facts.st_size} {facts.st_mtime_ns} {facts.st_ctime_ns}\n"
         found.update(os.fsencode(line))
     return found.hexdigest()
-
-
-def of_array(path: str) -> str:
-    """Return a hash of the inodes, sizes and times of files, or of the tags of objects, or their sizes and times."""
-    if not is_url(path):
-        return of_files(_files(path))
-    found = OBJECTS.everything(path)
-    facts = ("size", "ETag", "etag", "LastModified", "last_modified", "mtime", "updated", "created")
-    described = [[name, *(str(found[name].get(fact)) for fact in facts)] for name in sorted(found)]
-    return hashlib.sha256(json.dumps(described).encode()).hexdigest()
 
 
 def entries(folder: str, inside: str = "") -> Iterator[tuple[str, os.DirEntry[str]]]:

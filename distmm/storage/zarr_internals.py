@@ -96,25 +96,21 @@ def bounded(array: Any, expects: Callable[[str], bool]) -> Any:
     `expects` takes a key of the store. A missing chunk whose key it expects is an error, and not the fill value.
     """
     try:
-        return _bounded(array, expects)
+        metadata = array.metadata
+        if metadata.zarr_format == 2:
+            size = math.prod(array.chunks) * array.dtype.itemsize
+            metadata = replace(
+                metadata,
+                compressor=metadata.compressor and _BoundedV2(metadata.compressor, size),
+                filters=metadata.filters and tuple(_BoundedV2(one, size) for one in metadata.filters),
+            )
+        else:
+            metadata = replace(metadata, codecs=_wrapped(metadata.codecs))
+        place = StorePath(_Whole(array.store, expects), array.path)
+        return zarr.Array(zarr.AsyncArray(metadata, place, array.async_array.config))
     except (AttributeError, TypeError, ValueError) as error:
         _warn(error, "chunks are unpacked without a bound on memory, and lost chunks read as the fill value")
         return array
-
-
-def _bounded(array: Any, expects: Callable[[str], bool]) -> Any:
-    metadata = array.metadata
-    if metadata.zarr_format == 2:
-        size = math.prod(array.chunks) * array.dtype.itemsize
-        metadata = replace(
-            metadata,
-            compressor=metadata.compressor and _BoundedV2(metadata.compressor, size),
-            filters=metadata.filters and tuple(_BoundedV2(one, size) for one in metadata.filters),
-        )
-    else:
-        metadata = replace(metadata, codecs=_wrapped(metadata.codecs))
-    place = StorePath(_Whole(array.store, expects), array.path)
-    return zarr.Array(zarr.AsyncArray(metadata, place, array.async_array.config))
 
 
 def _wrapped(codecs: Any) -> tuple[Any, ...]:
@@ -142,9 +138,6 @@ class _Bounded(BytesBytesCodec):
         size = math.prod(chunk_spec.shape) * chunk_spec.dtype.item_size
         data = await asyncio.to_thread(unpacked, self.config, chunk_bytes.as_numpy_array(), size)
         return chunk_spec.prototype.buffer.from_bytes(data)
-
-    async def _encode_single(self, chunk_bytes: Any, chunk_spec: Any) -> Any:
-        raise NotImplementedError("this array was opened for reading")
 
     def compute_encoded_size(self, input_byte_length: int, chunk_spec: Any) -> int:
         """Return the result of the wrapped codec."""

@@ -50,7 +50,6 @@ class ChunkedTarget(TargetArray):
     def reopen(cls, output: Output) -> Self:
         """Open a draft that `create` has made, to continue writing."""
         stored = ZarrMatrix.open(output.draft)
-        assert stored.chunks is not None
         return cls(output, stored.shape, stored.dtype, stored.chunks)
 
     def chunks_of(self, rows: slice, cols: slice) -> dict[str, Region]:

@@ -11,7 +11,6 @@ import signal
 import sys
 import time
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
 from distmm.all_workers import workers_of
@@ -72,18 +71,14 @@ def wait(scheduler: str, count: int, timeout: float) -> None:
 def main(scheduler: str, count: str, seconds: str, separator: str, *command: str) -> NoReturn:
     """Wait for the workers, and replace this process by the command."""
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _exit_resumable)
+        # No work has started yet: the code is that of a job that was stopped and can be resumed.
+        signal.signal(number, lambda *_: os._exit(os.EX_TEMPFAIL))
     try:
         wait(scheduler, int(count), float(seconds))
     except DistmmError as error:
         print(f"distmm: {error}", file=sys.stderr, flush=True)  # noqa: T201
         sys.exit(LOST)
     os.execvp(command[0], command)
-
-
-def _exit_resumable(number: int, frame: FrameType | None) -> NoReturn:
-    """Exit with the code of a job that was stopped and can be resumed: no work has started yet."""
-    os._exit(os.EX_TEMPFAIL)
 
 
 if __name__ == "__main__":

@@ -183,7 +183,9 @@ def follow(number: str, say: Say) -> int:
         if state in ENDED:
             for line in next(log):
                 say(line)
-            return _exit_code(state, shown["ExitCode"])
+            code = int(shown["ExitCode"].split(":")[0])  # of Slurm's code:signal
+            # Without a code the job was cancelled, timed out or preempted, or its node failed.
+            return code if state == "COMPLETED" else code or RESUMABLE
         shown = facts()
 
 
@@ -194,14 +196,6 @@ def _code_of_forgotten(log: Path) -> int:
         return int(left.read_text())
     except (OSError, ValueError):
         return RESUMABLE
-
-
-def _exit_code(state: str, pair: str) -> int:
-    """Return the exit code for a job's state and Slurm's ``code:signal``."""
-    code = int(pair.split(":")[0])
-    if state == "COMPLETED":
-        return code
-    return code or RESUMABLE  # cancelled, timed out, preempted, or its node failed
 
 
 def _job_facts(number: str) -> dict[str, str] | None:

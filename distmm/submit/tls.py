@@ -55,10 +55,8 @@ def create(certificates: Certificates) -> None:
     Existing ones are kept for the next run of the job, unless they expire within `LEAST_DAYS`.
     """
     key = Path(certificates["key"])
-    if key.exists():
-        ends = _expiry(certificates["cert"])
-        if ends is None or ends - datetime.now(UTC) > timedelta(days=LEAST_DAYS):
-            return
+    if key.exists() and _expiry(certificates["cert"]) - datetime.now(UTC) > timedelta(days=LEAST_DAYS):
+        return
     made = _temporary()
     key.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     key.parent.chmod(0o700)
@@ -83,10 +81,8 @@ def check(certificates: Certificates) -> None:
             raise InputError(f"TLS: there is no {path}; a folder for tls needs ca.pem, cert.pem and key.pem")
         if what == "key" and os.stat(path).st_mode & 0o077:
             raise InputError(f"TLS: {path} can be read by others; type chmod 600 {shlex.quote(str(path))}")
-    for what in ("ca", "cert"):
-        ends = _expiry(certificates[what])
-        if ends is not None and ends < datetime.now(UTC):
-            raise InputError(f"TLS: {certificates[what]} has expired on {ends:%Y-%m-%d}; put a new certificate there")
+        if what != "key" and (ends := _expiry(path)) < datetime.now(UTC):
+            raise InputError(f"TLS: {path} has expired on {ends:%Y-%m-%d}; put a new certificate there")
 
 
 def prepared(switch: str, folder: str, name: str) -> Certificates | None:
@@ -109,12 +105,12 @@ def prepared(switch: str, folder: str, name: str) -> Certificates | None:
     return certificates
 
 
-def _expiry(path: str) -> datetime | None:
-    """Return when the first certificate of a file expires; None without the package ``cryptography``."""
+def _expiry(path: str) -> datetime:
+    """Return when the first certificate of a file expires; never, without the package ``cryptography``."""
     try:
         from cryptography import x509
     except ImportError:
-        return None
+        return datetime.max.replace(tzinfo=UTC)
     try:
         return x509.load_pem_x509_certificate(Path(path).read_bytes()).not_valid_after_utc
     except (OSError, ValueError) as error:

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from distmm import job
 from distmm.checking.checksum import checksum, checksum_of_input
 from distmm.errors import InputError, Stopped
-from distmm.job.inputs import fold
+from distmm.job.inputs import NO_PANEL, fold
 from distmm.storage import open_matrix
 from tests.distmm.job.disturbed import PLAN, HalfWay, Meanwhile, marked, operands, values
 from tests.tables import later
@@ -281,7 +281,7 @@ def test_checksums_follow_the_order_of_the_elements_on_the_disk(
     rows = a[30 * record["i"] : 30 * (record["i"] + 1)]
     by_columns = transposed != (order == "F")
     panels = [checksum(part.T if by_columns else part) for part in (rows[:, :60], rows[:, 60:])]
-    assert record["inputs"]["A"] == f"{fold(fold(None, panels[:1]), panels[1:])[0]:016x}"
+    assert record["inputs"]["A"] == f"{fold(fold(NO_PANEL, panels[:1]), panels[1:])[0]:016x}"
     shutil.copy2("A.npy", "copy")
     os.rename("copy", "A.npy")
     job.resume("C.zarr", client=client)  # reads A again

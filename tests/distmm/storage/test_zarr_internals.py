@@ -26,7 +26,7 @@ from tests.distmm.storage.samples import sample
 
 def test_zarr_has_the_parts_that_are_used() -> None:
     assert list(inspect.signature(zarr.AsyncArray.__init__).parameters) == ["self", "metadata", "store_path", "config"]
-    assert {"_decode_single", "_encode_single", "compute_encoded_size"} <= set(dir(BytesBytesCodec))
+    assert {"_decode_single", "compute_encoded_size"} <= set(dir(BytesBytesCodec))
     assert {"codecs", "index_codecs"} <= set(ShardingCodec.__dataclass_fields__)
     assert {"get", "get_sync"} <= set(dir(LocalStore))
     assert zarr_internals.NO_TYPES == ""
