@@ -24,6 +24,9 @@ LOOKAHEAD = 2
 # Most workers of a plan, which has arrays with an element for each: a plan for more would take minutes, and memory.
 MOST_WORKERS = 100_000
 
+# Most blocks along a dimension, for the same reason: a plan lists the edge of each.
+MOST_BLOCKS = 1 << 20
+
 # Text of a schedule, for messages.
 EXAMPLE = "g2x1x1 b8192x8192x8192 p1 w1 l2"
 
@@ -184,6 +187,11 @@ class Schedule:
         return " ".join((f"g{grid.text}", *others))
 
 
+def least_edge(size: int) -> int:
+    """Return the least edge of blocks along a dimension. It is 0 for a dimension without elements."""
+    return -(-size // MOST_BLOCKS)
+
+
 def parse(text: str, problem: Problem, homes: Places = NOWHERE) -> Schedule:
     """Read what `Schedule.__str__` wrote: ``g2x1x1 b8192x8192x8192 p1 w1 l2``, for any problem of as many dimensions.
 
@@ -204,11 +212,11 @@ def parse(text: str, problem: Problem, homes: Places = NOWHERE) -> Schedule:
     sizes = (*problem.batch, problem.m, problem.k, problem.n)
     sound = len(edges) == len(sizes) and min(map(min, (grid, panels, waves, lookahead))) >= 1
     sound = sound and math.prod(grid) <= MOST_WORKERS
-    if not sound or any(edge < min(1, size) for edge, size in zip(edges, sizes, strict=True)):  # empty ones have edge 0
+    if not sound or any(edge < least_edge(size) for edge, size in zip(edges, sizes, strict=True)):
         raise InputError(
             f"plan {text!r} does not fit a product of shape {problem.shape}; a plan reads like {EXAMPLE}: grid, block "
             f"edges ({', '.join(['batch'] * len(problem.batch) + ['m', 'k', 'n'])}), panels a task, waves, lookahead; "
-            f"all at least 1, and at most {MOST_WORKERS} workers"
+            f"all at least 1, at most {MOST_WORKERS} workers, and at most {MOST_BLOCKS} blocks along a dimension"
         )
     cuts = {1: (1, *(waves * 2)), 2: (1, *waves), 3: tuple(waves)}[len(waves)]
     if problem.symmetry is not None and cuts[1] != cuts[2]:

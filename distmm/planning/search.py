@@ -17,7 +17,7 @@ from distmm.planning.memory import staying
 from distmm.planning.owners import NOWHERE, Grid, Owners, Places
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
-from distmm.planning.schedule import LOOKAHEAD, Schedule, parse
+from distmm.planning.schedule import LOOKAHEAD, MOST_BLOCKS, Schedule, least_edge, parse
 from distmm.units import whole
 
 # Edge of the textbook kernel's tile. Blocks that are multiples of it leave no partial tile inside the matrix, and
@@ -108,11 +108,14 @@ def checked_edges(edges: object, problem: Problem) -> Sequence[int]:
     Raises
     ------
     InputError
-        If they are not three positive whole numbers.
+        If they are not three positive whole numbers, or make too many blocks.
     """
-    least = [min(1, size) for size in (problem.m, problem.k, problem.n)]
+    least = map(least_edge, (problem.m, problem.k, problem.n))
     if not isinstance(edges, Sequence) or len(edges) != 3 or not all(map(_is_edge, edges, least)):
-        raise InputError(f"blocks {edges!r}: give three positive edges, those of m, k and n")
+        raise InputError(
+            f"blocks {edges!r}: give three positive edges, those of m, k and n, for at most {MOST_BLOCKS} blocks along "
+            f"a dimension"
+        )
     return list(map(int, edges))
 
 
