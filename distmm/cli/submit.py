@@ -100,6 +100,7 @@ def submit(
         _print(job, manifests.cluster(job))
         return
     if dry_run:
+        _say("not checked by --dry-run: whether the matrices are there, and whether the product fits")
         _print_job(job, cluster, python)
         return
     if cluster == "local":
