@@ -161,9 +161,9 @@ def test_memory_and_files_of_this_process_are_no_operands_of_a_cluster(here: Pat
 def test_dask_arrays_of_what_workers_would_read_as_empty_are_refused(here: Path, client: Client) -> None:
     memory = zarr.open_array("memory://x/z", mode="w", shape=A.shape, chunks=(4, 3), dtype="f8")
     written = zarr.create_array(ZipStore("w.zip", mode="w"), data=A, chunks=(4, 3))
-    for opened, why in (memory, "in the memory of this process"), (written, "open for writing"):
+    for array, why in (memory, "in the memory of this process"), (written, "open for writing"):
         with pytest.raises(InputError, match=rf"A is .*{why}"):
-            distmm.matmul(da.from_zarr(opened) + 0, B, client=client)
+            distmm.matmul(da.from_zarr(array) + 0, B, client=client)
 
 
 def test_a_closed_dataset_is_refused(here: Path) -> None:
