@@ -272,7 +272,11 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, quick: bool = False) -
 
     # Neither of these functions calls itself: it would keep itself and the operands alive until the next collection.
     def made(blocking: Blocking | None, unit: tuple[int, ...] | None, streamed: bool) -> Plan:
-        blocks = blocking if text is None else parse(text, problem).blocking
+        blocks = blocking
+        if text is not None:
+            asked = parse(text, problem)
+            m, k, n = asked.cuts
+            blocks = replace(asked.blocking, m=m, k=k, n=n)  # chunks, where the text's blocks unite them
         cuts = ((blocks.m, blocks.k), (blocks.k, blocks.n)) if blocks else (None, None)
         c_is_freed = streamed or result == "reduced"
         return make_plan(
