@@ -337,3 +337,10 @@ def test_what_cannot_be_is_refused_before_any_work(case: str) -> None:
     call, message = WRONG[case]
     with pytest.raises(InputError, match=message):
         call()
+
+
+@pytest.mark.parametrize(("chunk", "shape"), [(lambda c, first: c.sum(), ()), (lambda c, first: c.min(axis=-1), (2,))])
+def test_functions_that_give_no_result_for_each_line_are_refused(chunk: Any, shape: tuple[int, ...]) -> None:
+    own = chunk, sum, lambda part: part
+    with pytest.raises(InputError, match=r"return shape .* a result of shape .* for each line"):
+        distmm.reduce(X, X.T, own, shape=shape).compute(scheduler="sync")
