@@ -44,7 +44,7 @@ def accumulator_dtype(dtype: np.dtype) -> np.dtype:
     if dtype.newbyteorder("=") in (np.float32, np.float64, np.complex64, np.complex128):
         return dtype.newbyteorder("=")
     other = "cast them first, for example with .astype('float64')"
-    if dtype.kind == "V" and dtype.names is None:
+    if dtype == np.dtype("V2"):
         other = "if they were bfloat16 in a .npy file, " + VIEWED
     raise InputError(f"matrices of dtype {dtype} cannot be multiplied here; {other}")
 

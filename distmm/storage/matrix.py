@@ -237,7 +237,7 @@ def check_dtype(path: str, dtype: Any) -> np.dtype[Any]:
     dtype = np.dtype(dtype)
     if dtype != ml_dtypes.bfloat16 and (dtype.kind not in "biufc" or dtype.char in "gG"):
         other = "convert it to a boolean, integer, floating (16, 32, 64 bit) or complex (64, 128 bit) type"
-        if dtype.kind == "V" and dtype.names is None:
+        if dtype == np.dtype("V2"):
             other = "if it was bfloat16, whose type .npy files do not keep, " + VIEWED
         raise InputError(f"{path}: has {dtype} elements, which cannot be multiplied; {other}")
     return dtype.newbyteorder("=")

@@ -62,7 +62,7 @@ class Present:
         counts = tuple(-(-n // edge) for n, edge in zip(stored.shape, stored.shards or stored.chunks, strict=True))
         if math.prod(counts) > MOST_FILES:
             raise InputError(
-                f"{stored.store_path}: has {math.prod(counts):.3g} chunks, and distmm reads arrays of at most "
+                f"{stored.store}/{stored.path}: has {math.prod(counts):.3g} chunks, and distmm reads arrays of at most "
                 f"{MOST_FILES:.3g}: write it with larger chunks, or in shards"
             )
         each = (names.format(*at) for at in itertools.product(*map(range, counts)))
