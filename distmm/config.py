@@ -52,7 +52,7 @@ def chosen(name: str, given: Any = None) -> Any:
         If the value is not valid for this setting. A caller's value is checked if the setting has a fixed set of them.
     """
     if given is not None:
-        if (names := _allowed(name)) and given not in names:
+        if (names := _allowed(name)) and (not isinstance(given, str) or given not in names):
             raise InputError(f"{name} {given!r} is not one of {', '.join(names)}")
         return given
     value = dask.config.get(f"distmm.{name}", dask.config.get(name, config=DEFAULTS))

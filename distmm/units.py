@@ -1,6 +1,6 @@
 """Numbers, sizes, times and dates as text (three digits, decimal prefix, unit); names in natural order.
 
-It also reads the durations of command lines and job files.
+It also reads whole numbers of callers, and the durations of command lines and job files.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 import re
 import time
+from operator import index
+from typing import Any
 
 from distmm.errors import InputError
 
@@ -49,6 +51,14 @@ def count(number: int, what: str) -> str:
     """Return a number of things as text, as in ``1 block of C`` or ``4 blocks of C``."""
     name, of, rest = what.partition(" of ")
     return f"{number} {name}{'s' * (number != 1)}{of}{rest}"
+
+
+def whole(value: Any) -> int | None:
+    """Return a whole number of Python or NumPy as an int. None for other values, such as True and arrays of several."""
+    try:
+        return None if isinstance(value, bool) else index(value)
+    except TypeError:
+        return None
 
 
 def duration(seconds: float) -> str:

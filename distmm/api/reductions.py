@@ -6,8 +6,7 @@ The task that finishes a block of C reduces it. C is never in memory as a whole,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from operator import index
-from typing import Any, Literal, NamedTuple, SupportsIndex, Unpack, cast
+from typing import Any, Literal, NamedTuple, Unpack, cast
 
 import dask
 import dask.array as da
@@ -20,6 +19,7 @@ from distmm.product.choices import BlockKeywords, takes
 from distmm.product.product_array import ProductArray
 from distmm.product.reduced_product import product_of, results
 from distmm.product.reduction_limits import check_metric, check_ordered, checked_k
+from distmm.units import whole
 from distmm.worker.tasks.reductions import Custom, Largest, histogram, norms, sums
 
 Functions = tuple[Callable[[Any, int], Any], Callable[[list[Any]], Any], Callable[[Any], Any]]
@@ -233,9 +233,9 @@ def reduce(
     """
     product, chosen = product_of(A, B, transa, transb, **choices)
     ndim, c = len(product.shape), product.dtype
-    if not isinstance(axis, SupportsIndex) or index(axis) not in (-1, -2, ndim - 1, ndim - 2):
+    if (at := whole(axis)) not in (-1, -2, ndim - 1, ndim - 2):
         raise InputError(f"axis is {axis!r}: give -1 for a result of each row of the product, -2 for each column")
-    down = index(axis) in (-2, ndim - 2)
+    down = at in (-2, ndim - 2)
     if product.shape[-2 if down else -1] == 0:
         raise InputError(f"the product has shape {product.shape}: there is nothing to reduce along axis {axis}")
     _check_belongs(how, bins, dtype, shape)

@@ -90,6 +90,8 @@ def _outcome(error: BaseException) -> tuple[str, int]:
         return f"cannot tell: {error}", UNDECIDED
     if isinstance(error, DistmmError):
         return f"error: {error}", WRONG if isinstance(error, WrongResultError) else BAD_INPUT
+    if str(error).startswith("A dask config file"):  # Dask reads its configuration when a command imports it
+        return f"error: {error}", BAD_INPUT
     return f"unexpected error: {type(error).__name__}: {error} (--debug shows where)", UNEXPECTED
 
 

@@ -74,13 +74,14 @@ def _prepare(folder: Path) -> None:
 
 def _make(path: str, shape: tuple[int, int], dtype: str, seed: int, client: Client) -> None:
     """Write a random matrix, block by block, on the workers. When this has raised, they write nothing more."""
+    import numpy as np
+
     from distmm.product.sinks import fill
     from distmm.storage import create_output
 
-    values = _random(shape, dtype, seed)
-    target = create_output(path, shape, values.dtype, (CHUNK, CHUNK), overwrite=True)
+    target = create_output(path, shape, np.dtype(dtype), (CHUNK, CHUNK), overwrite=True)  # refuses what has no room
     try:
-        fill(target, values, client)
+        fill(target, _random(shape, dtype, seed), client)
         target.output.commit()
     finally:
         target.output.discard()

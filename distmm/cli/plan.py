@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -148,4 +149,7 @@ def _matrix(text: str) -> Any:
         return text
     if found[3] is None:
         raise typer.BadParameter(f"{text}: no such file; for a plan without one add the type, as in {text}:float32")
-    return np.broadcast_to(np.zeros((), options.element(found[3])), (int(found[1]), int(found[2])))
+    shape, dtype = (int(found[1]), int(found[2])), options.element(found[3])
+    if max(1, shape[0]) * max(1, shape[1]) * dtype.itemsize > sys.maxsize:
+        raise typer.BadParameter(f"{text}: no array has so many elements: give one of less than 9.2 EB")
+    return np.broadcast_to(np.zeros((), dtype), shape)

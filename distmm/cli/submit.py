@@ -95,6 +95,8 @@ def submit(
         raise typer.BadParameter(f"{option} prints what would be submitted, which is not JSON: leave out --json")
     job = jobfile.load(file, change or (), command or ())
     if only_cluster or dry_run:
+        if dry_run:
+            _say("not checked by --dry-run: whether the matrices are there, and whether the product fits")
         _print(job, "kubernetes" if only_cluster else cluster, only_cluster, python)
         return
     if cluster == "local":

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from operator import index
 from typing import Any, Literal
 
 import numpy as np
 from dask.utils import parse_bytes
 
+from distmm import units
 from distmm.clusters import cluster
 from distmm.clusters.gpu_models import model_named, share_of_measured
 from distmm.errors import InputError
@@ -209,11 +209,8 @@ def cpus(workers: int, *, threads: int = 1, memory: Size, link: Size | None = No
 
 
 def _count(name: str, value: object) -> int:
-    try:
-        count = index(value)  # type: ignore[arg-type]  # this checks the user's value
-    except TypeError:
-        count = 0
-    if not 1 <= count <= MOST_WORKERS or isinstance(value, bool):
+    count = units.whole(value)
+    if count is None or not 1 <= count <= MOST_WORKERS:
         raise InputError(f"{name} is {value!r}: give a whole number from 1 to {MOST_WORKERS:,}")
     return count
 

@@ -32,7 +32,7 @@ from distmm.interrupts import sigint_blocked
 from distmm.submit import dashboard_access
 from distmm.submit.tls import security
 from distmm.worker import gpu_worker_setup
-from distmm.worker.tasks.probe import cores_of
+from distmm.worker.tasks.probe import LEAST_MEMORY, cores_of
 
 # Configuration of the schedulers that distmm starts.
 # - Work stealing ignores placement if worker restrictions are loose.
@@ -69,10 +69,6 @@ MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 21), "MALLOC_TOP_PAD_": str(1 << 22
 # machine with more cores each process runs one product, because OpenBLAS runs only one multithreaded product at a time
 # in a process.
 MOST_CPU_TASKS = 4
-
-# Least memory limit of a worker. Dask kills a worker at 95 % of its limit: with a limit of 100 MB a worker was killed
-# before its first task, because of its imports. A plan has 80 % of the limit without the 200 MB of the worker itself.
-LEAST_MEMORY = 300_000_000
 
 UNGUARDED = (
     "this script starts a cluster while a worker imports it: each worker imports the script that started it. Put the "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import index
 from typing import Any, Literal, Unpack
 
 from distmm.errors import InputError
@@ -139,7 +138,7 @@ def threshold(
     >>> job.threshold("X.zarr", "X.zarr", 0.9, "network.zarr", transb=True)  # doctest: +SKIP
     """
     check_threshold(t, most, metric)
-    limit = None if most is None else index(most)
+    limit = None if most is None else int(most)
     return _reduced(Threshold(plain(t), metric), a, b, out, transa, transb, keywords, limit)
 
 

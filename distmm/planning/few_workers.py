@@ -14,7 +14,7 @@ MOST_SERVED = 4096
 TOLERANCE = 1 / 8
 
 
-def few_workers(fits: Callable[[int], bool], least: int = 1, most: int = MOST_SERVED) -> int | None:
+def few_workers(fits: Callable[[int], bool], most: int = MOST_SERVED) -> int | None:
     """Return a number of workers that is enough, at most an eighth above the fewest. None if `most` are too few.
 
     Tried are `most`, and numbers with a nearly square grid: they usually, but not always, hold what fewer workers hold.
@@ -23,11 +23,11 @@ def few_workers(fits: Callable[[int], bool], least: int = 1, most: int = MOST_SE
     ----------
     fits : callable
         Whether so many workers can hold the product.
-    least, most : int
-        Fewer workers are never enough, and more are not tried.
+    most : int
+        More workers are not tried.
     """
     tried: list[int] = []
-    for workers in range(least, most + 1):
+    for workers in range(1, most + 1):
         if workers == most or _is_nearly_square(workers):
             if len(tried) > 1 and workers <= tried[-2] * (1 + TOLERANCE):
                 tried.pop()

@@ -18,6 +18,9 @@ Symmetry = Literal["symmetric", "hermitian"]
 # Operands of 8-bit floats, whose product is float32.
 FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
 
+# NumPy's files keep types of other packages as bytes without a type.
+VIEWED = "give x.view(ml_dtypes.bfloat16) of the loaded array x, or store it as float32"
+
 
 def accumulator_dtype(dtype: np.dtype) -> np.dtype:
     """Type in which a product with result type `dtype` is accumulated over all of k.
@@ -40,9 +43,10 @@ def accumulator_dtype(dtype: np.dtype) -> np.dtype:
         return np.dtype(np.float32)
     if dtype.newbyteorder("=") in (np.float32, np.float64, np.complex64, np.complex128):
         return dtype.newbyteorder("=")
-    raise InputError(
-        f"matrices of dtype {dtype} cannot be multiplied here; cast them first, for example with .astype('float64')"
-    )
+    other = "cast them first, for example with .astype('float64')"
+    if dtype == np.dtype("V2"):
+        other = "if they were bfloat16 in a .npy file, " + VIEWED
+    raise InputError(f"matrices of dtype {dtype} cannot be multiplied here; {other}")
 
 
 def result_type(*types: Any) -> np.dtype:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Literal
 import numpy as np
 
 from distmm.errors import InputError
-from distmm.planning.blocks import Blocking, Wave, cut
+from distmm.planning.blocks import Blocking, Wave, cut, even_edges
 from distmm.planning.families import of_family, of_grid
 from distmm.planning.owners import FAMILIES, NOWHERE, Chunks, Grid, Owners, Places
 from distmm.planning.problem import Problem
@@ -23,6 +24,9 @@ LOOKAHEAD = 2
 
 # Most workers of a plan, which has arrays with an element for each: a plan for more would take minutes, and memory.
 MOST_WORKERS = 100_000
+
+# Most blocks along a dimension, for the same reason: a plan lists the edge of each.
+MOST_BLOCKS = 1 << 20
 
 # Text of a schedule, for messages.
 EXAMPLE = "g2x1x1 b8192x8192x8192 p1 w1 l2"
@@ -194,7 +198,13 @@ class Schedule:
         waves = self.wave_cuts[self.wave_cuts[0] == 1 :] if max(self.wave_cuts) > 1 else (1,)
         lists = (edges, [blocking.panels], waves, [self.lookahead])
         others = (name + "x".join(map(str, values)) for name, values in zip("bpwl", lists, strict=True))
-        return " ".join((f"g{grid.text}", *others))
+        chunks = "" if self.chunks is None else " c" + "x".join(str(max(edges)) for edges in self.cuts)
+        return " ".join((f"g{grid.text}", *others)) + chunks
+
+
+def least_edge(size: int) -> int:
+    """Return the least edge of blocks along a dimension. It is 0 for a dimension without elements."""
+    return -(-size // MOST_BLOCKS)
 
 
 def parse(text: str, problem: Problem, homes: Places = NOWHERE) -> Schedule:
@@ -202,7 +212,8 @@ def parse(text: str, problem: Problem, homes: Places = NOWHERE) -> Schedule:
 
     g: rows, columns and layers of the grid, or what stays and the number of workers (``gk4``: see
     `distmm.planning.owners`); b: edges of the blocks along batch dimensions, m, k and n; p: panels a
-    task; w: waves down and across (before them along the batch); l: lookahead. `homes` are those of the text's blocks.
+    task; w: waves down and across (before them along the batch); l: lookahead; c, where blocks are unions of chunks:
+    edges of the chunks in the same order. `homes` are those of the text's blocks, or chunks.
 
     Raises
     ------
@@ -210,18 +221,22 @@ def parse(text: str, problem: Problem, homes: Places = NOWHERE) -> Schedule:
         For any other text.
     """
     fields = re.fullmatch(
-        r"g(\d+x\d+x\d+|[rcabkRCABK]\d+) b(\d+(?:x\d+)*) p(\d+) w(\d+(?:x\d+){0,2}) l(\d+)", text.strip()
+        r"g(\d+x\d+x\d+|[rcabkRCABK]\d+) b(\d+(?:x\d+)*) p(\d+) w(\d+(?:x\d+){0,2}) l(\d+)(?: c(\d+(?:x\d+)*))?",
+        text.strip(),
     )
-    lists = [[int(x) for x in group.lstrip("rcabkRCABK").split("x")] for group in fields.groups()] if fields else [[]]
-    grid, edges, panels, waves, lookahead = lists if fields else ([], [], [], [], [])
+    groups = fields.groups(default="") if fields else [""] * 6
+    lists = [[int(x) for x in group.lstrip("rcabkRCABK").split("x") if x] for group in groups]
+    grid, edges, panels, waves, lookahead, united = lists
     sizes = (*problem.batch, problem.m, problem.k, problem.n)
     sound = len(edges) == len(sizes) and min(map(min, (grid, panels, waves, lookahead))) >= 1
     sound = sound and math.prod(grid) <= MOST_WORKERS
-    if not sound or any(edge < min(1, size) for edge, size in zip(edges, sizes, strict=True)):  # empty ones have edge 0
+    if united:
+        sound = sound and len(united) == len(edges) and max(waves) == 1 and grid[2:] in ([], [1])
+    if not sound or any(map(operator.lt, (*edges, *united), map(least_edge, (*sizes, *sizes)))):
         raise InputError(
             f"plan {text!r} does not fit a product of shape {problem.shape}; a plan reads like {EXAMPLE}: grid, block "
             f"edges ({', '.join(['batch'] * len(problem.batch) + ['m', 'k', 'n'])}), panels a task, waves, lookahead; "
-            f"all at least 1, and at most {MOST_WORKERS} workers"
+            f"all at least 1, at most {MOST_WORKERS} workers, and at most {MOST_BLOCKS} blocks along a dimension"
         )
     cuts = {1: (1, *(waves * 2)), 2: (1, *waves), 3: tuple(waves)}[len(waves)]
     if problem.symmetry is not None and cuts[1] != cuts[2]:
@@ -229,20 +244,36 @@ def parse(text: str, problem: Problem, homes: Places = NOWHERE) -> Schedule:
             f"plan {text!r}: a symmetric product has as many waves down as across, not w{cuts[1]}x{cuts[2]}"
         )
     blocking = cut(problem, edges, panels[0])
-    return Schedule(blocking, _owners(text, grid, blocking, homes, max(cuts)), (cuts[0], cuts[1], cuts[2]), *lookahead)
+    chunks = None
+    if united:
+        chunks = tuple(
+            tuple(even_edges(block, edge) for block in blocks)
+            for blocks, edge in zip(blocking.cuts, united, strict=True)
+        )
+    owners = _owners(text, grid, blocking, homes, max(cuts), chunks)
+    return Schedule(blocking, owners, (cuts[0], cuts[1], cuts[2]), *lookahead)
 
 
-def _owners(text: str, grid: list[int], blocking: Blocking, homes: Places, waves: int) -> Grid | Owners:
+def _owners(
+    text: str,
+    grid: list[int],
+    blocking: Blocking,
+    homes: Places,
+    waves: int,
+    chunks: tuple[Chunks, ...] | None,
+) -> Grid | Owners:
     """Return the owners that a plan's text names."""
     family = text.strip()[1]
     if family not in FAMILIES:
         rows, columns, layers = grid
-        whole = waves == layers == 1 and not blocking.batch and homes.known
-        return of_grid(Grid(rows, columns), blocking, homes) if whole else Grid(rows, columns, layers)
+        whole = waves == layers == 1 and not blocking.batch and (homes.known or chunks is not None)
+        if whole:
+            return of_grid(Grid(rows, columns), blocking, homes, chunks)
+        return Grid(rows, columns, layers, chunks=chunks)
     if blocking.batch or waves > 1 or (blocking.triangle and family in "abcABC"):
         raise InputError(
             f"plan {text!r}: owners by {family!r} are for one wave of one matrix"
             + (", and symmetric products have owners by 'k' or 'r'" if blocking.triangle else "")
             + f"; give a grid, as in {EXAMPLE}"
         )
-    return of_family(family, blocking, homes, grid[0])
+    return of_family(family, blocking, homes, grid[0], chunks)

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from operator import index
 from typing import Any
 
 from distmm.errors import InputError
@@ -18,7 +17,8 @@ from distmm.planning.memory import staying
 from distmm.planning.owners import NOWHERE, Grid, Owners, Places
 from distmm.planning.plan import Plan
 from distmm.planning.problem import Problem
-from distmm.planning.schedule import LOOKAHEAD, Schedule, parse
+from distmm.planning.schedule import LOOKAHEAD, MOST_BLOCKS, Schedule, least_edge, parse
+from distmm.units import whole
 
 # Edge of the textbook kernel's tile. Blocks that are multiples of it leave no partial tile inside the matrix, and
 # with k cut at multiples of it the bits of C do not depend on the cut.
@@ -108,16 +108,19 @@ def checked_edges(edges: object, problem: Problem) -> Sequence[int]:
     Raises
     ------
     InputError
-        If they are not three positive whole numbers.
+        If they are not three positive whole numbers, or make too many blocks.
     """
-    least = [min(1, size) for size in (problem.m, problem.k, problem.n)]
+    least = map(least_edge, (problem.m, problem.k, problem.n))
     if not isinstance(edges, Sequence) or len(edges) != 3 or not all(map(_is_edge, edges, least)):
-        raise InputError(f"blocks {edges!r}: give three positive edges, those of m, k and n")
-    return [index(edge) for edge in edges]
+        raise InputError(
+            f"blocks {edges!r}: give three positive edges, those of m, k and n, for at most {MOST_BLOCKS} blocks along "
+            f"a dimension"
+        )
+    return list(map(int, edges))
 
 
 def _is_edge(edge: object, least: int) -> bool:
-    return hasattr(edge, "__index__") and index(edge) >= least
+    return (found := whole(edge)) is not None and found >= least
 
 
 @lru_cache(maxsize=256)

@@ -182,14 +182,15 @@ def check_sendable(source: Any, name: str) -> None:
     """
     if isinstance(source, (np.ndarray, Matrix)) or package_of(source) == "cupy":
         return
-    if package_of(source) in ("distmm", "h5py"):
+    parts = list(_layers(source)) if is_dask(source) else [source]
+    if {"distmm", "h5py", "zarr"} & set(map(package_of, parts)):
         from distmm.storage.opened import unsendable
 
-        if (why := unsendable(source)) is not None:
+        if (why := next(filter(None, map(unsendable, parts)), None)) is not None:
             raise InputError(f"{name} {why}")
     buffers: list[Any] = []
     try:
-        for part in _layers(source) if is_dask(source) else [source]:
+        for part in parts:
             pickled(part, buffers.append)
     except Exception as error:
         raise InputError(

@@ -114,6 +114,8 @@ class Choices:
             configured value. For a `Plan` that was made with other choices.
         """
         plan, blocks = given.get("plan"), given.get("blocks")
+        if isinstance(blocks, np.ndarray):
+            blocks = blocks.tolist()
         accuracy = config.chosen("precision", given.get("precision"))
         where, kernel = config.chosen("device", given.get("device")), config.chosen("kernel", given.get("kernel"))
         promised = config.chosen("reproducible", given.get("reproducible"))

@@ -153,7 +153,7 @@ class Gemm:
 
             chains = Chains(product, plan, self.a.kind, client)
             later = plan.schedule.chunks is None and all(x.in_memory for x in product.operands)
-            lazy, blocks = (chains.later(),) * 2 if later else chains.arrays(None)
+            lazy, blocks = (chains.later(), None) if later else chains.arrays(None)
             if out is None:
                 return product._computable(lazy, choices, plan, None if blocks is lazy else blocks)
             from distmm.product import sinks

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from operator import index
-from typing import Any, SupportsIndex
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from distmm.errors import InputError
 from distmm.planning.plan import Plan
 from distmm.product.operand import Operand
 from distmm.product.scalars import check_scalars
+from distmm.units import whole
 from distmm.worker.tasks.metrics import METRICS
 
 # The elements kept of a block may take this share of the block's bytes, and more of a small block.
@@ -40,7 +40,7 @@ def check_metric(metric: Any, *operands: Operand) -> None:
     InputError
         With the metric, or with the type of the operand.
     """
-    if metric not in METRICS:
+    if not isinstance(metric, str) or metric not in METRICS:
         raise InputError(f"metric {metric!r} is not one of {', '.join(METRICS)}")
     for x in operands:
         if x.dtype.kind in "biuc":
@@ -65,9 +65,10 @@ def checked_k(k: Any, n: int, what: str) -> int:
     InputError
         With k and n.
     """
-    if not isinstance(k, SupportsIndex) or isinstance(k, (bool, np.bool_)) or not 1 <= index(k) <= n:
-        raise InputError(f"k is {k!r}, and {what.format(n=n)}: give a whole number from 1 to {n}")
-    return index(k)
+    if (found := whole(k)) is None or not 1 <= found <= n:
+        allowed = f"give a whole number from 1 to {n}" if n else "there is nothing to choose from"
+        raise InputError(f"k is {k!r}, and {what.format(n=n)}: {allowed}")
+    return found
 
 
 def check_threshold(t: Any, most: Any, metric: str | None) -> None:
@@ -89,7 +90,7 @@ def check_threshold(t: Any, most: Any, metric: str | None) -> None:
         ) from None
     if metric == "euclidean" and t < 0:
         raise InputError(f"t is {t!r}, and no Euclidean distance is negative: give 0 or more")
-    if most is not None and (not isinstance(most, SupportsIndex) or index(most) < 0):
+    if most is not None and ((found := whole(most)) is None or found < 0):
         raise InputError(f"most is {most!r}: give the largest number of elements to keep, a whole number of 0 or more")
 
 

@@ -205,22 +205,19 @@ def _check_blocks(choices: Choices, plan: Plan) -> None:
 def _fewest(request: PlanRequest, plan: Plan) -> float:
     """Return how few workers of the plan's kind the product fits on (`few_workers`). Infinity if no number does.
 
-    For other numbers of workers, neither streamed plans nor those of many waves are searched, which takes longer. If
-    blocks are given, no more workers are tried than there are block products.
+    For other numbers of workers, plans of many waves are not searched, which takes longer. If blocks are given, no more
+    workers are tried than there are block products.
     """
-    spec, problem = plan.cluster, plan.problem
-    kept = math.prod(problem.shape) * problem.dtype.itemsize if plan.result == "workers" else 0
-
+    spec = plan.cluster
     asked = replace(request, run_seconds=None)  # how long a run takes does not change what fits
 
     def fits(workers: int) -> bool:
         there = workers == spec.workers
         return (plan if there else _planned_for(asked, replace(spec, workers=workers), quick=True)).fits
 
-    least = math.ceil(kept / max(1, spec.memory)) or 1
     given = _given_blocking(request, request.unit)
     most = MOST_SERVED if given is None else min(MOST_SERVED, given.whole.c_blocks * len(given.k))
-    return few_workers(fits, least, spec.workers if plan.fits else most) or math.inf
+    return few_workers(fits, spec.workers if plan.fits else most) or math.inf
 
 
 _plans: dict[Any, Plan] = {}
@@ -264,7 +261,7 @@ def _given_blocking(request: PlanRequest, unit: tuple[int, ...] | None) -> Block
 def _planned_for(request: PlanRequest, spec: ClusterSpec, quick: bool = False) -> Plan:
     """Plan for a cluster. Blocks are the given chunks, or else the planner's choice.
 
-    If C stays on the workers and does not fit, it is streamed, unless the search shall be `quick`, as in `make_plan`.
+    If C stays on the workers and does not fit, it is streamed. `quick` is as in `make_plan`.
     """
     problem, a, b, choices, unit = request.problem, request.a, request.b, request.choices, request.unit
     c_chunks, text = request.c_chunks, choices.plan
@@ -275,7 +272,13 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, quick: bool = False) -
 
     # Neither of these functions calls itself: it would keep itself and the operands alive until the next collection.
     def made(blocking: Blocking | None, unit: tuple[int, ...] | None, streamed: bool) -> Plan:
-        blocks = blocking if text is None else parse(text, problem).blocking
+        blocks = blocking
+        if text is not None:
+            asked = parse(text, problem)
+            *batch, m, k, n = asked.cuts
+            blocks = replace(
+                asked.blocking, m=m, k=k, n=n, batch=tuple(batch)
+            )  # chunks, where the text's blocks unite them
         cuts = ((blocks.m, blocks.k), (blocks.k, blocks.n)) if blocks else (None, None)
         c_is_freed = streamed or result == "reduced"
         return make_plan(
@@ -303,7 +306,7 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, quick: bool = False) -
     def best(blocking: Blocking | None, unit: tuple[int, ...] | None = None) -> Plan:
         plan = made(blocking, unit, streamed=False)
         # A lazy product that cannot stay may be read block by block.
-        if not plan.shortfall or result in ("out", "reduced") or quick:
+        if not plan.shortfall or result in ("out", "reduced"):
             return plan
         leaves = made(blocking, unit, streamed=True)
         return plan if leaves.shortfall and plan.shortfall <= leaves.shortfall else leaves

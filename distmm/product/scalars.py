@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from operator import index
-from typing import Any, SupportsIndex
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from distmm.errors import InputError
 from distmm.planning.problem import result_type
+from distmm.units import whole
 
 
 def check_flags(**flags: Any) -> None:
@@ -50,9 +50,9 @@ def checked_seed(seed: Any) -> int:
     InputError
         If it is not a whole number of 0 or more.
     """
-    if not isinstance(seed, SupportsIndex) or index(seed) < 0:
+    if (found := whole(seed)) is None or found < 0:
         raise InputError(f"seed is {seed!r}: give a whole number of 0 or more")
-    return index(seed)
+    return found
 
 
 def plain(value: Any) -> Any:

@@ -8,7 +8,6 @@ far. This bounds the memory of the workers, which compute at most two waves at a
 from __future__ import annotations
 
 import math
-from operator import index
 from typing import Any, NamedTuple
 
 import dask
@@ -76,7 +75,7 @@ def above(t: float, product: Gemm, choices: Choices, metric: Metric | None, most
         check_metric(metric, product.a, product.b)
         dtype = accumulator_dtype(dtype)
     each = bytes_of_entry(dtype)
-    limit = int(psutil.virtual_memory().available * MOST) // each if most is None else index(most)
+    limit = int(psutil.virtual_memory().available * MOST) // each if most is None else int(most)
 
     def of_block(plan: Plan) -> int:
         """Largest number of elements that are kept of a block."""

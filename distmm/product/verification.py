@@ -54,7 +54,7 @@ def verdict(
     expected = (a.shape[0], b.shape[1])
     if c.shape != expected:
         raise InputError(f"C has shape {c.shape}, but A {a.shape} times B {b.shape} has shape {expected}")
-    if check not in ("freivalds", "full"):
+    if not isinstance(check, str) or check not in ("freivalds", "full"):
         raise InputError(f"check {check!r} is not one of freivalds, full")
     check_scalars(alpha=alpha)
     alpha, seed = plain(alpha), secrets.randbits(32) if seed is None else checked_seed(seed)

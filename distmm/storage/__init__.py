@@ -24,9 +24,9 @@ __all__ = [
     "open_matrix", "output_type", "reopen_output", "replaced", "stamp_of",
 ]  # fmt: skip
 
-FORMATS = (
-    "name.npy, name.zarr (or a Zarr folder, group/name, URL), name.h5, name.h5:/dataset, and raw binary as "
-    "name.bin:1000x500:float32"
+READS = (
+    "distmm reads name.npy, name.zarr (or a Zarr folder, group/name, URL), name.h5, name.h5:/dataset, and raw binary "
+    "as name.bin:1000x500:float32"
 )
 
 
@@ -52,7 +52,7 @@ def open_matrix(path: str | os.PathLike[str]) -> Matrix:
         If the path is missing or damaged, or the array is not two-dimensional or not of numbers.
     """
     if not (name := without_scheme(os.fspath(path))):
-        raise InputError(f"the name of a matrix is empty; distmm reads {FORMATS}")
+        raise InputError(f"the name of a matrix is empty; {READS}")
     if is_url(name):
         return _open_zarr(name)
     raw = paths.raw(name)
@@ -74,7 +74,7 @@ def open_matrix(path: str | os.PathLike[str]) -> Matrix:
         from distmm.storage.npy import open_npy
 
         return open_npy(file)
-    raise InputError(f"{file}: a file of unknown format; distmm reads {FORMATS}")
+    raise InputError(f"{file}: a file of unknown format; {READS}")
 
 
 def _check_readable(file: str) -> None:
@@ -82,7 +82,7 @@ def _check_readable(file: str) -> None:
         if stat.S_ISREG(os.stat(file).st_mode):
             open(file, "rb").close()
     except (FileNotFoundError, NotADirectoryError, ValueError) as error:
-        raise InputError(f"{file}: no such file or folder; distmm reads {FORMATS}") from error
+        raise InputError(f"{file}: no such file or folder; {READS}") from error
     except OSError as error:
         raise InputError(
             f"{file}: cannot be read: {error.strerror}; check the permissions of it and of the folders above it"

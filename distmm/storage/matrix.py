@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distmm.errors import InputError
+from distmm.planning.problem import VIEWED
 from distmm.storage import stamps
 
 
@@ -229,10 +230,10 @@ def check_dtype(path: str, dtype: Any) -> np.dtype[Any]:
     """Return a dtype in native byte order. Raise InputError if distmm cannot multiply it."""
     dtype = np.dtype(dtype)
     if dtype != ml_dtypes.bfloat16 and (dtype.kind not in "biufc" or dtype.char in "gG"):
-        raise InputError(
-            f"{path}: has {dtype} elements, which cannot be multiplied; convert it to a boolean, integer, floating "
-            f"(16, 32, 64 bit) or complex (64, 128 bit) type"
-        )
+        other = "convert it to a boolean, integer, floating (16, 32, 64 bit) or complex (64, 128 bit) type"
+        if dtype == np.dtype("V2"):
+            other = "if it was bfloat16, whose type .npy files do not keep, " + VIEWED
+        raise InputError(f"{path}: has {dtype} elements, which cannot be multiplied; {other}")
     return dtype.newbyteorder("=")
 
 

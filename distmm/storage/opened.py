@@ -63,9 +63,10 @@ def unsendable(source: Any) -> str | None:
                 f"{what}, which the driver {file.driver!r} has opened: open it by its path, with h5py.File(path, 'r')"
             )
         return None
-    if not isinstance(source, OpenedZarr) or isinstance(source.array, bytes):
+    array = source.array if isinstance(source, OpenedZarr) else source
+    if not isinstance(array, zarr.Array):  # of a Dask array, or of an `OpenedZarr` in a worker: its bytes
         return None
-    store = store_of(source.array)
+    store = store_of(array)
     if in_memory(store):
         return "is a Zarr array in the memory of this process (memory://): give its elements, x[...], or store it"
     if isinstance(store, ZipStore) and not store.read_only:

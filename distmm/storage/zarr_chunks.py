@@ -14,11 +14,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from distmm.errors import InputError
 from distmm.storage import stamps
 from distmm.storage.object_store import OBJECTS
 
 if TYPE_CHECKING:
     import zarr
+
+# Most files of an array: their names are compared one by one, which takes a minute for so many.
+MOST_FILES = 10**8
 
 NUMBER = re.escape("{}")  # of a pattern of names
 
@@ -56,6 +60,11 @@ class Present:
 
         names = chunk_names(stored)
         counts = tuple(-(-n // edge) for n, edge in zip(stored.shape, stored.shards or stored.chunks, strict=True))
+        if math.prod(counts) > MOST_FILES:
+            raise InputError(
+                f"{stored.store}/{stored.path}: has {math.prod(counts):.3g} chunks, and distmm reads arrays of at most "
+                f"{MOST_FILES:.3g}: write it with larger chunks, or in shards"
+            )
         each = (names.format(*at) for at in itertools.product(*map(range, counts)))
         absent = np.array([found is not None and name not in found for name in each], bool)
         packed = zlib.compress(np.packbits(absent).tobytes()) if absent.any() else b""

@@ -17,7 +17,7 @@ import zarr
 from numpy.typing import NDArray
 
 from distmm.errors import InputError
-from distmm.storage import stamps
+from distmm.storage import READS, stamps
 from distmm.storage.flat import read_into
 from distmm.storage.matrix import Matrix, check_dtype, check_shape, only_matrix, stripes
 from distmm.storage.object_store import check_access, is_url
@@ -72,10 +72,12 @@ class ZarrMatrix(Matrix):
                 check_access(path)
             if isinstance(error, PermissionError):
                 raise InputError(f"{path}: you may not read it: {error}") from error
-            raise InputError(
-                f"{path}: not a readable Zarr array: {type(error).__name__}: {error}; its metadata (zarr.json, or "
-                f".zarray) is missing or damaged: write or copy the array again"
-            ) from error
+            why = f"{type(error).__name__}: {error}; its metadata are damaged: write or copy the array again"
+            if isinstance(error, FileNotFoundError):
+                why = (
+                    f"it has no zarr.json, .zarray or .zgroup: the metadata are lost, or it is another folder; {READS}"
+                )
+            raise InputError(f"{path}: not a readable Zarr array: {why}") from error
         if isinstance(stored, zarr.Group):
             name = only_matrix(path, {name: array.shape for name, array in members.items()}, "Zarr group", "/")
             return cls.open(f"{path.rstrip('/')}/{name}")

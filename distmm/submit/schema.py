@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 from distmm.planning.precision import Precision
 from distmm.units import seconds
 from distmm.worker import gpu_worker_setup
+from distmm.worker.tasks.probe import LEAST_MEMORY
 
 
 def _check(holds: Callable[[Any], object], what: str) -> AfterValidator:
@@ -51,6 +52,7 @@ PATH_RULE = "a path of printable characters without .., quotes, \\, or - ~ file:
 NAME = r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"  # valid as DNS label, Slurm job name and file name
 NAME_RULE = "a name of at most 40 lower-case letters, digits and -, that starts with a letter"
 PLAN = r"|g\d{1,6}(x\d{1,6}){2} b\d{1,12}(x\d{1,12}){2} p\d{1,6} w\d{1,6}(x\d{1,6}){0,2} l\d{1,4}"
+EDGE = r"[1-9]\d{0,11}"
 NODES = r"[A-Za-z0-9_.,:*&|()\[\]-]{0,200}"
 IMAGE = r"[a-z0-9][A-Za-z0-9._:/@-]{0,400}"
 
@@ -124,7 +126,7 @@ Endpoint = Annotated[
     str, _check(_is_endpoint, "a URL of http or https with a host and, if it is not the usual one, a port")
 ]
 Kernel = Annotated[str, _matching(r"[a-z0-9_]{0,40}", "the name of a kernel, as distmm info lists them")]
-Blocks = Annotated[str, _matching(r"|\d{1,12}(x\d{1,12}x\d{1,12})?", "edges such as 8192 or 8192x4096x8192")]
+Blocks = Annotated[str, _matching(rf"|{EDGE}(x{EDGE}x{EDGE})?", "edges such as 8192 or 8192x4096x8192")]
 Plan = Annotated[str, _matching(PLAN, "a plan as distmm plan says it, such as g2x1x1 b8192x8192x8192 p1 w1 l2")]
 Interface = Annotated[str, _matching(r"[A-Za-z0-9_.-]{0,15}", "a network interface such as ib0")]
 
@@ -249,6 +251,10 @@ class Job(Table):
             facts = {"grace": self.run.grace, "walltime": self.run.walltime}
             message = "grace = {grace} leaves no time of walltime = {walltime}; use about a tenth of the walltime"
             raise PydanticCustomError("run.grace", message, facts)
+        if self.workers.memory_each < LEAST_MEMORY:
+            facts = {"memory": self.workers.memory, "each": f"{self.workers.memory_each / 1e6:.0f}"}
+            message = "memory = {memory} of a node leaves {each} MB for each worker, which needs 300 MB by itself"
+            raise PydanticCustomError("workers.memory", message, facts)
         if self.run.tls != "none" and self.workers.transport == "ucx":
             message = "UCX is not encrypted; leave out transport = 'ucx' (TLS then uses TCP) or tls"
             raise PydanticCustomError("run.tls", message)

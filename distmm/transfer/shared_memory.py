@@ -12,8 +12,7 @@ import os
 import threading
 import weakref
 from dataclasses import dataclass
-from operator import index
-from typing import TYPE_CHECKING, SupportsIndex
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -89,7 +88,7 @@ def empty(shape: int | tuple[int, ...], dtype: DTypeLike = float, *, client: Cli
     >>> A[:] = 1
     """
     dtype = np.dtype(dtype)
-    shape = (index(shape),) if isinstance(shape, SupportsIndex) else tuple(shape)
+    shape = np.broadcast_shapes(shape)  # of a number, or an array of numbers, too
     nbytes = max(1, math.prod(shape) * dtype.itemsize)
     fd = os.memfd_create("distmm")
     try:

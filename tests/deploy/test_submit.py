@@ -54,8 +54,9 @@ def test_a_dry_run_prints_what_would_run(job_file: Path) -> None:
     assert done.exit_code == 0
     for part in ("-m distmm multiply", f"{job_file.parent}/A.npy", "--transb", "--workers 2 --memory-limit 900000000"):
         assert part in done.output
+    assert "not checked by --dry-run: whether the matrices are there" in done.stderr
     done = CliRunner().invoke(app, ["submit", str(job_file), "--dry-run", "--cluster", "slurm"])
-    assert done.output.startswith("#!/bin/bash\n#SBATCH --job-name=distmm\n")
+    assert done.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=distmm\n")
 
 
 def test_a_wrong_job_file_is_bad_input_with_its_line(job_file: Path) -> None:

@@ -26,6 +26,10 @@ PAUSE_FRACTION = 0.8
 # this minimum, a plan that is made before the workers start has the same figure.
 WORKER_BYTES = 200_000_000
 
+# Least memory limit of a worker. Dask kills a worker at 95 % of its limit: with a limit of 100 MB a worker was killed
+# before its first task, because of its imports. A plan has 80 % of the limit without the `WORKER_BYTES`.
+LEAST_MEMORY = 300_000_000
+
 # Bytes of each copy of `copy_rate`, 3 ms over PCIe 5, and seconds of all copies. Workers begin within some 10 ms.
 BLOCK_BYTES, COPYING_SECONDS = 1 << 27, 0.15
 

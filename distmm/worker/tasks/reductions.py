@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from distmm.errors import InputError
 from distmm.planning.problem import Symmetry
 from distmm.worker import gpu
 from distmm.worker.gpu_copies import to_host
@@ -217,8 +218,20 @@ class Custom:
         return self.functions[1](parts)
 
     def finish(self, part: Part) -> tuple[np.ndarray, ...]:
-        """Return the results in their type."""
-        return (np.asarray(self.functions[2](part)).astype(self.dtype, copy=False),)
+        """Return the results in their type.
+
+        Raises
+        ------
+        InputError
+            If the user's functions do not return a result for each line.
+        """
+        found = np.asarray(self.functions[2](part))
+        if found.ndim <= len(self.shape) or found.shape[found.ndim - len(self.shape) :] != self.shape:
+            raise InputError(
+                f"the functions of this reduction return shape {found.shape}: they must return a result of shape "
+                f"{self.shape} for each line of a block, as c.min(axis=-1) does for shape ()"
+            )
+        return (found.astype(self.dtype, copy=False),)
 
 
 def sums(dtype: np.dtype[Any]) -> Custom:

@@ -212,6 +212,20 @@ def test_the_text_of_a_plan_with_the_operands_chunks_predicts_what_the_plan_does
     assert (made.operands, other.operands) == (("loaded",) * 2, ("whole",) * 2)  # those would be made by a rechunk
 
 
+def test_the_text_of_a_plan_that_unites_chunks_gives_the_same_plan_and_the_same_chunks() -> None:
+    a, b = random((130, 110)), random((110, 90), seed=1)
+    A, B = da.from_array(a, chunks=20), da.from_array(b, chunks=20)
+    made = plan(A, B)
+    assert str(made) == "g1x1x1 b130x110x90 p1 w1 l2 c20x20x20"
+    assert plan(A, B, plan=str(made)) == made
+    C = matmul(A, B, plan=str(made))
+    assert C.chunks == matmul(A, B, plan=made).chunks == (A.chunks[0], B.chunks[1])
+    np.testing.assert_allclose(C.compute(), a @ b)
+    for changes in ("c20x20x20", "c0x20x20"), ("c20x20x20", "c20x20"), (" w1", " w2"), ("g1x1x1", "g1x1x2"):
+        with pytest.raises(InputError, match="does not fit a product"):
+            plan(A, B, plan=str(made).replace(*changes))
+
+
 def test_two_products_of_the_same_arrays_share_their_keys() -> None:
     A = da.ones((10, 10), chunks=5)
     assert matmul(A, A).name == matmul(A, A).name

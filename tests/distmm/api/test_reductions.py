@@ -296,11 +296,14 @@ WRONG: dict[str, tuple[Any, str]] = {
     "k is too large": (lambda: distmm.topk(X, X.T, 5), "k is 5, and the product has rows of 4 elements"),
     "k is 0": (lambda: distmm.topk(X, X.T, 0), "whole number from 1 to 4"),
     "k is no number": (lambda: distmm.topk(X, X.T, 1.5), "k is 1.5"),
+    "k is an array": (lambda: distmm.topk(X, X.T, np.array([2, 3])), r"k is array\(.*whole number from 1 to 4"),  # type: ignore[arg-type]
+    "k of no columns": (lambda: distmm.topk(X, np.ones((3, 0)), 1), "rows of 0 elements: there is nothing to choose"),
     "vectors": (lambda: distmm.topk(X, X[0], 1), "B has shape"),
     "widths": (lambda: distmm.topk(X, X, 1), "must equal"),
     "complex numbers": (lambda: distmm.topk(X + 1j, X.T, 1), "complex numbers have no order"),
     "an empty batch": (lambda: distmm.topk(np.ones((0, 2, 3)), X.T, 1), "nothing to reduce"),
     "metric": (lambda: distmm.nearest(X, X, 1, "manhattan"), "not one of inner, cosine, euclidean"),
+    "metrics": (lambda: distmm.nearest(X, X, 1, np.array(["cosine", "inner"])), "not one of inner"),  # type: ignore[arg-type]
     "integers": (lambda: distmm.nearest(X.astype(int), X, 1), "a metric needs real floating-point numbers"),
     "rows of two lengths": (
         lambda: distmm.nearest(X, X[:3, :2], 1),
@@ -312,6 +315,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "how": (lambda: distmm.reduce(X, X.T, "median"), "give one of max, argmax, sum, norm, histogram"),
     "two functions": (lambda: distmm.reduce(X, X.T, (len, len)), "three functions"),
     "axis": (lambda: distmm.reduce(X, X.T, "sum", axis=2), "axis is 2"),
+    "axes": (lambda: distmm.reduce(X, X.T, "sum", axis=np.array([0, 1])), "axis is array"),  # type: ignore[arg-type]
     "no bins": (lambda: distmm.reduce(X, X.T, "histogram"), "give the edges of bins"),
     "bins for a sum": (lambda: distmm.reduce(X, X.T, "sum", bins=[0, 1]), "only for one"),
     "bins that descend": (lambda: distmm.reduce(X, X.T, "histogram", bins=[1, 0]), "ascending"),
@@ -324,6 +328,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "threshold beyond float64": (lambda: distmm.threshold(X, X.T, -(10**400)), "1329 bits, beyond all types"),
     "threshold of a batch": (lambda: distmm.threshold(X[None], X.T, 1), "one product of matrices"),
     "most": (lambda: distmm.threshold(X, X.T, 1, most=-1), "largest number of elements to keep"),
+    "an array of most": (lambda: distmm.threshold(X, X.T, 1, most=np.array([1, 2])), "most is array"),  # type: ignore[arg-type]
 }
 
 
@@ -332,3 +337,10 @@ def test_what_cannot_be_is_refused_before_any_work(case: str) -> None:
     call, message = WRONG[case]
     with pytest.raises(InputError, match=message):
         call()
+
+
+@pytest.mark.parametrize(("chunk", "shape"), [(lambda c, first: c.sum(), ()), (lambda c, first: c.min(axis=-1), (2,))])
+def test_functions_that_give_no_result_for_each_line_are_refused(chunk: Any, shape: tuple[int, ...]) -> None:
+    own = chunk, sum, lambda part: part
+    with pytest.raises(InputError, match=r"return shape .* a result of shape .* for each line"):
+        distmm.reduce(X, X.T, own, shape=shape).compute(scheduler="sync")

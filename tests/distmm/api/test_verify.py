@@ -266,9 +266,11 @@ def test_a_check_on_the_cluster_agrees(client: object) -> None:
         (((3, 4), (5, 5), (3, 5)), {}, r"\(4\) must equal"),
         (((2, 3, 4), (4, 5), (2, 3, 5)), {}, "verify takes matrices"),
         (((3, 4), (4, 5), (3, 5)), {"check": "some"}, "not one of freivalds, full"),
+        (((3, 4), (4, 5), (3, 5)), {"check": np.array(["full", "none"])}, "not one of freivalds, full"),
         (((3, 4), (4, 5), (3, 5)), {"precision": "best"}, "precision 'best' is not one of highest, high, medium, ieee"),
         (((3, 4), (4, 5), (3, 5)), {"seed": -1}, "seed is -1: give a whole number of 0 or more"),
         (((3, 4), (4, 5), (3, 5)), {"seed": 1.5}, "seed is 1.5: give a whole number"),
+        (((3, 4), (4, 5), (3, 5)), {"seed": np.array([1, 2])}, "seed is array"),
         (((20000, 4000), (4000, 5000), (20000, 5000)), {"check": "full"}, "use check freivalds"),
     ],
 )

@@ -345,6 +345,11 @@ def test_the_demo_does_the_main_job_from_a_bare_start(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["here"]
 
 
+def test_the_demo_refuses_matrices_that_no_disk_holds(tmp_path: Path) -> None:
+    result = run("demo", "--size", str(10**20), "--dir", str(tmp_path), "--device", "cpu", "--workers", "1")
+    assert (result.exit_code, "short by" in result.output) == (2, True)
+
+
 def test_the_demo_touches_no_folder_that_it_did_not_make(tmp_path: Path) -> None:
     (tmp_path / "A.zarr").write_text("mine")
     result = run("demo", "--size", "10", "--dir", str(tmp_path))

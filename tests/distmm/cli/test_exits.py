@@ -53,6 +53,15 @@ def test_ctrl_c_while_the_command_is_imported_is_no_error(tmp_path: Path) -> Non
     assert (process.returncode, err) == (130, "interrupted\n")
 
 
+@pytest.mark.parametrize("text", ["distmm: [unclosed", "- a list"])
+def test_a_configuration_that_dask_cannot_read_is_wrong_input(tmp_path: Path, text: str) -> None:
+    (tmp_path / "dask.yaml").write_text(text)
+    with start(tmp_path, "-m", "distmm", "plan", "A.npy", "A.npy", DASK_CONFIG=str(tmp_path)) as process:
+        out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (2, "")
+    assert err.startswith(f"error: A dask config file at '{tmp_path / 'dask.yaml'}' is malformed")
+
+
 STARTING = """
 import sys
 from distmm.cli import main

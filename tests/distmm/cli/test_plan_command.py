@@ -95,6 +95,21 @@ def test_descriptions_that_do_not_fit_together_are_refused(arguments: list[str],
     assert (result.exit_code, message in result.output) == (2, True), result.output
 
 
+@pytest.mark.parametrize(
+    ("shapes", "message"),
+    [
+        (["100000000000000x100000000000000:float64"] * 2, "no array has so many elements"),
+        (["3000000000x3000000000:float64", "3000000000x10:float64"], "no array has so many elements"),
+        (["10x9999999999999999999999:int8", "9999999999999999999999x10:int8"], "no array has so many elements"),
+        (["1000000000x10:float32", "10x10:float32", "--blocks", "1"], "at most 1048576 blocks along a dimension"),
+        (["1000000000x10:int8", "10x10:int8", "--plan", "g1x1x1 b1x1x1 p1 w1 l2"], "at most 1048576 blocks along a"),
+    ],
+)
+def test_absurd_sizes_are_wrong_usage(shapes: list[str], message: str) -> None:
+    result = run("plan", *shapes, "--workers", "1", "--threads", "1", "--memory", "64GB")
+    assert (result.exit_code, message in " ".join(result.output.split())) == (2, True), result.output
+
+
 def test_a_shape_without_a_type_is_not_taken_for_a_file() -> None:
     result = run("plan", "60x50", "50x40:float32")
     assert result.exit_code == 2

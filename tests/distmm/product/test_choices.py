@@ -44,6 +44,8 @@ def test_common_keywords_mean_the_same_everywhere(call: Callable[..., Any]) -> N
         call(reproducible=True)
     with pytest.raises(InputError, match="precision 'low' is not one of"):
         call(precision="low")
+    with pytest.raises(InputError, match=r"precision array\(.* is not one of"):
+        call(precision=np.array(["highest", "ieee"]))
     with pytest.raises(InputError, match="client is 'tcp://"):
         call(client="tcp://10.0.0.1:8786")
 
@@ -51,6 +53,14 @@ def test_common_keywords_mean_the_same_everywhere(call: Callable[..., Any]) -> N
 def test_blocks_and_plans_are_for_functions_that_compute_one_product() -> None:
     with pytest.raises(TypeError, match=r"einsum\(\) got an unexpected keyword argument 'blocks'"):
         distmm.einsum("ij,jk", A, A, blocks=(4, 4, 4))  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("out", [None, A.copy()])
+def test_blocks_may_be_an_array(out: np.ndarray | None) -> None:
+    np.testing.assert_array_equal(distmm.matmul(A, A, blocks=np.array([4, 8, 4]), out=out), A)  # type: ignore[arg-type]
+    assert distmm.plan(A, blocks=np.array([4, 8])).block_shape == (4, 8, 4)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="blocks"):
+        distmm.matmul(A, A, blocks=np.array(4), out=out)  # type: ignore[arg-type]
 
 
 def test_the_name_of_arguments_without_a_name_is_no_keyword() -> None:

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import dask
+import dask.array as da
 import h5py
 import numpy as np
 import pytest
@@ -155,6 +156,14 @@ def test_memory_and_files_of_this_process_are_no_operands_of_a_cluster(here: Pat
                 np.testing.assert_array_equal(distmm.matmul(opened, B).compute(), A @ B)
     with dask.config.set(scheduler="processes"), pytest.raises(InputError, match="an operand is a Zarr array in"):
         distmm.matmul(memory, B).compute()
+
+
+def test_dask_arrays_of_what_workers_would_read_as_empty_are_refused(here: Path, client: Client) -> None:
+    memory = zarr.open_array("memory://x/z", mode="w", shape=A.shape, chunks=(4, 3), dtype="f8")
+    written = zarr.create_array(ZipStore("w.zip", mode="w"), data=A, chunks=(4, 3))
+    for array, why in (memory, "in the memory of this process"), (written, "open for writing"):
+        with pytest.raises(InputError, match=rf"A is .*{why}"):
+            distmm.matmul(da.from_zarr(array) + 0, B, client=client)
 
 
 def test_a_closed_dataset_is_refused(here: Path) -> None:

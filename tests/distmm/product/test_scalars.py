@@ -58,6 +58,7 @@ def test_numpys_scalars_are_accepted_like_pythons() -> None:
     labels = [np.int64(0), np.int64(1)]
     np.testing.assert_array_equal(distmm.einsum(a, labels, a, [1, np.int8(2)], [0, np.int8(2)]).compute(), a @ a)
     assert distmm.empty(np.int64(3)).shape == (3,)  # type: ignore[arg-type]
+    assert distmm.empty(np.array([3, 4])).shape == (3, 4)  # type: ignore[arg-type]
     assert distmm.cpus(np.int64(2), memory=np.int64(10**9)).memory == 10**9  # type: ignore[arg-type]
     assert distmm.topk(a, a, np.int64(1)).values.compute(scheduler="synchronous").shape == (3, 1)
     with pytest.raises(InputError, match="seed is -1"):

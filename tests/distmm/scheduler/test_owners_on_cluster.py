@@ -210,6 +210,7 @@ def test_many_matrices_of_one_chunk_are_multiplied_in_few_stacks(client: Client,
         wait([A, B])
     plan = distmm.plan(A, B)
     assert plan.schedule.tasks < 20
+    assert distmm.plan(A, B, plan=str(plan)).schedule == plan.schedule
     C = distmm.matmul(A, B)
     assert C.chunks == ((1,) * 8, (2, 2, 2, 2, 1), (20,), (10,))
     np.testing.assert_array_equal(C[3, 4:, 7].compute(), (a @ b)[3, 4:, 7])

@@ -70,6 +70,11 @@ def test_damaged_zarr_metadata_are_refused(tmp_path: Path, changes: dict[str, ob
         open_matrix(_version_2(tmp_path / "A.zarr", **changes))
 
 
+def test_a_zarr_array_of_more_chunks_than_can_be_listed_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"has 1e\+16 chunks, and distmm reads arrays of at most 1e\+08"):
+        open_matrix(_version_2(tmp_path / "A.zarr", shape=[10**14, 10**14], chunks=[10**6, 10**6]))
+
+
 def test_a_pickle_in_an_npy_file_is_not_loaded(tmp_path: Path) -> None:
     np.save(tmp_path / "A.npy", np.array([[Evil(tmp_path / "owned")]], dtype=object), allow_pickle=True)
     with pytest.raises(InputError):

@@ -37,6 +37,7 @@ def test_what_cannot_be_opened_is_refused_with_path_and_reason(tmp_path: Path) -
     np.save(tmp_path / "objects.npy", np.array([[1, None]], dtype=object))
     np.save(tmp_path / "names.npy", np.array([["a", "b"]]))
     np.save(tmp_path / "records.npy", np.zeros((2, 2), [("x", "f4")]))
+    np.save(tmp_path / "brain.npy", values.astype("bfloat16"))
     np.save(tmp_path / "long.npy", values.astype("longdouble"))
     np.save(tmp_path / "dates.npy", values.astype("int64").astype("M8[s]"))
     np.save(tmp_path / "vector.npy", values[0])
@@ -65,6 +66,7 @@ def test_what_cannot_be_opened_is_refused_with_path_and_reason(tmp_path: Path) -
         "objects.npy": "not a readable .npy",
         "names.npy": "<U1 elements",
         "records.npy": "elements, which cannot be multiplied",
+        "brain.npy": r"bfloat16, whose type \.npy files do not keep, give x\.view\(ml_dtypes\.bfloat16\)",
         "long.npy": "float128 elements",
         "dates.npy": "datetime64",
         "vector.npy": "1 dimensions, and a matrix has 2",
@@ -73,7 +75,7 @@ def test_what_cannot_be_opened_is_refused_with_path_and_reason(tmp_path: Path) -
         "text.npy": "magic string",
         "text.h5": "not a readable HDF5",
         "text.csv": "unknown format",
-        "plain": "not a readable Zarr",
+        "plain": "it has no zarr.json, .zarray or .zgroup.*; distmm reads name.npy",
         "zero.zarr": "not a readable Zarr",
         "bare.zarr": "has nothing",
         "two.zarr": r"A \(13, 9\), B \(13, 9\).*two.zarr/[AB]",
