@@ -133,6 +133,7 @@ def _cupy_arrays() -> on_gpu.GpuArrays:
         empty=lambda shape, dtype, *_: cupy.empty(shape, dtype),
         view=lambda x: x,
         working=_working,
+        library=lambda *_: None,
     )
 
 

@@ -24,6 +24,7 @@ SCHEMA = (
 )
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
+_SINGLE, _DOUBLE = frozenset({torch.float32, torch.complex64}), frozenset({torch.float64, torch.complex128})
 
 # a tenth of the microseconds of the public functions, which replace them if they are missing
 _RAW_STREAM = getattr(torch._C, "_cuda_getCurrentRawStream", None)
@@ -136,6 +137,15 @@ def _empty(shape: tuple[int, ...], _: Any, a: Any, b: Any) -> Any:
     return a.new_empty(shape) if a.dtype is b.dtype else a.new_empty(shape, dtype=_promoted(a.dtype, b.dtype))
 
 
+def _library(a: Any, b: Any, out: Any) -> Any:
+    """Return PyTorch's product. None where PyTorch may cast operands, round them to TF32, or add in 16 bits."""
+    try:
+        rounds = a.dtype not in _DOUBLE and (a.dtype not in _SINGLE or torch._C._get_cublas_allow_tf32())
+    except (AttributeError, RuntimeError):  # a version without it; settings by the older and the newer way that differ
+        return None
+    return None if rounds or torch.is_autocast_enabled() else torch.mm(a, b, out=out)
+
+
 _TENSORS = on_gpu.GpuArrays(
     layout=lambda x: (x.shape, x.stride(), x.dtype, x.data_ptr() & 15, x.device),
     address=lambda x: x.data_ptr(),
@@ -147,6 +157,7 @@ _TENSORS = on_gpu.GpuArrays(
     empty=_empty,
     view=as_array,
     working=working,
+    library=_library,
 )
 
 

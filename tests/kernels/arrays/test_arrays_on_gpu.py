@@ -131,6 +131,28 @@ def test_norms_of_rows_are_right_at_any_scale(gpu, dtype, scale):
     assert (abs(products.get() - (exact @ x.astype("f8")).get()) <= bound + 1e-40).all()
 
 
+@pytest.mark.parametrize("name", ["float32", "float64", "complex64", "complex128", "bfloat16"])
+def test_settings_of_pytorch_change_no_product(name, monkeypatch):
+    torch = pytest.importorskip("torch")
+    dtype = getattr(torch, name)
+    x, y = (torch.randn(300, 300, device="cuda", dtype=dtype) for _ in range(2))
+    wide = torch.complex128 if dtype.is_complex else torch.float64
+    exact, out = x.to(wide) @ y.to(wide), torch.empty_like(x)
+    most = {"float32": 1e-6, "complex64": 1e-6, "bfloat16": 3e-3}.get(name, 1e-14)
+
+    def check() -> None:
+        for _ in range(3):  # the launch of the first call is learnt
+            for made in (matmul(x, y), matmul(x, y, out)):
+                assert made.dtype == dtype
+                assert (made.to(wide) - exact).norm() < most * exact.norm()
+
+    check()
+    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", True)
+    check()
+    with torch.autocast("cuda", dtype=torch.float16):
+        check()
+
+
 def test_pytorch_tensors_keep_their_gradients_stream_and_graph():
     torch = pytest.importorskip("torch")
     a = torch.randn(40, 30, device="cuda", dtype=torch.float64, requires_grad=True)

@@ -40,6 +40,7 @@ def arrays(monkeypatch):
         empty=lambda shape, dtype, *operands: np.empty(shape, dtype),
         view=lambda x: x,
         working=lambda device: contextlib.nullcontext(),
+        library=lambda *_: None,
     )
 
 
@@ -59,6 +60,20 @@ def test_a_launch_is_learnt_once_and_gets_the_addresses_of_further_operands(arra
     assert (copy[0] == whole[0] @ whole[1]).all()
     on_gpu.multiply(arrays, whole[0], whole[1], None, first, Options(beta=1))
     assert len(launches) == 1
+
+
+def test_what_a_package_computes_by_the_same_library_is_left_to_it_unless_it_declines(arrays, monkeypatch):
+    launches, answers = [], [None, "made"]
+    how = {"launch": lambda *places: launches.append(places), "shape": (2, 2), "dtype": np.dtype("f8")}
+    of_library, own = on_gpu.Direct(False, **how, library=True), on_gpu.Direct(False, **how)
+    leaving = arrays._replace(library=lambda a, b, out: answers.pop(0))
+    a = np.ones((2, 2))
+    for learnt, left, launched in ((of_library, 1, 1), (of_library, 0, 1), (own, 0, 2)):
+        monkeypatch.setattr(on_gpu, "_learn", lambda key, *_, learnt=learnt: on_gpu.direct.update({key: learnt}))
+        on_gpu.direct.clear()
+        on_gpu.multiply(leaving, a, a, None, None, Options())
+        made = on_gpu.multiply(leaving, a, a, None, None, Options())
+        assert (isinstance(made, str), len(answers), len(launches)) == (left == 0 and learnt.library, left, launched)
 
 
 def test_kernels_are_compared_once_for_a_product_and_its_launch(arrays, monkeypatch):
