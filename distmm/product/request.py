@@ -261,7 +261,8 @@ def _given_blocking(request: PlanRequest, unit: tuple[int, ...] | None) -> Block
 def _planned_for(request: PlanRequest, spec: ClusterSpec, quick: bool = False) -> Plan:
     """Plan for a cluster. Blocks are the given chunks, or else the planner's choice.
 
-    If C stays on the workers and does not fit, it is streamed. `quick` is as in `make_plan`.
+    If C stays on the workers and does not fit, it is streamed. `quick` is as in `make_plan`; a C that may be streamed
+    is then, and no chunks are united.
     """
     problem, a, b, choices, unit = request.problem, request.a, request.b, request.choices, request.unit
     c_chunks, text = request.c_chunks, choices.plan
@@ -299,14 +300,15 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, quick: bool = False) -
             homes=NOWHERE if blocks is None else places(request, blocks, spec.device),
             reproducible=choices.reproducible,
             quick=quick,
-            unions=request.job is None and all(x is None for x in (choices.blocks, text, c_chunks)),
+            unions=not quick and request.job is None and all(x is None for x in (choices.blocks, text, c_chunks)),
             on_disk=request.job is not None,
         )
 
     def best(blocking: Blocking | None, unit: tuple[int, ...] | None = None) -> Plan:
-        plan = made(blocking, unit, streamed=False)
         # A lazy product that cannot stay may be read block by block.
-        if not plan.shortfall or result in ("out", "reduced"):
+        may_stream = result not in ("out", "reduced")
+        plan = made(blocking, unit, streamed=quick and may_stream)
+        if quick or not plan.shortfall or not may_stream:
             return plan
         leaves = made(blocking, unit, streamed=True)
         return plan if leaves.shortfall and plan.shortfall <= leaves.shortfall else leaves

@@ -18,7 +18,9 @@ import distmm
 from distmm.clusters import cluster
 from distmm.clusters.gpu_models import MODELS, share_of_measured
 from distmm.errors import DoesNotFitError, InputError
-from distmm.planning import search
+from distmm.planning import candidates, search
+from distmm.planning.blocks import Blocking
+from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.few_workers import MOST_SERVED, TOLERANCE, few_workers
 from distmm.product import request
 from distmm.worker.tasks.probe import probe
@@ -197,6 +199,23 @@ def test_plans_that_stream_c_count_among_those_that_would_do() -> None:
     few, enough = (distmm.plan(x, x, cluster=distmm.gpus(count, "H100")) for count in (12, 16))
     assert (few.fits, enough.fits, enough.streamed) == (False, True, True)
     assert (few.fewest or 0) <= 16
+
+
+def test_whether_other_numbers_of_workers_would_do_is_asked_of_chunks_that_are_not_united(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked, unions = [], candidates._unions
+
+    def noted(blocking: Blocking, where: ClusterSpec) -> Any:
+        asked.append(where.workers)
+        return unions(blocking, where)
+
+    monkeypatch.setattr(candidates, "_unions", noted)
+    A = da.ones((100_000, 100_000), chunks=2048, dtype="f8")
+    plan = distmm.plan(A, A, cluster=distmm.gpus(1, "H100", memory="2GB"))
+    assert not plan.fits
+    assert plan.fewest is not None
+    assert {*asked} == {1}, "unions of many chunks take a minute to compare, and save tasks alone"
 
 
 def test_how_few_gpus_would_do_is_not_searched_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,20 +17,20 @@ import numpy as np
 from distmm_kernels.candidates import CANDIDATES
 from distmm_kernels.config import Problem
 from distmm_kernels.device import current
+from distmm_kernels.layout.float8 import carrier
 from distmm_kernels.select import select, why_not
 
 REAL = ("float32", "float64", "int32", "int64", "float16", "int8", "uint8", "bool", ml_dtypes.bfloat16)
-TYPES = [np.dtype(name) for name in (*REAL, "complex64", "complex128")]
+TYPES = [np.dtype(name) for name in (*REAL, "complex64", "complex128", ml_dtypes.float8_e4m3fn)]
 SHAPES = [(1, 1, 1), (65, 129, 97), (128, 300, 256), (33, 600, 70), (20, 8208, 70)]
 
 
 def placed(values: np.ndarray[Any, Any], order: str) -> Any:
     """Return a matrix in an allocation of its own: in C or Fortran order, or in C order from its second element on."""
     if order != "late":
-        return cupy.asarray(values, order=order)
-    whole = cupy.zeros(values.size + 1, values.dtype)
-    whole[1:] = cupy.asarray(values).ravel()
-    return whole[1:].reshape(values.shape)
+        return cupy.asarray(np.asarray(values, order=order).view(carrier(values.dtype)))
+    whole = np.append(np.zeros(1, values.dtype), values)
+    return cupy.asarray(whole.view(carrier(values.dtype)))[1:].reshape(values.shape)
 
 
 def main() -> None:
