@@ -116,27 +116,41 @@ class TableLayout(Layout[Owners]):
 
     def operand_bytes(self, wave: Wave, steps: slice = slice(None)) -> Traffic:
         """Bytes of A and B that each rank receives and sends for some steps, and those at home on it."""
-        mine, place, homes = self.products
+        mine, place, _ = self.products
         step = place // self.blocking.panels
         first, last = steps.start or 0, self.schedule.steps if steps.stop is None else steps.stop
         now = mine & (step >= first) & (step < last)
-        cuts = [np.array(edges, np.int64) for edges in self.schedule.cuts]
-        read = [
-            (self._of_chunks(np.any(now, axis=3), 0, 1), np.outer(cuts[0], cuts[1])),
-            (self._of_chunks(np.any(now, axis=1), 1, 2), np.outer(cuts[1], cuts[2])),
-        ]
+        users, held = [np.any(now, axis=3), np.any(now, axis=1)], self._held
         both = np.zeros(self.grid.size, np.int64)
         alike = "transposed" if self.blocking.triangle else self.grid.homes.alike
         if alike:  # one operand, which a rank may need in two places
-            (as_a, area), (as_b, _) = read
+            as_a, as_b = self._of_chunks(users[0], 0, 1), self._of_chunks(users[1], 1, 2)
             as_b = np.swapaxes(as_b, 1, 2) if alike == "transposed" else as_b
-            both = ((as_a & as_b) * area).sum(axis=(1, 2))
-            read = [(as_a | as_b, area)]
-        figures = [
-            counted(np.moveaxis(users, 0, -1), home[..., None], area[..., None])
-            for (users, area), home in zip(read, homes, strict=False)
-        ]
+            _, area = held[0]
+            both = ((as_a & as_b) * area[..., 0]).sum(axis=(1, 2))
+            users, held = [as_a | as_b], held[:1]
+        figures = [counted(np.moveaxis(needs, 0, -1), *at) for needs, at in zip(users, held, strict=True)]
         return self._traffic(figures[0], figures[1] if len(figures) > 1 else np.zeros_like(figures[0]), both)
+
+    @cached_property
+    def _held(self) -> list[tuple[Ints, Ints]]:
+        """Ranks that hold a part of each block of A, and of B, and the elements of the part: as `counted` takes them.
+
+        Of one operand that is read in two places, a part is a chunk, as ranks may need a chunk in both. Otherwise it is
+        what a rank holds of a block: where many chunks are united, these are fewer.
+        """
+        chunks, of_both = self.schedule.chunks, self.blocking.triangle or self.grid.homes.alike
+        cuts, found = [np.array(edges, np.int64) for edges in self.schedule.cuts], []
+        for axes, homes in zip(((0, 1), (1, 2)), self.products.homes, strict=True):
+            area = np.outer(*(cuts[axis] for axis in axes))
+            if chunks is None or of_both:
+                found.append((homes[..., None], area[..., None]))
+                continue
+            rows, columns = (np.repeat(np.arange(len(chunks[x])), list(map(len, chunks[x]))) for x in axes)
+            at_ranks = np.zeros((*(len(chunks[x]) for x in axes), self.grid.size), np.int64)
+            np.add.at(at_ranks, (rows[:, None], columns, homes), area)
+            found.append((np.broadcast_to(np.arange(self.grid.size), at_ranks.shape), at_ranks))
+        return found
 
     def _of_chunks(self, users: Ints, down: int, across: int) -> Ints:
         """Return which rank reads each chunk ``(ranks, rows, columns)``, given which reads each block."""

@@ -211,7 +211,7 @@ def test_whether_other_numbers_of_workers_would_do_is_asked_of_chunks_that_are_n
         return unions(blocking, where)
 
     monkeypatch.setattr(candidates, "_unions", noted)
-    A = da.ones((100_000, 100_000), chunks=2048, dtype="f8")
+    A = da.ones((40_000, 40_000), chunks=1024, dtype="f8")
     plan = distmm.plan(A, A, cluster=distmm.gpus(1, "H100", memory="2GB"))
     assert not plan.fits
     assert plan.fewest is not None
