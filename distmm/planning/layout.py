@@ -85,7 +85,7 @@ class Layout(Generic[Ranks]):
         return int(self.chains(self.blocking.whole).max())
 
 
-def counted(needs: Ints, homes: Ints, held: Ints) -> Ints:
+def counted(needs: Ints, homes: Ints | None, held: Ints) -> Ints:
     """Elements of an operand that each rank receives, sends, and has at home if any rank needs them: ``(3, ranks)``.
 
     A *part* of the operand is what the same ranks need. A block comes from its home once to each rank that needs it.
@@ -94,15 +94,18 @@ def counted(needs: Ints, homes: Ints, held: Ints) -> Ints:
     ----------
     needs : array of int or bool ``(*parts, ranks)``
         Whether a rank needs a part.
-    homes : array of int ``(*parts, along)``
-        Ranks at which the blocks of a part are.
+    homes : array of int ``(*parts, along)``, optional
+        Ranks at which the blocks of a part are. By default `along` counts the ranks.
     held : array of int ``(*parts, along)``
         Elements that are there.
     """
-    own = held * np.take_along_axis(needs, homes, axis=-1)
+    own = held * (needs if homes is None else np.take_along_axis(needs, homes, axis=-1))
     figures = np.zeros((3, needs.shape[-1]), np.int64)
     figures[0] = np.tensordot(held.sum(axis=-1), needs, 2)
-    np.add.at(figures[0], homes, -own)
-    np.add.at(figures[1], homes, held * needs.sum(axis=-1, keepdims=True) - own)
-    np.add.at(figures[2], homes, held * needs.any(axis=-1, keepdims=True))
+    sent, read = held * needs.sum(axis=-1, keepdims=True) - own, held * needs.any(axis=-1, keepdims=True)
+    for figure, elements in zip(figures, (-own, sent, read), strict=True):
+        if homes is None:
+            figure += elements.sum(axis=tuple(range(elements.ndim - 1)))
+        else:
+            np.add.at(figure, homes, elements)
     return figures

@@ -133,14 +133,15 @@ class TableLayout(Layout[Owners]):
         return self._traffic(figures[0], figures[1] if len(figures) > 1 else np.zeros_like(figures[0]), both)
 
     @cached_property
-    def _held(self) -> list[tuple[Ints, Ints]]:
-        """Ranks that hold a part of each block of A, and of B, and the elements of the part: as `counted` takes them.
+    def _held(self) -> list[tuple[Ints | None, Ints]]:
+        """Ranks that hold parts of each block of A, and of B, and the elements of the parts: as `counted` takes them.
 
         Of one operand that is read in two places, a part is a chunk, as ranks may need a chunk in both. Otherwise it is
         what a rank holds of a block: where many chunks are united, these are fewer.
         """
         chunks, of_both = self.schedule.chunks, self.blocking.triangle or self.grid.homes.alike
-        cuts, found = [np.array(edges, np.int64) for edges in self.schedule.cuts], []
+        cuts = [np.array(edges, np.int64) for edges in self.schedule.cuts]
+        found: list[tuple[Ints | None, Ints]] = []
         for axes, homes in zip(((0, 1), (1, 2)), self.products.homes, strict=True):
             area = np.outer(*(cuts[axis] for axis in axes))
             if chunks is None or of_both:
@@ -149,7 +150,7 @@ class TableLayout(Layout[Owners]):
             rows, columns = (np.repeat(np.arange(len(chunks[x])), list(map(len, chunks[x]))) for x in axes)
             at_ranks = np.zeros((*(len(chunks[x]) for x in axes), self.grid.size), np.int64)
             np.add.at(at_ranks, (rows[:, None], columns, homes), area)
-            found.append((np.broadcast_to(np.arange(self.grid.size), at_ranks.shape), at_ranks))
+            found.append((None, at_ranks))
         return found
 
     def _of_chunks(self, users: Ints, down: int, across: int) -> Ints:
