@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from dask.blockwise import Blockwise
 from dask.highlevelgraph import MaterializedLayer
 
 from distmm.product.array_types import is_dask, package_of
@@ -109,7 +110,8 @@ def _sources(array: Any) -> Iterator[Any]:
     for layer in array.dask.layers.values():
         if isinstance(layer, MaterializedLayer) and len(layer.mapping) == 1:
             yield from layer.mapping.values()
-        yield from (source for source, axes in getattr(layer, "indices", ()) if axes is None)
+        if isinstance(layer, Blockwise):
+            yield from (source for source, axes in layer.indices if axes is None)
 
 
 def _places(array: Any) -> Iterator[str]:

@@ -150,6 +150,19 @@ def test_views_of_one_array_whose_elements_are_different_are_two_arrays(tmp_path
             distmm.matmul(below[:10], right[:, :10], out=right[:, 9:19])
 
 
+@pytest.mark.parametrize("shape", [(130, 4, 4), (4, 130, 130)])
+def test_products_of_united_chunks_are_operands_of_products_that_are_written(shape: tuple[int, ...]) -> None:
+    a = np.arange(np.prod(shape), dtype="f8").reshape(shape) % 7
+    A = da.from_array(a, chunks=(1, 4, 4) if shape[0] > 4 else (4, 20, 20))
+    for B, b in (A, a), (A[0, 0], a[0, 0]):  # their product has three dimensions, or two
+        C, c = distmm.matmul(A, B), a @ b
+        assert isinstance(C, da.Array)
+        assert "chunks" in C.name
+        written = np.empty((*c.shape[:-2], c.shape[-1], c.shape[-1]))
+        Ct = C.swapaxes(-1, -2)
+        np.testing.assert_array_equal(distmm.matmul(Ct, C, out=written), c.swapaxes(-1, -2) @ c)
+
+
 def test_arrays_that_are_hard_to_compare_may_share_elements(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = np.zeros(10**6, "u1")
     strided = np.lib.stride_tricks.as_strided
