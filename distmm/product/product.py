@@ -246,7 +246,7 @@ class Gemm:
             with dask.annotate(**annotations):
                 return replace(self, a=of(self.a, -1), b=of(self.b, -2), symmetry=None).array(choices)
 
-        in_blocks = None if blocks is None else InBlocks(blocks, part)
+        in_blocks = None if blocks is None else InBlocks(blocks, part, plan.cost.seconds)
         if choices.client is None:
             own = package or blocks is not None or one_task.may_be_a_call(self, plan)
             return ProductArray.of(array, None, at_once, package, device, in_blocks) if own else array

@@ -18,6 +18,7 @@ from dask.callbacks import Callback
 from distributed import Client, get_client
 
 import distmm
+from distmm.product import product_array
 from distmm.product.product_array import ProductArray
 from distmm.transfer import lending
 from tests.tables import later
@@ -292,6 +293,13 @@ WHOLE = {
 }
 
 
+@pytest.fixture
+def parts_are_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let parts of products of any length be products of their own."""
+    monkeypatch.setattr(product_array, "WORTH_A_PRODUCT", 0.0)
+
+
+@pytest.mark.usefixtures("parts_are_products")
 @pytest.mark.parametrize("multiply", [distmm.matmul, lambda X, _: distmm.gram(X)], ids=["matmul", "gram"])
 @pytest.mark.parametrize("name", [*PARTS, *WHOLE])
 def test_chunks_of_a_product_in_larger_blocks_are_a_product_of_their_own(name: str, multiply: Any) -> None:
@@ -305,6 +313,13 @@ def test_chunks_of_a_product_in_larger_blocks_are_a_product_of_their_own(name: s
     np.testing.assert_array_equal(made, (A @ A.T)[index])
 
 
+def test_a_part_is_a_view_if_the_products_of_its_blocks_are_short() -> None:
+    C = distmm.matmul(FINE, FINE)
+    assert C.name in C[:25, :25].dask.layers
+    np.testing.assert_array_equal(C[:25, :25].compute(), (A @ A)[:25, :25])
+
+
+@pytest.mark.usefixtures("parts_are_products")
 def test_chunks_of_a_batched_product_in_larger_blocks_are_a_product_of_their_own() -> None:
     a = np.stack([A, A + 1, A + 2])
     C = distmm.matmul(da.from_array(a, chunks=(2, 25, 25)), FINE)
@@ -325,6 +340,7 @@ def test_a_part_of_what_c_is_now_is_no_product_of_its_own(client: Client) -> Non
     np.testing.assert_array_equal(dask.compute(of_cluster[:5], kept[:5])[1], (A @ A)[:5])
 
 
+@pytest.mark.usefixtures("parts_are_products")
 def test_a_part_of_a_product_whose_client_is_closed_is_read_from_blocks(client: Client) -> None:
     with Client(client.scheduler.address, set_as_default=False) as own:
         C = distmm.matmul(FINE, FINE, client=own)
