@@ -113,9 +113,9 @@ class View:
     def _parts(self) -> list[list[tuple[int, slice]]]:
         """The block of each chunk, and the part of the block that it is, along each dimension of C."""
         assert self.plan.schedule.chunks is not None
-        *cuts, _, across = self.plan.schedule.chunks
-        of_c = (*cuts, across)
-        return [[(at, part) for at, edges in enumerate(blocks) for part in slices(edges)] for blocks in of_c]
+        *down, _, across = self.plan.schedule.chunks
+        along = (*down, across)
+        return [[(at, part) for at, edges in enumerate(blocks) for part in slices(edges)] for blocks in along]
 
     @cached_property
     def _places(self) -> dict[Index, Placement]:
