@@ -271,6 +271,9 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, quick: bool = False) -
     if request.written or request.kept is not None:
         result = "out" if request.written else "reduced"
 
+    may_unite = request.job is None and choices.blocks is None and text is None
+    may_unite &= c_chunks is None or None not in (a.chunks, b.chunks)  # the chunks of both cut C, and not `c_chunks`
+
     # Neither of these functions calls itself: it would keep itself and the operands alive until the next collection.
     def made(blocking: Blocking | None, unit: tuple[int, ...] | None, streamed: bool) -> Plan:
         blocks = blocking
@@ -300,7 +303,7 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, quick: bool = False) -
             homes=NOWHERE if blocks is None else places(request, blocks, spec.device),
             reproducible=choices.reproducible,
             quick=quick,
-            unions=not quick and request.job is None and all(x is None for x in (choices.blocks, text, c_chunks)),
+            unions=may_unite and not quick,
             on_disk=request.job is not None,
         )
 

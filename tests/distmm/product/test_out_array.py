@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from distributed import Client, Scheduler, futures_of
 
 import distmm
 from distmm.errors import InputError
+from distmm.graph.product_graph import ProductLayer
 from distmm.transfer import lending, process_memory
 from tests.until import until
 
@@ -139,6 +141,17 @@ def test_a_product_that_is_cut_otherwise_is_cut_anew_into_its_chunks(D: da.Array
     distmm.matmul(da.from_array(a, chunks=16), da.from_array(b, chunks=(16, 5)), out=D)
     assert D.chunks == ((8, 22), (10, 10))
     np.testing.assert_allclose(D.compute(scheduler="synchronous"), a @ b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("edge", [8, 24])
+def test_small_chunks_of_operands_are_united_for_a_dask_array_of_any_chunks(edge: int) -> None:
+    a = np.random.default_rng(0).integers(-9, 9, (96, 96)).astype("f8")
+    A, out = da.from_array(a, chunks=8), da.zeros((96, 96), chunks=edge)
+    distmm.matmul(A, A, out=out)
+    assert set(itertools.chain(*out.chunks)) == {edge}
+    (products,) = (layer for layer in out.dask.layers.values() if isinstance(layer, ProductLayer))
+    assert len(products) < 100
+    np.testing.assert_array_equal(out.compute(), a @ a)
 
 
 def test_vectors_and_batches_fill_dask_arrays_of_their_shape() -> None:
