@@ -67,6 +67,12 @@ def multiply(
     connect : callable, optional
         Returns a context manager of a client, such as that of `distmm.clusters.connect`, for this call. It is called
         without arguments, after the checks that need no cluster. By default a local cluster.
+    stop : Stop, optional
+        A request to stop the job before its end, such as a deadline.
+    announce : callable, optional
+        Called before work starts, with the plan and the number of operations that remain.
+    progress : callable, optional
+        Called twice a second with the progress of the job (`distmm.telemetry.figures.Figures`).
     overwrite : bool
         Replace an existing C, and discard an unfinished job of it. The existing C is kept until the new one is
         complete. In an object store it is removed before the first block is written.
@@ -76,12 +82,6 @@ def multiply(
         ``distmm.check`` in Dask's configuration, which is "freivalds" unless it is changed.
     seed : int, optional
         Seed of the random vectors of the check. By default a random one. The certificate has it.
-    stop : Stop, optional
-        A request to stop the job before its end, such as a deadline.
-    announce : callable, optional
-        Called before work starts, with the plan and the number of operations that remain.
-    progress : callable, optional
-        Called twice a second with the progress of the job (`distmm.telemetry.figures.Figures`).
 
     Returns
     -------
@@ -126,7 +126,7 @@ def resume(
     ----------
     out : str or path
         Name of C, as it was given to `multiply`, or of the result of `distmm.job.topk` or `distmm.job.threshold`.
-    client, connect, device, stop, announce, progress
+    connect, stop, announce, progress, client, device
         As in `multiply`.
 
     Returns

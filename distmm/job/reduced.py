@@ -47,12 +47,14 @@ def topk(
         As in `distmm.nearest`, for the rows of A and the columns of B (with `transb`, the rows of `b`). By default the
         largest elements of C are kept, in NumPy's order, as in `distmm.topk`. Rows of float32 whose norms are so large
         or small that float32 cannot hold their products are refused for "cosine" and "euclidean".
-    transa, transb, precision, kernel, reproducible, device, client, blocks, plan, connect, overwrite
+    transa, transb, precision, kernel, reproducible, device, client, blocks, plan, connect, stop, announce, progress
+        As in `distmm.multiply`.
+    overwrite
         As in `distmm.multiply`.
     check : {"freivalds", "none"}, optional
         "freivalds": compare each block of C with sketches of A and B before it is reduced. At the end, compute 32
         random rows again over all columns, and compare them with the result.
-    seed, stop, announce, progress
+    seed
         As in `distmm.multiply`.
 
     Returns
@@ -111,9 +113,9 @@ def threshold(
     most : int, optional
         Number of elements that may be kept. By default as many as take 40 % of the free disk: block rows and result are
         on the disk at the same time. A job that ends at this limit can be continued with a higher limit.
-    transa, transb, precision, kernel, reproducible, device, client, blocks, plan, connect, overwrite, check, seed
+    transa, transb, precision, kernel, reproducible, device, client, blocks, plan, connect, stop, announce, progress
         As in `topk`.
-    stop, announce, progress
+    overwrite, check, seed
         As in `topk`.
 
     Returns
