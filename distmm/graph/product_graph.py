@@ -32,7 +32,7 @@ from distmm.graph.parametric_layer import ParametricLayer, copyable
 from distmm.graph.placement import Chain, Key, Placement
 from distmm.planning.blocks import Wave, slices
 from distmm.planning.plan import Plan
-from distmm.planning.problem import operand_batch, operand_cuts
+from distmm.planning.problem import along_operand, operand_batch, operand_cuts
 from distmm.worker.tasks import products
 from distmm.worker.tasks.arrivals import Arrivals, Form
 from distmm.worker.tasks.epilogue import Epilogue, of_c
@@ -225,15 +225,14 @@ class ProductLayer(ParametricLayer):
         right = int(self.plan.problem.symmetry is None)  # a symmetric product reads A for both
 
         def shapes(of: Literal["A", "B"], line: int) -> Iterator[Any]:
-            pieces, own = self.pieces[of == "B"], self._own(of)
-            edges = operand_cuts(of, (schedule if pieces else schedule.blocking).cuts, own)
+            own, chunks = self._own(of), schedule.chunks if self.pieces[of == "B"] else None
+            edges: Any = operand_cuts(of, schedule.blocking.cuts, own)
+            if chunks is not None:
+                edges = along_operand(of, chunks, own, ((1,),))
             for p in panels:
                 index = *operand_batch(batch, own), *((line, p) if of == "A" else (p, line))
-                if pieces:
-                    ranges = schedule.chunk_ranges(of, index, own)
-                    yield _shapes(tuple(each[at.start : at.stop] for each, at in zip(edges, ranges, strict=True)))
-                else:
-                    yield tuple(each[at] for each, at in zip(edges, index, strict=True))
+                found = tuple(each[at] for each, at in zip(edges, index, strict=True))
+                yield found if chunks is None else _shapes(found)
 
         *stacks, m, _, n = schedule.blocking.cuts
         of_block = tuple(edges[at] for edges, at in zip((*stacks, m, n), (*batch, i, j), strict=True))

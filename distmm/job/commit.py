@@ -117,7 +117,9 @@ def _begun(folder: Folder) -> bool:
 
 
 def complete_result(folder: Folder, spec: Spec, overwrite: bool, client: Client | None) -> Json | None:
-    """Return the certificate of a complete C that is the result of the same call. None otherwise, or to `overwrite` it.
+    """Return the certificate of a complete C that is the result of the same call. None otherwise.
+
+    None also while a job of C is unfinished, and for a call that will `overwrite` C.
 
     Raises
     ------

@@ -47,21 +47,23 @@ Announce = Callable[[Plan, float], None]
 Progress = Callable[[Figures], None]
 
 
-class _Attended(TypedDict, total=False):
+class _Common(TypedDict, total=False):
+    """The keywords that both kinds of functions have."""
+
     connect: Connect | None
     stop: Stop | None
     announce: Announce | None
     progress: Progress | None
 
 
-class RunKeywords(_Attended, total=False):
+class RunKeywords(_Common, total=False):
     """The keywords of functions that run a job. See `distmm.multiply`."""
 
     client: Client | None
     device: cluster.DeviceChoice | None
 
 
-class JobKeywords(BlockKeywords, _Attended, total=False):
+class JobKeywords(BlockKeywords, _Common, total=False):
     """The keywords of functions that begin a job. See `distmm.multiply`."""
 
     overwrite: bool | None

@@ -215,7 +215,7 @@ def _unions(blocking: Blocking, cluster: ClusterSpec) -> Iterator[tuple[Blocking
         return
     seen = {(*stacks, m, n)}
     for each in (1, 2, 4):
-        counts, left = [], (each * (math.isqrt(cluster.workers - 1) + 1)) ** 2  # of blocks of C
+        counts, left = [], (each * (math.isqrt(cluster.workers - 1) + 1)) ** 2  # blocks of C that are wanted
         for count in stacks:
             counts.append(min(count, left))
             left = -(-left // counts[-1])

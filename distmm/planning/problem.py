@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import ml_dtypes
 import numpy as np
@@ -17,6 +18,8 @@ Symmetry = Literal["symmetric", "hermitian"]
 
 # Operands of 8-bit floats, whose product is float32.
 FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn), np.dtype(ml_dtypes.float8_e5m2)
+
+Along = TypeVar("Along")  # what belongs to a dimension
 
 # NumPy's files keep types of other packages as bytes without a type.
 VIEWED = "give x.view(ml_dtypes.bfloat16) of the loaded array x, or store it as float32"
@@ -122,10 +125,20 @@ def operand_batch(index: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, 
     return tuple(0 if length == 1 else i for i, length in zip(own, shape, strict=True))
 
 
+def along_operand(
+    operand: Literal["A", "B"], each: Sequence[Along], batch: tuple[int, ...], broadcast: Along
+) -> tuple[Along, ...]:
+    """Return what belongs to the dimensions of A or B, given what belongs to the batch dimensions of C, m, k and n.
+
+    The operand has batch dimensions `batch`. To those of length 1, which are broadcast, belongs `broadcast`.
+    """
+    *stacks, m, k, n = each
+    own = zip(batch, stacks[len(stacks) - len(batch) :], strict=True)
+    return *(broadcast if length == 1 else x for length, x in own), *((m, k) if operand == "A" else (k, n))
+
+
 def operand_cuts(
-    operand: Literal["A", "B"], cuts: tuple[tuple[int, ...], ...], batch: tuple[int, ...]
+    operand: Literal["A", "B"], cuts: Sequence[tuple[int, ...]], batch: tuple[int, ...]
 ) -> tuple[tuple[int, ...], ...]:
     """Return the edges of blocks of an operand with batch dimensions `batch`, for cuts along (batch), m, k and n."""
-    *stacks, m, k, n = cuts
-    own = zip(batch, stacks[len(stacks) - len(batch) :], strict=True)
-    return *((1,) if length == 1 else edges for length, edges in own), *((m, k) if operand == "A" else (k, n))
+    return along_operand(operand, cuts, batch, (1,))

@@ -17,7 +17,7 @@ from distmm.errors import InputError
 from distmm.planning.blocks import Blocking, Wave, cut, even_edges
 from distmm.planning.families import of_family, of_grid
 from distmm.planning.owners import FAMILIES, NOWHERE, Chunks, Grid, Owners, Places
-from distmm.planning.problem import Problem
+from distmm.planning.problem import Problem, along_operand
 
 # Steps whose blocks of A and B may be in memory at once: while one step computes, blocks of the next are transferred.
 LOOKAHEAD = 2
@@ -159,12 +159,8 @@ class Schedule:
         """Return which chunks make a block of A or B, along its batch dimensions, of lengths `own`, and its two."""
         if self.chunks is None:
             return tuple(range(at, at + 1) for at in index)
-        *batch, m, k, n = self._first_chunks
-        of_operand = *batch[len(batch) - len(own) :], *((m, k) if operand == "A" else (k, n))
-        return tuple(
-            range(1) if length == 1 else range(first[at], first[at + 1])
-            for length, first, at in zip((*own, 0, 0), of_operand, index, strict=True)
-        )
+        firsts = along_operand(operand, self._first_chunks, own, [0, 1])
+        return tuple(range(first[at], first[at + 1]) for first, at in zip(firsts, index, strict=True))
 
     @cached_property
     def _first_chunks(self) -> list[list[int]]:

@@ -139,12 +139,12 @@ class TableLayout(Layout[Owners]):
         Of one operand that is read in two places, a part is a chunk, as ranks may need a chunk in both. Otherwise it is
         what a rank holds of a block: where many chunks are united, these are fewer.
         """
-        chunks, of_both = self.schedule.chunks, self.blocking.triangle or self.grid.homes.alike
+        chunks, read_twice = self.schedule.chunks, self.blocking.triangle or self.grid.homes.alike
         cuts = [np.array(edges, np.int64) for edges in self.schedule.cuts]
         found: list[tuple[Ints | None, Ints]] = []
         for axes, homes in zip(((0, 1), (1, 2)), self.products.homes, strict=True):
             area = np.outer(*(cuts[axis] for axis in axes))
-            if chunks is None or of_both:
+            if chunks is None or read_twice:
                 found.append((homes[..., None], area[..., None]))
                 continue
             rows, columns = (np.repeat(np.arange(len(chunks[x])), list(map(len, chunks[x]))) for x in axes)

@@ -279,10 +279,8 @@ def _planned_for(request: PlanRequest, spec: ClusterSpec, quick: bool = False) -
         blocks = blocking
         if text is not None:
             asked = parse(text, problem)
-            *batch, m, k, n = asked.cuts
-            blocks = replace(
-                asked.blocking, m=m, k=k, n=n, batch=tuple(batch)
-            )  # chunks, where the text's blocks unite them
+            *batch, m, k, n = asked.cuts  # of the chunks, where the text's blocks unite chunks
+            blocks = replace(asked.blocking, m=m, k=k, n=n, batch=tuple(batch))
         cuts = ((blocks.m, blocks.k), (blocks.k, blocks.n)) if blocks else (None, None)
         c_is_freed = streamed or result == "reduced"
         return make_plan(

@@ -253,7 +253,8 @@ class Job(Table):
             raise PydanticCustomError("run.grace", message, facts)
         if self.workers.memory_each < LEAST_MEMORY:
             facts = {"memory": self.workers.memory, "each": f"{self.workers.memory_each / 1e6:.0f}"}
-            message = "memory = {memory} of a node leaves {each} MB for each worker, which needs 300 MB by itself"
+            facts["least"] = f"{LEAST_MEMORY / 1e6:.0f}"
+            message = "memory = {memory} of a node leaves {each} MB for each worker, which needs {least} MB by itself"
             raise PydanticCustomError("workers.memory", message, facts)
         if self.run.tls != "none" and self.workers.transport == "ucx":
             message = "UCX is not encrypted; leave out transport = 'ucx' (TLS then uses TCP) or tls"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from distributed import Client, Worker
+from collections.abc import Callable
+
+import dask.array as da
+import numpy as np
+from distributed import Client, Worker, wait
 
 from distmm.telemetry.worker import WorkerTelemetry
 
@@ -16,3 +20,12 @@ def moved_bytes(client: Client) -> int:
         return plugin.received_total
 
     return sum(client.run(received).values())
+
+
+def spent(client: Client, make: Callable[[], da.Array]) -> tuple[np.ndarray, int]:
+    """Return a result, and the bytes that workers sent one another until it was there."""
+    before = moved_bytes(client)
+    kept = client.persist(make())
+    wait(kept)
+    moved = moved_bytes(client) - before
+    return np.asarray(kept.compute()), moved

@@ -21,12 +21,11 @@ from distributed import Client, Event, LocalCluster, Scheduler, wait
 import distmm
 from distmm.clusters import view
 from distmm.clusters.homes import chunk_homes, homes_of_blocks
-from distmm.errors import InputError
 from distmm.planning.owners import Owners
 from distmm.scheduler import dask_internals
 from distmm.scheduler.plugin import PlacementPlugin
 from tests import forked
-from tests.bench.experiment.moved_bytes import moved_bytes
+from tests.bench.experiment.moved_bytes import spent
 from tests.until import until
 
 ROWS, WIDTH, CHUNKS = 4000, 48, 16
@@ -70,15 +69,6 @@ def tall(client: Client, homes: Sequence[int], seed: int = 0, width: int = WIDTH
     wait(list(futures.values()))
     graph = HighLevelGraph.from_collections(name, futures)
     return da.Array(graph, name, ((ROWS,) * len(homes), (width,)), "f8")
-
-
-def spent(client: Client, make: Callable[[], da.Array]) -> tuple[np.ndarray, int]:
-    """Return a result, and the bytes that workers sent one another until it was there."""
-    before = moved_bytes(client)
-    kept = client.persist(make())
-    wait(kept)
-    moved = moved_bytes(client) - before
-    return np.asarray(kept.compute()), moved
 
 
 HOMES = (0, 1, 2, 3, 3, 2, 1, 0, 2, 2, 0, 0, 1, 1, 3, 3)  # as Dask leaves them: in no order
@@ -139,97 +129,6 @@ def test_bytes_are_the_plans_for_any_homes(client: Client) -> None:
         c, moved = spent(client, lambda X=X, Y=Y: distmm.matmul(X.T, Y))  # type: ignore[misc]
         np.testing.assert_array_equal(c, X.compute().T @ Y.compute())
         assert moved == plan.bytes_moved
-
-
-@pytest.mark.minutes
-@pytest.mark.parametrize("persisted", [True, False])
-def test_many_small_chunks_are_multiplied_as_few_blocks_and_c_has_their_chunks(client: Client, persisted: bool) -> None:
-    rng = np.random.default_rng(0)
-    a, b = rng.integers(-9, 10, (120, 90)).astype("f4"), rng.integers(-9, 10, (90, 100)).astype("f4")
-    A, B = da.from_array(a, chunks=(12, (10, 20, 15, 25, 20))), da.from_array(b, chunks=((10, 20, 15, 25, 20), 10))
-    if persisted:
-        A, B = client.persist([A, B])
-        wait([A, B])
-    plan = distmm.plan(A, B)
-    assert plan.schedule.chunks is not None
-    assert plan.schedule.tasks < 50
-    C = distmm.matmul(A, B)
-    assert C.chunks == ((12,) * 10, (10,) * 10)
-    before = moved_bytes(client)
-    kept = client.persist(C)
-    wait(kept)
-    if persisted:  # views are taken where their blocks are
-        assert moved_bytes(client) - before == plan.bytes_moved
-    np.testing.assert_array_equal(kept[5:77, 3:].compute(), (a @ b)[5:77, 3:])
-    np.testing.assert_array_equal(C.compute(), a @ b)
-    np.testing.assert_array_equal(distmm.gemm(2, A, B, -1, a @ b), a @ b)
-    np.testing.assert_array_equal(distmm.gram(A, trans=True).compute(), a.T @ a)
-    np.testing.assert_array_equal(distmm.matmul(A, B).max(axis=1).compute(), (a @ b).max(axis=1))
-    np.testing.assert_array_equal(distmm.matmul(distmm.matmul(A, B), b.T).compute(), a @ b @ b.T)
-    masked = da.ma.masked_equal(A, 3)
-    with pytest.raises(InputError, match="masked"):
-        distmm.matmul(masked.map_blocks(lambda x: x, meta=np.empty((0, 0), "f4")), B).compute()
-
-
-@pytest.mark.minutes
-@pytest.mark.parametrize("persisted", [True, False])
-def test_batched_products_of_small_chunks_have_few_blocks_and_the_users_chunks(client: Client, persisted: bool) -> None:
-    rng = np.random.default_rng(0)
-    a, b = rng.integers(-9, 10, (3, 1, 60, 70)).astype("f4"), rng.integers(-9, 10, (4, 70, 50)).astype("f4")
-    A, B = da.from_array(a, chunks=(2, 1, 10, (10, 25, 35))), da.from_array(b, chunks=(3, (10, 25, 35), 10))
-    if persisted:
-        A, B = client.persist([A, B])
-        wait([A, B])
-    plan = distmm.plan(A, B)
-    assert plan.schedule.chunks is not None
-    assert plan.schedule.tasks < 50
-    C = distmm.matmul(A, B)
-    assert C.chunks == ((2, 1), (3, 1), (10,) * 6, (10,) * 5)
-    c, moved = spent(client, lambda: distmm.matmul(A, B))
-    np.testing.assert_array_equal(c, a @ b)
-    if persisted:  # chunks are read where they are, and not where the plan begins
-        assert moved <= plan.bytes_moved + a.nbytes + b.nbytes
-    for index in np.s_[0, 1, :5], np.s_[2:, ..., 7], np.s_[1, 1:, 20:30, 10:20]:
-        np.testing.assert_array_equal(C[index].compute(), (a @ b)[index])
-    np.testing.assert_array_equal(C.sum(axis=(0, 2)).compute(), (a @ b).sum(axis=(0, 2)))
-    np.testing.assert_array_equal(distmm.gemm(2, A, B, -1, a @ b).compute(), a @ b)
-    np.testing.assert_array_equal(distmm.einsum("...ij,...jk->...ki", A, B).compute(), (a @ b).swapaxes(-1, -2))
-    np.testing.assert_array_equal(distmm.matmul(A, B[0, :, 0]).compute(), a @ b[0, :, 0])
-    kept = client.persist(C)
-    np.testing.assert_array_equal(kept[1, :, 3:].compute(), (a @ b)[1, :, 3:])
-
-
-@pytest.mark.minutes
-@pytest.mark.parametrize("persisted", [True, False])
-def test_many_matrices_of_one_chunk_are_multiplied_in_few_stacks(client: Client, persisted: bool) -> None:
-    rng = np.random.default_rng(0)
-    a, b = rng.integers(-9, 10, (8, 9, 20, 30)).astype("f8"), rng.integers(-9, 10, (9, 30, 10)).astype("f8")
-    A, B = da.from_array(a, chunks=(1, 2, 20, 30)), da.from_array(b, chunks=(2, 30, 10))
-    if persisted:
-        A, B = client.persist([A, B])
-        wait([A, B])
-    plan = distmm.plan(A, B)
-    assert plan.schedule.tasks < 20
-    assert distmm.plan(A, B, plan=str(plan)).schedule == plan.schedule
-    C = distmm.matmul(A, B)
-    assert C.chunks == ((1,) * 8, (2, 2, 2, 2, 1), (20,), (10,))
-    np.testing.assert_array_equal(C[3, 4:, 7].compute(), (a @ b)[3, 4:, 7])
-    np.testing.assert_array_equal(C.mean(axis=(0, 3)).compute(), (a @ b).mean(axis=(0, 3)))
-    np.testing.assert_array_equal(C.compute(), a @ b)
-    np.testing.assert_array_equal(distmm.einsum("xyij,yjk->yxki", A, B).compute(), np.einsum("xyij,yjk->yxki", a, b))
-    np.testing.assert_array_equal(client.persist(C)[2:4].compute(), (a @ b)[2:4])
-
-
-@pytest.mark.minutes
-def test_chunks_of_c_are_taken_from_its_blocks_where_these_are(client: Client) -> None:
-    a = np.random.default_rng(0).integers(-9, 10, (480, 480)).astype("f8")
-    A, B = client.persist([da.from_array(a, chunks=30), da.from_array(a + 1, chunks=30)])
-    wait([A, B])
-    plan = distmm.plan(A, B)
-    assert plan.schedule.chunks is not None
-    c, moved = spent(client, lambda: distmm.matmul(A, B))
-    np.testing.assert_array_equal(c, a @ (a + 1))
-    assert moved == plan.bytes_moved
 
 
 @pytest.mark.minutes
