@@ -22,8 +22,8 @@ factors, words
     Offsets in memory of the tables of factors and of words, ``(matrices, granules, rows)`` each.
 granule_step, last_ld
     Bytes from one granule's residues to those of the next, and from one line to the next in the last granule.
-least, last_least
-    Exponents of the smallest integer that does not count as small: in all granules but the last, and in the last.
+least, near, last_least, last_near
+    The smallest integers that do not count as small, and as far: in all granules but the last, and in the last.
 first_matrix
     The matrix that the grid begins with.
 
@@ -47,11 +47,11 @@ from distmm_kernels.device_code.emit import cuda, f64, i32, i64, inlined, instru
 from distmm_kernels.device_code.residue_tiles import FOURS_EACH, PITCH, ROWS_EACH, WARPS
 from distmm_kernels.emulation.formats import GRANULE
 from distmm_kernels.emulation.moduli import LIMIT, MODULI
-from distmm_kernels.emulation.residues import FORMS, LARGEST_SQUARES, LEAST_SQUARES, NEAR, ROWS, STRETCH, THREADS
+from distmm_kernels.emulation.residues import FORMS, LARGEST_SQUARES, LEAST_SQUARES, ROWS, STRETCH, THREADS
 from distmm_kernels.emulation.sparsity import FAR_BITS
 from distmm_kernels.launch.compiler import Source
 
-SIGNATURE = types.void(*[u64] * 16)
+SIGNATURE = types.void(*[u64] * 18)
 
 load_double = instruction(
     "{ .reg .pred p; setp.ne.s32 p, $2, 0; mov.f64 $0, 0d0000000000000000; @p ld.global.nc.f64 $0, [$1]; }",
@@ -91,7 +91,7 @@ def sum_squares(along_k: bool, parts: int = 1) -> Source:
 
     def kernel(
         source, memory, flags, sums, between, pitch, along, rows, k, factors, words, granule_step, last_ld, least,
-        last_least, first_matrix,
+        near, last_least, last_near, first_matrix,
     ):  # fmt: skip
         held = cuda.shared.array((WARPS, ROWS), f64)
         lane, warp, base, down, matrix, first, steps = tiles.tile_of_block(rows, k, first_matrix)
@@ -131,7 +131,7 @@ def find_factors(parts: int = 1) -> Source:
 
     def kernel(
         source, memory, flags, sums, between, pitch, along, rows, k, factors, words, granule_step, last_ld, least,
-        last_least, first_matrix,
+        near, last_least, last_near, first_matrix,
     ):  # fmt: skip
         row = u64(cuda.blockIdx.x) * u64(THREADS) + u64(cuda.threadIdx.x)
         granule, matrix = u64(cuda.blockIdx.y), u64(cuda.blockIdx.z) + first_matrix
@@ -165,9 +165,9 @@ def split(along_k: bool, parts: int = 1) -> Source:
     place, four = tiles.placed(parts), tiles.fours(load_double, parts)
     fill = tiles.filler(load_double, parts)
 
-    def word_of(x, y, least, there):
+    def word_of(x, y, least, near, there):
         size = y if y >= i64(0) else -y
-        word = u32(1) if size < least << i64(NEAR) else u32(0)
+        word = u32(1) if size < near else u32(0)
         word = word + u32(1 << FAR_BITS) if size < least and x != f64(0) else word
         return word if there else u32(0)
 
@@ -175,7 +175,7 @@ def split(along_k: bool, parts: int = 1) -> Source:
 
     def kernel(
         source, memory, flags, sums, between, pitch, along, rows, k, factors, words, granule_step, last_ld, least,
-        last_least, first_matrix,
+        near, last_least, last_near, first_matrix,
     ):  # fmt: skip
         tile = cuda.shared.array((ROWS, PITCH), f64)
         lane, warp, base, _, matrix, first, steps = tiles.tile_of_block(rows, k, first_matrix)
@@ -183,7 +183,9 @@ def split(along_k: bool, parts: int = 1) -> Source:
         whole = (granule + u64(1)) * u64(wide_granule) < k
         length = u32(min(k - granule * u64(wide_granule), u64(wide_granule)))
         ld = u64(GRANULE) if whole else last_ld
-        bound = i64(1) << i64(least if granule + u64(1) < granules else last_least)
+        small, far = i64(least), i64(near)
+        if granule + u64(1) == granules:
+            small, far = i64(last_least), i64(last_near)
         start = source + matrix * between + place(first, along)
         table = (matrix * granules + granule) * rows
         if not along_k:
@@ -202,8 +204,8 @@ def split(along_k: bool, parts: int = 1) -> Source:
                 scale = power_of_two(-exponent_of(read_double(memory + factors + own * u64(8))))
                 y0, y1 = to_integer(x[0] * scale), to_integer(x[1] * scale)
                 y2, y3 = to_integer(x[2] * scale), to_integer(x[3] * scale)
-                word = count(x[0], y0, bound, left > i32(0)) + count(x[1], y1, bound, left > i32(1))
-                word += count(x[2], y2, bound, left > i32(2)) + count(x[3], y3, bound, left > i32(3))
+                word = count(x[0], y0, small, far, left > i32(0)) + count(x[1], y1, small, far, left > i32(1))
+                word += count(x[2], y2, small, far, left > i32(2)) + count(x[3], y3, small, far, left > i32(3))
                 word = warp_sum(word)
                 if lane == u32(0) and word != u32(0):
                     # the word only grows: the block whose count exceeds a limit raises the guard, once for each row

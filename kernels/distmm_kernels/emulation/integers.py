@@ -23,6 +23,9 @@ from distmm_kernels.launch.binary import Recipe
 from distmm_kernels.launch.driver import loaded
 from distmm_kernels.layout.stack import Array, Stack
 
+# Products with fewer steps are multiplied as they are: the residues of C take as long as the product.
+SHORTEST = 512
+
 SHIFT = 20  # shares are stored as multiples of 2^-20; their sums stay below 2^31
 
 
@@ -67,7 +70,7 @@ class System(NamedTuple):
         return cls(bits, moduli, product, weights, start, shares, shares_start)
 
 
-SYSTEMS = {32: System.of(32, MODULI[:10]), 64: System.of(64, (*MODULI, 191, 181))}
+SYSTEMS = {32: System.of(32, MODULI[:10]), 64: System.of(64, (*MODULI, 193, 191, 181))}
 
 
 def split_integers(stack: Array, bits: int, device: Device) -> Residues:

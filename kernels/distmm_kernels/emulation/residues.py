@@ -9,13 +9,14 @@ are near the row's norm, the kernels raise a `Guard`.
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import GRANULE, granules
 from distmm_kernels.emulation.launches import ALIGNMENT, Found, Plan
-from distmm_kernels.emulation.moduli import MODULI
+from distmm_kernels.emulation.moduli import LIMIT, MODULI
 from distmm_kernels.emulation.sparsity import Counts, counts
 from distmm_kernels.launch.binary import Recipe
 from distmm_kernels.launch.bounded import MOST
@@ -28,13 +29,9 @@ ROWS = 32  # that one thread block splits
 THREADS = 256
 COLUMNS = 4  # of C that one thread computes from residues: it reads a word of 4 residues of each modulus
 
-# Shorter granules are not split: the share of small numbers would say too little about the error, and a chain of
-# float64 multiply-adds is as fast.
-SHORTEST = 512
-
-# An integer is near its row's norm if it is at least ``2^(smallest + NEAR)``
-# (`distmm_kernels.emulation.sparsity`).
-NEAR = 5
+# Granules with fewer real numbers in a row are not split: the share of small numbers would say too little about the
+# error, and a chain of float64 multiply-adds is as fast.
+SHORTEST = 1024
 
 # By the real numbers of an element: how many matrices are split into residues. A real matrix is one; a complex matrix
 # gives re, im and re + im.
@@ -49,14 +46,25 @@ LEAST_SQUARES, LARGEST_SQUARES = 2.0**-800, 2.0**800
 
 
 def smallest(length: int) -> int:
-    """Return the exponent of the least integer that is not small, for a granule of ``length`` steps.
+    """Return the least integer that is not small, for a granule of ``length`` steps: a power of two.
 
     In the worst case, nearly all of a row's integers have this size, and the column is 0 at all others. Then rounding
-    makes an error of ``0.29 * 2^-smallest``, relative to the norm. The error of a chain of multiply-adds is about the
-    same, ``3e-17 * sqrt(length)`` (NumPy, N(0, 1)). Scaling makes numbers of N(0, 1) 2^8 to 2^9 times this size; 0.2 %
-    of them are smaller than it.
+    makes an error of ``0.29 / smallest``, relative to the norm: a seventh of the bound of a chain of multiply-adds,
+    ``length * 2^-53``, in 1024 steps, and a twenty-seventh in 8192. Scaling makes numbers of N(0, 1) 2^8.7 to 2^9.2
+    times this size; 0.2 % of them are smaller than it.
     """
-    return 52 - (length.bit_length() - 1) // 2
+    return 1 << 49 - (length.bit_length() - 1) // 2
+
+
+def nearest(length: int) -> int:
+    """Return the least integer that is near its row's norm, for a granule of ``length`` steps.
+
+    Products of such integers at 1/16 of the steps, times ``(length + 2) 2^-53``, are as large as the worst error of all
+    other steps (`distmm_kernels.emulation.sparsity`).
+    """
+    length = max(1, length)
+    lost = math.sqrt(LIMIT * length * 15 / 32) + length / 4
+    return 1 + math.ceil(math.sqrt(16 * 2.0**53 * lost / (length * (length + 2))))  # 1 for the rounding of all this
 
 
 class Layout(NamedTuple):
@@ -159,7 +167,7 @@ class Splitter:
         last = k - (granules(k) - 1) * GRANULE
         numbers = (
             *(strides[0], strides[1], strides[2], rows, parts * k, at.factors, at.words, at.granule_step, at.last_ld),
-            *(smallest(parts * GRANULE), smallest(parts * last)),
+            *(limit(parts * length) for length in (GRANULE, last) for limit in (smallest, nearest)),
         )
         along_k = reads_along_k(shape, strides)
         tiles = -(-rows // ROWS) * -(-parts * k // STRETCH), 1

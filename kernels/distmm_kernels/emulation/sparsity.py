@@ -20,11 +20,11 @@ all others one is small, and the other is as large as possible:
 - float16 halves (`formats`): rows are scaled to ``2^15``, a small number loses ``2^-25``, and products of near numbers
   are ``2^(2 t)`` at least. With ``u = 2^-24``, ``length^2 / 16 * 2^(2 t - 24) >= length * 15 / 16 * 2^-10`` holds for
   t = 5 from a length of 256 on.
-- Residues (`residues`): rows are scaled to a norm of ``2^62.2`` at most, and a small number loses 1/2. With
-  ``u = 2^-53``, ``length^2 / 16 * 2^(2 t - 53) >= 2^61.2 * sqrt(2 * length * 15 / 16)`` holds for
-  ``t = smallest + 5`` from a length of 512 to 16384.
+- Residues (`residues`): rows are scaled to a norm of ``2^58.4`` at most, and a small number loses 1/2. With
+  ``u = 2^-53``, ``length^2 / 16 * 2^(2 t - 53) >= 2^57.4 * sqrt(2 * length * 15 / 16)`` gives ``2^t`` for each length
+  (`distmm_kernels.emulation.residues.nearest`), from ``2^50`` for 1024 steps to ``2^47`` for 16384.
 
-At most 1 in 15 numbers of N(0, 1) is far.
+At most 1 in 7 numbers of N(0, 1) is far.
 """
 
 from __future__ import annotations

@@ -14,9 +14,8 @@ from distmm_kernels.candidate import Candidate
 from distmm_kernels.config import Problem
 from distmm_kernels.device import Device
 from distmm_kernels.emulation.formats import granules
-from distmm_kernels.emulation.integers import SYSTEMS, split_integers
+from distmm_kernels.emulation.integers import SHORTEST, SYSTEMS, split_integers
 from distmm_kernels.emulation.launches import as_stack
-from distmm_kernels.emulation.residues import SHORTEST
 from distmm_kernels.gemm.aligned import AlignedKernel
 from distmm_kernels.gemm.guarded import WORKSPACE
 from distmm_kernels.gemm.operands import Shareable

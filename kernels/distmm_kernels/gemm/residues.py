@@ -1,6 +1,6 @@
 """float64 and complex128 products on int8 tensor cores, by residues, in each granule of k whose numbers allow it.
 
-Operands are residues modulo 16 numbers (`distmm_kernels.emulation.residues`), and so are their products
+Operands are residues modulo 15 numbers (`distmm_kernels.emulation.residues`), and so are their products
 (`distmm_kernels.gemm.residue_products`). They determine an integer, which is rounded once, scaled, and added to C.
 The error is less than that of a chain of float64 multiply-adds. A granule is computed by such a chain if a guard says
 that the error might be larger, or if the granule is short. Short granules have no residues.
@@ -40,7 +40,8 @@ class ResidueKernel(GuardedKernel):
     """
 
     name = "residues"
-    shortest, first = SHORTEST, Way.RESIDUES
+    shortest: ClassVar[int] = SHORTEST
+    first = Way.RESIDUES
     parts: ClassVar[int] = 1
     reconstruction: ClassVar[str] = "distmm_kernels.device_code.reconstruct:reconstruct"
     instruction: ClassVar[Instruction] = "wgmma"
@@ -53,7 +54,7 @@ class ResidueKernel(GuardedKernel):
         self._products = ResidueProducts(device, MODULI * FORMS[self.parts], recipe, self.instruction)
 
     def _splittable(self, matrices: Array) -> Array:
-        return matrices[..., : split_steps(matrices.shape[-1])]
+        return matrices[..., : split_steps(matrices.shape[-1], self.shortest)]
 
     def _chain(self, ways: tuple[Way, ...], a: Any, b: Any, c: Array | None, d: Array, symmetric: bool = False) -> None:
         for index, way in enumerate(ways):
@@ -68,7 +69,7 @@ class ComplexResidueKernel(ResidueKernel):
     """complex128 by residues, with three real products. These lose no accuracy, since sums of residues are exact."""
 
     name = "complex_residues"
-    parts = 2
+    parts, shortest = 2, SHORTEST // 2
     reconstruction = "distmm_kernels.device_code.reconstruct_complex:reconstruct"
 
     def turned(self, a: Any, symmetry: Symmetry) -> Any:
@@ -76,10 +77,10 @@ class ComplexResidueKernel(ResidueKernel):
         return replace(a.transposed, conjugated=symmetry == "hermitian")
 
 
-def split_steps(k: int) -> int:
-    """Return how many steps of k have residues: all but those of a short granule at the end."""
+def split_steps(k: int, shortest: int) -> int:
+    """Return how many steps of k have residues: all but those of a granule at the end with fewer than the shortest."""
     last = k % GRANULE
-    return k if last >= SHORTEST else k - last
+    return k if last >= shortest else k - last
 
 
 # The workspace holds the residues of a part of C, and after that the copies which a raised guard demands.
@@ -88,22 +89,22 @@ _FLOAT64 = partial(
     _BY_RESIDUES,
     dtypes=frozenset({"float64"}),
     products=len(MODULI),
-    # 16 bytes for each of 8, 12 for each granule of a row, and while they are made 8 for 128 elements; a granule has
-    # 512 elements or more
-    prepared=2.011,
-    passes=(32, 40),  # two times 8 in, 16 out; 16 out, 16 in, 8 out
+    # 15 bytes for each of 8, 12 for each granule of a row, and while they are made 8 for 128 elements; a granule has
+    # 1024 elements or more
+    prepared=1.886,
+    passes=(31, 38),  # two times 8 in, 15 out; 15 out, 15 in, 8 out
     sizes_below=COORDINATES,
 )
 _COMPLEX128 = partial(
     _BY_RESIDUES,
     dtypes=frozenset({"complex128"}),
     products=3 * len(MODULI),
-    prepared=3.011,  # 48 bytes for each of 16, 12 for each granule, 8 for 64 elements
-    passes=(80, 112),  # two times 16 in, 48 out; 48 out, 48 in, 16 out
+    prepared=2.824,  # 45 bytes for each of 16, 12 for each granule, 8 for 64 elements
+    passes=(77, 106),  # two times 16 in, 45 out; 45 out, 45 in, 16 out
     sizes_below=COORDINATES // 2,
 )
 
 TABLE = (
-    *rows(_FLOAT64, "sixteen products of int8 residues", ResidueKernel),
-    *rows(_COMPLEX128, "three times sixteen products of int8 residues", ComplexResidueKernel),
+    *rows(_FLOAT64, "fifteen products of int8 residues", ResidueKernel),
+    *rows(_COMPLEX128, "three times fifteen products of int8 residues", ComplexResidueKernel),
 )

@@ -18,7 +18,7 @@ from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_facts
 from distmm_kernels.candidates import CANDIDATES
 from distmm_kernels.emulation import splits
 from distmm_kernels.emulation.formats import FP16_PAIR
-from distmm_kernels.emulation.residues import STRETCH, Layout
+from distmm_kernels.emulation.residues import SHORTEST, STRETCH, Layout
 from distmm_kernels.gemm import residue_products as residues
 from distmm_kernels.gemm.residues import split_steps
 from distmm_kernels.layout.vectors import row_pitch
@@ -54,7 +54,7 @@ def test_no_operand_of_complex64_takes_more_than_the_planner_counts(rows: int, k
 
 @given(rows=st.integers(1, 5000), k=st.integers(1, 40_000))
 def test_no_operand_of_complex128_has_more_residues_than_the_planner_counts(rows: int, k: int) -> None:
-    steps = split_steps(k)
+    steps = split_steps(k, SHORTEST // 2)
     planned = 16 * rows * k * PREPARED["complex_residues"] * memory._padding((k,))
     takes = Layout.of(1, rows, steps, parts=2).end + 8 * rows * -(-2 * steps // STRETCH)
     assert takes <= planned + 256 + 12 * rows * (steps == 0)
@@ -67,7 +67,7 @@ def test_the_planner_counts_what_residues_of_complex_operands_and_of_c_take(m: i
     plan = make_plan(Problem(m, k, n, np.dtype("c16")), cluster, blocking=Blocking((m,), (k,), (n,)))
     without = replace(plan, cluster=replace(cluster, prepared=0.0, workspace=0))
     planned = plan.peak.worker - without.peak.worker
-    takes = sum(Layout.of(1, rows, split_steps(k), parts=2).end for rows in (m, n)) + residues.WORKSPACE
+    takes = sum(Layout.of(1, rows, split_steps(k, SHORTEST // 2), parts=2).end for rows in (m, n)) + residues.WORKSPACE
     takes += max(8 * rows * -(-2 * k // STRETCH) for rows in (m, n))
     assert takes <= planned <= 1.08 * takes
 

@@ -16,7 +16,7 @@ from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan
 from distmm.worker.tasks.kernel_choice import KernelChoice, kernel_facts
 from distmm_kernels.candidates import CANDIDATES
-from distmm_kernels.emulation.integers import SYSTEMS
+from distmm_kernels.emulation import integers
 from distmm_kernels.emulation.residues import SHORTEST, STRETCH, Layout
 from distmm_kernels.gemm import guarded, hopper
 from distmm_kernels.gemm import residue_products as residues
@@ -46,7 +46,7 @@ def test_the_planner_counts_what_residues_of_operands_and_of_c_take() -> None:
         plan = make_plan(Problem(m, k, n, F8), SPEC, blocking=Blocking((m,), edges, (n,)))
         plan = replace(plan, schedule=replace(plan.schedule, blocking=replace(plan.blocking, panels=1)))
         planned = plan.peak.worker - replace(plan, cluster=without).peak.worker
-        of_step = sum(Layout.of(1, rows, split_steps(edges[0])).end for rows in (m, n))
+        of_step = sum(Layout.of(1, rows, split_steps(edges[0], SHORTEST)).end for rows in (m, n))
         squares = max(8 * rows * -(-edges[0] // STRETCH) for rows in (m, n))  # of one operand, while it is split
         of_task = of_step if len(edges) > 1 else 0  # of the next step, whose first task begins early
         takes = of_step + of_task + squares + residues.WORKSPACE  # one chain: one task at work
@@ -55,16 +55,16 @@ def test_the_planner_counts_what_residues_of_operands_and_of_c_take() -> None:
 
 @given(rows=st.integers(1, 5000), k=st.integers(1, 40_000))
 def test_no_operand_has_more_residues_than_the_planner_counts(rows: int, k: int) -> None:
-    steps = split_steps(k)
+    steps = split_steps(k, SHORTEST)
     planned = 8 * rows * k * PREPARED["residues"] * memory._padding((k,))
     takes = Layout.of(1, rows, steps).end + 8 * rows * -(-steps // STRETCH)
     # the factors lie at a multiple of 256 bytes, and without residues there are a factor and a weight for each row
     assert takes <= planned + 256 + 12 * rows * (steps == 0)
 
 
-@given(rows=st.integers(1, 5000), k=st.integers(SHORTEST, 40_000))
+@given(rows=st.integers(1, 5000), k=st.integers(integers.SHORTEST, 40_000))
 def test_no_operand_of_integers_has_more_residues_than_the_planner_counts(rows: int, k: int) -> None:
-    for bits, system in SYSTEMS.items():
+    for bits, system in integers.SYSTEMS.items():
         planned = bits // 8 * rows * k * PREPARED["integer_residues"] * memory._padding((k,))
         assert Layout.of(1, rows, k, moduli=len(system.moduli), scaled=False).end <= planned + 256
 

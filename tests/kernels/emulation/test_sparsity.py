@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from distmm_kernels.emulation.formats import GRANULE, NEAR_EXPONENT, SMALL_EXPONENT, TOP
 from distmm_kernels.emulation.moduli import LIMIT
-from distmm_kernels.emulation.residues import NEAR, SHORTEST, smallest
+from distmm_kernels.emulation.residues import SHORTEST, nearest, smallest
 from distmm_kernels.emulation.sparsity import FAR_BITS, SIXTEENTHS, Counts, counts, holds
 from distmm_kernels.gemm import emulated
 
@@ -23,7 +23,8 @@ def test_products_of_near_numbers_of_a_sixteenth_of_the_steps_outweigh_what_smal
         assert (k + 2) * 2.0**-24 * k / 16 * 4.0**NEAR_EXPONENT >= lost
     for k in range(SHORTEST, 2 * GRANULE + 1):  # a granule of complex numbers has twice as many real ones
         lost = 0.5 * math.sqrt(LIMIT) * math.sqrt(2 * 15 / 16 * k) + k / 4
-        assert (k + 2) * 2.0**-53 * k / 16 * 4.0 ** (smallest(k) + NEAR) >= lost
+        assert (k + 2) * 2.0**-53 * k / 16 * float(nearest(k)) ** 2 >= lost
+        assert smallest(k) < nearest(k)
 
 
 @pytest.mark.minutes

@@ -9,8 +9,7 @@ import pytest
 
 from distmm_kernels.config import Problem, compute_dtype
 from distmm_kernels.emulation.formats import GRANULE, granules
-from distmm_kernels.emulation.integers import SYSTEMS, split_integers
-from distmm_kernels.emulation.residues import SHORTEST
+from distmm_kernels.emulation.integers import SHORTEST, SYSTEMS, split_integers
 from distmm_kernels.select import select
 from tests.kernels.reference import integer_twin
 from tests.kernels.reference.matrices import RAGGED_SHAPES, on_gpu

@@ -116,6 +116,6 @@ def test_sums_of_integers_have_the_bits_of_sums_of_floats(kernels, monkeypatch, 
         assert same(multiply(ours, a, b, added), multiply(hopper, a, b, added))
 
 
-@pytest.mark.parametrize("k", [SHORTEST, 1000, 2 * GRANULE + 700])
+@pytest.mark.parametrize("k", [SHORTEST, 1500, 2 * GRANULE + 1100])
 def test_the_device_has_the_bits_of_the_twin(ampere, k):
     check_bits(select(Problem(1, 1, 1, np.dtype("float64")), ampere, name="mma_sync_residues"), k)

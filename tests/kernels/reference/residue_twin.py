@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from distmm_kernels.emulation.formats import GRANULE, Guard
 from distmm_kernels.emulation.moduli import LIMIT, MODULI, OFFSET, PRODUCT, UNITS, WEIGHTS, digits
-from distmm_kernels.emulation.residues import LARGEST_SQUARES, LEAST_SQUARES, NEAR, SHORTEST, STRETCH, smallest
+from distmm_kernels.emulation.residues import LARGEST_SQUARES, LEAST_SQUARES, SHORTEST, STRETCH, nearest, smallest
 from distmm_kernels.emulation.sparsity import Counts, counts
 from tests.kernels.reference.exact import two_product, two_sum
 from tests.kernels.reference.twins import guards_of, words
@@ -61,8 +61,8 @@ def scaled(x: Float64) -> tuple[NDArray[np.int64], Float64, Guard]:
 
 
 def _words(x: Float64, integers: NDArray[np.int64]) -> NDArray[np.uint32]:
-    least = 2 ** smallest(x.shape[1])
-    return words(np.where(x == 0, 0, np.maximum(np.abs(integers), 1)), least, least << NEAR)
+    limits = smallest(x.shape[1]), nearest(x.shape[1])
+    return words(np.where(x == 0, 0, np.maximum(np.abs(integers), 1)), *limits)
 
 
 def row_counts(x: Float64) -> Counts:
