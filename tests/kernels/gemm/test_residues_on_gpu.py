@@ -135,9 +135,7 @@ def test_the_device_has_the_bits_of_the_twin(kernel, k):
     check_bits(kernel, k)
 
 
-@pytest.mark.parametrize(
-    "shape", [*RAGGED_SHAPES, (127, 1024, 191), (128, 1152, 256), (129, 2001, 257), (9, 1025, 5)]
-)
+@pytest.mark.parametrize("shape", [*RAGGED_SHAPES, (127, 1024, 191), (128, 1152, 256), (129, 2001, 257), (9, 1025, 5)])
 def test_every_ragged_shape_is_right(kernel, shape):
     m, k, n = shape
     a, b, c = normal((m, k), 1), normal((k, n), 2), normal((m, n), 3)
