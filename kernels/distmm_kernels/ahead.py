@@ -125,8 +125,8 @@ def _beside(dtype: str) -> Iterator[Recipe]:
     if dtype.startswith("complex"):
         yield from _all("copies.mirror:source", [dtype], [True])
         yield from _all("copies.real_view:source", [REALS[dtype].name], BOTH)
-    if "float" in dtype:
-        yield from _all("thin_products:times_vectors", [dtype])
+    if "float" in dtype or dtype in REALS:
+        yield from _all("thin_products:times_vectors", [REALS[dtype].name if dtype in REALS else dtype])
     compared = WIDER.get(dtype, dtype)
     if compared in COMPARED:
         weighings = ("", "plain", "times", "minus") if "float" in compared else ("",)

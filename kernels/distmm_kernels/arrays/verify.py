@@ -165,7 +165,7 @@ class Check:
         else:
             spread = abs(self._alpha) * np.sqrt(rows) * np.sqrt(columns.sum(axis=-1))[..., None]
             underflow = tolerance.underflow(self._alpha, np.zeros(n, np.int32))
-            sums = SINGLE if right.dtype == np.float32 else 2.0**-53
+            sums = SINGLE if right.real.dtype == np.float32 else 2.0**-53
             with np.errstate(over="ignore", invalid="ignore"):
                 limit = tolerance.limit(spread, np.sqrt(norms), underflow, n, sums=sums)
                 error = _largest(abs(left.astype(np.result_type(left, np.float64)) * self._alpha - right))
@@ -229,8 +229,9 @@ def _method(
 ) -> tuple[Tolerance, bool, np.dtype[Any]]:
     """Return the tolerance, whether one kernel multiplies and adds squares, and the type of the vectors."""
     tolerance, types = Tolerance.of(a, b, c, k, precision), (a, b, c)
-    fused = not on_host and len({x.itemsize == 8 for x in types}) == 1 and all(map(thin_products.reads, types))
-    return tolerance, fused, np.dtype(np.float32) if fused and c.itemsize < 8 else tolerance.work
+    alike = len({thin_products.of_vectors(x) for x in types}) == 1 and all(map(thin_products.reads, types))
+    fused = alike and not on_host
+    return tolerance, fused, thin_products.of_vectors(c) if fused else tolerance.work
 
 
 @functools.lru_cache(maxsize=64)

@@ -88,27 +88,35 @@ def test_a_captured_graph_reads_new_numbers_and_has_its_own_memory():
         assert float(abs(out - a @ a.T).max()) < 1e-2
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "complex64", "complex128"])
 def test_a_wrong_element_is_found_and_a_right_product_passes(dtype):
     import cupy
 
+    error = 40j if dtype.startswith("complex") else 40
+
+    def drawn(*shape):
+        made = cupy.random.standard_normal(shape).astype(dtype)
+        return made + cupy.random.standard_normal(shape).astype(dtype) * error / 40
+
     for m, k, n in SHAPES:
-        a, b = cupy.random.standard_normal((m, k)).astype(dtype), cupy.random.standard_normal((k, n)).astype(dtype)
+        a, b = drawn(m, k), drawn(k, n)
         c = matmul(a, b)
+        assert c.dtype == dtype
         assert verify(a, b, c)
-        c[5, 7] += 40
+        assert verify(cupy.asfortranarray(a), cupy.asfortranarray(b), c)
+        c[5, 7] += error
         assert "element (5, 7)" in verify(a, b, c).message
     for others in ((31, 11), (3, 31, 11)):  # rows of an odd number of products
-        stack, other = (cupy.random.standard_normal(shape).astype(dtype) for shape in ((3, 21, 31), others))
+        stack, other = drawn(3, 21, 31), drawn(*others)
         c = stack @ other
         assert verify(stack, other, c)
-        c[2, 20, 10] += 40
+        c[2, 20, 10] += error
         assert "element (2, 20, 10)" in verify(stack, other, c).message
     c, b = cupy.empty((2, 64, 64), dtype)  # matrices that one launch reads, the second one before the first
-    a, b[...] = (cupy.random.standard_normal((64, 64)).astype(dtype) for _ in range(2))
+    a, b[...] = drawn(64, 64), drawn(64, 64)
     c[...] = a @ b
     assert verify(a, b, c)
-    b[3, 4] += 40
+    b[3, 4] += error
     assert not verify(a, b, c)
 
 
