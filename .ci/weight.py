@@ -1,6 +1,7 @@
-"""Lines of code of each package against its limit in `pyproject.toml`: ``python .ci/weight.py``.
+"""Lines of code of each package against its limit in `pyproject.toml`, and lines of each file: `python .ci/weight.py`.
 
-A line counts if it has code: not if it is blank, a comment, or part of a docstring.
+A line of a package counts if it has code: not if it is blank, a comment, or part of a docstring. All lines of a file
+count.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCES = [ROOT / "distmm", ROOT / "kernels" / "distmm_kernels"]
+MOST_LINES = 300  # of a file
 WITH_DOCSTRINGS = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -65,8 +67,19 @@ def report(found: Counter[str], limits: dict[str, int]) -> tuple[list[str], list
     return table, refused
 
 
+def long_files(tops: list[Path] = SOURCES) -> list[str]:
+    """Return a sentence for each file that has too many lines."""
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for top in tops for path in top.rglob("*.py")}
+    return [
+        f"{path} has {lines} lines, and a file at most {MOST_LINES}: remove some, or give its second idea another file"
+        for path, lines in sorted(lengths.items())
+        if lines > MOST_LINES
+    ]
+
+
 if __name__ == "__main__":
     weight = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["distmm"]["weight"]
     table, refused = report(packages(), weight)
+    refused += long_files()
     print(*table, *refused, sep="\n")
     sys.exit(1 if refused else 0)

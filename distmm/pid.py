@@ -5,14 +5,14 @@ from __future__ import annotations
 import functools
 import os
 import socket
+from pathlib import Path
 
 
 def machine() -> str:
     """Return an identifier of this host, boot and PID namespace, within which process numbers are valid."""
     parts = [socket.gethostname()]
     try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            parts.append(file.read().strip())
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
         parts.append(os.readlink("/proc/self/ns/pid"))
     except OSError:
         pass  # not Linux: the host name alone
@@ -30,8 +30,7 @@ def start_time(pid: int) -> str | None:
     A zombie, whose exit code its parent has not read yet, counts as ended.
     """
     try:
-        with open(f"/proc/{pid}/stat") as file:
-            fields = file.read().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):  # other errors leave open whether the process exists
         return None
     return None if fields[0] in "ZX" else fields[19]

@@ -30,7 +30,7 @@ from dask.highlevelgraph import HighLevelGraph
 from distmm.graph.dask_tasks import STORES, PlacedTask, SeparateTask, Task, TaskRef, tree
 from distmm.graph.parametric_layer import ParametricLayer, with_layer
 from distmm.graph.placement import Key, Placement
-from distmm.graph.product_graph import Reduced
+from distmm.graph.reduced_blocks import Reduced
 from distmm.planning.blocks import Wave, slices
 from distmm.planning.owners import Chunks
 from distmm.planning.plan import Plan

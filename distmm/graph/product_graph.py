@@ -30,6 +30,7 @@ from dask.highlevelgraph import HighLevelGraph
 from distmm.graph.dask_tasks import List, PlacedTask, ProductTask, TaskRef
 from distmm.graph.parametric_layer import ParametricLayer, copyable
 from distmm.graph.placement import Chain, Key, Placement
+from distmm.graph.reduced_blocks import Reduced
 from distmm.planning.blocks import Wave, slices
 from distmm.planning.plan import Plan
 from distmm.planning.problem import along_operand, operand_batch, operand_cuts
@@ -38,35 +39,9 @@ from distmm.worker.tasks.arrivals import Arrivals, Form
 from distmm.worker.tasks.epilogue import Epilogue, of_c
 from distmm.worker.tasks.kernel_choice import KernelChoice
 from distmm.worker.tasks.loads import Load
-from distmm.worker.tasks.metrics import needs_exponents
-from distmm.worker.tasks.reductions import BlockReduction, Reduction
 
 Source = str | Load  # of the blocks of an operand: the name of an array, or what the only task loads itself
 Ranks = tuple[int, tuple[int, ...], tuple[int, ...]]  # of a task, of the chains of its block, of what it reads
-
-
-@dataclass(frozen=True)
-class Reduced:
-    """How each block of C is reduced by the task that finishes it.
-
-    Attributes
-    ----------
-    reduction : Reduction
-    down : bool
-        Whether lines are columns of C; otherwise they are rows.
-    norms : pair of str, optional
-        Names of the arrays of squared norms, ``(m,)`` and ``(n,)``, cut like C.
-    mirrored : bool
-        Whether a block of a symmetric product is reduced a second time, as its mirror image.
-    dtype : dtype, optional
-        Type of the blocks that are reduced; by default that of the product.
-    """
-
-    reduction: Reduction
-    down: bool = False
-    norms: tuple[str, str] | None = None
-    mirrored: bool = True
-    dtype: np.dtype[Any] | None = None
 
 
 @dataclass(eq=False, repr=False)
@@ -123,7 +98,6 @@ class ProductLayer(ParametricLayer):
             both["tasks"] = wave.c_blocks * plan.layout.layers
         on_diagonal = replace(self.epilogue, symmetry=symmetry)
         orders = schedule.wave_orders
-        scales = needs_exponents(plan.problem.dtype)  # all steps need norms then, and not the last alone
         token = self.name.rpartition("-")[2]
         multiply: Callable[..., Any] = products.multiply
         if self.out is not None:
@@ -138,10 +112,8 @@ class ProductLayer(ParametricLayer):
             last = key[0] == self.name
             added = c0 if isinstance(c0, Load | None) else TaskRef((c0, *key[1:]))
             epilogue = on_diagonal if chain[1] == chain[2] else self.epilogue
-            if last or scales:
-                kwargs |= self._norms(chain)
-            if last and self.reduced is not None:
-                kwargs["reduction"] = self._reduction(self.reduced, chain)
+            if self.reduced is not None:
+                kwargs |= self.reduced.arguments(plan, chain, last)
             return ProductTask(
                 key, func, where, choice, *args, epilogue if last else None, added if last else None, plan=plan,
                 annotations=self.annotations, **kwargs,
@@ -179,11 +151,9 @@ class ProductLayer(ParametricLayer):
                 sums: list[tuple[Key, int]] = []
                 for (left, rank), (right, _) in zip(partial[::2], partial[1::2], strict=False):
                     key = c_key if len(partial) == 2 else (f"distmm-sum-{token}", *batch, i, j, first)
-                    ranks = rank, owners, ()
                     added = {"arrivals": self._arrivals(chain)} if key == c_key and c0 is not None else {}
-                    end = task(
-                        chain, key, first, order, ranks, products.combine, TaskRef(left), TaskRef(right), **added
-                    )
+                    refs = TaskRef(left), TaskRef(right)
+                    end = task(chain, key, first, order, (rank, owners, ()), products.combine, *refs, **added)
                     yield end
                     sums.append((key, rank))
                     first += 1
@@ -239,20 +209,6 @@ class ProductLayer(ParametricLayer):
         forms = self.forms[0], self.forms[right]
         made = tuple(shapes("A", i)), tuple(shapes("B" if right else "A", j))
         return Arrivals(*made, of_c(of_block, self.epilogue.dropped), self.dtypes, forms)
-
-    def _norms(self, chain: Chain) -> dict[str, Any]:
-        """Return the norms of the rows whose inner products are a block, if its reduction needs them."""
-        if self.reduced is None or self.reduced.norms is None:
-            return {}
-        (of_rows, of_columns), (_, i, j) = self.reduced.norms, chain
-        return {"norms": List(TaskRef((of_rows, i)), TaskRef((of_columns, j)))}
-
-    def _reduction(self, reduced: Reduced, chain: Chain) -> BlockReduction:
-        """Return what the last task of a chain gets so that it reduces its block."""
-        (_, i, j), blocking = chain, self.plan.blocking
-        row, column = slices(blocking.m)[i].start, slices(blocking.n)[j].start
-        mirrored = self.plan.problem.symmetry if i != j and reduced.mirrored else None
-        return BlockReduction(reduced.reduction, row, column, reduced.down, mirrored)
 
 
 @lru_cache(maxsize=1024)  # many blocks have the same shapes

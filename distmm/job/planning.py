@@ -28,7 +28,8 @@ from distmm.planning.early_end import LONG_SECONDS
 from distmm.planning.plan import Plan
 from distmm.product.operand import Operand
 from distmm.product.reduction_limits import bytes_widened
-from distmm.product.request import FileJob, PlanRequest, plan_for, plan_reduced
+from distmm.product.request import PlanRequest, plan_for, plan_reduced
+from distmm.product.resources import FileJob
 from distmm.product.smaller_plan import smaller_plan
 from distmm.storage.matrix import Matrix
 from distmm.worker.tasks.kernel_choice import LARGE, KernelChoice, kernel_facts, kernel_for

@@ -43,6 +43,7 @@ from distmm.job.target import Unit
 from distmm.job.writer import Writer, gather, take
 from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
+from distmm.product.operand_blocks import blocked
 from distmm.worker.tasks.epilogue import Epilogue
 from distmm.worker.tasks.metrics import NORMED, squared_norms
 
@@ -243,9 +244,9 @@ def graph_of(
 def _chains(product: str, spec: Spec, plan: Plan, wave: Wave, run: str, client: Client) -> tuple[Names, HighLevelGraph]:
     """Return the graph of a wave's blocks of C, and the names of its arrays."""
     blocking, device = plan.blocking, plan.cluster.device
-    a = spec.a.blocked((blocking.m, blocking.k), device, client, noted=True)
-    b = spec.b.blocked((blocking.k, blocking.n), device, client, noted=True)
-    c0 = None if spec.c0 is None else spec.c0.blocked((blocking.m, blocking.n), "cpu", client, noted=True)
+    a = blocked(spec.a, (blocking.m, blocking.k), device, client, noted=True)
+    b = blocked(spec.b, (blocking.k, blocking.n), device, client, noted=True)
+    c0 = None if spec.c0 is None else blocked(spec.c0, (blocking.m, blocking.n), "cpu", client, noted=True)
     # On GPUs a block of C stays in GPU memory, for the task that checks and writes it.
     epilogue = Epilogue(spec.dtype, "cupy" if device == "cuda" else "numpy", spec.alpha, spec.beta)
     chains = product_graph.build(product, plan, a, b, epilogue, c0, wave=wave, run=run)

@@ -170,7 +170,5 @@ def gather(writer: Writer, i: int, made: Sequence[Kept], last: bool) -> Kept | J
     parts, part = [part for _, part in made], None
     if all(each is not None for each in parts):
         part = merge(writer.judge.reduction, parts, None, False, writer.judge.plan.cluster.device)
-    if not last:
-        return records, part
-    # The task keeps its slot, so that no more rows are merged at a time than planned. The write is short.
-    return writer.write((i, 0), (records, part))
+    # The last task keeps its slot, so that no more rows are merged at a time than planned. The write is short.
+    return writer.write((i, 0), (records, part)) if last else (records, part)

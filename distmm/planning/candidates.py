@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from distmm.planning.blocks import Blocking, cut, united
+from distmm.planning.blocks import Blocking, cut
 from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec, Residence
-from distmm.planning.families import MOST_PRODUCTS, candidates
+from distmm.planning.families import candidates, unions_of
 from distmm.planning.memory import BY_STEP
 from distmm.planning.owners import Chunks, Grid, Owners, Places
 from distmm.planning.problem import Problem
@@ -24,15 +24,6 @@ STEPS = (1, 2, 4, 8, 16, 32, 64)
 # more numerous. A scheduler cannot serve more than MOST_PANELS panels.
 DEEPER_STEPS = (256, 1024, 4096, 16384, 65536)
 MOST_PANELS = 1 << 17
-
-# Products of chunks for each worker from which on blocks may be unions of the chunks. 4 x 4 x 4 chunks, n = 4096 and
-# 16384, sums of C on one H200 (2026-11-30): 0.031 and 0.071 s by unions, 0.101 and 0.133 by chunks. If C has one row or
-# column of chunks, as X @ v, joining the chunks of X takes as long as the product: then from MANY_PRODUCTS on.
-SOME_PRODUCTS, MANY_PRODUCTS = 4, 64
-
-# Length along k to which CPUs unite shorter panels. n = 4096 in persisted chunks of 256, on a worker with two threads
-# (2026-11-30, commits 619ac0aa and d7ff737c): 1.3 times NumPy's seconds, and 1.6 to 1.7 in panels of 256.
-DEEP_PANEL = 1024
 
 # Owners that move more than so many times the fewest bytes are left out if that takes longer than all arithmetic.
 # Unions of chunks, which save tasks alone, are left out if it takes longer than a worker's share of the arithmetic.
@@ -150,18 +141,16 @@ def placed(
         Whether blocks may be unions of the given ones, which are the user's chunks.
     """
     if problem.batch:
-        for united_blocks, chunks in _unions(blocking, cluster):
+        for united_blocks, chunks in unions_of(blocking, cluster):
             yield from given(problem, united_blocks, cluster, (1, 1), chunks)
         return
     # Without homes, grids without a table are as good, and have waves. Nothing is gained then by cutting k.
     whole = list(candidates(blocking, homes, cluster.workers, one_chain)) if homes.known else []
     tables = [(blocking, owners) for owners in whole]
     apart = homes if homes.alike == "same" else homes._replace(alike="")
-    for united_blocks, chunks in _unions(blocking, cluster) if unions else ():
+    for united_blocks, chunks in unions_of(blocking, cluster) if unions else ():
         found = candidates(united_blocks, homes, cluster.workers, one_chain or not whole, chunks)
         tables += [(united_blocks, owners) for owners in found]
-    if not tables:
-        return
 
     def moved(blocks: Blocking, owners: Owners) -> int:
         layout = TableLayout(problem, Schedule(blocks, owners))
@@ -169,7 +158,7 @@ def placed(
 
     bytes_of = [moved(*table) for table in tables]
     held = any(max(line) >= 0 for each in (homes.a, homes.b) for line in each or ())
-    fewest = min(bytes_of) if held else None
+    fewest = min(bytes_of, default=None) if held else None
     arithmetic = problem.element_flops * blocking.c_elements / cluster.rate
     for (blocks, table), count in zip(tables, bytes_of, strict=True):
         transfers = count / cluster.link / cluster.workers
@@ -198,37 +187,6 @@ def _most_read(problem: Problem, blocking: Blocking, cluster: ClusterSpec, homes
     across = m if homes.alike or blocking.triangle else m + n
     tasks = min(cluster.threads, blocking.whole.c_blocks)
     return max(1, cluster.memory // max(1, tasks * k * across * problem.dtype.itemsize))
-
-
-def _unions(blocking: Blocking, cluster: ClusterSpec) -> Iterator[tuple[Blocking, tuple[Chunks, ...]]]:
-    """Blocks that are unions of chunks: so few blocks of C that each worker has one, four or 16 of them.
-
-    Only if there are several chunk products for each worker, and chunks to unite along the batch, m or n. Chunks along
-    the batch are united only if they are more than these blocks of C. On GPUs, panels of k stay apart: a task takes
-    several of them, and sums are rounded where they are without unions. Neighbouring panels are united only if the
-    product would have more than `MOST_PRODUCTS` block products. CPUs, whose BLAS reads and writes C for each panel and
-    promises no bits, unite panels that are shorter than `DEEP_PANEL`.
-    """
-    *stacks, m, k, n = map(len, blocking.cuts)
-    few = MANY_PRODUCTS if min(m, n) == 1 and not stacks else SOME_PRODUCTS
-    if math.prod((*stacks, m, k, n)) <= few * cluster.workers:
-        return
-    seen = {(*stacks, m, n)}
-    for each in (1, 2, 4):
-        counts, left = [], (each * (math.isqrt(cluster.workers - 1) + 1)) ** 2  # blocks of C that are wanted
-        for count in stacks:
-            counts.append(min(count, left))
-            left = -(-left // counts[-1])
-        counts += [min(count, math.isqrt(left - 1) + 1) for count in (m, n)]
-        if tuple(counts) not in seen:
-            seen.add(tuple(counts))
-            deep = min(k, max(1, MOST_PRODUCTS // math.prod(counts)))
-            if cluster.device == "cpu":
-                deep = min(deep, max(1, sum(blocking.k) // DEEP_PANEL))
-            counts.insert(-1, deep)
-            cuts = tuple(united(edges, count) for edges, count in zip(blocking.cuts, counts, strict=True))
-            *batch, down, along, across = (tuple(map(sum, blocks)) for blocks in cuts)
-            yield replace(blocking, m=down, k=along, n=across, batch=tuple(batch)), cuts
 
 
 def _pace(problem: Problem, blocking: Blocking, cluster: ClusterSpec) -> tuple[float, int]:

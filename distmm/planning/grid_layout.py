@@ -111,9 +111,8 @@ class GridLayout(Layout[Grid]):
         # Later ranges repeat the first ones, or are less deep.
         if self.problem.symmetry is None and not resident and not self.blocking.batch:
             return islice(found, 1)
-        lines = self.grid.columns  # homes of A depend on the column alone if it is the only operand
-        if self.problem.symmetry is None:
-            lines = math.lcm(self.grid.rows, lines)
+        # Homes of A depend on the column alone if it is the only operand.
+        lines = math.lcm(self.grid.rows if self.problem.symmetry is None else 1, self.grid.columns)
         return islice(found, lines // math.gcd(lines, self.blocking.panels))
 
     def operand_bytes(self, wave: Wave, steps: slice = slice(None)) -> Traffic:

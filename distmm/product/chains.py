@@ -16,9 +16,11 @@ from distmm.graph import product_graph
 from distmm.graph.consumers import in_chunks
 from distmm.graph.later_graph import LaterGraph, with_graph
 from distmm.graph.parametric_layer import one_graph
+from distmm.graph.reduced_blocks import Reduced
 from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
 from distmm.planning.problem import operand_cuts
+from distmm.product import operand_blocks
 from distmm.product.arrays_in_graphs import rechunked
 from distmm.product.operand import Operand
 from distmm.product.users_blocks import Chunks
@@ -56,7 +58,7 @@ class Chains:
     plan: Plan
     kind: Literal["numpy", "cupy"]
     client: Client | None
-    reduced: product_graph.Reduced | None = None
+    reduced: Reduced | None = None
     norms: tuple[da.Array, ...] = ()
     out: ClientOutput | None = None
     name: str = field(default="", init=False)  # in the keys of C's blocks; the first graph gives it to all waves
@@ -132,7 +134,7 @@ class Chains:
         then freed at its end, and the next wave loads them again. Waves of a streamed plan share the blocks that cannot
         be loaded again.
         """
-        if self.out is not None and (load := x.load(self.plan.cluster.device, self.client)) is not None:
+        if self.out is not None and (load := operand_blocks.load(x, self.plan.cluster.device, self.client)) is not None:
             return load, "matrix"
         plan, device = self.plan, self.plan.cluster.device
         original = x.read_in(operand_cuts(of, plan.blocking.cuts, x.shape[:-2]))
@@ -140,7 +142,7 @@ class Chains:
         if (id(x), chunks) in self._shared:
             return self._shared[id(x), chunks]
         if original is None:
-            blocks = x.arriving(chunks, device, self.client)
+            blocks = operand_blocks.arriving(x, chunks, device, self.client)
         else:
             blocks = self._loaded(x, original, chunks, device), "matrix"
         if plan.streamed and not x.loads_again:
@@ -152,7 +154,7 @@ class Chains:
         # Equal lazy products of Dask arrays have equal names, so that Dask computes them once.
         new = source is x or self.product.once
         name = "" if new else f"distmm-load-{tokenize(x.source.name, x.transposed, chunks, device)}"
-        return source.blocked(chunks, device, self.client, name=name)
+        return operand_blocks.blocked(source, chunks, device, self.client, name=name)
 
     def _added(self, c: Operand) -> da.Array | Load:
         """Return the C of ``beta * C``, broadcast to the product's shape, in the product's chunks.
@@ -161,9 +163,10 @@ class Chains:
         is smaller, and is sent inside the graph.
         """
         shape = self.product.shape
-        if self.out is not None and (load := c.load("cpu", self.client)) is not None:
+        if self.out is not None and (load := operand_blocks.load(c, "cpu", self.client)) is not None:
             return load
         if c.shape == shape:
             return self._loaded(c, c.read_in(self.chunks) or c, self.chunks, "cpu")
-        source = c.source if isinstance(c.source, da.Array) else c.blocked(tuple((n,) for n in c.shape), "cpu")
+        whole = tuple((n,) for n in c.shape)
+        source = c.source if isinstance(c.source, da.Array) else operand_blocks.blocked(c, whole, "cpu")
         return rechunked(da.broadcast_to(source, shape), self.chunks)

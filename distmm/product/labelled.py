@@ -14,7 +14,8 @@ from distributed import Client
 
 from distmm.graph.block_arrays import reshaped
 from distmm.planning.problem import accumulator_dtype
-from distmm.product.operand import Operand, checked, uploaded
+from distmm.product.operand import Operand
+from distmm.product.operand_blocks import blocked, checked, uploaded
 
 Label = Hashable
 Edges = Mapping[Label, tuple[int, ...]]  # the chunks of each label
@@ -92,7 +93,7 @@ class Labelled(Operand):
         stored = self.storage_chunk or ("auto",) * len(self.labels)
         wanted = tuple(edges.get(label, size) for label, size in zip(self.labels, stored, strict=True))
         chunks = chosen(wanted, self.shape, self.dtype)
-        return self.made(self.blocked(chunks, device, client), self.labels)
+        return self.made(blocked(self, chunks, device, client), self.labels)
 
     def cut(self, edges: Edges) -> Labelled:
         """Return it as a Dask array in which the labels in `edges` have those chunks; itself if it is one."""

@@ -1,10 +1,9 @@
-"""Operands: checks, and conversion to Dask arrays of at least two dimensions whose chunks are the plan's blocks."""
+"""Operands: their checks, and what the planner asks of them."""
 
 from __future__ import annotations
 
-import uuid
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import accumulate, product
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -14,15 +13,13 @@ from distmm.errors import InputError
 from distmm.planning.problem import accumulator_dtype
 from distmm.product.array_types import as_array, check_sendable, is_dask, kind_of, package_of
 from distmm.product.scalars import check_flags
-from distmm.transfer import has_gaps, share, shared_memory
+from distmm.transfer import has_gaps, shared_memory
 from distmm.transfer.gpu_allocations import is_on_gpu
 from distmm.transfer.memory_map import MappedFile, is_mapped
-from distmm.worker.tasks import loads
-from distmm.worker.tasks.arrivals import Form, arrived_at
 
 if TYPE_CHECKING:
     import dask.array as da
-    from distributed import Client, Future
+    from distributed import Future
 
 
 @dataclass(frozen=True)
@@ -69,7 +66,9 @@ class Operand:
         package, source = package_of(source), as_array(source, name)
         kind = kind_of(source, name)
         if is_dask(source):
-            from distmm.graph.block_arrays import transposed  # late, as Dask arrays below
+            from distmm.graph.block_arrays import (
+                transposed,  # late: plans of files need no Dask array, which takes a second
+            )
 
             while (once := transposed(source)) is not None and (twice := transposed(once)) is not None:
                 source = twice  # Q of ``Q.T.T @ B``
@@ -83,7 +82,7 @@ class Operand:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the operand."""
-        return _swapped(tuple(int(n) for n in self.source.shape), self.transposed)
+        return swapped(tuple(int(n) for n in self.source.shape), self.transposed)
 
     @property
     def dtype(self) -> np.dtype:
@@ -93,7 +92,7 @@ class Operand:
     @property
     def chunks(self) -> tuple[tuple[int, ...], ...] | None:
         """Chunks of a Dask array. None for other arrays."""
-        return _swapped(self.source.chunks, self.transposed) if is_dask(self.source) else None
+        return swapped(self.source.chunks, self.transposed) if is_dask(self.source) else None
 
     @cached_property
     def resident(self) -> bool:
@@ -103,7 +102,7 @@ class Operand:
         """
         if not is_dask(self.source):
             return False
-        from distmm.graph.block_arrays import transposed  # late, as Dask arrays below
+        from distmm.graph.block_arrays import transposed  # late, as above
 
         array = self.source if self.vector is None else self.vector
         if (inner := transposed(array)) is not None:
@@ -120,7 +119,7 @@ class Operand:
         """Futures in the graph of a Dask array, by their keys."""
         if not is_dask(self.source):
             return {}
-        from distmm.clusters.homes import futures_in  # late, as Dask arrays below
+        from distmm.clusters.homes import futures_in  # late, as above
 
         return futures_in(self.source)
 
@@ -145,7 +144,7 @@ class Operand:
         chunk = getattr(self.source, "chunks", None)
         if is_dask(self.source) or not isinstance(chunk, tuple) or len(chunk) != len(self.shape):
             return None
-        return _swapped(chunk, self.transposed)
+        return swapped(chunk, self.transposed)
 
     @property
     def here(self) -> Operand | None:
@@ -180,7 +179,7 @@ class Operand:
         """A Dask array as the array of which `from_array` made it (`array_behind`). None for other arrays."""
         if not is_dask(self.source) or self.kind == "cupy":
             return None
-        from distmm.graph.block_arrays import transposed  # late, as Dask arrays below
+        from distmm.graph.block_arrays import transposed  # late, as above
         from distmm.product.arrays_in_graphs import array_behind
 
         inner = transposed(self.source)
@@ -204,7 +203,7 @@ class Operand:
         if range(self.shape[axis])[cut] == range(self.shape[axis]):
             return self
         index = tuple(cut if at == axis else slice(None) for at in range(-len(self.shape), 0))
-        return replace(self, source=self.source[_swapped(index, self.transposed)], file=None, vector=None)
+        return replace(self, source=self.source[swapped(index, self.transposed)], file=None, vector=None)
 
     def for_later(self) -> Operand:
         """Return the operand of a lazy product. Elements of arrays in memory may still be read after the call.
@@ -218,120 +217,14 @@ class Operand:
             return replace(self, source=np.ascontiguousarray(self.source))
         return self
 
-    def blocked(
-        self,
-        chunks: tuple[tuple[int, ...], ...],
-        device: Literal["cpu", "cuda"],
-        client: Client | None = None,
-        noted: bool = False,
-        name: str = "",
-    ) -> da.Array:
-        """Return it as a Dask array with exactly these chunks. Tasks load its blocks to `device`.
-
-        Workers of `client` on this machine read a NumPy or CuPy array from the client's memory. If their GPUs do not
-        reach a CuPy array, they read a copy in host memory. An array with gaps between the elements of its rows and of
-        its columns is copied first. With `noted`, load tasks record checksums (`distmm.transfer.loaded_blocks`).
-        An array that is no Dask array becomes one of this `name`, by default a new one.
-        """
-        from dask.array.utils import meta_from_array  # late: plans of files need no Dask array, which takes a second
-
-        from distmm.product.arrays_in_graphs import inline_array, lent, rechunked
-
-        if self.in_memory:
-            # For any size and any cluster: an array in memory is always read when the product is computed.
-            source = self.for_later().source
-            loan = f"distmm-client-{uuid.uuid4().hex}"
-            name = name or loan
-            source = source.swapaxes(-1, -2) if self.transposed else source
-            meta = meta_from_array(source if self.kind == "cupy" else None, source.ndim, source.dtype)
-            device = "cuda" if self.kind == "cupy" else device
-            shared = None if client is None else share(source, client, loan)
-            if shared is None and client is not None and self.kind == "cupy":
-                shared = share(source.get(), client, loan)
-            if shared is not None:
-                return _loaded(shared, chunks, device, name, noted, meta)
-            return inline_array(source, chunks, device, name, meta)
-        source, own = self.source, _swapped(chunks, self.transposed)
-        if is_dask(source):
-            source = source if client is None else lent(source, client)
-            array = rechunked(source, own)
-            array = uploaded(array) if device == "cuda" and self.kind == "numpy" else array
-        else:
-            meta = np.empty((0,) * len(source.shape), source.dtype)
-            # A new name for each call: Dask's token would read all of the data.
-            name = name or f"distmm-load-{uuid.uuid4().hex}"
-            array = _loaded(source if self.file is None else self.file, own, device, name, noted, meta)
-        return array.swapaxes(-1, -2) if self.transposed else array
-
-    def arriving(
-        self, chunks: tuple[tuple[int, ...], ...], device: Literal["cpu", "cuda"], client: Client | None
-    ) -> tuple[da.Array, Form]:
-        """Return what `blocked` does, its transpose or the vector that it is made from, and which of them it is.
-
-        A transpose or a reshape that Dask makes costs a task for each block. Product tasks do it themselves.
-        """
-        from distmm.graph.block_arrays import transposed  # late, as Dask arrays above
-
-        if self.vector is not None:
-            own = _swapped(chunks, self.transposed)[-1:]
-            return Operand(self.vector, self.name, self.kind).blocked(own, device, client), "vector"
-        inner = transposed(self.source) if is_dask(self.source) else None
-        if self.transposed and inner is not None:  # X of ``gemm(1, X.T, B, transa=True)``
-            return replace(self, source=inner, transposed=False).blocked(chunks, device, client), "matrix"
-        inner = self.source if self.transposed and is_dask(self.source) else inner
-        if inner is None or inner.ndim > 2:
-            return self.blocked(chunks, device, client), "matrix"
-        return replace(self, source=inner, transposed=False).blocked(chunks[::-1], device, client), "transpose"
-
-    def load(self, device: Literal["cpu", "cuda"], client: Client | None) -> loads.Load | None:
-        """Return an array of this process as one block that a task reads while the caller keeps the array alive.
-
-        None if it is another array, or if workers do not reach it.
-        """
-        if client is None or not self.in_memory:
-            return None
-        shared = share(self.source.swapaxes(-1, -2) if self.transposed else self.source, client)
-        return None if shared is None else loads.Load(shared, "cuda" if self.kind == "cupy" else device)
-
     def region(self, rows: slice, columns: slice) -> Any:
         """Read a region of a matrix, in this process."""
         return self.source[columns, rows].T if self.transposed else self.source[rows, columns]
 
 
-def _swapped(values: tuple[Any, ...], transposed: bool) -> tuple[Any, ...]:
+def swapped(values: tuple[Any, ...], transposed: bool) -> tuple[Any, ...]:
+    """Return values of the dimensions of an operand, the last two exchanged if it is transposed."""
     return (*values[:-2], values[-1], values[-2]) if transposed else values
-
-
-def _loaded(
-    source: Any,
-    chunks: tuple[tuple[int, ...], ...],
-    device: Literal["cpu", "cuda"],
-    name: str,
-    noted: bool,
-    meta: Any,
-) -> da.Array:
-    """Return an array-like as a Dask array. A task reads each block when it is needed."""
-    import dask.array as da
-
-    return da.from_array(
-        source,
-        chunks=chunks,
-        name=name,
-        getitem=partial(loads.load, device=device, noted=noted),
-        inline_array=True,
-        meta=meta,
-    )
-
-
-def uploaded(array: da.Array) -> da.Array:
-    """Copy each NumPy block once to the GPU of its home worker. Products and transfers between GPUs use that copy."""
-    return array.map_blocks(loads.to_device, dtype=array.dtype, meta=array, name=f"distmm-upload-{uuid.uuid4().hex}")
-
-
-def checked(array: da.Array, name: str) -> da.Array:
-    """Return a user's Dask array for other tasks than products, which do not check the blocks that arrive."""
-    what = f"a block of {name}"
-    return array.map_blocks(arrived_at, what, array.chunks, array.dtype, dtype=array.dtype, meta=array)
 
 
 def wrap(source: Any, name: str, transposed: bool = False) -> Operand:

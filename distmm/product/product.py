@@ -272,10 +272,6 @@ class Gemm:
         shared : bool
             As in `PlanRequest`.
 
-        Returns
-        -------
-        Plan
-
         Raises
         ------
         InputError, DoesNotFitError
@@ -290,15 +286,13 @@ class Gemm:
 
     def _check_sendable(self, client: Client | None) -> None:
         """Refuse operands that the workers of a cluster cannot open."""
-        if client is None:
-            return
-        for operand in self.operands:
-            check_sendable(operand.source, operand.name)
+        if client is not None:
+            for operand in self.operands:
+                check_sendable(operand.source, operand.name)
 
     def _prepare(self, plan: Plan, choices: Choices) -> None:
         """Refuse a plan that does not fit, and install distmm's plugins on the cluster."""
-        if choices.client is None:
-            return
-        if plan is not choices.plan:
-            plan.check_memory()
-        view.ask(choices.client)
+        if choices.client is not None:
+            if plan is not choices.plan:
+                plan.check_memory()
+            view.ask(choices.client)

@@ -13,13 +13,14 @@ from distributed import Client
 
 from distmm.errors import InputError
 from distmm.graph import consumers
-from distmm.graph.product_graph import Reduced
+from distmm.graph.reduced_blocks import Reduced
 from distmm.planning.plan import Plan
 from distmm.planning.problem import accumulator_dtype
 from distmm.product.array_types import check_sendable
 from distmm.product.chains import Chains
 from distmm.product.choices import BlockKeywords, Choices
 from distmm.product.operand import Operand
+from distmm.product.operand_blocks import blocked
 from distmm.product.operand_pair import is_transpose, pair
 from distmm.product.product import Gemm
 from distmm.product.reduction_limits import bytes_widened
@@ -150,7 +151,7 @@ def _squares(x: Operand, edges: tuple[int, ...], device: Literal["cpu", "cuda"],
     chunks = x.chunks
     if chunks is None:
         chunks = da.core.normalize_chunks("auto", x.shape, limit=NORMS_PIECE[device], dtype=x.dtype)
-    blocks = x.blocked(chunks, device if x.chunks is None else "cpu", client)
+    blocks = blocked(x, chunks, device if x.chunks is None else "cpu", client)
     across = (1,) * len(chunks[1])
     norms = blocks.map_blocks(squared_norms, chunks=(chunks[0], across), dtype="f8", meta=np.empty((0, 0)))
     return norms.sum(axis=1).rechunk((edges,), method="tasks")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from distmm.clusters import view
 from distmm.errors import InputError
@@ -19,9 +19,8 @@ from distmm.planning.schedule import EXAMPLE, parse
 from distmm.planning.search import checked_edges, make_plan
 from distmm.product.choices import Choices
 from distmm.product.operand import Operand
-from distmm.product.resources import cluster_for, measured, places, residence, with_homes
+from distmm.product.resources import FileJob, cluster_for, measured, places, residence, with_homes
 from distmm.product.users_blocks import Chunks, storage_multiples, users_blocking
-from distmm.worker.tasks.kernel_choice import KernelChoice
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -30,43 +29,14 @@ if TYPE_CHECKING:
 # memory first. Each of these measurements takes up to half a second, once.
 WORTH_MEASURING_SECONDS = 1.0
 
-# A product that takes at most so much of the free memory of a worker is planned with the workers' last answers, without
-# a question.
+# Share of a worker's free memory up to which a product is planned with the workers' last answers, without a question.
 SMALL_SHARE = 1 / 8
 
-# Shares of the memory that are tried for the parts of reduced blocks. A plan with less memory for blocks has smaller
-# waves, with fewer parts.
+# Shares of memory tried for parts of reduced blocks. Plans with less memory for blocks have smaller waves, fewer parts.
 ROOM = (1 / 8, 1 / 4, 1 / 2, 3 / 4, 15 / 16)
 
 # Most plans of arrays in memory that `_plan` remembers for later products of the same sizes.
 MOST_PLANS = 32
-
-
-@dataclass(frozen=True)
-class FileJob:
-    """The planner's input that differs if workers read A and B from files and write C to a file.
-
-    Attributes
-    ----------
-    spare : float
-        Share of the free memory that blocks do not get.
-    loads : dict
-        Rate at which blocks of A and B are read, in bytes/s: of one thread of a CPU worker ("cpu"), and of a GPU worker
-        ("cuda").
-    gpu_host_memory : int
-        Bytes of host memory for the blocks of one GPU. More is used only if the product needs it.
-    prepare : callable
-        Runs on all workers before their free memory is read, with a `KernelChoice`.
-    read_rate : callable
-        Measures how fast each worker reads an operand. Takes client, operand, device, and the threads of the worker
-        that this process stands for without a client. Returns bytes/s, or None for an operand that is not a file.
-    """
-
-    spare: float
-    loads: dict[str, float]
-    gpu_host_memory: int
-    prepare: Callable[[KernelChoice], None]
-    read_rate: Callable[[Client | None, Operand, Literal["cpu", "cuda"], int], float | None]
 
 
 @dataclass(frozen=True)
@@ -87,8 +57,7 @@ class PlanRequest:
         Shape of the part of C that one write covers, such as a chunk. If the planner chooses the blocks, they are
         multiples of it, provided that each worker gets a block and the blocks fit.
     job : FileJob, optional
-        For a job from files to a file. The blocks of a job have equal edges. The largest chunks of the operands limit
-        the edges.
+        For a job from files to a file. Its blocks have equal edges, no longer than the operands' largest chunks.
     kept : int, optional
         For products whose finished blocks are reduced: bytes that the reduced blocks and the results take in the memory
         of all workers together.
@@ -171,12 +140,8 @@ def is_modest(plan: Plan) -> bool:
 def plan_reduced(plan: Callable[[int], Plan], parts: Callable[[Plan], int]) -> Plan:
     """Plan a product whose finished blocks are reduced at once: their parts get as little memory as is enough.
 
-    Parameters
-    ----------
-    plan : callable
-        Plans the product. Takes the bytes that all workers together have for parts, `PlanRequest.kept`.
-    parts : callable
-        Takes a plan. Returns the bytes that its parts take at most.
+    `plan` takes the bytes that all workers together have for parts (`PlanRequest.kept`) and plans the product. `parts`
+    takes a plan and returns the bytes that its parts take at most.
     """
     made = plan(0)
     if made.shortfall:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from distmm.all_workers import everywhere
@@ -25,6 +26,33 @@ if TYPE_CHECKING:
     from distributed import Client
 
     from distmm.product.request import PlanRequest
+
+
+@dataclass(frozen=True)
+class FileJob:
+    """What a job from files to a file has of the cluster: other memory and other rates than a product.
+
+    Attributes
+    ----------
+    spare : float
+        Share of the free memory that blocks do not get.
+    loads : dict
+        Rate at which blocks of A and B are read, in bytes/s: of one thread of a CPU worker ("cpu"), and of a GPU worker
+        ("cuda").
+    gpu_host_memory : int
+        Bytes of host memory for the blocks of one GPU. More is used only if the product needs it.
+    prepare : callable
+        Runs on all workers before their free memory is read, with a `KernelChoice`.
+    read_rate : callable
+        Measures how fast each worker reads an operand. Takes client, operand, device, and the threads of the worker
+        that this process stands for without a client. Returns bytes/s, or None for an operand that is not a file.
+    """
+
+    spare: float
+    loads: dict[str, float]
+    gpu_host_memory: int
+    prepare: Callable[[KernelChoice], None]
+    read_rate: Callable[[Client | None, Operand, Literal["cpu", "cuda"], int], float | None]
 
 
 def cluster_for(request: PlanRequest, client: Client | None, old: bool = False) -> ClusterSpec:

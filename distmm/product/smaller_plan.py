@@ -64,9 +64,8 @@ def smaller_plan(
     peak = f"{units.size(full.peak.worker)} a worker"
     made = plan_within(most=int(full.peak.worker * SHARES[before])) if before < len(SHARES) else None
     if made is None or made.peak.worker >= full.peak.worker:
-        why = "no other plan has a lower peak"
-        if before == len(SHARES):
-            why = f"{before} smaller plans have been tried"
+        tried = f"{before} smaller plans have been tried"
+        why = tried if before == len(SHARES) else "no other plan has a lower peak"
         raise DeviceMemoryError(
             f"{error}. The plan was {full}, with a peak of {peak}, and {why}: {remedy}, use more workers, or "
             f"free memory of other programs there"

@@ -20,7 +20,8 @@ from distmm.planning.precision import Precision
 from distmm.planning.problem import Problem
 from distmm.product.array_types import check_sendable
 from distmm.product.context import computing
-from distmm.product.operand import Operand, checked
+from distmm.product.operand import Operand
+from distmm.product.operand_blocks import blocked, checked
 from distmm.product.operand_pair import check_pair
 from distmm.product.scalars import check_scalars, checked_seed, plain
 from distmm.worker.gpu_copies import blocks_to_host
@@ -111,7 +112,7 @@ def _blocks(operands: tuple[Operand, ...], on_gpu: bool, client: Client | None, 
             operand = replace(operand, source=checked(source, operand.name))
         if client is not None:
             check_sendable(source, operand.name)
-        array = operand.blocked(chunks, "cuda" if on_gpu else "cpu", client)
+        array = blocked(operand, chunks, "cuda" if on_gpu else "cpu", client)
         if operand.kind == "cupy" and not on_gpu:
             array = blocks_to_host(array)
         arrays.append(array)

@@ -1,7 +1,7 @@
 """What distmm does to the tasks of Dask's scheduler through its private parts; `dask_extensions` uses its extensions.
 
 Dask documents the attributes of `TaskState` and the states of tasks, but not that a plugin may change them. They were
-seen on the versions of distributed in `VERSIONS_SEEN`. ``tests/distmm/scheduler/test_dask_internals.py`` fails first
+seen on the versions of distributed in `VERSIONS_SEEN`. ``tests/distmm/scheduler/test_dask_internals*.py`` fail first
 when they change.
 """
 

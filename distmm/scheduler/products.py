@@ -166,7 +166,6 @@ class Products:
         """Count a product task that is done."""
         if (known := self._known(key, where)) is not None:
             self._count(*known)
-            self._close(*known)
             if known[0].limits.reduced or known[1].reads:
                 self.released(key, where)
         self.block_loaded(key)  # C may be an operand of another product
@@ -190,7 +189,6 @@ class Products:
         if (known := self._known(key, where)) is None:
             return
         self._count(*known)
-        self._close(*known)
         product, _ = known
         del product.tasks[key]
         product.shared.pop(key, None)
@@ -290,10 +288,11 @@ class Products:
         return None if product is None or task is None else (product, task)
 
     def _count(self, product: ProductState, task: PlannedTask) -> None:
-        """Count a task as done, once: it does not need its operands any more."""
+        """Count a task as done, once: it does not need its operands any more. Its step may end with it."""
         if task.key not in product.done:
             product.done.add(task.key)
             self.replicas.used(task.operands, product.rank(task.where.rank, task.key))
+        self._close(product, task)
 
     def _close(self, product: ProductState, task: PlannedTask) -> None:
         """Open another step of the product if this task was the last one of its step."""

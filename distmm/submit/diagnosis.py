@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from distmm.submit.schema import QUEUE_LABEL
+from distmm.submit.values import QUEUE_LABEL
 
 Resource = dict[str, Any]
 

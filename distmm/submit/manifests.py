@@ -17,8 +17,9 @@ from dask.utils import parse_bytes
 from distmm import templates
 from distmm.errors import InputError
 from distmm.submit import dashboard_access, tls
-from distmm.submit.schema import QUEUE_LABEL, Job
+from distmm.submit.schema import Job
 from distmm.submit.slurm import PATIENCE_SECONDS
+from distmm.submit.values import QUEUE_LABEL
 from distmm.units import seconds
 from distmm.worker import gpu_worker_setup
 

@@ -7,9 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from distmm_kernels.config import FLOAT8
-from distmm_kernels.symmetric import Symmetry
-
-Array = Any  # numpy.ndarray or cupy.ndarray: CuPy ships no types
+from distmm_kernels.symmetric import Array, Symmetry
 
 
 class Last(NamedTuple):

@@ -110,3 +110,12 @@ def test_weight_counts_lines_of_code_alone_and_names_the_package_that_is_too_hea
     assert [line.split(":")[0] for line in refused] == [
         "a has 1 lines of code more than its limit of 4", "b has no limit", "c is no package any more"
     ]  # fmt: skip
+
+
+def test_weight_names_files_of_more_than_300_lines(tmp_path: Path) -> None:
+    long_files = runpy.run_path(str(ROOT / ".ci/weight.py"))["long_files"]
+    (tmp_path / "short.py").write_text("# comment\n" * 299 + "x = 1\n")
+    long = tmp_path / "folder/long.py"
+    long.parent.mkdir()
+    long.write_text("\n" * 301)
+    assert [line.split(",")[0] for line in long_files([tmp_path])] == [f"{long} has 301 lines"]

@@ -11,7 +11,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from distmm.clusters import cluster as described_cluster
-from distmm.planning import candidates
+from distmm.planning import families
 from distmm.product import one_task
 from distmm.worker import gpu
 from distmm.worker.tasks import products as product_tasks
@@ -26,7 +26,7 @@ def by_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def blocks_are_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let plans take the chunks of Dask arrays as blocks, unless there are many."""
-    monkeypatch.setattr(candidates, "SOME_PRODUCTS", candidates.MANY_PRODUCTS)
+    monkeypatch.setattr(families, "SOME_PRODUCTS", families.MANY_PRODUCTS)
 
 
 @pytest.fixture

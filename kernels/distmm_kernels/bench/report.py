@@ -130,9 +130,7 @@ def in_groups(
 
 def figure(value: float | None) -> str:
     """Return three significant digits, or all digits of the integer part; an empty text for None."""
-    if value is None:
-        return ""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+    return "" if value is None else f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def versions() -> dict[str, str]:

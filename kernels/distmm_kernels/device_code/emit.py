@@ -1,20 +1,7 @@
 """Everything that the CUDA kernels use of numba-cuda and llvmlite.
 
 No other module of the CUDA kernels imports these packages. numba-cuda is in maintenance mode; to move to its successor,
-write another version of this file. It offers:
-
-`intrinsic`
-    Makes a function for kernels from a Python function that writes instructions with a builder.
-`assembly`, `instruction`
-    PTX, within an intrinsic and as an intrinsic of its own.
-`Array`
-    An intrinsic's argument for an array: its address, shape and strides.
-`tensor_map_addresses`, `dynamic_shared_memory`
-    Tensor maps as parameters in the constant bank, and the shared memory whose size a launch gives.
-`compile_to_ltoir`
-    Compiles a kernel to what nvJitLink links.
-`preload`
-    Reads what Numba otherwise reads when a process compiles its first kernel.
+write another version of this file.
 
 The kernels' language (``cuda.threadIdx``, ``cuda.shared.array``, number types) is re-exported as ``cuda`` and
 ``types``, and the usual numbers as ``f32`` to ``u64``. Which methods of llvmlite's ``IRBuilder`` intrinsics call is in
@@ -50,19 +37,13 @@ i32, i64, u32, u64 = types.int32, types.int64, types.uint32, types.uint64
 integer, vector, constant = ir.IntType, ir.VectorType, ir.Constant
 I8, I32, I64, F32, F64 = ir.IntType(8), ir.IntType(32), ir.IntType(64), ir.FloatType(), ir.DoubleType()
 
-ANY = None
-"""Type of an intrinsic's argument that is an array of any type."""
-
-TENSOR_MAP = types.CPointer(types.UniTuple(u64, 16))
-"""Type of a tensor map in a kernel's signature."""
+ANY = None  # type of an intrinsic's argument that is an array of any type
 
 
-def tensor_maps(count: int) -> Any:
-    """Return the type of an array of tensor maps in a kernel's signature."""
+def tensor_maps(count: int = 1) -> Any:
+    """Return the type of a tensor map, or of an array of them, in a kernel's signature."""
     return types.CPointer(types.UniTuple(u64, 16 * count))
 
-
-_SHARED = 3  # NVVM's address space
 
 PTX_NAMES = {
     "float32": "f32", "int32": "s32", "tfloat32": "tf32", "bfloat16": "bf16", "float16": "f16", "int8": "s8",
@@ -82,13 +63,7 @@ inlined: Callable[[Callable[..., Any]], Callable[..., Any]] = cuda.jit(device=Tr
 
 
 class Array:
-    """An array that an intrinsic is given.
-
-    Attributes
-    ----------
-    real
-        LLVM type of an element.
-    """
+    """An array that an intrinsic is given; `real` is LLVM's type of an element."""
 
     def __init__(self, context: Any, builder: Any, kind: Any, value: Any) -> None:
         self._make = functools.cache(lambda: context.make_array(kind)(context, builder, value))
@@ -152,18 +127,10 @@ def intrinsic(write: Callable[..., Any], arguments: Sequence[Any], result: Any =
 def instruction(
     text: str, arguments: tuple[Any, ...] = (), result: Any = None, pure: bool = False
 ) -> Callable[..., Any]:
-    """Make a function for kernels from PTX.
+    """Make a function for kernels from PTX, with `arguments` and `result` as in `intrinsic`.
 
-    Parameters
-    ----------
-    text
-        Operands are ``$0``, ``$1``, ...: first the results, then the arguments.
-    arguments
-        Numba's types.
-    result
-        Numba's type of the result, a tuple of them, or None.
-    pure
-        Whether the compiler may move it, merge equal ones, or remove it.
+    Operands in `text` are ``$0``, ``$1``, ...: first the results, then the arguments. The compiler may move what is
+    ``pure``, merge equal ones, or remove it.
     """
     results = result if isinstance(result, tuple) else () if result is None else (result,)
     call = assembly(text, [_LLVM[kind] for kind in results], [_LLVM[kind] for kind in arguments], pure)
@@ -254,7 +221,7 @@ def dynamic_shared_memory(alignment: int) -> Callable[[], Any]:
         name = "distmm_shared"
         memory = builder.module.globals.get(name)
         if memory is None:
-            memory = ir.GlobalVariable(builder.module, ir.ArrayType(I8, 0), name, addrspace=_SHARED)
+            memory = ir.GlobalVariable(builder.module, ir.ArrayType(I8, 0), name, addrspace=3)  # of shared memory
             memory.linkage, memory.align = "external", alignment
         return builder.ptrtoint(memory, I32)
 
@@ -288,11 +255,9 @@ def compile_to_ltoir(
     """
     check()
     code: bytes
-    bounds = (threads, blocks) if blocks else None
+    how: dict[str, Any] = {"launch_bounds": (threads, blocks)} if blocks else {}
     with shared_scopes():
-        code, _ = cuda.compile(
-            kernel, signature, device=False, abi="numba", cc=target, output="ltoir", launch_bounds=bounds
-        )
+        code, _ = cuda.compile(kernel, signature, device=False, abi="numba", cc=target, output="ltoir", **how)
     return code
 
 
@@ -300,13 +265,11 @@ def compile_to_ltoir(
 def shared_scopes() -> Iterator[None]:
     """Let Numba inline functions without copies of what never changes, while this process compiles a kernel.
 
-    numba-cuda copies a function that it inlines block by block, by ``copy.deepcopy``. With each block it copies the
-    function's scope, which has all of its variables, and with each statement its place in the source. This takes most
-    of the time: a Hopper kernel is compiled in 2.0 s where it took 5.0. The machine code is the same
-    (``tests/kernels/device_code/test_compiled_hopper.py``).
-
-    Nothing is collected as garbage meanwhile: compilers make many objects. Places and collections took a fifth of the
-    remaining time.
+    numba-cuda copies a function that it inlines block by block, by ``copy.deepcopy``: with each block the function's
+    scope, which has all of its variables, and with each statement its place in the source. A Hopper kernel is compiled
+    in 5.0 s with these copies, and in 2.0 s without. The machine code is the same
+    (``tests/kernels/device_code/test_compiled_hopper.py``). Nothing is collected as garbage meanwhile: compilers make
+    many objects.
     """
     from numba.cuda.core.compiler_lock import global_compiler_lock
     from numba.cuda.core.ir import Loc, Scope
@@ -323,13 +286,7 @@ def shared_scopes() -> Iterator[None]:
 
 @functools.cache
 def check() -> None:
-    """Refuse a numba-cuda that would build wrong kernels, before any is built.
-
-    Raises
-    ------
-    RuntimeError
-        If arrays do not become the parameters that launches pass.
-    """
+    """Raise RuntimeError if arrays do not become the parameters that launches pass, before any kernel is built."""
     from importlib.metadata import version
 
     from numba.cuda.descriptor import cuda_target

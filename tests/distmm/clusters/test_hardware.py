@@ -204,13 +204,13 @@ def test_plans_that_stream_c_count_among_those_that_would_do() -> None:
 def test_whether_other_numbers_of_workers_would_do_is_asked_of_chunks_that_are_not_united(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked, unions = [], candidates._unions
+    asked, unions = [], candidates.unions_of
 
     def noted(blocking: Blocking, where: ClusterSpec) -> Any:
         asked.append(where.workers)
         return unions(blocking, where)
 
-    monkeypatch.setattr(candidates, "_unions", noted)
+    monkeypatch.setattr(candidates, "unions_of", noted)
     A = da.ones((40_000, 40_000), chunks=1024, dtype="f8")
     plan = distmm.plan(A, A, cluster=distmm.gpus(1, "H100", memory="2GB"))
     assert not plan.fits

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 import distmm
 from distmm.graph.consumers import GROUP, ConsumerLayer, Grid, Merge
 from distmm.graph.dask_tasks import ProductTask
-from distmm.graph.product_graph import ProductLayer, Reduced
+from distmm.graph.product_graph import ProductLayer
+from distmm.graph.reduced_blocks import Reduced
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.problem import Problem
 from distmm.planning.search import make_plan

@@ -27,7 +27,8 @@ from distmm.product import request as plan_request
 from distmm.product import resources
 from distmm.product.choices import Choices
 from distmm.product.operand import wrap
-from distmm.product.request import FileJob, PlanRequest
+from distmm.product.request import PlanRequest
+from distmm.product.resources import FileJob
 from distmm.storage import open_matrix
 from distmm.storage.matrix import Matrix
 

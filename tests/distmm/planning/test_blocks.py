@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from distmm.errors import InputError
-from distmm.planning.blocks import Blocking, even_edges, slices
+from distmm.planning.blocks import Blocking, Wave, even_edges, slices
 from distmm.planning.owners import Grid
 from distmm.planning.problem import Problem, accumulator_dtype, operand_batch
 
@@ -48,6 +50,34 @@ def test_a_block_of_a_meets_only_one_row_of_workers(rows: int, columns: int, i: 
 def test_steps_take_every_panel_once_in_ascending_k(k: list[int], panels: int) -> None:
     blocking = Blocking((1,), tuple(k), (1,), panels=panels)
     assert [p for step in blocking.parts()[0] for p in step] == list(range(len(k)))
+
+
+def test_kinds_of_waves_stand_for_all_waves() -> None:
+    for triangle in (False, True):
+        m, n = ((3, 3, 2, 3, 3, 2, 1), (4,) * 9) if not triangle else ((3, 3, 2, 3, 3, 2, 1),) * 2
+        blocking = Blocking(m, (5,), n, ((2, 2, 1), (1, 1)), triangle=triangle)
+        for cuts in ((1, 1, 1), (2, 3, 3), (3, 7, 7)):
+            counted = Counter[object]()
+            for wave in blocking.waves(cuts, (1, 1)):
+                counted[_edges(blocking, wave)] += 1
+            kinds = blocking.kinds_of_waves(cuts, (1, 1))
+            assert {_edges(blocking, wave): count for wave, count in kinds} == counted
+
+
+@pytest.mark.parametrize("triangle", [False, True])
+def test_kinds_of_waves_are_counted_without_a_look_at_each(monkeypatch: pytest.MonkeyPatch, triangle: bool) -> None:
+    monkeypatch.delattr(Blocking, "waves")
+    blocking = Blocking((1,) * 3000, (1,), (1,) * 3000, triangle=triangle)
+    counts = [count for _, count in blocking.kinds_of_waves((1, 3000, 3000), (1, 1))]
+    assert counts == ([3000, 3000 * 2999 // 2] if triangle else [3000**2])
+
+
+def _edges(blocking: Blocking, wave: Wave) -> tuple[object, ...]:
+    cuts = zip((blocking.batch[0], blocking.m, blocking.n), (wave.batches, wave.rows, wave.columns), strict=True)
+    (batch, batches), *others = cuts
+    inner = len(blocking.batch[1])
+    first = batch[batches.start // inner : batches.stop // inner]
+    return (wave.triangle, first, *(edges[at.start : at.stop] for edges, at in others))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 6, 7, 64, 4096])

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -12,14 +11,12 @@ from hypothesis import strategies as st
 import distmm
 from distmm.errors import DoesNotFitError, InputError
 from distmm.planning import candidates
-from distmm.planning.blocks import Blocking, Wave, cut, even_edges
+from distmm.planning.blocks import Blocking, cut, even_edges
 from distmm.planning.cluster_spec import SCHEDULER_SECONDS, ClusterSpec
-from distmm.planning.grid_layout import GridLayout
-from distmm.planning.owners import Grid
 from distmm.planning.plan import Plan
 from distmm.planning.precision import PRECISIONS
-from distmm.planning.problem import Problem, operand_batch
-from distmm.planning.schedule import LOOKAHEAD, Schedule
+from distmm.planning.problem import Problem
+from distmm.planning.schedule import LOOKAHEAD
 from distmm.planning.search import TILE, checked_edges, make_plan
 from distmm.planning.time_model import TimeModel
 from tests.tables import number_of
@@ -74,84 +71,6 @@ def test_a_text_that_is_no_plan_is_refused_with_an_example(text: str) -> None:
         make_plan(Problem(8, 8, 8, F4), CPU, text=text)
 
 
-BATCHES = [
-    ((), ()), ((3,), (3,)), ((5,), ()), ((5,), (1,)), ((2, 1), (1, 3)), ((3, 2), (3, 2)), ((1, 4, 3), (4, 1)),
-]  # fmt: skip
-
-
-@settings(max_examples=number_of(80))
-@given(
-    st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 3)),
-    st.tuples(st.integers(1, 2), st.integers(1, 3), st.integers(1, 3)),
-    st.tuples(st.integers(1, 6), st.integers(1, 8), st.integers(1, 6)),
-    st.sampled_from(BATCHES),
-    st.integers(1, 2),
-    st.integers(1, 3),
-    st.sampled_from([slice(None), slice(0, 1), slice(0, 2)]),
-)
-def test_bytes_are_those_of_the_blocks_that_leave_home(
-    shape: tuple[int, int, int],
-    cuts: tuple[int, int, int],
-    blocks: tuple[int, int, int],
-    batches: tuple[tuple[int, ...], tuple[int, ...]],
-    matrices: int,
-    panels: int,
-    steps: slice,
-) -> None:
-    """Against the definition: each block of C needs its row of A and its column of B, from their homes."""
-    grid = Grid(*shape)
-    problem = Problem(blocks[0] * 3 - 1, blocks[1] * 2 - 1, blocks[2] * 5 - 2, F4, *batches)
-    edges = (even_edges(problem.m, 3), even_edges(problem.k, 2), even_edges(problem.n, 5))
-    blocking = Blocking(*edges, tuple(even_edges(x, matrices) for x in problem.batch), panels)
-    layout = GridLayout(problem, Schedule(blocking, grid))
-
-    def size(own: tuple[int, ...], at: tuple[int, ...], rows: int, columns: int) -> int:
-        """Bytes of a block of an operand, or of C, at a batch block of it."""
-        cut = blocking.batch[len(blocking.batch) - len(own) :]
-        return rows * columns * 4 * math.prod(1 if n == 1 else e[i] for n, e, i in zip(own, cut, at, strict=True))
-
-    parts = blocking.parts(grid.layers)
-    assert (layout.layers, layout.schedule.steps) == (len(parts), max(map(len, parts)))
-    assert layout.depth == max(sum(blocking.k[p] for step in part for p in step) for part in parts)
-    for wave in blocking.waves(cuts, (grid.rows, grid.columns)):
-        needs, homes, owned = set(), {}, Counter[int]()
-        for batch, i, j in blocking.c_indices(wave):
-            a, b = operand_batch(batch, problem.a_batch), operand_batch(batch, problem.b_batch)
-            for layer, part in enumerate(parts):
-                owner = grid.owner(i, j, batch, layer)
-                owned[owner] += size(problem.batch, batch, blocking.m[i], blocking.n[j])
-                for p in (p for step in part[steps] for p in step):
-                    for block, home, nbytes in (
-                        (
-                            ("A", a, i, p),
-                            grid.owner(i, p, a, layer),
-                            size(problem.a_batch, a, edges[0][i], edges[1][p]),
-                        ),
-                        (
-                            ("B", b, p, j),
-                            grid.owner(p, j, b, layer),
-                            size(problem.b_batch, b, edges[1][p], edges[2][j]),
-                        ),
-                    ):
-                        homes[block] = home, nbytes
-                        needs.add((owner, block))
-        received, sent, at_home = (Counter[int]() for _ in range(3))
-        for owner, block in needs:
-            home, nbytes = homes[block]
-            received[owner] += nbytes * (owner != home)
-            sent[home] += nbytes * (owner != home)
-        for home, nbytes in homes.values():
-            at_home[home] += nbytes
-        traffic = layout.operand_bytes(wave, steps)
-        for counted, figures in (
-            (received, traffic.received),
-            (sent, traffic.sent),
-            (at_home, sum(traffic.homes)),
-            (owned, layout.c_bytes(wave, 4, layout.layers)),
-        ):
-            assert [counted[rank] for rank in range(grid.size)] == list(figures)
-
-
 @pytest.mark.minutes
 @pytest.mark.parametrize(
     ("problem", "workers", "memory"),
@@ -196,14 +115,6 @@ def test_few_plans_of_a_small_c_with_a_deep_k_are_costed(monkeypatch: pytest.Mon
     assert len(costed) < 200  # of 1,600 that there are
 
 
-@pytest.mark.parametrize(("rows", "columns", "blocks"), [(2, 2, 8), (4, 2, 8), (8, 8, 16), (1, 4, 4)])
-def test_square_products_move_exactly_the_2d_bound(rows: int, columns: int, blocks: int) -> None:
-    n = 32 * blocks
-    edges = even_edges(n, 32)
-    c = Plan(Problem(n, n, n, F4), Schedule(Blocking(edges, edges, edges), Grid(rows, columns)), CPU).cost
-    assert c.bytes_moved == c.bytes_bound == blocks**2 * (rows + columns - 2) * 32 * 32 * 4
-
-
 def test_plan_refuses_what_cannot_fit_and_says_what_would() -> None:
     plan = make_plan(Problem(100_000, 100_000, 100_000, F4), CPU)
     with pytest.raises(
@@ -214,10 +125,6 @@ def test_plan_refuses_what_cannot_fit_and_says_what_would() -> None:
     with pytest.raises(DoesNotFitError, match=r"0 B is free there: .*; a worker has almost none: end what") as caught:
         make_plan(Problem(1000, 1000, 1000, F4), replace(CPU, memory=0)).validate()
     assert "use about" not in str(caught.value)
-
-
-def test_plan_that_fits_is_not_refused() -> None:
-    make_plan(Problem(10_000, 10_000, 10_000, F4), CPU).validate()
 
 
 def test_blocks_shrink_until_they_fit() -> None:
@@ -259,34 +166,6 @@ def test_the_copies_of_blocks_that_a_kernel_splits_are_counted() -> None:
         for copied in (1.0, 0.0)
     )
     assert with_copies - without == min(spec.threads, 2) * 2048 * 8192 * 4
-
-
-def test_kinds_of_waves_stand_for_all_waves() -> None:
-    for triangle in (False, True):
-        m, n = ((3, 3, 2, 3, 3, 2, 1), (4,) * 9) if not triangle else ((3, 3, 2, 3, 3, 2, 1),) * 2
-        blocking = Blocking(m, (5,), n, ((2, 2, 1), (1, 1)), triangle=triangle)
-        for cuts in ((1, 1, 1), (2, 3, 3), (3, 7, 7)):
-            counted = Counter[object]()
-            for wave in blocking.waves(cuts, (1, 1)):
-                counted[_edges(blocking, wave)] += 1
-            kinds = blocking.kinds_of_waves(cuts, (1, 1))
-            assert {_edges(blocking, wave): count for wave, count in kinds} == counted
-
-
-@pytest.mark.parametrize("triangle", [False, True])
-def test_kinds_of_waves_are_counted_without_a_look_at_each(monkeypatch: pytest.MonkeyPatch, triangle: bool) -> None:
-    monkeypatch.delattr(Blocking, "waves")
-    blocking = Blocking((1,) * 3000, (1,), (1,) * 3000, triangle=triangle)
-    counts = [count for _, count in blocking.kinds_of_waves((1, 3000, 3000), (1, 1))]
-    assert counts == ([3000, 3000 * 2999 // 2] if triangle else [3000**2])
-
-
-def _edges(blocking: Blocking, wave: Wave) -> tuple[object, ...]:
-    cuts = zip((blocking.batch[0], blocking.m, blocking.n), (wave.batches, wave.rows, wave.columns), strict=True)
-    (batch, batches), *others = cuts
-    inner = len(blocking.batch[1])
-    first = batch[batches.start // inner : batches.stop // inner]
-    return (wave.triangle, first, *(edges[at.start : at.stop] for edges, at in others))
 
 
 sizes = st.integers(0, 12).map(lambda doublings: 10 << doublings)
@@ -351,15 +230,6 @@ def test_gpus_load_a_step_earlier_where_loads_and_products_take_about_the_same_t
     late = replace(ahead, schedule=replace(ahead.schedule, lookahead=LOOKAHEAD))
     assert late.cost.seconds > 1.1 * ahead.cost.seconds
     assert make_plan(problem, replace(two, rate=6.5e13), result="out").lookahead == LOOKAHEAD
-
-
-@pytest.mark.parametrize(("grid", "waited"), [(Grid(1, 2), 4), (Grid(2, 1), 4), (Grid(2, 2), 2), (Grid(4, 1), 4)])
-def test_on_gpus_only_the_transfers_of_the_first_products_are_waited_for(grid: Grid, waited: int) -> None:
-    problem, spec = Problem(4096, 4096, 4096, F4), replace(CPU, workers=grid.size, device="cuda", rate=1e9, link=1e9)
-    plan = Plan(problem, Schedule(Blocking(*[(1024,) * 4] * 3, panels=4), grid), spec, operands=("resident",) * 2)
-    transfers = plan.cost.seconds - replace(plan, cluster=replace(spec, link=math.inf)).cost.seconds
-    most = max(GridLayout(problem, plan.schedule).operand_bytes(plan.waves[0]).received) / 1e9
-    assert transfers == pytest.approx(most / waited)
 
 
 def test_blocks_are_multiples_of_the_files_chunks() -> None:

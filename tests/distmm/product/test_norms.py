@@ -9,6 +9,7 @@ import dask.array as da
 import numpy as np
 import pytest
 
+from distmm.product import reduced_product
 from distmm.product.choices import Choices
 from distmm.product.operand import Operand, wrap
 from distmm.product.product import Gemm
@@ -20,13 +21,13 @@ from tests.distmm.api.reduced import operands
 def test_norms_of_arrays_are_computed_where_products_are_and_those_of_chunks_where_the_chunks_are(
     device: Literal["cpu", "cuda"], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    devices, blocked = [], Operand.blocked
+    devices, blocked = [], reduced_product.blocked
 
-    def recorded(self: Operand, chunks: Any, where: Any, client: Any) -> da.Array:
+    def recorded(operand: Operand, chunks: Any, where: Any, client: Any) -> da.Array:
         devices.append(where)
-        return blocked(self, chunks, "cpu", client)
+        return blocked(operand, chunks, "cpu", client)
 
-    monkeypatch.setattr(Operand, "blocked", recorded)
+    monkeypatch.setattr(reduced_product, "blocked", recorded)
     a, b = operands()
     product = Gemm.of(wrap(da.from_array(a, 10), "A"), wrap(b, "B"))
     plan = product.plan(Choices.of())

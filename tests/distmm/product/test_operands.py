@@ -24,6 +24,7 @@ from distmm.errors import InputError
 from distmm.planning.problem import Problem
 from distmm.product.choices import Choices
 from distmm.product.operand import wrap
+from distmm.product.operand_blocks import arriving
 from distmm.product.operand_pair import pair
 from distmm.product.request import PlanRequest
 from distmm.product.resources import residence
@@ -252,6 +253,6 @@ def test_gpus_multiply_copies_of_numpy_blocks_that_are_persisted(client: Client)
 def test_a_matrix_and_its_transpose_are_read_as_the_same_blocks_however_they_are_given() -> None:
     X = da.ones((40, 40), chunks=20)
     for A, B, transa, transb in product((X, X.T), (X, X.T), (False, True), (False, True)):
-        arriving = [x.arriving(x.chunks or (), "cpu", None) for x in pair(A, B, transa, transb)[:2]]
+        found = [arriving(x, x.chunks or (), "cpu", None) for x in pair(A, B, transa, transb)[:2]]
         turned = [(x is not X) != flag for x, flag in ((A, transa), (B, transb))]
-        assert [(array.name, form == "transpose") for array, form in arriving] == [(X.name, each) for each in turned]
+        assert [(array.name, form == "transpose") for array, form in found] == [(X.name, each) for each in turned]

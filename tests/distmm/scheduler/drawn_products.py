@@ -16,7 +16,8 @@ import numpy as np
 from dask.highlevelgraph import HighLevelGraph
 
 from distmm.graph.dask_tasks import ProductTask, Task, TaskRef
-from distmm.graph.product_graph import Reduced, build
+from distmm.graph.product_graph import build
+from distmm.graph.reduced_blocks import Reduced
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.owners import Grid
 from distmm.planning.plan import Plan

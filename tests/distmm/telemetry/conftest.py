@@ -1,6 +1,6 @@
-"""A real browser and a real Prometheus for the tests of dashboard, report and metrics.
+"""A real browser, a real Prometheus and a cluster with the dashboard, for the tests of dashboard, report and metrics.
 
-On a machine without them the tests skip. Where DISTMM_CI is set, as in ``.ci/run``, they fail.
+On a machine without the first two the tests skip. Where DISTMM_CI is set, as in ``.ci/run``, they fail.
 """
 
 from __future__ import annotations
@@ -16,9 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import dask
 import pytest
+from distributed import Client, LocalCluster
 from tornado.websocket import WebSocketClientConnection, websocket_connect
 
+from distmm.telemetry import client as telemetry
+from tests import forked
+from tests.distmm.telemetry.pages import connections
 from tests.until import until
 
 
@@ -157,3 +162,24 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = Path(kept) if kept else tmp_path_factory.mktemp("screenshots")
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Client]:
+    with (
+        dask.config.set({"distributed.scheduler.work-stealing": False, "distributed.scheduler.allowed-failures": 100}),
+        forked.workers(),
+        LocalCluster(n_workers=2, threads_per_worker=1, memory_limit="2GiB", dashboard_address="127.0.0.1:0") as two,
+        Client(two, set_as_default=False) as client,
+    ):
+        telemetry.install(client)
+        with client.as_current():
+            yield client
+
+
+@pytest.fixture
+def page(browser: Browser, cluster: Client) -> Iterator[Browser]:
+    """A browser that leaves the page before the cluster closes: closing would interrupt Bokeh while it sends."""
+    yield browser
+    browser.open("about:blank")
+    until(lambda: cluster.run_on_scheduler(connections) == 0)

@@ -80,6 +80,6 @@ def hopper_gemm(tile: HopperTile) -> Source:
                 pace.end(counter, u32(cuda.gridDim.x) - u32(1))
 
     operand = emit.tensor_maps(MOST_PANELS if tile.panels else tile.parts)
-    signature = types.void(operand, operand, *[emit.TENSOR_MAP] * 3, *[u64] * 20)
+    signature = types.void(operand, operand, *[emit.tensor_maps()] * 3, *[u64] * 20)
     kernel.__name__ = f"hopper_{tile.operand}_{tile.output}_{tile.columns}x{tile.products}"  # what a profiler shows
     return Source(kernel, signature, THREADS, 1, tile.shared_bytes, specific=True)
