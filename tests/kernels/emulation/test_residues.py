@@ -228,5 +228,6 @@ def test_short_granules_have_no_residues(k, steps):
 
 
 def test_fewer_steps_ask_for_larger_integers():
-    assert [smallest(2**k).bit_length() - 1 for k in range(10, 15)] == [44, 44, 43, 43, 42]
+    assert [smallest(2**k) for k in (10, 12, 14)] == [2**44, 2**43, 2**42]
+    assert all(smallest(k) <= smallest(k - 1) for k in range(SHORTEST, 2 * GRANULE))
     assert [nearest(2**k).bit_length() - 1 for k in range(10, 15)] == [49, 49, 48, 47, 46]
