@@ -18,6 +18,7 @@ from dask.base import get_scheduler
 from dask.local import get_sync
 
 from distmm.errors import InputError
+from distmm.worker.dask_internals import made_here
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -51,7 +52,8 @@ def computing(client: Any = None, now: bool = False) -> Client | None:
     Raises
     ------
     InputError
-        If `client` is not a client, or is closed or asynchronous. If Dask has no usable scheduler, and `now` is set.
+        If `client` is not a client, or is closed or asynchronous. If Dask has no usable scheduler, and `now` is set. If
+        the client was made before this process was forked.
     """
     if client is not None:
         return _checked(client)
@@ -68,7 +70,9 @@ def computing(client: Any = None, now: bool = False) -> Client | None:
             f"scheduler={setting!r}: {error}): correct a wrong setting, or give {USABLE}"
         ) from error
     distributed = sys.modules.get("distributed")  # without it nothing is a client
-    return found if distributed and isinstance(found, distributed.Client) and found.status == "running" else None
+    if not distributed or not isinstance(found, distributed.Client) or found.status != "running":
+        return None
+    return _checked_process(found)
 
 
 def _scheduler() -> Callable[..., Any] | None:
@@ -91,6 +95,17 @@ def _checked(client: Any) -> Client:
         raise InputError(f"client is {client.status}: give one that is connected, such as a new distributed.Client")
     if client.asynchronous:
         raise InputError(f"the client is asynchronous, and distmm waits for the cluster's answers: give {USABLE}")
+    return _checked_process(client)
+
+
+def _checked_process(client: Client) -> Client:
+    """Return a client that this process has made. After a fork, calls of another one would wait without end."""
+    if not made_here(client):
+        raise InputError(
+            "the client belongs to the process that this one was forked from, and gets no answers here: make one here, "
+            f"distributed.Client({client.scheduler.address!r}), or compute without a cluster, with "
+            "dask.config.set(scheduler='threads')"
+        )
     return client
 
 

@@ -88,13 +88,13 @@ def as_writable(source: Any, name: str) -> Any:
 
 def _view(source: Any, from_dlpack: Callable[[Any], Any]) -> Any:
     """Return the view. NumPy lacks some types: PyTorch's are viewed as integers, JAX's come as a NumPy array."""
-    package, _, name = str(source.dtype).rpartition(".")
+    package, _, name = str(getattr(source, "dtype", "")).rpartition(".")
     dtype = _LACKING.get(name)
     if package == "torch" and dtype is not None:
         if dtype.itemsize == 1 and from_dlpack is not np.from_dlpack:
             raise TypeError(f"{name} on a GPU: give a copy on the host, such as x.cpu()")
         return from_dlpack(source.view(getattr(sys.modules["torch"], f"int{8 * dtype.itemsize}"))).view(dtype)
-    if from_dlpack is np.from_dlpack and any(source.dtype == each.type for each in _LACKING.values()):
+    if from_dlpack is np.from_dlpack and not package and dtype is not None:
         return np.asarray(source)
     return from_dlpack(source)
 

@@ -51,6 +51,9 @@ def _threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(THREADS, thread_name_prefix="distmm-copy")
 
 
+os.register_at_fork(after_in_child=_threads.cache_clear)  # the child has none of the threads
+
+
 def in_threads(threads: ThreadPoolExecutor, function: Callable[[Piece], object], pieces: Iterable[Piece]) -> None:
     """Call a function of each piece in these threads, and return or raise when none of the calls runs any more.
 

@@ -8,7 +8,9 @@ worker that fails is left out (`distmm.worker.plugin`).
 from __future__ import annotations
 
 import gc
+import os
 import sys
+import uuid
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -31,6 +33,14 @@ def in_task() -> bool:
     """Whether this thread runs a task of a worker (``distributed.utils.thread_state``)."""
     utils = sys.modules.get("distributed.utils")
     return utils is not None and getattr(utils.thread_state, "key", None) is not None
+
+
+def made_here(client: Client) -> bool:
+    """Whether this process made a client, and not the one that it was forked from, where the client's event loop runs.
+
+    Dask writes the last 14 bits of the process's number into the name of a client (``Client.id``).
+    """
+    return uuid.UUID(client.id[-36:]).clock_seq == os.getpid() % 2**14
 
 
 def without_task_meters() -> AbstractContextManager[Any]:

@@ -80,6 +80,8 @@ def adjoint(x: Any) -> Any:
         raise ValueError(f"a has shape {tuple(x.shape)}: gram multiplies matrices by their transposes; add an axis")
     if kind == "torch":
         return x.mH  # conjugated when it is read, as by gradients
+    if kind == "dlpack":
+        return x.mT  # the array API standard has no swapaxes
     return _as_numba(view(x).swapaxes(-1, -2)) if kind == "numba" else x.swapaxes(-1, -2)
 
 

@@ -137,7 +137,7 @@ class Check:
         return (products[0], squares[0]), (products[1], squares[1])
 
     def _times(self, matrices: Any, vectors: Any) -> tuple[Any, Any]:
-        """Return matrices times vectors, and the squared norms of rows. Batches broadcast."""
+        """Return matrices times vectors, and the norms of rows; with `_fused` their squares. Batches broadcast."""
         if self._fused:
             device = device_of(matrices.data.device_id)
             if max(matrices.ndim, vectors.ndim) == 2:
@@ -149,13 +149,15 @@ class Check:
             return products.reshape(*batch, *products.shape[-2:]), squares.reshape(*batch, squares.shape[-1])
         wide = matrices.astype(vectors.dtype) if vectors.dtype.kind != "c" or matrices.dtype.kind == "c" else matrices
         with np.errstate(over="ignore", invalid="ignore"):
-            return wide @ vectors, (abs(wide) ** 2).sum(-1)
+            return wide @ vectors, _norms(wide)
 
     @functools.cached_property
     def _verdict(self) -> tuple[float, str]:
         left, rows, right, norms, columns = map(
             _on_host, (self._left, self._rows, self._right, self._norms, self._columns)
         )
+        if self._fused:
+            rows, norms, columns = map(np.sqrt, (rows, norms, columns))
         tolerance, n = self._tolerance, self._operands[2].shape[-1]
         if not right.size:
             return 0.0, "c has no elements"
@@ -163,11 +165,11 @@ class Check:
             factor = np.array(int(self._alpha) % 2**64, np.uint64).astype(left.dtype)
             ratio = _largest(np.where(tolerance.differ(left * factor, right), np.inf, 0.0))
         else:
-            spread = abs(self._alpha) * np.sqrt(rows) * np.sqrt(columns.sum(axis=-1))[..., None]
+            spread = abs(self._alpha) * rows * np.hypot.reduce(columns, axis=-1)[..., None]
             underflow = tolerance.underflow(self._alpha, np.zeros(n, np.int32))
             sums = SINGLE if right.real.dtype == np.float32 else 2.0**-53
             with np.errstate(over="ignore", invalid="ignore"):
-                limit = tolerance.limit(spread, np.sqrt(norms), underflow, n, sums=sums)
+                limit = tolerance.limit(spread, norms, underflow, n, sums=sums)
                 error = _largest(abs(left.astype(np.result_type(left, np.float64)) * self._alpha - right))
                 ratio = np.where(error == 0, 0.0, error / limit)
             ratio[~(np.isfinite(error) & np.isfinite(limit))] = np.inf
@@ -217,6 +219,17 @@ class Check:
 def _largest(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return the largest number of each row. Rows are short, and NumPy's ``max`` takes 20 ns for each."""
     return functools.reduce(np.maximum, np.moveaxis(x, -1, 0))
+
+
+def _norms(x: Any) -> Any:
+    """Return the norms of rows; of NumPy's floating-point numbers also where their squares overflow or underflow."""
+    norms = (abs(x) ** 2).sum(-1) ** 0.5
+    if x.dtype.kind != "u" and isinstance(x, np.ndarray):
+        odd = ~((norms > 1e-140) & (norms < 1e150))
+        rows = abs(x[odd])
+        largest = rows.max(axis=-1, keepdims=True, initial=1e-300)
+        norms[odd] = largest[:, 0] * ((rows / largest) ** 2).sum(-1) ** 0.5
+    return norms
 
 
 def _on_host(x: Any) -> np.ndarray[Any, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -89,6 +90,36 @@ def test_an_asynchronous_client_is_refused() -> None:
                     distmm.matmul(a, a, out=out)
 
     asyncio.run(products())
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
+def test_the_client_of_the_process_that_this_one_was_forked_from_is_refused() -> None:
+    """Its event loop does not run in the new process, where a call would wait for ever."""
+    eye, context = np.eye(8), multiprocessing.get_context("fork")
+    with (
+        LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        with dask.config.set(scheduler="threads"):
+            lazy = distmm.matmul(eye, eye)
+
+        def products() -> None:
+            for call in (
+                lambda: distmm.matmul(eye, eye),  # with the current client
+                lambda: distmm.matmul(eye, eye, client=client),
+                lambda: distmm.verify(eye, eye, eye),
+                lazy.compute,
+            ):
+                with pytest.raises(InputError, match=r"forked from.*distributed\.Client\('inproc.*scheduler='threads'"):
+                    call()
+            with dask.config.set(scheduler="threads"):
+                np.testing.assert_array_equal(lazy.compute(), eye)
+
+        child = context.Process(target=products)
+        child.start()
+        child.join(timeout=30)
+        child.kill()
+    assert child.exitcode == 0
 
 
 @pytest.mark.parametrize("setting", ["nonsense", 3])

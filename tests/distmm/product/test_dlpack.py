@@ -36,6 +36,14 @@ class LentByAnOlderVersion(Lent):
         return self.array.__dlpack__()
 
 
+class LentAlone(Lent):
+    """Only DLPack's two methods, as the protocol asks for."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        super().__init__(array)
+        del self.shape, self.dtype
+
+
 class LentWithArray(LentByAnOlderVersion):
     """The same with NumPy's protocol beside it, as PyTorch has it."""
 
@@ -53,7 +61,7 @@ def whole(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(-9, 9, shape).astype("f8")
 
 
-@pytest.mark.parametrize("kind", [Lent, LentByAnOlderVersion])
+@pytest.mark.parametrize("kind", [Lent, LentByAnOlderVersion, LentAlone])
 def test_operands_are_not_copied_and_are_read_when_the_product_is_computed(kind: Any, client: Client) -> None:
     a, b, c = whole(400, 300), whole(400, 300, seed=1), whole(400, 400, seed=2)
     assert np.shares_memory(wrap(kind(a), "A").source, a)

@@ -390,3 +390,14 @@ def test_each_piece_is_handled_by_one_of_the_threads_which_have_buffers_of_their
             process_memory.in_threads(threads, lambda _: found.append(threading.current_thread().name), pieces)  # noqa: B023
         assert len(found) == len(pieces)
         assert all(name.startswith("reader") for name in found)
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
+def test_a_forked_process_copies_in_threads_of_its_own() -> None:
+    rows = np.ones((process_memory.THREADS, 8))
+    process_memory.copy(np.empty_like(rows), rows)  # starts the threads, which the child does not have
+    child = multiprocessing.get_context("fork").Process(target=process_memory.copy, args=(np.empty_like(rows), rows))
+    child.start()
+    child.join(timeout=30)
+    child.kill()
+    assert child.exitcode == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import time
 from contextlib import AbstractContextManager, nullcontext
@@ -32,6 +33,14 @@ def test_a_thread_knows_whether_it_runs_a_task(client: Client) -> None:
     assert client.submit(dask_internals.in_task, pure=False).result()
     assert not any(client.run(dask_internals.in_task).values())
     assert not dask_internals.in_task()
+
+
+def test_a_client_has_the_number_of_the_process_that_made_it(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert dask_internals.made_here(client)
+    assert client.submit(lambda: dask_internals.made_here(distributed.get_client()), pure=False).result()
+    other = os.getpid() + 1
+    monkeypatch.setattr(os, "getpid", lambda: other)
+    assert not dask_internals.made_here(client)
 
 
 def test_a_task_that_secedes_is_not_metered() -> None:

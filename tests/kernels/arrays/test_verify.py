@@ -64,6 +64,17 @@ def test_sizes_near_the_limits_of_the_type_do_not_matter():
         assert not verify(a * np.float32(scale), b * np.float32(scale), c)
 
 
+@pytest.mark.parametrize("scale", [1e-200, 1e200])
+@pytest.mark.parametrize("dtype", ["float64", "complex128"])
+def test_numbers_whose_squares_the_type_does_not_hold_are_compared(dtype, scale):
+    a, b = numbers((20, 30), dtype) * scale, numbers((30, 10), dtype, 1)
+    for left, right in ((a, b), (b.T, a.T)):
+        c = left @ right
+        assert verify(left, right, c)
+        c[2, 3] *= 2
+        assert not verify(left, right, c)
+
+
 def test_what_cannot_be_tested_is_not_right():
     nan = np.full((3, 3), np.nan)
     assert not verify(nan, nan, nan)
