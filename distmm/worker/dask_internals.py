@@ -7,6 +7,7 @@ worker that fails is left out (`distmm.worker.plugin`).
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -38,9 +39,11 @@ def in_task() -> bool:
 def made_here(client: Client) -> bool:
     """Whether this process made a client, and not the one that it was forked from, where the client's event loop runs.
 
-    Dask writes the last 14 bits of the process's number into the name of a client (``Client.id``).
+    Dask writes the last 14 bits of the process's number into the name of a client (``Client.id``). True without them.
     """
-    return uuid.UUID(client.id[-36:]).clock_seq == os.getpid() % 2**14
+    with contextlib.suppress(ValueError):
+        return uuid.UUID(client.id[-36:]).clock_seq == os.getpid() % 2**14
+    return True
 
 
 def without_task_meters() -> AbstractContextManager[Any]:

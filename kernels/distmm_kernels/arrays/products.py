@@ -90,7 +90,12 @@ def product(
 def of_matrices(
     a: Array, b: Array, c: Array | None, out: Array | None, dtype: np.dtype[Any], device: Device, options: Options
 ) -> Array:
-    """Return the product of matrices ``(..., m, k)`` and ``(..., k, n)``, in ``out`` or as a new contiguous array."""
+    """Return the product of matrices ``(..., m, k)`` and ``(..., k, n)``, in ``out`` or as a new contiguous array.
+
+    As in BLAS, they are not read with an alpha of 0.
+    """
+    if options.alpha == 0:
+        a, b = a[..., :0], b[..., :0, :]
     kernel, guarded, _ = kernel_of(a, b, dtype, device, options)
     if options.symmetry is None:
         left, right = kernel.prepare_a(a, wait=False), kernel.prepare_b(b, wait=False)

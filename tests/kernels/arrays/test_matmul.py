@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import distmm_kernels
-from distmm_kernels import device, gram, matmul
+from distmm_kernels import device, gram, matmul, verify
 from distmm_kernels.arrays import products
 from distmm_kernels.device import Device
 from distmm_kernels.gemm.guarded import GuardedKernel
@@ -59,6 +59,15 @@ def test_factors_and_an_addend_make_a_gemm():
     np.testing.assert_allclose(matmul(a[0], b[:, 0], c=c[0]), a[0] @ b[:, 0] + c[0])
     with pytest.raises(ValueError, match="beta is 2, but there is no c"):
         matmul(a, b, beta=2)
+
+
+def test_operands_are_not_read_with_an_alpha_of_zero():
+    a, b, c = np.full((5, 4), np.nan), np.full((2, 4, 6), np.inf), np.full((2, 5, 6), 3.0)
+    assert (matmul(a, b, alpha=0) == np.zeros((2, 5, 6))).all()
+    assert (matmul(a, b, np.empty_like(c), alpha=0, beta=2, c=c) == 6).all()
+    assert (gram(a, alpha=0) == np.zeros((5, 5))).all()
+    assert verify(a, b, np.zeros((2, 5, 6)), alpha=0)
+    assert not verify(a, b, c, alpha=0)
 
 
 def test_out_may_be_wider_and_may_share_memory():
