@@ -50,8 +50,8 @@ def smallest(length: int) -> int:
 
     In the worst case, nearly all of a row's integers have this size, and the column is 0 at all others. Then rounding
     makes an error of ``0.29 / smallest``, relative to the norm: a seventh of the bound of a chain of multiply-adds,
-    ``length * 2^-53``, in 1024 steps, and a twenty-seventh in 8192. Scaling makes numbers of N(0, 1) 2^8.7 to 2^9.2
-    times this size; 0.2 % of them are smaller than it.
+    ``length * 2^-53``, in 1024 steps, and a twenty-seventh in 8192. Scaling makes numbers of N(0, 1) 2^8 to 2^9 times
+    this size; 0.3 % of them are smaller than it at most.
     """
     return 1 << 49 - (length.bit_length() - 1) // 2
 
