@@ -11,7 +11,7 @@ from numpy.lib.stride_tricks import as_strided
 
 from distmm_kernels.arrays import verify
 from distmm_kernels.launch.launches import MAX_GRID_Y
-from distmm_kernels.layout import real_view, stack
+from distmm_kernels.layout import stack
 from distmm_kernels.layout.vectors import row_pitch
 from distmm_kernels.reductions import thin_products
 from tests.kernels.reference.exact import doubled_twin
@@ -27,16 +27,24 @@ def at(address, shape, strides, dtype):
     return as_strided(np.frombuffer((ctypes.c_char * size).from_address(address), dtype, 1), shape, strides)
 
 
-def copied(rows, device):
-    """A copy of the matrices in rows of aligned vectors."""
-    *others, length = rows.shape
-    whole = np.zeros((*others, row_pitch(length, rows.itemsize)), rows.dtype)
-    whole[..., :length] = rows
-    return whole[..., :length]
+@pytest.fixture
+def copies(monkeypatch):
+    """Shapes of the matrices that were copied to rows of aligned vectors."""
+    seen = []
+
+    def copied(rows, device):
+        seen.append(rows.shape)
+        *others, length = rows.shape
+        whole = np.zeros((*others, row_pitch(length, rows.itemsize)), rows.dtype)
+        whole[..., :length] = rows
+        return whole[..., :length]
+
+    monkeypatch.setattr(thin_products, "in_vectors", copied)
+    return seen
 
 
 @pytest.fixture
-def grids(monkeypatch):
+def grids(monkeypatch, copies):
     """The grids of the launches of float32 and float64, which NumPy computes."""
     seen = []
 
@@ -60,8 +68,6 @@ def grids(monkeypatch):
     monkeypatch.setattr(thin_products.driver, "loaded", loaded)
     monkeypatch.setattr(thin_products, "_results", results)
     monkeypatch.setattr(thin_products, "doubled", lambda block, device: doubled_twin(block))
-    for module in (thin_products, real_view):
-        monkeypatch.setattr(module, "in_vectors", copied)
     for module in (thin_products, stack):
         monkeypatch.setattr(module, "address", lambda array: array.ctypes.data)
     return seen
@@ -80,7 +86,7 @@ def test_a_batch_of_more_matrices_than_a_grid_has_is_multiplied_in_several_launc
 
 @pytest.mark.parametrize("dtype", ["complex64", "complex128"])
 @pytest.mark.parametrize("order", [order for order in STRIDES if order != "reversed"])  # `at` has no negative strides
-def test_complex_matrices_of_any_layout_are_multiplied_by_complex_vectors(grids, dtype, order):
+def test_complex_matrices_of_any_layout_are_multiplied_by_complex_vectors(grids, copies, dtype, order):
     rng = np.random.default_rng(1)
 
     def drawn(*shape):
@@ -89,10 +95,12 @@ def test_complex_matrices_of_any_layout_are_multiplied_by_complex_vectors(grids,
     for batch, m, n in (((), 6, 33), ((3,), 5, 8), ((), 1, 7), ((2,), 4, 1), ((), 1, 1), ((2,), 0, 5), ((), 3, 0)):
         matrices = strided(drawn(*batch, m, n), order)
         for x in (drawn(n, 2), drawn(*batch, n, 2)):
+            copies.clear()
             products, squares = thin_products.times_vectors(matrices, x, H200)
             assert products.dtype == dtype
             np.testing.assert_array_equal(products, matrices @ x)
             np.testing.assert_array_equal(squares, (abs(matrices.astype("c16")) ** 2).sum(-1).round())
+            assert len(copies) <= 1  # for both vectors
     assert grids
 
 
