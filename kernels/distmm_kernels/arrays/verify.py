@@ -146,7 +146,7 @@ class Check:
                 return thin_products.times_vectors(matrices, vectors, device)
             batch = np.broadcast_shapes(matrices.shape[:-2], vectors.shape[:-2])
             stacks: Any = (np.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (matrices, vectors))
-            stack, of_stack = (x.reshape(-1, *x.shape[-2:]) for x in stacks)
+            stack, of_stack = (x.reshape(math.prod(batch), *x.shape[-2:]) for x in stacks)
             products, squares = thin_products.times_vectors(stack, of_stack, device)
             return products.reshape(*batch, *products.shape[-2:]), squares.reshape(*batch, squares.shape[-1])
         wide = matrices.astype(vectors.dtype) if vectors.dtype.kind != "c" or matrices.dtype.kind == "c" else matrices

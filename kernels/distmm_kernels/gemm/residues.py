@@ -2,8 +2,9 @@
 
 Operands are residues modulo 15 numbers (`distmm_kernels.emulation.residues`), and so are their products
 (`distmm_kernels.gemm.residue_products`). They determine an integer, which is rounded once, scaled, and added to C.
-The error is less than that of a chain of float64 multiply-adds. A granule is computed by such a chain if a guard says
-that the error might be larger, or if the granule is short. Short granules have no residues.
+The error of each element is less than the bound of a chain of float64 multiply-adds, and mostly far less than the error
+of one. A granule is computed by such a chain if a guard says that the bound might be exceeded, or if the granule is
+short. Short granules have no residues.
 """
 
 from __future__ import annotations

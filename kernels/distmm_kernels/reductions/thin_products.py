@@ -16,9 +16,9 @@ from distmm_kernels.kernel import Array
 from distmm_kernels.launch import driver
 from distmm_kernels.launch.binary import Recipe
 from distmm_kernels.launch.launches import MAX_GRID_Y
-from distmm_kernels.layout.real_view import REALS, as_real, doubled, in_rows
+from distmm_kernels.layout.real_view import REALS, as_real, doubled
 from distmm_kernels.layout.stack import VECTOR_BYTES, Stack, address
-from distmm_kernels.layout.vectors import in_vectors
+from distmm_kernels.layout.vectors import has_vectors, in_vectors
 
 MAKER = "distmm_kernels.device_code.thin_products:times_vectors"
 ROWS, WARPS, LANES = 4, 4, 32  # rows of a warp, warps of a block, and lanes
@@ -77,7 +77,9 @@ def times_vectors(matrices: Array, vectors: Array, device: Device) -> tuple[Arra
 
 
 def _of_complex(matrices: Array, vectors: Array, device: Device) -> tuple[Array, Array]:
-    lines = as_real(in_rows(matrices, device))
+    if not has_vectors(matrices, -1):
+        matrices = in_vectors(matrices, device)  # one copy for both vectors
+    lines = as_real(matrices)
     products = type(matrices)((*matrices.shape[:-1], 2), vectors.dtype)
     for each in range(2):
         found, squares = times_vectors(lines, doubled(vectors[..., each : each + 1], device), device)

@@ -25,6 +25,7 @@ from distmm_kernels.emulation.moduli import (
     start,
 )
 from distmm_kernels.emulation.residues import SHORTEST, Layout, Residues, nearest, smallest
+from distmm_kernels.emulation.sparsity import holds
 from distmm_kernels.gemm.guarded import WORKSPACE, parts
 from distmm_kernels.gemm.residue_products import strip
 from distmm_kernels.gemm.residues import split_steps
@@ -128,13 +129,26 @@ def test_ordinary_matrices_raise_no_guard_in_any_of_many_rows(k):
 
 
 def test_integers_are_exact_and_their_zeros_are_zero():
-    a, b = accuracy.draw("integers", 30, 600, 40, dtype=np.float64)
-    b[300:] = -b[:300]
-    a[:15, 300:] = a[:15, :300]  # their products cancel
+    a, b = accuracy.draw("integers", 30, 1200, 40, dtype=np.float64)
+    b[600:] = -b[:600]
+    a[:15, 600:] = a[:15, :600]  # their products cancel
     d, guard = residue_twin.product(a, b)
     assert guard == 0
     assert (d == a @ b).all()
     assert (d[:15] == 0).all()
+
+
+def test_numbers_that_are_just_not_small_keep_the_bound_of_a_chain():
+    for k in range(SHORTEST, 2 * GRANULE + 1):  # both factors are rounded by 1/2, and the sum is rounded twice
+        assert 1 / smallest(k) + 2.0**-52 <= (k + 2) * 2.0**-53
+    x = np.full((2, SHORTEST), smallest(SHORTEST) + 0.49609375)
+    x[0, 0], x[1, 1] = np.sqrt(LIMIT * (1 - 1e-9) - (x[:, 2:] ** 2).sum(axis=1))  # one large number that meets 0
+    x[1, 0] = x[0, 1] = 0
+    a, b = x[:1], np.ascontiguousarray(x[1:].T)
+    d, guard = residue_twin.product(a, b)
+    assert guard == Guard.SPARSE
+    assert holds(residue_twin.row_counts(a), residue_twin.row_counts(x[1:]))
+    assert 0.4 < exact.errors(d, a, b).componentwise / ((SHORTEST + 2) * 2.0**-53) < 0.5
 
 
 def test_one_row_that_cannot_be_held_raises_the_guard():

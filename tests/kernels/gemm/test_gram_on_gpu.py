@@ -33,8 +33,8 @@ KERNELS = [
 ]
 COMMUTE = "hopper", "hopper_tf32", "residues", "integer_residues"  # C[j, i] has the bits of C[i, j]
 ONCE = [(m, k, ()) for m, k in ((1, 64), (100, 520), (130, 64), (257, 1024), (700, 300), (1500, 1030))]
-# (4400, 9000): several launches that add to C, and more tiles than run at a time, in an odd number of rows
-DEEP = [(200, 8193, ()), (1100, 20000, ()), (300, 17000, (3,)), (260, 600, (2, 2)), (4400, 9000, ())]
+# (4400, 9300): several launches that add to C, and more tiles than run at a time, in an odd number of rows
+DEEP = [(200, 8193, ()), (1100, 20000, ()), (300, 17000, (3,)), (260, 1100, (2, 2)), (4400, 9300, ())]
 
 
 @pytest.fixture

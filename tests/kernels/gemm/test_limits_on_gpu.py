@@ -107,7 +107,7 @@ def test_work_on_a_stream_that_is_destroyed_is_done(gpu, name, dtype):
     import cupy
 
     kernel, _ = kernel_on(gpu, name, dtype)
-    a, b = (on_gpu(matrix(shape, dtype, seed)) for seed, shape in enumerate(((700, 900), (900, 600))))
+    a, b = (on_gpu(matrix(shape, dtype, seed)) for seed, shape in enumerate(((700, 1100), (1100, 600))))
     left, right = kernel.prepare_a(a), kernel.prepare_b(b)
     want = kernel.multiply(left, right, None)
     made = []
@@ -125,7 +125,7 @@ def test_the_second_gpu_gives_what_the_first_gives(name, dtype):
     import cupy
 
     first, second = device.gpus()[:2]
-    a, b = (matrix(shape, dtype, seed) for seed, shape in enumerate(((300, 900), (900, 250))))
+    a, b = (matrix(shape, dtype, seed) for seed, shape in enumerate(((300, 1100), (1100, 250))))
     results = []
     for gpu in (first, second):
         kernel, _ = kernel_on(gpu, name, dtype)

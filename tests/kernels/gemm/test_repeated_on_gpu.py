@@ -23,7 +23,7 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "dtype"), CASES)
 @pytest.mark.parametrize("order", ["C", "F", "offset"])
-@pytest.mark.parametrize("k", [70, 600])
+@pytest.mark.parametrize("k", [70, 1100])
 def test_products_of_repeated_matrices_are_right(gpu, name, dtype, order, k):
     import cupy
 

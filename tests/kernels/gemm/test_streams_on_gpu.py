@@ -78,7 +78,7 @@ def kernel_for(gpu):
     return make
 
 
-def drawn(dtype, guarded, seed, m=200, k=GRANULE + 1000, n=170):
+def drawn(dtype, guarded, seed, m=200, k=GRANULE + 1100, n=170):
     """Operands on the GPU, A in C order and B in Fortran order."""
     rng = np.random.default_rng(seed)
     a, b = (rng.integers(-9, 10, shape) + (0j if dtype.kind == "c" else 0) for shape in ((m, k), (k, n)))
