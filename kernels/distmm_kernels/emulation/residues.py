@@ -51,7 +51,7 @@ def smallest(length: int) -> int:
     In the worst case, nearly all of a row's integers have this size, and the column is 0 at all others. Then rounding
     makes an error of ``0.29 / smallest``, relative to the norm: a seventh of the bound of a chain of multiply-adds,
     ``length * 2^-53``, in 1024 steps, and a twentieth in 8192. Scaling makes numbers of N(0, 1) 2^8.4 to 2^9.4 times
-    this size; 0.1 to 0.3 % of them are smaller than it.
+    this size; 0.1 to 0.24 % of them are smaller than it.
     """
     return int(2.0**49 / math.sqrt(max(1, length)))
 
