@@ -66,9 +66,8 @@ class Operand:
         package, source = package_of(source), as_array(source, name)
         kind = kind_of(source, name)
         if is_dask(source):
-            from distmm.graph.block_arrays import (
-                transposed,  # late: plans of files need no Dask array, which takes a second
-            )
+            # late: plans of files need no Dask array, whose import takes a second
+            from distmm.graph.block_arrays import transposed
 
             while (once := transposed(source)) is not None and (twice := transposed(once)) is not None:
                 source = twice  # Q of ``Q.T.T @ B``
