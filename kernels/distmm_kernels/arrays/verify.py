@@ -212,10 +212,10 @@ class Check:
         if not wrong.any():
             return None
         column = int(np.argmax(wrong))
-        if not np.isfinite(truth[column]):
-            return f"row {row[-1]} cannot be tested: element {(*row, column)} of a @ b is {truth[column]}"
-        value = given[column].item()
-        return f"row {row[-1]} of c is wrong: element {(*row, column)} is {value}, and a @ b has {truth[column].item()}"
+        place, expected, found = (*row, column), truth[column], given[column].item()
+        if not abs(expected) <= self._tolerance.most:  # also NaN, and what C's type cannot hold
+            return f"row {row[-1]} cannot be tested: element {place} of a @ b is {expected}, c is {c.dtype}"
+        return f"row {row[-1]} of c is wrong: element {place} is {found}, and a @ b has {expected.item()}"
 
 
 def _largest(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

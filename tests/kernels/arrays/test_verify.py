@@ -79,6 +79,9 @@ def test_what_cannot_be_tested_is_not_right():
     nan = np.full((3, 3), np.nan)
     assert not verify(nan, nan, nan)
     assert "cannot be tested" in verify(nan, nan, nan).message
+    large = np.full((3, 4), 1e3, np.float16)  # float16 ends at 65504
+    message = verify(large, large.T, np.full((3, 3), np.inf, np.float16)).message
+    assert message == "row 0 cannot be tested: element (0, 0) of a @ b is 4000000.0, c is float16"
     with pytest.raises(TypeError, match="c is of bool"):
         verify(np.ones((2, 2), bool), np.ones((2, 2), bool), np.ones((2, 2), bool))
     with pytest.raises(ValueError, match=r"c has shape \(3, 2\)"):
