@@ -5,12 +5,11 @@ from __future__ import annotations
 import uuid
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import dask.array as da
 import numpy as np
 from dask.array.utils import meta_from_array
-from distributed import Client
 
 from distmm.graph.block_arrays import transposed
 from distmm.product.arrays_in_graphs import inline_array, lent, rechunked
@@ -19,6 +18,9 @@ from distmm.product.users_blocks import Chunks
 from distmm.transfer import share
 from distmm.worker.tasks import loads
 from distmm.worker.tasks.arrivals import Form, arrived_at
+
+if TYPE_CHECKING:
+    from distributed import Client  # imported late: products without a cluster use this module, too
 
 
 def blocked(
