@@ -78,9 +78,7 @@ def _page(scheduler: Scheduler, extra: dict[str, Any], doc: Document) -> None:
         show()
         doc.add_periodic_callback(show, pause)
     arguments = {"figure": blocks.root, "light": theme.LIGHT, "dark": theme.DARK}
-    doc.js_on_event(
-        "document_ready", CustomJS(args=arguments, code=(theme.PAGES / "colours.js").read_text(encoding="utf-8"))
-    )
+    doc.js_on_event("document_ready", CustomJS.from_file(theme.PAGES / "colours.js", **arguments))
 
 
 def _address_arguments(doc: Document) -> dict[str, str]:
