@@ -149,16 +149,14 @@ REGISTRY.register(_Collector())
 PATH = "/distmm-targets.json"
 
 
-def targets(scheduler: Scheduler) -> list[dict[str, Any]]:
-    """Return the addresses of the workers' ``/metrics``, in the JSON form of Prometheus' HTTP discovery."""
-    found = (scheduler.get_worker_service_addr(address, "dashboard") for address in scheduler.workers)
-    return [{"targets": sorted(f"{host}:{port}" for host, port in filter(None, found)), "labels": {}}]
-
-
 class _Targets(RequestHandler):
+    """Answers with the addresses of the workers' ``/metrics``, in the JSON form of Prometheus' HTTP discovery."""
+
     def get(self) -> None:
+        found = (self.server.get_worker_service_addr(address, "dashboard") for address in self.server.workers)
+        targets = sorted(f"{host}:{port}" for host, port in filter(None, found))
         self.set_header("Content-Type", "application/json")
-        self.write(json.dumps(targets(self.server)))
+        self.write(json.dumps([{"targets": targets, "labels": {}}]))
 
 
 def install_targets(scheduler: Scheduler) -> None:
