@@ -138,11 +138,9 @@ class Telemetry(SchedulerPlugin):
 
     def _runs(
         self, worker: str = "", startstops: Iterable[dict[str, Any]] | None = (), **_: Any
-    ) -> Iterator[tuple[str, float, float]]:
-        """Yield worker, start and stop of each run that a transition tells of."""
-        for entry in startstops or ():
-            if entry["action"] == "compute":
-                yield self._name(worker), entry["start"], entry["stop"]
+    ) -> list[tuple[str, float, float]]:
+        """Return worker, start and stop of each run that a transition tells of."""
+        return [(self._name(worker), x["start"], x["stop"]) for x in startstops or () if x["action"] == "compute"]
 
     def _note_work(self, ts: TaskState, **kwargs: Any) -> None:
         """Tell the records of a task that is no step: it makes a block of A or B, takes one of C, or is of others."""
@@ -219,9 +217,7 @@ class Telemetry(SchedulerPlugin):
         return self.jobs.get(task.placement.product, task.placement.product)
 
     def _new_record(self, product: str, plan: Plan, now: float) -> Record:
-        begin = self.announced.pop(product, None)
-        if begin is None:
-            return Record(product, plan, now, numbers=self.numbers)
+        begin = self.announced.pop(product, {"path": "", "kept": ()})  # of a job
         kept = [i * len(plan.blocking.n) + j for i, j in begin["kept"]]
         record = Record(product, plan, now, begin["path"], kept, self.numbers)
         record.verb = begin.get("verb", "")
