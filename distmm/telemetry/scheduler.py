@@ -20,7 +20,7 @@ from distmm import units
 from distmm.graph.dask_tasks import PlacedTask, ProductTask
 from distmm.planning.plan import Plan
 from distmm.scheduler.plugin import PlacementPlugin
-from distmm.telemetry import dashboard, metrics, task_names
+from distmm.telemetry import dashboard, dashboard_server, metrics, task_names
 from distmm.telemetry.faults import tolerated
 from distmm.telemetry.heartbeats import Heartbeats
 from distmm.telemetry.job_events import JOB_TOPIC
@@ -65,9 +65,9 @@ class Telemetry(SchedulerPlugin):
         self.heartbeats.sampling.start()
         metrics.SOURCES.add(self)
         with tolerated("the page of the dashboard"):
-            dashboard.install(scheduler)
+            dashboard_server.add_page(scheduler, "distmm", dashboard.page)
         with tolerated("the list of workers for Prometheus"):
-            metrics.install_targets(scheduler)
+            dashboard_server.add_handler(scheduler, metrics.PATH, metrics.Targets)
         with tolerated("telemetry on workers"):
             reporter = WorkerTelemetry()
             await scheduler.register_worker_plugin(None, dumps(reporter), reporter.name, idempotent=True)
