@@ -69,11 +69,10 @@ def html(record: Record, *, title: str = "", certificate: Rows = (), runs: Seque
     """
     end = max(record.advanced, record.submitted + 1e-3)
     seconds, plan, f = end - record.submitted, record.plan, record.figures(end)
-    job = batch_job()
     summary = [
         *((fact.label, fact.value) for fact in facts(record, f)),
         ("host", platform.node()),
-        *([("batch job", job)] if job else []),
+        *([("batch job", job)] if (job := batch_job()) else []),
     ]
     return templates.filled(
         theme.PAGES / "report.html",
