@@ -160,7 +160,8 @@ def gpus(
     >>> dict(plan.rows())["fits"]
     'yes'
     """
-    nbytes = model_named(model).memory if memory is None else _size("memory", memory)
+    largest = model_named(model).memory
+    nbytes = largest if memory is None else _size("memory", memory)
     speed = None if link is None else _size("link", link)
     host = None if host_memory is None else _size("host_memory", host_memory)
     return Hardware(_count("count", count), nbytes, model, THREADS, speed, host)
