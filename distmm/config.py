@@ -87,12 +87,8 @@ def _allowed(name: str) -> tuple[str, ...]:
 
 def _is_pool(value: Any) -> bool:
     """Whether a value is a share of a GPU's memory or a size. Either may be text."""
-    try:
-        share = float(value)
-    except (TypeError, ValueError):
-        pass
-    else:
-        return not isinstance(value, bool) and LEAST_POOL <= share <= MOST_POOL
+    if _is_count(value):
+        return LEAST_POOL <= float(value) <= MOST_POOL
     try:
         return isinstance(value, str) and parse_bytes(value) >= 1 << 20
     except (ValueError, OverflowError):

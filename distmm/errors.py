@@ -1,7 +1,5 @@
 """The errors that distmm raises on purpose. Their messages name the values and the remedy."""
 
-from __future__ import annotations
-
 
 class DistmmError(Exception):
     """Base of all errors that distmm raises on purpose; the command line prints them without a traceback."""

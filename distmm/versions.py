@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterable
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distributions, version
 
 try:
     __version__ = version("distmm")
@@ -16,8 +16,6 @@ def installed(packages: Iterable[str]) -> dict[str, str]:
     """Return the version of Python, and of each of `packages` that is installed."""
     found = {"python": platform.python_version()}
     for package in packages:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
+        for each in distributions(name=package):
+            found.setdefault(package, each.version)
     return found

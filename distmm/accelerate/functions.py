@@ -131,9 +131,8 @@ def _contracted(
 ) -> da.Array:
     """Sum products over the labels that both operands have and the result lacks."""
     _check_blocks(a, b)
-    for labels in (of_a, of_b, out):
-        if len(set(labels)) < len(labels):
-            raise StaysDasks("an operand has the same index twice")
+    if any(len(set(labels)) < len(labels) for labels in (of_a, of_b, out)):
+        raise StaysDasks("an operand has the same index twice")
     if set(out) ^ {x for x in (*of_a, *of_b) if x in out or (x in of_a) != (x in of_b)}:
         raise StaysDasks("an index of one operand is summed over")
     first, second = dict(zip(of_a, a.chunks, strict=True)), dict(zip(of_b, b.chunks, strict=True))

@@ -88,13 +88,11 @@ def plan(
 
 def _check_hardware(hardware: Any, client: Any, device: str | None) -> None:
     """Refuse a `cluster` that is not a description of one, and a client or device given together with it."""
-    if hardware is None:
-        return
-    if not isinstance(hardware, Hardware):
+    if not isinstance(hardware, Hardware | None):
         raise InputError(
             f"cluster is {hardware!r}: describe one with distmm.gpus(64, 'H100') or distmm.cpus(8, memory='64GB'); for "
             "a cluster that runs give client="
         )
-    if client is not None or device not in (None, "auto"):
+    if hardware is not None and (client is not None or device not in (None, "auto")):
         given = "a client" if client is not None else f"device={device!r}"
         raise InputError(f"cluster and {given} are given: the cluster says where to multiply, so leave out the other")

@@ -104,7 +104,6 @@ def cov(
     weights, freedom = _weights(fweights, aweights, n, int(not bias) if ddof is None else int(ddof))
     if freedom <= 0:
         warnings.warn("Degrees of freedom <= 0 for slice", RuntimeWarning, stacklevel=3)
-        freedom = 0.0
     wide = np.result_type(dtype, np.float64)
     if weights is None:
         centred = second - first.mean(axis=1, dtype=wide, keepdims=True)
@@ -112,7 +111,7 @@ def cov(
         weights = np.asarray(weights, like=meta_from_array(first))
         mean = (first * weights).sum(axis=1, dtype=wide, keepdims=True) / weights.sum()
         centred = (second - mean) * np.sqrt(weights)
-    alpha = 1 / freedom if freedom else np.inf
+    alpha = np.inf if freedom <= 0 else 1 / freedom
     return gram(centred.astype(dtype), alpha=alpha, **choices).squeeze()
 
 
@@ -172,10 +171,9 @@ def corrcoef(x: Any, y: Any = None, rowvar: bool = True, *, dtype: Any = None, *
 
 def _clipped(block: Any, of_rows: Any, of_columns: Any) -> Any:
     """Clip real and imaginary parts to -1 and 1, which rounding may exceed. NaN where two variances have overflowed."""
-    if block.dtype.kind != "c":
-        clipped = block.clip(-1, 1)
-    else:
-        clipped = (block.real.clip(-1, 1) + 1j * block.imag.clip(-1, 1)).astype(block.dtype)
+    clipped = block.real.clip(-1, 1)
+    if block.dtype.kind == "c":
+        clipped = (clipped + 1j * block.imag.clip(-1, 1)).astype(block.dtype)
     clipped[(of_rows == np.inf) & (of_columns == np.inf)] = np.nan
     return clipped
 
@@ -219,16 +217,12 @@ def _stacked(sources: list[Any], rowvar: bool, concatenate: Callable[..., Any]) 
 
 def _weights(fweights: Any, aweights: Any, n: int, ddof: int) -> tuple[np.ndarray | None, float]:
     """Return the weight of each observation, None for 1, and the degrees of freedom."""
-    frequencies, importance = (
-        _checked(given, name, n) for given, name in ((fweights, "fweights"), (aweights, "aweights"))
-    )
+    frequencies, importance = _checked(fweights, "fweights", n), _checked(aweights, "aweights", n)
     if frequencies is not None and (frequencies != np.around(frequencies)).any():
         raise InputError("fweights has values that are not whole numbers: give whole numbers, or use aweights")
     if frequencies is None and importance is None:
         return None, n - ddof
-    weights = np.ones(n)
-    for given in (frequencies, importance):
-        weights = weights if given is None else weights * given
+    weights = np.prod([given for given in (frequencies, importance) if given is not None], axis=0)
     total = float(weights.sum())
     if total == 0:
         raise InputError("the sum of the weights is 0: give at least one observation a positive weight")

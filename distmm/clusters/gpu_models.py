@@ -8,14 +8,13 @@ data sheets, without sparsity.
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from distmm.errors import InputError
 
 
-@dataclass(frozen=True)
-class GpuModel:
+class GpuModel(NamedTuple):
     """A GPU model.
 
     Attributes

@@ -91,9 +91,10 @@ class Hardware:
         model = None if self.model is None else model_named(self.model)
         device: Literal["cpu", "cuda"] = "cpu" if model is None else "cuda"
         choice = kernel_choice.KernelChoice(device, dtype, precision, kernel)
+        pool, rest = POOL_FRACTION * self.memory, PAUSE_FRACTION * self.memory - WORKER_BYTES
         facts: dict[str, Any] = {
             "threads": self.threads,
-            "memory": self._block_memory(),
+            "memory": int(max(0.0, rest) if model is None else pool),  # that blocks may use
             "host_memory": self.host_memory,
             "cores": max(self.threads, self.cores or 0),
         }
@@ -112,12 +113,6 @@ class Hardware:
             load = PCIE_5 / 2.0 ** (5 - model.pcie)
             spec = replace(spec, load=load, link=spec.link if model.nvlink else load)
         return spec if self.link is None else replace(spec, link=self.link)
-
-    def _block_memory(self) -> int:
-        """Return the bytes of a worker that blocks may use; on a GPU this is its memory pool."""
-        if self.model is not None:
-            return int(POOL_FRACTION * self.memory)
-        return max(0, int(PAUSE_FRACTION * self.memory) - WORKER_BYTES)
 
 
 def gpus(
@@ -165,7 +160,8 @@ def gpus(
     >>> dict(plan.rows())["fits"]
     'yes'
     """
-    nbytes = model_named(model).memory if memory is None else _size("memory", memory)
+    largest = model_named(model).memory
+    nbytes = largest if memory is None else _size("memory", memory)
     speed = None if link is None else _size("link", link)
     host = None if host_memory is None else _size("host_memory", host_memory)
     return Hardware(_count("count", count), nbytes, model, THREADS, speed, host)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import dask.array as da
 import numpy as np
 from dask.highlevelgraph import MaterializedLayer
 from dask.utils import ensure_dict
 from distributed import Client, Future, Scheduler
 from distributed.metrics import time
+from distributed.scheduler import TaskState
 
 from distmm.clusters import view
 from distmm.graph.dask_tasks import needs
@@ -19,10 +21,6 @@ from distmm.planning.layout import Ints
 from distmm.planning.owners import Homes
 from distmm.scheduler import dask_internals
 from distmm.scheduler.plugin import PlacementPlugin
-
-if TYPE_CHECKING:
-    import dask.array as da
-    from distributed.scheduler import TaskState
 
 # Seconds in which the scheduler has heard of chunks that a client has just persisted: it orders their tasks first.
 KNOWN_SECONDS = 2.0
@@ -57,16 +55,15 @@ def chunk_homes(client: Client, arrays: Sequence[da.Array | None], workers: int)
     # A future that came by pickle, as in an argument of a task, has no status until Dask binds it to a client.
     keys, still = tuple(futures), all(future.status == "finished" for future in futures.values())
     found = view.on_scheduler(client, _holders, keys, old=still)  # finished chunks seldom move
-    sizes, holders = {}, {}
-    for key, (nbytes, ranks) in zip(keys, found, strict=True):
-        sizes[key], holders[key] = nbytes, [rank for rank in ranks if rank < workers]
     # Of several holders of a chunk, the one that holds the fewest bytes counts: a worker that has copies of all chunks,
     # to concatenate them perhaps, soon drops them. If they hold the same, chunks are shared out.
     given: Counter[int] = Counter()
     total: Counter[int] = Counter()
-    for key in keys:
+    sizes, holders = {}, {}
+    for key, (nbytes, ranks) in zip(keys, found, strict=True):
+        sizes[key], holders[key] = nbytes, [rank for rank in ranks if rank < workers]
         for rank in holders[key]:
-            total[rank] += sizes[key]
+            total[rank] += nbytes
     homes: list[Homes | None] = []
     for array, held in zip(arrays, parts, strict=True):
         if array is None or not held:
@@ -79,10 +76,9 @@ def chunk_homes(client: Client, arrays: Sequence[da.Array | None], workers: int)
                 for rank in holders[future.key]:
                     bytes_at[rank] += max(1, sizes[future.key])
             if bytes_at:
-                most = max(bytes_at.values())
-                best = min((total[rank], given[rank], rank) for rank in bytes_at if bytes_at[rank] == most)[-1]
+                best = min(bytes_at, key=lambda rank: (-bytes_at[rank], total[rank], given[rank], rank))
                 at[index] = best
-                given[best] += most
+                given[best] += bytes_at[best]
         homes.append(tuple(map(tuple, at.tolist())))
     return homes
 

@@ -146,17 +146,14 @@ def local(
         arguments |= {"security": security(tls), "protocol": "tls"}
     arguments["silence_logs"] = logging.CRITICAL if quiet else logging.WARNING
 
-    def started() -> LocalCluster:
-        # The scheduler reads the routes only at its start. If another process takes the port after `_free_address`,
-        # Dask uses another port and warns.
-        with dask.config.set(routes), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", r"Port \d+ is already in use", UserWarning)
-            return make(dashboard_address=address, **arguments)
-
     with dask.config.set({**SCHEDULER_CONFIG, **LOCAL_CONFIG, **config}), ExitStack() as start:
         start.enter_context(sigint_blocked())
         try:
-            local_cluster = started()
+            # The scheduler reads the routes only at its start. If another process takes the port after `_free_address`,
+            # Dask uses another port and warns.
+            with dask.config.set(routes), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", r"Port \d+ is already in use", UserWarning)
+                local_cluster = make(dashboard_address=address, **arguments)
         except RuntimeError as error:
             raise _not_started("workers of the local cluster have not started", error) from None
         try:

@@ -64,10 +64,6 @@ class _View:
     answers: dict[Question, tuple[float, int, Any]] = field(default_factory=dict)
     changes: int = 0
 
-    def is_near(self, address: str) -> bool:
-        """Whether a worker reads this process's memory, and so runs on its host."""
-        return self.reads.get(address, False)
-
     def known(self, question: Question, old: bool) -> Any:
         """Return the answer that was kept; None if it is older than `FRESH_SECONDS`, or than a change, if not `old`."""
         when, changes, answer = self.answers.get(question, (-math.inf, 0, None))
@@ -102,7 +98,7 @@ def ask(client: Client, question: Question | None = None, old: bool = False) -> 
     if view is None:
         view = _views[client] = _View()
         client.subscribe_topic(CHANGES_TOPIC, partial(_changed, weakref.ref(client)))  # which the client holds
-        take_tickets(client, view.is_near)
+        take_tickets(client, lambda address: view.reads.get(address, False))  # who reads it runs on its host
     if view.connection is not client.scheduler_comm:
         view.connection = client.scheduler_comm
         _forget_workers(client, view)

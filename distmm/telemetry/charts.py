@@ -103,14 +103,10 @@ def timeline(record: Record, seconds: float) -> Markup:
     for at, name in enumerate(names):
         lane, top = record.lanes[name], TOP + at * height
         middles[top + height / 2] = name
-        rows = [
-            (what or "products", color or record.color(name), found[name, kind])
-            for kind, (what, color) in theme.ACTIVITIES.items()
-        ]
-        for row, (what, color, intervals) in enumerate(rows):
+        for row, (kind, (what, color)) in enumerate(theme.ACTIVITIES.items()):
             y, width = (0.27, 0.46) if row == 0 else (0.47 + 0.12 * row, 0.11)
-            path = _intervals(record, seconds, intervals, top + y * height)
-            marks.append(Mark(f"{name}: {what}", color, width * height, path))
+            path = _intervals(record, seconds, found[name, kind], top + y * height)
+            marks.append(Mark(f"{name}: {what or 'products'}", color or record.color(name), width * height, path))
         path = _intervals(record, seconds, lane.silences, top + height / 2)
         marks.append(Mark(f"{name}: silent", theme.NOBODY, 0.9 * height, path))
         if lane.lost is not None:

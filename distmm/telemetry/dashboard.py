@@ -26,12 +26,7 @@ BLOCKS = 430
 UPDATE_MILLISECONDS, SLOW_MILLISECONDS, MANY, FIGURES_MILLISECONDS = 500, 1000, 64, 2000
 
 
-def install(scheduler: Scheduler) -> None:
-    """Add the page ``/distmm`` to a scheduler's dashboard."""
-    dashboard_server.add_page(scheduler, "distmm", _page)
-
-
-def _page(scheduler: Scheduler, extra: dict[str, Any], doc: Document) -> None:
+def page(scheduler: Scheduler, extra: dict[str, Any], doc: Document) -> None:
     """Fill a page with the table of products, and with the text and the figures of one of them."""
     from bokeh.layouts import column, row
     from bokeh.models import CustomJS, Div
@@ -78,9 +73,7 @@ def _page(scheduler: Scheduler, extra: dict[str, Any], doc: Document) -> None:
         show()
         doc.add_periodic_callback(show, pause)
     arguments = {"figure": blocks.root, "light": theme.LIGHT, "dark": theme.DARK}
-    doc.js_on_event(
-        "document_ready", CustomJS(args=arguments, code=(theme.PAGES / "colours.js").read_text(encoding="utf-8"))
-    )
+    doc.js_on_event("document_ready", CustomJS.from_file(theme.PAGES / "colours.js", **arguments))
 
 
 def _address_arguments(doc: Document) -> dict[str, str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from markupsafe import Markup
 
@@ -15,8 +15,7 @@ from distmm.telemetry.activity import Lane
 from distmm.telemetry.record import Record
 
 
-@dataclass(frozen=True)
-class Quantity:
+class Quantity(NamedTuple):
     """What a bar chart shows: a bar and a mark for each worker, and one line. It takes lane, record and seconds."""
 
     title: str

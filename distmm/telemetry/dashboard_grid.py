@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-from bokeh.models import BasicTicker, ColumnDataSource, HoverTool, Range1d
+from bokeh.models import BasicTicker, ColumnDataSource, Range1d
 from bokeh.plotting import figure
 
 from distmm import templates, units
@@ -24,28 +24,18 @@ NAMED_WORKERS = 32
 EMPTY = 0.1
 
 
-class Grid(NamedTuple):
-    """The row and the column of each block, in cells of `side` x `side` blocks. The grid is `high` x `wide` cells."""
+def cells(record: Record) -> tuple[np.ndarray, np.ndarray, int]:
+    """Return the row and the column of each block of C, in cells of `side` x `side` blocks, and the side.
 
-    row: np.ndarray
-    column: np.ndarray
-    side: int
-    high: int
-    wide: int
-
-    @classmethod
-    def of(cls, record: Record) -> Grid:
-        """Place the blocks of C. The matrices of a batch lie side by side, in an outline close to a square.
-
-        They are a cell apart, if each block has a cell of its own.
-        """
-        rows, columns = record.rows, record.columns
-        matrices, side = record.chains // (rows * columns), math.ceil(math.sqrt(max(1, record.chains / MOST_CELLS)))
-        across, gap = max(1, round(math.sqrt(matrices * rows / columns))), int(side == 1)
-        matrix, place = np.divmod(np.arange(record.chains), rows * columns)
-        row = (matrix // across * (rows + gap) + place // columns) // side
-        column = (matrix % across * (columns + gap) + place % columns) // side
-        return cls(row, column, side, int(row.max()) + 1, int(column.max()) + 1)
+    The matrices of a batch lie side by side, in an outline close to a square. They are a cell apart, if each block has
+    a cell of its own.
+    """
+    rows, columns = record.rows, record.columns
+    matrices, side = record.chains // (rows * columns), math.ceil(math.sqrt(max(1, record.chains / MOST_CELLS)))
+    across, gap = max(1, round(math.sqrt(matrices * rows / columns))), int(side == 1)
+    matrix, place = np.divmod(np.arange(record.chains), rows * columns)
+    row = (matrix // across * (rows + gap) + place // columns) // side
+    return row, (matrix % across * (columns + gap) + place % columns) // side, side
 
 
 class Blocks:
@@ -56,7 +46,8 @@ class Blocks:
         self.source = ColumnDataSource({column: [] for column in columns})
         self.root = figure(
             title="Blocks of C", x_range=Range1d(-0.5, 1), y_range=Range1d(1, -0.5), tools="", toolbar_location=None,
-            x_axis_location="above", **sizing,
+            x_axis_location="above",
+            tooltips=[("block", "@name"), ("owner", "@owner"), ("done", "@done{0 %}"), ("", "@state")], **sizing,
         )  # fmt: skip
         self.root.grid.visible = False
         self.root.axis.ticker = BasicTicker(desired_num_ticks=4, min_interval=1)  # the numbers of blocks
@@ -64,17 +55,12 @@ class Blocks:
             x="x", y="y", width=1, height=1, source=self.source,
             fill_color="fill", fill_alpha="alpha", line_color="edge", line_width="width",
         )  # fmt: skip
-        self.root.add_tools(
-            HoverTool(
-                renderers=[self.cells],
-                tooltips=[("block", "@name"), ("owner", "@owner"), ("done", "@done{0 %}"), ("", "@state")],
-            )
-        )
 
     def update(self, record: Record) -> None:
         """Redraw the cells."""
-        grid = Grid.of(record)
-        cell = grid.row * grid.wide + grid.column
+        row, column, side = cells(record)
+        high, wide = int(row.max()) + 1, int(column.max()) + 1
+        cell = row * wide + column
         first, cell, members = np.unique(cell, return_index=True, return_inverse=True, return_counts=True)[1:]
 
         def some(flags: np.ndarray) -> np.ndarray:
@@ -85,11 +71,11 @@ class Blocks:
         rejected, mirrored = some(record.rejections) & ~refuted, np.bincount(cell, weights=record.mirrored) == members
         owners = [record.owners[record.source[chain]] for chain in first]
         done = np.bincount(cell, weights=record.progress) / members
-        more = " and its neighbours, in one cell" if grid.side > 1 else ""
+        more = " and its neighbours, in one cell" if side > 1 else ""
         edges = [(refuted, theme.WRONG), (rejected, theme.REJECTED), (again, theme.AGAIN)]
         self.source.data = {
-            "x": grid.column[first] * grid.side + (grid.side - 1) / 2,
-            "y": grid.row[first] * grid.side + (grid.side - 1) / 2,
+            "x": column[first] * side + (side - 1) / 2,
+            "y": row[first] * side + (side - 1) / 2,
             "fill": [record.color(owner) if owner else theme.NOBODY for owner in owners],
             "alpha": EMPTY + (1 - EMPTY) * done,
             "edge": np.select([flags for flags, _ in edges], [color for _, color in edges], theme.NOBODY),
@@ -102,8 +88,8 @@ class Blocks:
                 for flags in zip(mirrored, resumed, again, rejected, refuted, strict=True)
             ],
         }
-        self.cells.glyph.width = self.cells.glyph.height = 0.92 * grid.side
-        self.root.x_range.end, self.root.y_range.start = (n * grid.side - 0.5 for n in (grid.wide, grid.high))
+        self.cells.glyph.width = self.cells.glyph.height = 0.92 * side
+        self.root.x_range.end, self.root.y_range.start = (n * side - 0.5 for n in (wide, high))
         self.root.axis.visible = not record.batches
 
 

@@ -39,6 +39,13 @@ def add_page(scheduler: Scheduler, page: str, build: Build) -> None:
     from bokeh.server.tornado import BokehTornado
     from distributed.dashboard.core import BokehApplication
     from distributed.dashboard.scheduler import template_variables
+    from distributed.http.scheduler.info import IndividualPlots
+
+    class Plots(IndividualPlots):
+        """Dask's list of plots, with the page of distmm."""
+
+        def write(self, chunk: dict[str, str]) -> None:
+            super().write(chunk | {page.title(): f"/{page}"})
 
     dashboards = [app for app in server.applications if isinstance(app, BokehTornado)]
     if not dashboards or has_page(scheduler, f"/{page}"):
@@ -50,7 +57,7 @@ def add_page(scheduler: Scheduler, page: str, build: Build) -> None:
     application.initialize(IOLoop.current())
     application.start()
     # JupyterLab's extension requests its list of plots at this path. Dask's handler lists only Dask's plots.
-    add_handler(scheduler, f"{prefix.rstrip('/')}/individual-plots.json", _list_of_plots(page))
+    add_handler(scheduler, f"{prefix.rstrip('/')}/individual-plots.json", Plots)
     variables["pages"].insert(1, page)
 
 
@@ -74,15 +81,3 @@ def dress(document: Document, title: str, variables: dict[str, Any]) -> None:
     document.theme = BOKEH_THEME
     document.template = env.get_template("simple.html")
     document.template_variables.update(variables)
-
-
-def _list_of_plots(page: str) -> type[Any]:
-    from distributed.http.scheduler.info import IndividualPlots
-
-    class Plots(IndividualPlots):
-        """Dask's list of plots, with the page of distmm."""
-
-        def write(self, chunk: dict[str, str]) -> None:
-            super().write(chunk | {page.title(): f"/{page}"})
-
-    return Plots

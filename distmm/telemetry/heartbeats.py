@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from distributed.scheduler import Scheduler
@@ -56,11 +56,9 @@ class Heartbeats:
         self.received.pop(address, None)
         self.seen.pop(address, None)
 
-    def active(self, now: float) -> Iterator[Record]:
+    def active(self, now: float) -> list[Record]:
         """Return the records of running products, and of just ended ones, whose last heartbeats are still to come."""
-        for record in self.records.values():
-            if not record.over or now - record.advanced < LINGER_SECONDS:
-                yield record
+        return [each for each in self.records.values() if not each.over or now - each.advanced < LINGER_SECONDS]
 
     def take(self, address: str, heartbeat: dict[str, Any]) -> None:
         """Add a worker's heartbeat to the records of the running products.
@@ -81,12 +79,10 @@ class Heartbeats:
         last, before = self.received.get(address, ({}, 0.0))
         # A heartbeat may come after a statement that is newer: totals of a process never fall.
         totals = {of: max(total, last.get(of, 0)) for of, total in heartbeat["received"].items()}
-        seconds, active = max(heartbeat["receiving"], before), list(self.active(now))
+        seconds, active = max(heartbeat["receiving"], before), self.active(now)
         received: Counter[str] = Counter()
         for of, total in totals.items():
-            user = next(
-                (r.product for r in reversed(list(self.records.values())) if of in r.arrays or of in r.resident), ""
-            )
+            user = next((r.product for r in reversed(list(self.records.values())) if of in r.arrays | r.resident), "")
             received[user] += total - last.get(of, 0)
         # Bytes count when a task reads their block. The time of a transfer that has ended before is kept until then.
         self.received[address] = totals, seconds if received.total() or not active else before
@@ -114,7 +110,7 @@ class Heartbeats:
         if now - self.sampled > HUNG_SECONDS:
             self.awake = now
         self.sampled = now
-        active = list(self.active(now))
+        active = self.active(now)
         if not active and not self.silent:
             return
         self.read()

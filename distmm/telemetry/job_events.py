@@ -1,7 +1,5 @@
 """The events by which jobs tell the scheduler what it cannot see. A plan of files imports this, and no scheduler."""
 
-from __future__ import annotations
-
 # Topic of Dask's structured events by which jobs report what the scheduler cannot see. Each message is a dictionary
 # with "event", "job" and further keys:
 #   "begin"                  "path", "kept" (blocks on disk), "note" (an incident before the start), "verb" ("topk")

@@ -16,11 +16,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from distributed.http.utils import RequestHandler
-from distributed.scheduler import Scheduler
 from prometheus_client import REGISTRY
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from distmm.telemetry import dashboard_server
 from distmm.telemetry.figures import UNDER_WAY
 from distmm.telemetry.record import Record
 
@@ -149,18 +147,12 @@ REGISTRY.register(_Collector())
 PATH = "/distmm-targets.json"
 
 
-def targets(scheduler: Scheduler) -> list[dict[str, Any]]:
-    """Return the addresses of the workers' ``/metrics``, in the JSON form of Prometheus' HTTP discovery."""
-    found = (scheduler.get_worker_service_addr(address, "dashboard") for address in scheduler.workers)
-    return [{"targets": sorted(f"{host}:{port}" for host, port in filter(None, found)), "labels": {}}]
+class Targets(RequestHandler):
+    """Answers with the addresses of the workers' ``/metrics``, in the JSON form of Prometheus' HTTP discovery."""
 
-
-class _Targets(RequestHandler):
     def get(self) -> None:
+        """Write them."""
+        found = (self.server.get_worker_service_addr(address, "dashboard") for address in self.server.workers)
+        targets = sorted(f"{host}:{port}" for host, port in filter(None, found))
         self.set_header("Content-Type", "application/json")
-        self.write(json.dumps(targets(self.server)))
-
-
-def install_targets(scheduler: Scheduler) -> None:
-    """Serve ``/distmm-targets.json``; does nothing on a scheduler without a web server."""
-    dashboard_server.add_handler(scheduler, PATH, _Targets)
+        self.write(json.dumps([{"targets": targets, "labels": {}}]))

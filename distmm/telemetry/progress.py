@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
 
 import dask.array as da
 from distributed import Client, futures_of
@@ -46,7 +45,8 @@ def live(console: Console | None = None) -> Iterator[Report]:
     if not console.is_jupyter and not console.is_terminal:
         yield _lines(console)
         return
-    bar = _Bar(console=console, auto_refresh=not console.is_jupyter)
+    columns = TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.completed:g}/{task.total:g} steps")
+    bar = _Bar(*columns, console=console, auto_refresh=not console.is_jupyter)
     task, cell = bar.add_task("multiplying", total=0, figures="starting"), None
     if console.is_jupyter:  # with IPython's display, since rich's live display would need ipywidgets
         from IPython.display import display
@@ -66,10 +66,6 @@ def live(console: Console | None = None) -> Iterator[Report]:
 
 class _Bar(Progress):
     """The bar of a product, and below it its figures, which take as many lines as they need."""
-
-    def __init__(self, **options: Any) -> None:
-        columns = TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.completed:g}/{task.total:g} steps")
-        super().__init__(*columns, **options)
 
     def make_tasks_table(self, tasks: Iterable[Task]) -> Table:
         """Return the lines."""

@@ -121,10 +121,10 @@ class Record:
         return self.lanes.setdefault(worker, Lane())
 
     def color(self, worker: str) -> str:
-        """Return the colour of a worker: grey while it is silent."""
+        """Return the colour of a worker: by its number, the same in all figures; grey while it is silent."""
         if (lane := self.lanes.get(worker)) is not None and lane.silent_since is not None:
             return theme.NOBODY
-        return theme.worker_color(self.numbers.setdefault(worker, len(self.numbers)))
+        return theme.WORKERS[self.numbers.setdefault(worker, len(self.numbers)) % len(theme.WORKERS)]
 
     @property
     def shape(self) -> str:

@@ -69,19 +69,16 @@ def html(record: Record, *, title: str = "", certificate: Rows = (), runs: Seque
     """
     end = max(record.advanced, record.submitted + 1e-3)
     seconds, plan, f = end - record.submitted, record.plan, record.figures(end)
-    job = batch_job()
     summary = [
         *((fact.label, fact.value) for fact in facts(record, f)),
         ("host", platform.node()),
-        *([("batch job", job)] if job else []),
+        *([("batch job", job)] if (job := batch_job()) else []),
     ]
     return templates.filled(
         theme.PAGES / "report.html",
-        light=theme.LIGHT,
-        dark=theme.DARK,
+        theme=theme,
         title=title or record.title,
         summary=[("product", record.shape), *summary],
-        plan=plan.rows(),
         timeline=charts.timeline(record, seconds),
         rate=charts.lines(
             seconds, charts.rate(record, end), (plan.cluster.rate, "the kernel's rate in the plan"), "FLOP/s"
@@ -91,7 +88,6 @@ def html(record: Record, *, title: str = "", certificate: Rows = (), runs: Seque
         reasons=f.reasons or ["Nothing that takes a second."],
         runs=runs,
         now=time.time(),
-        activities=theme.ACTIVITIES.values(),
         units=units,
         record=record,
         versions=f"distmm {__version__}, dask {dask.__version__}, distributed {distributed.__version__}, "

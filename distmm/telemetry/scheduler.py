@@ -20,7 +20,7 @@ from distmm import units
 from distmm.graph.dask_tasks import PlacedTask, ProductTask
 from distmm.planning.plan import Plan
 from distmm.scheduler.plugin import PlacementPlugin
-from distmm.telemetry import dashboard, metrics, task_names
+from distmm.telemetry import dashboard, dashboard_server, metrics, task_names
 from distmm.telemetry.faults import tolerated
 from distmm.telemetry.heartbeats import Heartbeats
 from distmm.telemetry.job_events import JOB_TOPIC
@@ -65,9 +65,9 @@ class Telemetry(SchedulerPlugin):
         self.heartbeats.sampling.start()
         metrics.SOURCES.add(self)
         with tolerated("the page of the dashboard"):
-            dashboard.install(scheduler)
+            dashboard_server.add_page(scheduler, "distmm", dashboard.page)
         with tolerated("the list of workers for Prometheus"):
-            metrics.install_targets(scheduler)
+            dashboard_server.add_handler(scheduler, metrics.PATH, metrics.Targets)
         with tolerated("telemetry on workers"):
             reporter = WorkerTelemetry()
             await scheduler.register_worker_plugin(None, dumps(reporter), reporter.name, idempotent=True)
@@ -138,11 +138,9 @@ class Telemetry(SchedulerPlugin):
 
     def _runs(
         self, worker: str = "", startstops: Iterable[dict[str, Any]] | None = (), **_: Any
-    ) -> Iterator[tuple[str, float, float]]:
-        """Yield worker, start and stop of each run that a transition tells of."""
-        for entry in startstops or ():
-            if entry["action"] == "compute":
-                yield self._name(worker), entry["start"], entry["stop"]
+    ) -> list[tuple[str, float, float]]:
+        """Return worker, start and stop of each run that a transition tells of."""
+        return [(self._name(worker), x["start"], x["stop"]) for x in startstops or () if x["action"] == "compute"]
 
     def _note_work(self, ts: TaskState, **kwargs: Any) -> None:
         """Tell the records of a task that is no step: it makes a block of A or B, takes one of C, or is of others."""
@@ -219,9 +217,7 @@ class Telemetry(SchedulerPlugin):
         return self.jobs.get(task.placement.product, task.placement.product)
 
     def _new_record(self, product: str, plan: Plan, now: float) -> Record:
-        begin = self.announced.pop(product, None)
-        if begin is None:
-            return Record(product, plan, now, numbers=self.numbers)
+        begin = self.announced.pop(product, {"path": "", "kept": ()})  # of a job
         kept = [i * len(plan.blocking.n) + j for i, j in begin["kept"]]
         record = Record(product, plan, now, begin["path"], kept, self.numbers)
         record.verb = begin.get("verb", "")

@@ -44,8 +44,3 @@ WORKERS = (
     "#29a284", "#9c5d27", "#816edb", "#39a529", "#c4316e", "#2b87ad", "#959525", "#a239cd",
     "#249051", "#d97465", "#4c62d2", "#548d23", "#d967bc", "#1e7874", "#a07828", "#a27edf",
 )  # fmt: skip
-
-
-def worker_color(number: int) -> str:
-    """Return the colour of a worker by its number, the same in all figures and reports of a scheduler."""
-    return WORKERS[number % len(WORKERS)]

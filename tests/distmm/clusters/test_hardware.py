@@ -127,6 +127,7 @@ def test_a_slow_network_makes_the_plan_slower() -> None:
     ("describe", "message"),
     [
         (lambda: distmm.gpus(4, "H1000"), r"model 'H1000' is not a GPU model .* use one of V100, .*H100, .*B200"),
+        (lambda: distmm.gpus(4, "H1000", memory="80GB"), "model 'H1000' is not a GPU model"),
         (lambda: distmm.gpus(4, 100), "model 100 is not a GPU"),
         (lambda: distmm.gpus(0, "H100"), "count is 0: give a whole number from 1 to 100,000"),
         (lambda: distmm.gpus(10**6, "H100"), "count is 1000000"),

@@ -138,9 +138,11 @@ def test_colours_of_workers_are_seen_on_both_grounds() -> None:
         linear = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in (red, green, blue))
         return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
-    colors = [theme.worker_color(number) for number in range(len(theme.WORKERS))]
+    colors = theme.WORKERS
     assert len(set(colors)) == len(colors)
-    assert theme.worker_color(len(colors)) == colors[0]
+    r = record()
+    r.numbers = {"first": 0, "after the last": len(colors)}
+    assert r.color("first") == r.color("after the last") == colors[0]
     for color in colors:
         for ground in (theme.LIGHT["ground"], theme.DARK["ground"]):
             darker, lighter = sorted([luminance(color), luminance(ground)])

@@ -20,7 +20,7 @@ from distmm import job, matmul
 from distmm.storage import open_matrix
 from distmm.storage.records import Disk
 from distmm.telemetry import client as telemetry
-from distmm.telemetry import dashboard, faults, metrics, report, worker
+from distmm.telemetry import dashboard_server, faults, metrics, report, worker
 from distmm.telemetry.record import Record
 from distmm.telemetry.scheduler import Telemetry
 from distmm.telemetry.worker import WorkerTelemetry
@@ -55,9 +55,9 @@ def no_room(patch: pytest.MonkeyPatch) -> None:
 # What fails, and how many warnings a product and a job log: none where Dask logs the error itself.
 FAULTS: dict[str, tuple[Patch, int]] = {
     "the scheduler's plugin does not start": (raises(Telemetry, "start"), 1),
-    "the page": (raises(dashboard, "install"), 1),
+    "the page": (raises(dashboard_server, "add_page"), 1),
     "no Bokeh": (missing("bokeh.server.tornado"), 1),
-    "the list of targets": (raises(metrics, "install_targets"), 1),
+    "the list of targets": (lambda patch: patch.delattr(metrics, "Targets"), 1),
     "the workers' plugin does not start": (raises(WorkerTelemetry, "setup"), 0),
     "listening on the scheduler": (raises(Telemetry, "transition"), 0),
     "listening on workers": (raises(WorkerTelemetry, "transition"), 0),
