@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import dask.array as da
 import numpy as np
 from dask.highlevelgraph import MaterializedLayer
 from dask.utils import ensure_dict
 from distributed import Client, Future, Scheduler
 from distributed.metrics import time
-from distributed.scheduler import TaskState
 
 from distmm.clusters import view
 from distmm.graph.dask_tasks import needs
@@ -21,6 +19,10 @@ from distmm.planning.layout import Ints
 from distmm.planning.owners import Homes
 from distmm.scheduler import dask_internals
 from distmm.scheduler.plugin import PlacementPlugin
+
+if TYPE_CHECKING:
+    import dask.array as da  # schedulers load this module, too, and need no Dask arrays
+    from distributed.scheduler import TaskState
 
 # Seconds in which the scheduler has heard of chunks that a client has just persisted: it orders their tasks first.
 KNOWN_SECONDS = 2.0
