@@ -91,10 +91,11 @@ class Hardware:
         model = None if self.model is None else model_named(self.model)
         device: Literal["cpu", "cuda"] = "cpu" if model is None else "cuda"
         choice = kernel_choice.KernelChoice(device, dtype, precision, kernel)
+        # Bytes that blocks may use: the pool of a GPU, or what a CPU worker has beside its own process.
         pool, rest = POOL_FRACTION * self.memory, PAUSE_FRACTION * self.memory - WORKER_BYTES
         facts: dict[str, Any] = {
             "threads": self.threads,
-            "memory": int(max(0.0, rest) if model is None else pool),  # that blocks may use
+            "memory": int(max(0.0, rest) if model is None else pool),
             "host_memory": self.host_memory,
             "cores": max(self.threads, self.cores or 0),
         }
@@ -160,8 +161,8 @@ def gpus(
     >>> dict(plan.rows())["fits"]
     'yes'
     """
-    largest = model_named(model).memory
-    nbytes = largest if memory is None else _size("memory", memory)
+    of_model = model_named(model).memory  # refuses an unknown model, also if its memory is given
+    nbytes = of_model if memory is None else _size("memory", memory)
     speed = None if link is None else _size("link", link)
     host = None if host_memory is None else _size("host_memory", host_memory)
     return Hardware(_count("count", count), nbytes, model, THREADS, speed, host)

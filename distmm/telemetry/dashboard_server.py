@@ -41,12 +41,6 @@ def add_page(scheduler: Scheduler, page: str, build: Build) -> None:
     from distributed.dashboard.scheduler import template_variables
     from distributed.http.scheduler.info import IndividualPlots
 
-    class Plots(IndividualPlots):
-        """Dask's list of plots, with the page of distmm."""
-
-        def write(self, chunk: dict[str, str]) -> None:
-            super().write(chunk | {page.title(): f"/{page}"})
-
     dashboards = [app for app in server.applications if isinstance(app, BokehTornado)]
     if not dashboards or has_page(scheduler, f"/{page}"):
         return
@@ -56,6 +50,13 @@ def add_page(scheduler: Scheduler, page: str, build: Build) -> None:
     server.add_application(application)
     application.initialize(IOLoop.current())
     application.start()
+
+    class Plots(IndividualPlots):
+        """Dask's list of plots, with the page of distmm."""
+
+        def write(self, chunk: dict[str, str]) -> None:
+            super().write(chunk | {page.title(): f"/{page}"})
+
     # JupyterLab's extension requests its list of plots at this path. Dask's handler lists only Dask's plots.
     add_handler(scheduler, f"{prefix.rstrip('/')}/individual-plots.json", Plots)
     variables["pages"].insert(1, page)

@@ -82,7 +82,9 @@ class Heartbeats:
         seconds, active = max(heartbeat["receiving"], before), self.active(now)
         received: Counter[str] = Counter()
         for of, total in totals.items():
-            user = next((r.product for r in reversed(list(self.records.values())) if of in r.arrays | r.resident), "")
+            user = next(
+                (r.product for r in reversed(list(self.records.values())) if of in r.arrays or of in r.resident), ""
+            )
             received[user] += total - last.get(of, 0)
         # Bytes count when a task reads their block. The time of a transfer that has ended before is kept until then.
         self.received[address] = totals, seconds if received.total() or not active else before

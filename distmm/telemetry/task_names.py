@@ -41,14 +41,15 @@ def served(ts: TaskState) -> tuple[list[PlacedTask], Kind]:
     if found := of_product(ts) or _read_by(ts):
         return found, "write"
     kind: Kind = "load" if key_split(ts.key) == "distmm-load" else "operands"
-    dependents = [ts]
+    reader = ts
     for _ in range(LONGEST_WAY):
-        dependents = list(islice(dependents[0].dependents, MOST_DEPENDENTS))
+        dependents = list(islice(reader.dependents, MOST_DEPENDENTS))
         for each in dependents:
             if isinstance(each.run_spec, PlacedTask):
                 return [each.run_spec], kind
         if not dependents:
             break
+        reader = dependents[0]
     return [], "other"
 
 

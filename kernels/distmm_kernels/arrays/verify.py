@@ -139,7 +139,7 @@ class Check:
         return (products[0], squares[0]), (products[1], squares[1])
 
     def _times(self, matrices: Any, vectors: Any) -> tuple[Any, Any]:
-        """Return matrices times vectors, and the norms of rows; with `_fused` their squares. Batches broadcast."""
+        """Return matrices times vectors, and the norms of rows, of which a fused kernel returns the squares."""
         if self._fused:
             device = device_of(matrices.data.device_id)
             if max(matrices.ndim, vectors.ndim) == 2:
@@ -227,7 +227,7 @@ def _norms(x: Any) -> Any:
     """Return the norms of rows; of NumPy's floating-point numbers also where their squares overflow or underflow."""
     norms = (abs(x) ** 2).sum(-1) ** 0.5
     if x.dtype.kind != "u" and isinstance(x, np.ndarray):
-        odd = ~((norms > 1e-140) & (norms < 1e150))
+        odd = ~((norms > 1e-140) & (norms < 1e150))  # squares that are 0, infinite or subnormal, or NaN
         rows = abs(x[odd])
         largest = rows.max(axis=-1, keepdims=True, initial=1e-300)
         norms[odd] = largest[:, 0] * ((rows / largest) ** 2).sum(-1) ** 0.5

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import gc
-import itertools
 import math
 import multiprocessing
 import os
 import pickle
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import dask.array as da
@@ -21,8 +18,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster, Scheduler, wait
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import distmm
 from distmm import transfer
@@ -30,7 +25,6 @@ from distmm.errors import InputError
 from distmm.transfer import ClientArray, lending, process_memory, shared_memory
 from tests.distmm.scheduler.known import known
 from tests.open_loans import open_loans
-from tests.tables import number_of
 from tests.until import until
 
 
@@ -122,31 +116,6 @@ def test_rows_longer_than_a_piece_are_cut(other: Any, monkeypatch: pytest.Monkey
     np.testing.assert_array_equal(mine, array[1:6, 100:800])
 
 
-@given(
-    rows=st.integers(1, 1100), width=st.integers(1, 20000), gap=st.integers(0, 3), piece=st.sampled_from([640, 4096])
-)
-@settings(max_examples=number_of(60))
-def test_pieces_cover_every_byte_once(rows: int, width: int, gap: int, piece: int) -> None:
-    old, process_memory.PIECE = process_memory.PIECE, piece
-    try:
-        pieces = list(process_memory._pieces((10**9 + np.arange(rows) * (width + gap), width), 500))
-    finally:
-        process_memory.PIECE = old
-    expected = 500
-    address = 10**9
-    for here, there in pieces:
-        assert int(here[0, 0]) == expected
-        assert int(here[:, 1].sum()) == int(there[:, 1].sum())
-        assert len(there) <= process_memory.IOV_MAX
-        expected += int(here[:, 1].sum())
-        for start, size in there.tolist():
-            assert start == address
-            address += size
-            if (address - 10**9) % (width + gap) == width:
-                address += gap
-    assert expected == 500 + rows * width
-
-
 def test_memory_that_is_gone_is_an_error_and_not_a_result(other: Any) -> None:
     with pytest.raises(OSError, match="out of reach"):
         process_memory.read(2**22 + 1, (np.array([4096]), 8), np.zeros(1).ctypes.data)
@@ -156,29 +125,6 @@ def test_memory_that_is_gone_is_an_error_and_not_a_result(other: Any) -> None:
     pid, address, secret = process_memory.proof()
     assert other.apply(process_memory.can_read, (pid, address, secret))
     assert not other.apply(process_memory.can_read, (pid, address, bytes(32)))
-
-
-def test_nothing_is_copied_any_more_when_an_error_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
-    second_began, raised, second_ended = threading.Event(), threading.Event(), threading.Event()
-    calls = itertools.count()
-    late: list[bool] = []
-
-    def call(*about: Any) -> int:
-        if next(calls) == 0:
-            second_began.wait(10)
-            return -1
-        second_began.set()
-        late.append(raised.wait(0.2))  # true if the error was raised during this call
-        second_ended.set()
-        return 8
-
-    monkeypatch.setattr(process_memory, "_threads", cache(partial(ThreadPoolExecutor, 2)))
-    monkeypatch.setattr(process_memory, "IOV_MAX", 1)
-    with pytest.raises(OSError, match="out of reach"):
-        process_memory._copy_pieces(call, 1, (np.arange(0, 160, 16), 8), 0)
-    raised.set()
-    assert second_ended.wait(10)
-    assert not any(late)
 
 
 def test_a_process_of_the_same_number_on_another_machine_is_not_read(other: Any) -> None:
@@ -381,23 +327,3 @@ def test_an_array_out_of_reach_travels_with_the_graph(client: Client, monkeypatc
     assert transfer.share(a, client) is None
     with client.as_current():
         np.testing.assert_allclose(distmm.matmul(a, a, client=client).compute(), a @ a)
-
-
-def test_each_piece_is_handled_by_one_of_the_threads_which_have_buffers_of_their_own() -> None:
-    for pieces in ([0], [0, 1, 2]):
-        found: list[str] = []
-        with ThreadPoolExecutor(2, thread_name_prefix="reader") as threads:
-            process_memory.in_threads(threads, lambda _: found.append(threading.current_thread().name), pieces)  # noqa: B023
-        assert len(found) == len(pieces)
-        assert all(name.startswith("reader") for name in found)
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork:DeprecationWarning")
-def test_a_forked_process_copies_in_threads_of_its_own() -> None:
-    rows = np.ones((process_memory.THREADS, 8))
-    process_memory.copy(np.empty_like(rows), rows)  # starts the threads, which the child does not have
-    child = multiprocessing.get_context("fork").Process(target=process_memory.copy, args=(np.empty_like(rows), rows))
-    child.start()
-    child.join(timeout=30)
-    child.kill()
-    assert child.exitcode == 0
