@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, Literal, TypeVar
 
 import ml_dtypes
@@ -25,6 +25,7 @@ Along = TypeVar("Along")  # what belongs to a dimension
 VIEWED = "give x.view(ml_dtypes.bfloat16) of the loaded array x, or store it as float32"
 
 
+@lru_cache(maxsize=256)
 def accumulator_dtype(dtype: np.dtype) -> np.dtype:
     """Type in which a product with result type `dtype` is accumulated over all of k.
 

@@ -1,27 +1,33 @@
 """Products of one task: small ones, of arrays of this process and of persisted arrays of one chunk.
 
 Without a client, the task is a call in this process. So it is with a client, too, if the cluster would save less time
-than its messages take (`short`), and the caller has not said where or how to multiply. On a cluster, a graph of one
-task reads the operands in this process's memory, or on the worker that holds them, and writes C to `out`: there are no
-tasks for loads and stores.
+than its messages take, and the caller has not said where or how to multiply: `short` decides that without a plan. On a
+cluster, a graph of one task reads the operands in this process's memory, or on the worker that holds them, and writes C
+to `out`: there are no tasks for loads and stores.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from dask.callbacks import Callback
 
-from distmm.clusters.cluster import DeviceChoice
+from distmm.clusters import cluster
 from distmm.errors import DeviceMemoryError
+from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.plan import Plan
+from distmm.planning.precision import Precision
 from distmm.product.array_types import package_of
 from distmm.product.choices import Choices
 from distmm.product.context import tasks_run_here
 from distmm.product.operand import Operand
+from distmm.product.request import SMALL_SHARE
 from distmm.transfer.gpu_allocations import is_on_gpu
 from distmm.worker import gpu
 from distmm.worker.prepared_operands import alias
@@ -42,7 +48,7 @@ SHORT_SECONDS = 0.01
 
 
 def at_once(product: Gemm, plan: Plan, choices: Choices, client: Client | None) -> Any:
-    """Return the product if this process computes it: without a client `block`, else `short`. None otherwise."""
+    """Return a lazy product if this process computes it: without a client `block`, else `short`. None otherwise."""
     return block(product, plan, choices) if client is None else short(product, replace(choices, client=client))
 
 
@@ -53,15 +59,15 @@ def block(product: Gemm, plan: Plan, choices: Choices, out: Any = None) -> Any:
     """
     if Callback.active or not (may_be_a_call(product, plan) and tasks_run_here()):
         return None
-    return computed(product, plan, choices, out)
+    return computed(product, KernelChoice.of(plan), choices, out)
 
 
-def computed(product: Gemm, plan: Plan, choices: Choices, out: Any = None) -> Any:
-    """Return the only block of a product that may be a call (`may_be_a_call`). It may be `out`.
+def computed(product: Gemm, choice: KernelChoice, choices: Choices, out: Any = None) -> Any:
+    """Return the only block of a product of arrays in the memory of one device of this process. It may be `out`.
 
-    The kernel is the plan's if the caller has chosen one, or wants the bits that a cluster gives.
+    The kernel is that of `choice` if the caller has chosen one, or wants the bits that a cluster gives.
     """
-    symmetry, choice = product.symmetry, KernelChoice.of(plan)
+    symmetry = product.symmetry
     with product.a.source.device if is_on_gpu(product.a.source) else nullcontext():
         a, c0 = _elements(product.a), None if product.c is None else _elements(product.c)
         b = _elements(product.b) if symmetry is None else a
@@ -95,36 +101,47 @@ def device_of(product: Gemm) -> Literal["cpu", "cuda"] | None:
 
 
 def short(product: Gemm, choices: Choices, out: Any = None) -> Any:
-    """Return a product, computed in this process, if the client's cluster would save less time than its messages take.
+    """Return a product, computed in this process, if it is short there and no cluster would save much time.
 
     None for a longer one, if its operands or `out` are not in the memory of one device here, and if the caller has
-    said where or how to multiply. P GPUs save 1 - 1 / P of the time that the GPU of the operands takes. For operands in
-    host memory, the cluster counts as if it took no time for the arithmetic.
+    said where or how to multiply. A cluster must save more than its messages take. Its P GPUs save 1 - 1 / P of the
+    time that the GPU of the operands takes. For operands in host memory, it counts as if it took no time for the
+    arithmetic.
     """
     problem, given = product.problem, choices.kernel or choices.blocks or choices.plan or choices.reproducible
-    if choices.client is None or choices.named or given or choices.precision == "ieee" or problem.batch:
+    if choices.named or given or choices.precision == "ieee" or problem.batch:
         return None
     where, like = device_of(product), product.a.source
     if where is None or (out is not None and package_of(out) != package_of(like)):
         return None
     on_gpu = where == "cuda"
-    device: DeviceChoice = "gpu" if on_gpu else "cpu"
-    if choices.device not in ("auto", device):
+    if choices.device not in ("auto", "gpu" if on_gpu else "cpu"):
         return None
-    if on_gpu and out is not None and out.device != like.device:
+    if (on_gpu and out is not None and out.device != like.device) or not _is_whole(product):
         return None
-    plan = product.plan(replace(choices, client=None, device=device), out)
-    if plan.shortfall or not may_be_a_call(product, plan):
+    if choices.client is None and (Callback.active or not tasks_run_here()):
         return None
-    saved = problem.flops / plan.cluster.rate
-    if on_gpu and saved >= SHORT_SECONDS:
+    spec = _described(int(time.monotonic()), on_gpu, problem.multiplied, choices.precision, problem.flops)
+    copies = (spec.prepared + spec.copied) * sum(math.prod(x.shape) * x.dtype.itemsize for x in product.operands)
+    needed = math.prod(problem.shape) * problem.accumulator_bytes + spec.workspace + copies
+    seconds = saved = problem.flops / spec.rate
+    if seconds > MOST_SECONDS or needed > spec.memory * (1 if on_gpu else SMALL_SHARE):
+        return None
+    if choices.client is not None and saved >= SHORT_SECONDS and on_gpu:
         saved *= 1 - 1 / choices.described(choices.client, problem.multiplied, on_gpu, old=True).workers
-    if saved >= SHORT_SECONDS:
+    if choices.client is not None and saved >= SHORT_SECONDS:
         return None
     try:
-        return computed(product, plan, choices, out)
+        choice = KernelChoice(where, problem.multiplied, choices.precision, planned=spec.kernel)
+        return computed(product, choice, choices, out)
     except DeviceMemoryError:  # workers may have all of the GPU's memory
         return None
+
+
+@lru_cache(maxsize=64)
+def _described(second: int, on_gpu: bool, dtype: np.dtype[Any], precision: Precision, flops: float) -> ClusterSpec:
+    """Describe this process for a product. The answer of a `second` is kept."""
+    return cluster.describe(None, dtype, "gpu" if on_gpu else "cpu", precision=precision, old=True, flops=flops)
 
 
 def _elements(operand: Operand) -> Any:
@@ -143,6 +160,10 @@ def writes_itself(product: Gemm, plan: Plan) -> bool:
 
 
 def _is_one_task(product: Gemm, plan: Plan) -> bool:
-    """Whether one short task computes a product, and a C that is added needs no broadcast."""
-    whole = product.c is None or product.c.shape == product.shape
-    return whole and plan.schedule.tasks == 1 and plan.cost.seconds <= MOST_SECONDS
+    """Whether one short task computes a product."""
+    return _is_whole(product) and plan.schedule.tasks == 1 and plan.cost.seconds <= MOST_SECONDS
+
+
+def _is_whole(product: Gemm) -> bool:
+    """Whether a C that is added needs no broadcast."""
+    return product.c is None or product.c.shape == product.shape

@@ -78,12 +78,12 @@ class Operand:
         file = MappedFile.behind(source) if is_mapped(source) else None
         return cls(source, name, kind, file=file, package=package)
 
-    @property
+    @cached_property
     def shape(self) -> tuple[int, ...]:
         """Shape of the operand."""
         return swapped(tuple(int(n) for n in self.source.shape), self.transposed)
 
-    @property
+    @cached_property
     def dtype(self) -> np.dtype:
         """Type of the elements."""
         return np.dtype(self.source.dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import ml_dtypes
@@ -73,18 +74,22 @@ def common_type(operands: Mapping[str, np.dtype[Any]], **scalars: Any) -> np.dty
         For scalars that are not numbers, and for types without a common type in NumPy.
     """
     check_scalars(**scalars)
-    counted = [x for x in scalars.values() if x not in (0, 1)]
-    weak = {type(x) for x in counted} & {int, float, complex}  # not subclasses: numpy.float64 is one of float
     try:
-        strong = result_type(*operands.values(), *(x for x in counted if type(x) not in weak))
-        if strong == ml_dtypes.bfloat16:
-            return np.result_type(strong, np.complex64) if complex in weak else strong
-        return np.result_type(strong, *(x for x in counted if type(x) in weak))
+        return _common_type(tuple(operands.values()), *(x for x in scalars.values() if x not in (0, 1)))
     except TypeError:
         types = ", ".join(f"{name} is {given}" for name, given in operands.items())
         raise InputError(
             f"{types}: NumPy has no type for the product; convert one first, for example with .astype('float32')"
         ) from None
+
+
+@lru_cache(maxsize=256, typed=True)
+def _common_type(operands: tuple[np.dtype[Any], ...], *scalars: Any) -> np.dtype[Any]:
+    weak = {type(x) for x in scalars} & {int, float, complex}  # not subclasses: numpy.float64 is one of float
+    strong = result_type(*operands, *(x for x in scalars if type(x) not in weak))
+    if strong == ml_dtypes.bfloat16:
+        return np.result_type(strong, np.complex64) if complex in weak else strong
+    return np.result_type(strong, *(x for x in scalars if type(x) in weak))
 
 
 def check_represents(dtype: np.dtype[Any], **scalars: Any) -> None:
