@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 import time
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,8 +35,6 @@ from distmm.worker.tasks.arrivals import arrived
 from distmm.worker.tasks.kernel_choice import KernelChoice
 
 if TYPE_CHECKING:
-    from distributed import Client
-
     from distmm.product.product import Gemm
 
 # Most seconds that the plan expects: after Ctrl-C the call waits for its task, which uses memory of this process.
@@ -45,21 +42,6 @@ MOST_SECONDS = 1.0
 
 # This process computes a product if the client's cluster would save less than so many seconds of arithmetic.
 SHORT_SECONDS = 0.01
-
-
-def at_once(product: Gemm, plan: Plan, choices: Choices, client: Client | None) -> Any:
-    """Return a lazy product if this process computes it: without a client `block`, else `short`. None otherwise."""
-    return block(product, plan, choices) if client is None else short(product, replace(choices, client=client))
-
-
-def block(product: Gemm, plan: Plan, choices: Choices, out: Any = None) -> Any:
-    """Return the only block of a product of arrays of this process, which this process computes at once.
-
-    None if the product cannot be a call (`may_be_a_call`), or if Dask's tasks run elsewhere or are observed.
-    """
-    if Callback.active or not (may_be_a_call(product, plan) and tasks_run_here()):
-        return None
-    return computed(product, KernelChoice.of(plan), choices, out)
 
 
 def computed(product: Gemm, choice: KernelChoice, choices: Choices, out: Any = None) -> Any:
@@ -72,7 +54,7 @@ def computed(product: Gemm, choice: KernelChoice, choices: Choices, out: Any = N
         a, c0 = _elements(product.a), None if product.c is None else _elements(product.c)
         b = _elements(product.b) if symmetry is None else a
         epilogue = product.epilogue(product.dtype, product.a.kind, symmetry)
-        as_planned = choices.kernel or choices.plan or choices.reproducible
+        as_planned = choices.kernel or choices.reproducible
         if not as_planned and a.dtype == b.dtype == choice.dtype == product.dtype:
             right = b if symmetry is None else a.swapaxes(-1, -2)
             # Not where C is read: a call that finds the GPU's memory full is made again.
@@ -82,11 +64,6 @@ def computed(product: Gemm, choice: KernelChoice, choices: Choices, out: Any = N
         for x in product.operands:
             gpu.wait_for_current_stream(x.source)  # tasks use other streams
         return products.multiply(None, choice, None, [a], [b], epilogue, c0, symmetry)
-
-
-def may_be_a_call(product: Gemm, plan: Plan) -> bool:
-    """Whether the plan has one task, and the operands are in the memory of its device, in this process."""
-    return plan.cluster.device == device_of(product) and _is_one_task(product, plan)
 
 
 def device_of(product: Gemm) -> Literal["cpu", "cuda"] | None:
@@ -103,45 +80,53 @@ def device_of(product: Gemm) -> Literal["cpu", "cuda"] | None:
 def short(product: Gemm, choices: Choices, out: Any = None) -> Any:
     """Return a product, computed in this process, if it is short there and no cluster would save much time.
 
-    None for a longer one, if its operands or `out` are not in the memory of one device here, and if the caller has
-    said where or how to multiply. A cluster must save more than its messages take. Its P GPUs save 1 - 1 / P of the
-    time that the GPU of the operands takes. For operands in host memory, it counts as if it took no time for the
-    arithmetic.
+    None for a longer one, if its operands are not in the memory of one device here, and if the caller has chosen
+    blocks. Without a client, None if Dask's tasks run elsewhere or are observed. With one, None if `out` is not in the
+    same memory, or if the caller has said how or where to multiply.
+
+    A cluster must save more than its messages take. Its P GPUs save 1 - 1 / P of the time that the GPU of the operands
+    takes. For operands in host memory, it counts as if it took no time for the arithmetic.
     """
-    problem, given = product.problem, choices.kernel or choices.blocks or choices.plan or choices.reproducible
-    if choices.named or given or choices.precision == "ieee" or problem.batch:
-        return None
+    problem, client, kernel, promised = product.problem, choices.client, choices.kernel, choices.reproducible
     where, like = device_of(product), product.a.source
-    if where is None or (out is not None and package_of(out) != package_of(like)):
+    if where is None or choices.blocks is not None or choices.plan is not None or not _is_whole(product):
         return None
     on_gpu = where == "cuda"
     if choices.device not in ("auto", "gpu" if on_gpu else "cpu"):
         return None
-    if (on_gpu and out is not None and out.device != like.device) or not _is_whole(product):
+    if client is None:
+        elsewhere = Callback.active or not tasks_run_here()
+    else:
+        other = out is not None and (package_of(out) != package_of(like) or (on_gpu and out.device != like.device))
+        elsewhere = other or kernel or promised or choices.precision == "ieee" or choices.named
+    if elsewhere:
         return None
-    if choices.client is None and (Callback.active or not tasks_run_here()):
-        return None
-    spec = _described(int(time.monotonic()), on_gpu, problem.multiplied, choices.precision, problem.flops)
+    at, how = int(time.monotonic()), (choices.precision, kernel, promised)
+    spec = _described(at, on_gpu, problem.multiplied, problem.flops, *how)
     copies = (spec.prepared + spec.copied) * sum(math.prod(x.shape) * x.dtype.itemsize for x in product.operands)
     needed = math.prod(problem.shape) * problem.accumulator_bytes + spec.workspace + copies
     seconds = saved = problem.flops / spec.rate
     if seconds > MOST_SECONDS or needed > spec.memory * (1 if on_gpu else SMALL_SHARE):
         return None
-    if choices.client is not None and saved >= SHORT_SECONDS and on_gpu:
-        saved *= 1 - 1 / choices.described(choices.client, problem.multiplied, on_gpu, old=True).workers
-    if choices.client is not None and saved >= SHORT_SECONDS:
+    if client is not None and saved >= SHORT_SECONDS and on_gpu:
+        saved *= 1 - 1 / choices.described(client, problem.multiplied, on_gpu, old=True).workers
+    if client is not None and saved >= SHORT_SECONDS:
         return None
+    choice = KernelChoice(where, problem.multiplied, choices.precision, kernel, None if kernel else spec.kernel)
     try:
-        choice = KernelChoice(where, problem.multiplied, choices.precision, planned=spec.kernel)
         return computed(product, choice, choices, out)
     except DeviceMemoryError:  # workers may have all of the GPU's memory
         return None
 
 
 @lru_cache(maxsize=64)
-def _described(second: int, on_gpu: bool, dtype: np.dtype[Any], precision: Precision, flops: float) -> ClusterSpec:
+def _described(
+    second: int, on_gpu: bool, dtype: np.dtype[Any], flops: float, precision: Precision, kernel: str | None,
+    reproducible: bool,
+) -> ClusterSpec:  # fmt: skip
     """Describe this process for a product. The answer of a `second` is kept."""
-    return cluster.describe(None, dtype, "gpu" if on_gpu else "cpu", precision=precision, old=True, flops=flops)
+    device: cluster.DeviceChoice = "gpu" if on_gpu else "cpu"
+    return cluster.describe(None, dtype, device, False, kernel, precision, reproducible, old=True, flops=flops)
 
 
 def _elements(operand: Operand) -> Any:
@@ -156,10 +141,10 @@ def _elements(operand: Operand) -> Any:
 
 def writes_itself(product: Gemm, plan: Plan) -> bool:
     """Whether a product has one task that may read its operands and write C: all are in this process, or persisted."""
-    return _is_one_task(product, plan) and all(x.resident or x.in_memory for x in product.operands)
+    return is_short(product, plan) and all(x.resident or x.in_memory for x in product.operands)
 
 
-def _is_one_task(product: Gemm, plan: Plan) -> bool:
+def is_short(product: Gemm, plan: Plan) -> bool:
     """Whether one short task computes a product."""
     return _is_whole(product) and plan.schedule.tasks == 1 and plan.cost.seconds <= MOST_SECONDS
 

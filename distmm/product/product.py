@@ -118,7 +118,7 @@ class Gemm:
             # run side by side have one core each.
             whole = tuple(max(1, size) for size in (self.problem.m, self.problem.k, self.problem.n))
             plan = plan_for(replace(request, choices=replace(choices, blocks=whole)), None)
-            short = is_modest(plan) and one_task.may_be_a_call(self, plan) and not choices.reproducible
+            short = is_modest(plan) and one_task.is_short(self, plan) and not choices.reproducible
             if not plan.shortfall and (here == "cuda" or short):
                 return plan
         return plan_for(request, choices.client)
@@ -137,7 +137,7 @@ class Gemm:
         self._check_sendable(client)
         if written and (block := one_task.short(self, choices, out)) is not None:
             if block is not out:
-                out[...] = block
+                out[tuple(slice(0, n) for n in block.shape)] = block if is_on_gpu(out) else to_host(block)
             return out
         plan = self.plan(choices, out, c_chunks)
         self._prepare(plan, choices)
@@ -176,10 +176,6 @@ class Gemm:
     def _store(self, plan: Plan, choices: Choices, out: Any, to: Any) -> None:
         """Compute the product, and write its blocks to `out`."""
         client = choices.client
-        if client is None and (block := one_task.block(self, plan, choices, out)) is not None:
-            if block is not out:
-                out[tuple(slice(0, n) for n in block.shape)] = block if is_on_gpu(out) else to_host(block)
-            return
         from distmm.product import sinks
         from distmm.product.chains import Chains
 
@@ -224,10 +220,12 @@ class Gemm:
         from distmm.product.product_array import InBlocks, ProductArray
 
         package = package_among(self.operands)
-        here = [x.source.device.id for x in self.operands if is_on_gpu(x.source)]
-        device = here[0] if here else None
-        at_once = partial(one_task.at_once, self, plan, choices)
+        devices = [x.source.device.id for x in self.operands if is_on_gpu(x.source)]
+        device = devices[0] if devices else None
         annotations = dask.get_annotations()  # those of the call hold for the graphs that are made later
+
+        def here(client: Client | None) -> Any:
+            return one_task.short(self, replace(choices, client=client))
 
         @lru_cache(maxsize=64)
         def part(box: tuple[range, ...]) -> da.Array | None:
@@ -248,8 +246,8 @@ class Gemm:
 
         in_blocks = None if blocks is None else InBlocks(blocks, part, plan.cost.seconds)
         if choices.client is None:
-            own = package or blocks is not None or one_task.may_be_a_call(self, plan)
-            return ProductArray.of(array, None, at_once, package, device, in_blocks) if own else array
+            own = package or blocks is not None or one_task.device_of(self)
+            return ProductArray.of(array, None, here, package, device, in_blocks) if own else array
 
         def fill(out: Any, client: Client) -> bool:
             # If workers cannot write to `out`, Dask's `compute` fetches C as one array, provided that C fits.
@@ -259,7 +257,7 @@ class Gemm:
                 self.array(replace(choices, client=client), out)
             return True
 
-        return ProductArray.of(array, fill, at_once, package, device, in_blocks)
+        return ProductArray.of(array, fill, here, package, device, in_blocks)
 
     def plan_reduced(self, choices: Choices, kept: Callable[[Plan], int], shared: bool = False) -> Plan:
         """Plan a product whose finished blocks are reduced at once, and prepare the cluster for it.

@@ -33,7 +33,7 @@ def unused(client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize("name", sorted(PRODUCTS.keys() - {"stack"}))
+@pytest.mark.parametrize("name", sorted(PRODUCTS))
 def test_a_short_product_is_a_call_in_the_clients_process(unused: None, name: str) -> None:
     multiply, expected = PRODUCTS[name]
     out = np.full(expected.shape, 7, expected.dtype)
