@@ -64,8 +64,9 @@ def draw(trial: Trial, states: int, seed: str, failed: Callable[[str, str, Path]
     """Lose power as often as that in one recorded job; count outcomes, moments and losses."""
     rng, count, seen = random.Random(seed), Counter[str](), set[Parts]()
     end = trial.device.count(trial.end)
-    for n, point in enumerate(trial.points(rng)):
-        if len(seen) == states or n > 20 * states:
+    first = rng.randrange(12)  # a few states of many jobs have all moments and all losses
+    for n, point in enumerate(trial.points(rng, first), first):
+        if len(seen) == states or n > first + 20 * states:
             return count
         loss = LOSSES[n % len(LOSSES)]
         parts = trial.device.parts(point, loss, rng)

@@ -150,11 +150,14 @@ class Trial:
         set_fsync(on)
         self.client.run(set_fsync, on)
 
-    def points(self, rng: random.Random) -> Iterator[int]:
-        """Draw after how many requests power is lost: anywhere in the job, more often near its end, or later."""
+    def points(self, rng: random.Random, first: int) -> Iterator[int]:
+        """Draw after how many requests power is lost: anywhere in the job, more often near its end, or later.
+
+        These moments take turns; `first` says which begins.
+        """
         begin, end, last = (self.device.count(moment) for moment in (self.begin, self.end, self.last))
         near = end - (end - begin) // 8
-        for n in itertools.count():
+        for n in itertools.count(first):
             yield rng.randint(*((begin, end), (near, end), (begin, end), (end, last))[n % 4])
 
     def verdict(self, image: Path, ended: bool) -> tuple[str, str]:

@@ -43,9 +43,9 @@ def lose_power(tmp_path: Path, *options: str) -> subprocess.CompletedProcess[str
 @pytest.mark.timeout(1800)
 def test_c_outlives_a_loss_of_power_on_each_file_system(tmp_path: Path) -> None:
     # xfs and btrfs write what is left after half a minute.
-    done = lose_power(tmp_path, "--states", "3", "--after", "35")
+    done = lose_power(tmp_path, "--states", "1", "--after", "35")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "117 states, 117 right" in done.stdout, done.stdout
+    assert "39 states, 39 right" in done.stdout, done.stdout
     assert not os.listdir(tmp_path)
 
 
