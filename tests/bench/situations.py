@@ -1,9 +1,9 @@
 """What users have, beside what they would use instead: ``python tests/bench/situations.py [NAME ...]``.
 
 Each situation runs in a process of its own, with a limit of time. In each round every contestant has one turn. The
-first round is left out: it compiles kernels. Rounds that count take `--seconds` in all, but each product has one. Every
-result is computed to where its user wants it: tasks of CuPy end when their kernels are enqueued, so `persist` says
-nothing.
+first round is left out: it compiles kernels. Each product has a round that counts, and more until they have taken
+`--seconds`. Every result is computed to where its user wants it: tasks of CuPy end when their kernels are enqueued, so
+`persist` says nothing.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--workers", type=int, help="by default all GPUs, or 4 CPU workers of one thread")
     parser.add_argument("--cluster", choices=["tcp", "ucx", "own"], default="tcp", help="LocalCUDACluster() as it is, "
                         "with UCX and a pool, or distmm's own")  # fmt: skip
-    parser.add_argument("--turns", type=int, default=3, help="rounds that count; fewer after --seconds")
-    parser.add_argument("--seconds", type=float, default=10.0, help="for the rounds of a situation that count")
+    parser.add_argument("--turns", type=int, default=15, help="most rounds of a product that count")
+    parser.add_argument("--seconds", type=float, default=2.0, help="for the rounds of a product that count")
     parser.add_argument("--scale", type=float, default=1.0, help="edges of the matrices, times this")
     parser.add_argument(
         "--patience",
@@ -106,9 +106,9 @@ def measured(name: str, setting: Setting, rows: Any) -> None:
     """Put the rows of a situation into a queue, then None."""
     warnings.simplefilter("ignore")
     try:
-        spent = 0.0
         for label, contestants in SITUATIONS[name](setting):
             seconds: dict[str, list[float]] = {who: [] for who in contestants}
+            spent = 0.0
             for turn in range(setting.turns + 1):
                 if turn > 1 and spent > setting.seconds:
                     break
