@@ -82,6 +82,26 @@ def test_a_long_product_goes_to_the_cluster(unused: None, monkeypatch: pytest.Mo
         distmm.matmul(A, B, out=np.empty((N, N)))
 
 
+@pytest.mark.parametrize(
+    "little", [{"memory": 7 * A.nbytes}, {"rate": A.size * 2 * N / 2}], ids=["an eighth of the memory", "a second"]
+)
+def test_a_product_that_takes_much_here_is_planned(monkeypatch: pytest.MonkeyPatch, little: dict[str, float]) -> None:
+    described = one_task._described
+    monkeypatch.setattr(one_task, "_described", lambda *how: replace(described(*how), **little))
+    monkeypatch.setattr(one_task, "computed", Mock(side_effect=AssertionError("a call")))
+    np.testing.assert_array_equal(distmm.matmul(A, B).compute(), A @ B)
+    np.testing.assert_array_equal(distmm.matmul(A, B, out=np.empty((N, N))), A @ B)
+
+
+@pytest.mark.parametrize("how", [{}, {"kernel": "cpu"}, {"precision": "ieee"}, {"device": "cpu"}], ids=str)
+def test_a_short_product_without_a_cluster_is_a_call(monkeypatch: pytest.MonkeyPatch, how: dict[str, Any]) -> None:
+    computed = Mock(side_effect=one_task.computed)
+    monkeypatch.setattr(one_task, "computed", computed)
+    np.testing.assert_array_equal(distmm.matmul(A, B, **how).compute(), A @ B)
+    np.testing.assert_array_equal(distmm.matmul(A, B, out=np.empty((N, N)), **how), A @ B)
+    assert computed.call_count == 2
+
+
 @pytest.mark.parametrize("out", [np.empty((N, N), "f4")[:, ::-1], [[0.0]], np.empty((N, N + 1))])
 def test_a_short_product_refuses_what_a_long_one_does(unused: None, out: Any) -> None:
     with pytest.raises(distmm.InputError):
