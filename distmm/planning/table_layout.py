@@ -122,29 +122,38 @@ class TableLayout(Layout[Owners]):
         now = mine & (step >= first) & (step < last)
         users, held = [np.any(now, axis=3), np.any(now, axis=1)], self._held
         both = np.zeros(self.grid.size, np.int64)
-        alike = "transposed" if self.blocking.triangle else self.grid.homes.alike
-        if alike:  # one operand, which a rank may need in two places
+        if self._alike:  # one operand, which a rank may need in two places
             as_a, as_b = self._of_chunks(users[0], 0, 1), self._of_chunks(users[1], 1, 2)
-            as_b = np.swapaxes(as_b, 1, 2) if alike == "transposed" else as_b
-            _, area = held[0]
-            both = ((as_a & as_b) * area[..., 0]).sum(axis=(1, 2))
+            as_b = np.swapaxes(as_b, 1, 2) if self._alike == "transposed" else as_b
+            both = ((as_a & as_b) * held[0][1].sum(axis=-1)).sum(axis=(1, 2))
             users, held = [as_a | as_b], held[:1]
         figures = [counted(np.moveaxis(needs, 0, -1), *at) for needs, at in zip(users, held, strict=True)]
         return self._traffic(figures[0], figures[1] if len(figures) > 1 else np.zeros_like(figures[0]), both)
 
     @cached_property
+    def _alike(self) -> str:
+        """How A and B are one operand: "same", or "transposed"; "" if they are two."""
+        return "transposed" if self.blocking.triangle else self.grid.homes.alike
+
+    @cached_property
+    def _by_chunks(self) -> bool:
+        """Whether the chunks of one operand are in other blocks as A than as B."""
+        m, k, n = self.blocking.m, self.blocking.k, self.blocking.n
+        return bool(self.schedule.chunks and self._alike and (m != n or (self._alike == "same" and m != k)))
+
+    @cached_property
     def _held(self) -> list[tuple[Ints | None, Ints]]:
         """Ranks that hold parts of each block of A, and of B, and the elements of the parts: as `counted` takes them.
 
-        Of one operand that is read in two places, a part is a chunk, as ranks may need a chunk in both. Otherwise it is
-        what a rank holds of a block: where many chunks are united, these are fewer.
+        A part is what a rank holds of a block: where many chunks are united, these are fewer. It is a chunk if chunks
+        are in one block as A and in another one as B.
         """
-        chunks, read_twice = self.schedule.chunks, self.blocking.triangle or self.grid.homes.alike
+        chunks = self.schedule.chunks
         cuts = [np.array(edges, np.int64) for edges in self.schedule.cuts]
         found: list[tuple[Ints | None, Ints]] = []
         for axes, homes in zip(((0, 1), (1, 2)), self.products.homes, strict=True):
             area = np.outer(*(cuts[axis] for axis in axes))
-            if chunks is None or read_twice:
+            if chunks is None or self._by_chunks:
                 found.append((homes[..., None], area[..., None]))
                 continue
             rows, columns = (np.repeat(np.arange(len(chunks[x])), list(map(len, chunks[x]))) for x in axes)
@@ -154,9 +163,9 @@ class TableLayout(Layout[Owners]):
         return found
 
     def _of_chunks(self, users: Ints, down: int, across: int) -> Ints:
-        """Return which rank reads each chunk ``(ranks, rows, columns)``, given which reads each block."""
+        """Return which rank reads each part ``(ranks, rows, columns)``, given which reads each block."""
         chunks = self.schedule.chunks
-        if chunks is None:
+        if chunks is None or not self._by_chunks:
             return users
         by_rows = np.repeat(users, list(map(len, chunks[down])), axis=1)
         return np.repeat(by_rows, list(map(len, chunks[across])), axis=2)
