@@ -21,7 +21,6 @@ from distmm.clusters import cluster
 from distmm.errors import DeviceMemoryError
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.plan import Plan
-from distmm.planning.precision import Precision
 from distmm.product.array_types import package_of
 from distmm.product.choices import Choices
 from distmm.product.context import tasks_run_here
@@ -92,7 +91,8 @@ def short(product: Gemm, choices: Choices, out: Any = None) -> Any:
     if where is None or choices.blocks is not None or choices.plan is not None or not _is_whole(product):
         return None
     on_gpu = where == "cuda"
-    if choices.device not in ("auto", "gpu" if on_gpu else "cpu"):
+    device = "gpu" if on_gpu else "cpu"
+    if choices.device not in ("auto", device):
         return None
     if client is None:
         elsewhere = Callback.active or not tasks_run_here()
@@ -101,8 +101,8 @@ def short(product: Gemm, choices: Choices, out: Any = None) -> Any:
         elsewhere = other or kernel or promised or choices.precision == "ieee" or choices.named
     if elsewhere:
         return None
-    at, how = int(time.monotonic()), (choices.precision, kernel, promised)
-    spec = _described(at, on_gpu, problem.multiplied, problem.flops, *how)
+    how = problem.multiplied, device, False, kernel, choices.precision, promised, True, problem.flops
+    spec = _described(int(time.monotonic()), *how)
     copies = (spec.prepared + spec.copied) * sum(math.prod(x.shape) * x.dtype.itemsize for x in product.operands)
     needed = math.prod(problem.shape) * problem.accumulator_bytes + spec.workspace + copies
     seconds = saved = problem.flops / spec.rate
@@ -120,13 +120,9 @@ def short(product: Gemm, choices: Choices, out: Any = None) -> Any:
 
 
 @lru_cache(maxsize=64)
-def _described(
-    second: int, on_gpu: bool, dtype: np.dtype[Any], flops: float, precision: Precision, kernel: str | None,
-    reproducible: bool,
-) -> ClusterSpec:  # fmt: skip
-    """Describe this process for a product. The answer of a `second` is kept."""
-    device: cluster.DeviceChoice = "gpu" if on_gpu else "cpu"
-    return cluster.describe(None, dtype, device, False, kernel, precision, reproducible, old=True, flops=flops)
+def _described(second: int, *how: Any) -> ClusterSpec:
+    """Describe this process, as `cluster.describe` does. The answer of a `second` is kept."""
+    return cluster.describe(None, *how)
 
 
 def _elements(operand: Operand) -> Any:
