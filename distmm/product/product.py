@@ -119,7 +119,7 @@ class Gemm:
             whole = tuple(max(1, size) for size in (self.problem.m, self.problem.k, self.problem.n))
             plan = plan_for(replace(request, choices=replace(choices, blocks=whole)), None)
             short = is_modest(plan) and one_task.is_short(self, plan) and not choices.reproducible
-            if not plan.shortfall and (here == "cuda" or short):
+            if plan.cluster.device == here and not plan.shortfall and (here == "cuda" or short):
                 return plan
         return plan_for(request, choices.client)
 
