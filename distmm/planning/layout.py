@@ -106,6 +106,6 @@ def counted(needs: Ints, homes: Ints | None, held: Ints) -> Ints:
     for figure, elements in zip(figures, (-own, sent, read), strict=True):
         if homes is None:
             figure += elements.sum(axis=tuple(range(elements.ndim - 1)))
-        else:  # as floats, which hold such numbers: `np.add.at` takes ten times as long
+        else:  # in float64, which is exact below 2**53; `np.add.at` takes ten times as long
             figure += np.bincount(homes.ravel(), elements.ravel(), len(figure)).astype(np.int64)
     return figures

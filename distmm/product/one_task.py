@@ -36,7 +36,7 @@ from distmm.worker.tasks.kernel_choice import KernelChoice
 if TYPE_CHECKING:
     from distmm.product.product import Gemm
 
-# Most seconds that the plan expects: after Ctrl-C the call waits for its task, which uses memory of this process.
+# Most seconds that a task is expected to take: after Ctrl-C the call waits for it, as it uses memory of this process.
 MOST_SECONDS = 1.0
 
 # This process computes a product if the client's cluster would save less than so many seconds of arithmetic.
