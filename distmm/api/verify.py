@@ -43,7 +43,7 @@ def verify(
     transa, transb : bool
         Use the transpose of A or B.
     alpha : scalar
-        Factor of the product.
+        Factor of the product. With 0, A and B are not read, as in `distmm.gemm`.
     precision : {"highest", "ieee", "high", "medium"}, optional
         The precision that C was computed with. "high" and "medium" allow larger errors, because they round the
         operands. By default as in `matmul`.

@@ -51,6 +51,16 @@ def test_a_factor_whose_square_no_float_holds_is_checked(alpha: float, check: st
 
 
 @pytest.mark.parametrize("check", ["freivalds", "full"])
+@pytest.mark.parametrize("chunks", [None, 50])
+def test_a_and_b_do_not_count_with_a_factor_of_zero(chunks: int | None, check: str) -> None:
+    a, b, c = product("d")
+    a[3, 4] = np.nan
+    left = a if chunks is None else da.from_array(a, chunks)
+    assert verify(left, b, np.zeros_like(c), alpha=0, check=check).outcome == "right"
+    assert verify(left, b, c, alpha=0, check=check).outcome == "wrong"
+
+
+@pytest.mark.parametrize("check", ["freivalds", "full"])
 @pytest.mark.parametrize("draw", later([wide, normal, uniform]))
 @pytest.mark.parametrize("dtype", list("fdFD"))
 def test_right_products_pass(dtype: str, draw: object, check: str) -> None:
