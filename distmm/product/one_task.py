@@ -21,6 +21,7 @@ from distmm.clusters import cluster
 from distmm.errors import DeviceMemoryError
 from distmm.planning.cluster_spec import ClusterSpec
 from distmm.planning.plan import Plan
+from distmm.planning.write_units import unit_of
 from distmm.product.array_types import package_of
 from distmm.product.choices import Choices
 from distmm.product.context import tasks_run_here
@@ -91,7 +92,7 @@ def short(product: Gemm, choices: Choices, out: Any = None) -> Any:
     if where is None or choices.blocks is not None or choices.plan is not None or not _is_whole(product):
         return None
     on_gpu = where == "cuda"
-    device = "gpu" if on_gpu else "cpu"
+    device: cluster.DeviceChoice = "gpu" if on_gpu else "cpu"
     if choices.device not in ("auto", device):
         return None
     if client is None:
@@ -101,10 +102,11 @@ def short(product: Gemm, choices: Choices, out: Any = None) -> Any:
         elsewhere = other or kernel or promised or choices.precision == "ieee" or choices.named
     if elsewhere:
         return None
-    how = problem.multiplied, device, False, kernel, choices.precision, promised, True, problem.flops
-    spec = _described(int(time.monotonic()), *how)
+    how = {"kernel": kernel, "precision": choices.precision, "reproducible": promised, "flops": problem.flops}
+    spec = _described(int(time.monotonic()), problem.multiplied, device, **how)
     copies = (spec.prepared + spec.copied) * sum(math.prod(x.shape) * x.dtype.itemsize for x in product.operands)
-    needed = math.prod(problem.shape) * problem.accumulator_bytes + spec.workspace + copies
+    of_c = max(math.prod(problem.shape), math.prod(unit_of(out) or ()))  # a write covers whole chunks of `out`
+    needed = of_c * problem.accumulator_bytes + spec.workspace + copies
     seconds = saved = problem.flops / spec.rate
     if seconds > MOST_SECONDS or needed > spec.memory * (1 if on_gpu else SMALL_SHARE):
         return None
@@ -120,9 +122,9 @@ def short(product: Gemm, choices: Choices, out: Any = None) -> Any:
 
 
 @lru_cache(maxsize=64)
-def _described(second: int, *how: Any) -> ClusterSpec:
+def _described(second: int, dtype: np.dtype[Any], device: cluster.DeviceChoice, **how: Any) -> ClusterSpec:
     """Describe this process, as `cluster.describe` does. The answer of a `second` is kept."""
-    return cluster.describe(None, *how)
+    return cluster.describe(None, dtype, device, old=True, **how)
 
 
 def _elements(operand: Operand) -> Any:

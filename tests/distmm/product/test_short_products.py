@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -11,6 +12,7 @@ import dask
 import dask.array as da
 import numpy as np
 import pytest
+import zarr
 from distributed import Client
 
 import distmm
@@ -87,10 +89,16 @@ def test_a_long_product_goes_to_the_cluster(unused: None, monkeypatch: pytest.Mo
 )
 def test_a_product_that_takes_much_here_is_planned(monkeypatch: pytest.MonkeyPatch, little: dict[str, float]) -> None:
     described = one_task._described
-    monkeypatch.setattr(one_task, "_described", lambda *how: replace(described(*how), **little))
+    monkeypatch.setattr(one_task, "_described", lambda *at, **how: replace(described(*at, **how), **little))
     monkeypatch.setattr(one_task, "computed", Mock(side_effect=AssertionError("a call")))
     np.testing.assert_array_equal(distmm.matmul(A, B).compute(), A @ B)
     np.testing.assert_array_equal(distmm.matmul(A, B, out=np.empty((N, N))), A @ B)
+
+
+def test_a_file_whose_chunks_are_larger_than_the_memory_is_refused_before_it_is_written(tmp_path: Path) -> None:
+    out = zarr.create_array(str(tmp_path / "C.zarr"), shape=(N, N), chunks=(10**6, 10**6), dtype="f8")
+    with pytest.raises(distmm.DoesNotFitError, match="make out with smaller chunks"):
+        distmm.matmul(A, B, out=out)
 
 
 @pytest.mark.parametrize("how", [{}, {"kernel": "cpu"}, {"precision": "ieee"}, {"device": "cpu"}], ids=str)
