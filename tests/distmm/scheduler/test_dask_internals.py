@@ -43,14 +43,18 @@ def holding(two: Client) -> Iterator[Holding]:
     scheduler.remove_plugin("holding")
 
 
-def held(client: Client, number: int) -> None:
-    """Wait until so many tasks are held with all their dependencies in memory, in a state that alarms nobody."""
+def held(client: Client, *keys: str) -> None:
+    """Wait until these tasks are held with all their dependencies in memory, in a state that alarms nobody.
+
+    Tasks of the test before may still be on their way out, so they are not counted.
+    """
     scheduler = client.cluster.scheduler
 
-    def parked() -> list[str]:
-        return [ts.state for ts in list(scheduler.tasks.values()) if ts.waiting_on == {dask_internals.HELD}]
+    def waits(key: str) -> bool:
+        ts = scheduler.tasks.get(key)
+        return ts is not None and ts.state == "waiting" and ts.waiting_on == {dask_internals.HELD}
 
-    until(lambda: parked() == ["waiting"] * number)
+    until(lambda: all(map(waits, keys)))
     assert not scheduler.unrunnable
 
 
@@ -70,7 +74,7 @@ def test_held_tasks_wait_until_they_start_where_they_are_placed_in_the_order_of_
     two: Client, holding: Holding
 ) -> None:
     futures = [two.submit(lambda x: x, n, key=f"held-{n}") for n in range(3)]
-    held(two, 3)
+    held(two, *(f"held-{n}" for n in range(3)))
     address = sorted(workers_of(two))[1]
 
     def start(scheduler: Scheduler) -> None:
@@ -89,7 +93,7 @@ def test_held_tasks_wait_until_they_start_where_they_are_placed_in_the_order_of_
 
 def test_dasks_deadline_for_tasks_without_a_worker_leaves_held_tasks_alone(two: Client, holding: Holding) -> None:
     future = two.submit(lambda: 1, key="patient")
-    held(two, 1)
+    held(two, "patient")
 
     def check(scheduler: Scheduler) -> None:
         before, scheduler.no_workers_timeout = scheduler.no_workers_timeout, 1e-9
@@ -106,11 +110,11 @@ def test_dasks_deadline_for_tasks_without_a_worker_leaves_held_tasks_alone(two: 
 
 def test_a_held_task_that_loses_its_dependency_stays_held_until_it_starts(two: Client, holding: Holding) -> None:
     dependency = two.submit(lambda: 1, key="dependency")
-    held(two, 1)
+    held(two, "dependency")
     on_scheduler(two, start_all)
     dependency.result(timeout=60)
     after = two.submit(lambda x: x + 1, dependency, key="after")
-    held(two, 1)
+    held(two, "after")
 
     def lose(scheduler: Scheduler) -> None:
         scheduler.remove_all_replicas(scheduler.tasks["dependency"])
@@ -118,7 +122,7 @@ def test_a_held_task_that_loses_its_dependency_stays_held_until_it_starts(two: C
 
     on_scheduler(two, lose)
     dependency.result(timeout=60)
-    held(two, 1)
+    held(two, "after")
     on_scheduler(two, start_all)
     assert after.result(timeout=60) == 2
 
@@ -128,13 +132,13 @@ def test_a_held_task_that_is_given_up_and_wanted_again_is_held_again(two: Client
     first = two.submit(lambda: 1, key="again")
     reader = two.submit(lambda x: x, first, key="reader")  # keeps the scheduler from forgetting the task
     until(lambda: "reader" in scheduler.tasks)  # later it would be held for ever
-    held(two, 1)
+    held(two, "again")
 
     def release(scheduler: Scheduler) -> None:
         scheduler.transitions({"again": "released"}, "test")
 
     on_scheduler(two, release)  # it is wanted, so the scheduler makes it wait again at once
-    held(two, 1)
+    held(two, "again")
     on_scheduler(two, start_all)
     assert reader.result(timeout=60) == 1
     del first, reader
@@ -144,7 +148,7 @@ def test_a_held_task_that_is_given_up_and_wanted_again_is_held_again(two: Client
 def test_cancelled_held_tasks_leave_nothing(two: Client, holding: Holding) -> None:
     scheduler = two.cluster.scheduler
     futures = [two.submit(lambda x: x, n, key=f"cancelled-{n}") for n in range(3)]
-    held(two, 3)
+    held(two, *(f"cancelled-{n}" for n in range(3)))
     two.cancel(futures)
     until(lambda: not scheduler.tasks)
     assert not scheduler.unrunnable
@@ -165,7 +169,7 @@ def test_a_scheduler_that_checks_itself_keeps_held_tasks_where_it_expects_them(t
 
 def test_tasks_of_a_dead_worker_move_to_its_replacement(two: Client, holding: Holding) -> None:
     future = two.submit(lambda: 1, key="moved")
-    held(two, 1)
+    held(two, "moved")
     address = next(iter(workers_of(two)))
 
     def move(scheduler: Scheduler) -> None:
@@ -181,7 +185,7 @@ def test_tasks_of_a_dead_worker_move_to_its_replacement(two: Client, holding: Ho
 def test_held_tasks_fail_with_a_reason_and_all_that_need_them(two: Client, holding: Holding) -> None:
     one = two.submit(lambda: 1, key="fails")
     after = two.submit(lambda x: x, one, key="fails-too")
-    held(two, 1)
+    held(two, "fails")
 
     def fail(scheduler: Scheduler) -> None:
         dask_internals.fail(scheduler, [scheduler.tasks["fails"]], RuntimeError("no such luck"))
@@ -195,7 +199,7 @@ def test_held_tasks_fail_with_a_reason_and_all_that_need_them(two: Client, holdi
 def test_a_result_that_is_let_go_has_no_waiters_and_one_that_is_lost_has(two: Client, holding: Holding) -> None:
     scheduler = two.cluster.scheduler
     future = two.submit(lambda: 1, key="let-go")
-    held(two, 1)
+    held(two, "let-go")
     on_scheduler(two, start_all)
     future.result(timeout=60)
 
@@ -217,7 +221,7 @@ def test_makers_are_the_tasks_that_serve_one_block_alone(two: Client, holding: H
     raw = two.submit(lambda: 1, key="raw")
     block = two.submit(lambda x: x, raw, key="block")
     until(lambda: "block" in two.cluster.scheduler.tasks)
-    held(two, 1)
+    held(two, "raw")
 
     def look(dask_scheduler: Scheduler) -> list[list[str]]:
         block, new = dask_scheduler.tasks["block"], {"raw", "block"}
@@ -230,7 +234,7 @@ def test_makers_are_the_tasks_that_serve_one_block_alone(two: Client, holding: H
 
 def test_placed_tasks_are_not_stolen(two: Client, holding: Holding) -> None:
     future = two.submit(lambda: 1, key="stays")
-    held(two, 1)
+    held(two, "stays")
     first, second = sorted(workers_of(two))
 
     def thief(dask_scheduler: Scheduler) -> object:
@@ -248,7 +252,7 @@ def test_placed_tasks_of_a_worker_that_has_gone_run_where_they_may(
     two: Client, holding: Holding, ranks: tuple[int, ...] | None
 ) -> None:
     future = two.submit(lambda: 1, key=f"homeless-{ranks}")
-    held(two, 1)
+    held(two, future.key)
     addresses = sorted(workers_of(two))
 
     def start(scheduler: Scheduler) -> None:
