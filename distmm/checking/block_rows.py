@@ -104,11 +104,11 @@ class Pass:
     sampled: Sampled | None = None
 
     def of_blocks(
-        self, shapes: list[tuple[int, int]], dtype: np.dtype[Any], form: Form, sampled: Sampled | None,
+        self, edges: tuple[Edges, Edges], dtype: np.dtype[Any], form: Form, sampled: Sampled | None,
         blocks: list[Any], panel: np.ndarray, by: np.ndarray | None,
     ) -> Part:  # fmt: skip
-        """Return what is found in neighbours of these shapes, which arrive in this form. Runs on workers."""
-        block = arrived_block([blocks], f"a block of {self.name}", [shapes], dtype, form).joined()
+        """Return what is found in neighbours with these edges, which arrive in this form. Runs on workers."""
+        block = arrived_block(blocks, f"a block of {self.name}", edges, dtype, form).joined()
         weights, sizes = None if by is None else by[None], panel[:, self.vectors :].real
         with shared_by(CPU_COUNT):  # the products of pieces are too small for several threads each
             sums = thin_products.times(block, panel[:, : self.vectors], self.work, weights, sizes)
@@ -150,8 +150,7 @@ class Pass:
             keys: list[Any] = []
             for j, (group, columns) in enumerate(zip(groups, of_groups, strict=True)):
                 sampled = None if self.sampled is None else self.sampled.within(rows, columns)
-                shapes = [(down[i], edge) for edge in group]
-                find = partial(self.of_blocks, shapes, matrix.dtype, form, sampled)
+                find = partial(self.of_blocks, ((down[i],), group), matrix.dtype, form, sampled)
                 places = ((i, at) if form == "matrix" else (at, i) for at in range(ends[j], ends[j + 1]))
                 blocks = List(*(TaskRef((matrix.name, *place)) for place in places))
                 by = None if weights is None else TaskRef((weights.name, j))

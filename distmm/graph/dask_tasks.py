@@ -47,6 +47,12 @@ class SeparateTask(Task):
         return True
 
 
+class GatherTask(SeparateTask):
+    """A task that copies chunks of a block to one array, where they are."""
+
+    __slots__ = ()
+
+
 class PlacedTask(SeparateTask):
     """A task whose first argument is its `Placement`, which would be lost inside another task."""
 
@@ -137,7 +143,7 @@ class ProductTask(PlacedTask):
 
 
 def _keys(blocks: Any) -> Iterator[Key]:
-    """Yield the keys of blocks, some of which may be nested lists of chunks, or read by the task itself."""
+    """Yield the keys of blocks, some of which may be lists of chunks, or read by the task itself."""
     for block in blocks.args:
         if isinstance(block, TaskRef):
             yield block.key

@@ -20,27 +20,26 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import dask.array as da
 import numpy as np
 from dask.highlevelgraph import HighLevelGraph
 
+from distmm.graph.blocks_read import Block, BlocksRead, Source
 from distmm.graph.dask_tasks import List, PlacedTask, ProductTask, TaskRef
 from distmm.graph.parametric_layer import ParametricLayer, copyable
 from distmm.graph.placement import Chain, Key, Placement
 from distmm.graph.reduced_blocks import Reduced
-from distmm.planning.blocks import Wave, slices
+from distmm.planning.blocks import Wave
 from distmm.planning.plan import Plan
-from distmm.planning.problem import along_operand, operand_batch, operand_cuts
+from distmm.planning.problem import operand_cuts
 from distmm.worker.tasks import products
 from distmm.worker.tasks.arrivals import Arrivals, Form
 from distmm.worker.tasks.epilogue import Epilogue, of_c
 from distmm.worker.tasks.kernel_choice import KernelChoice
 from distmm.worker.tasks.loads import Load
 
-Source = str | Load  # of the blocks of an operand: the name of an array, or what the only task loads itself
 Ranks = tuple[int, tuple[int, ...], tuple[int, ...]]  # of a task, of the chains of its block, of what it reads
 
 
@@ -102,8 +101,8 @@ class ProductLayer(ParametricLayer):
         multiply: Callable[..., Any] = products.multiply
         if self.out is not None:
             multiply, both["out"] = products.multiply_and_store, self.out
-        of_b: tuple[Literal["A", "B"], Source] = ("B", b) if symmetry is None else ("A", a)
-        block = cache(self._block)  # a block that is a union of chunks has many references, and many tasks read it
+        read = BlocksRead(plan, wave, (a, b), self.dtypes, self.forms, self.pieces, token)
+        yield from read.tasks()
 
         def task(
             chain: Chain, key: Key, step: int, order: int, ranks: Ranks, func: Any, *args: Any, **kwargs: Any
@@ -122,7 +121,6 @@ class ProductLayer(ParametricLayer):
         for chain in plan.blocking.c_indices(wave):
             batch, i, j = chain
             c_key = self._key(*batch, i, j)
-            a_batch, b_batch = (operand_batch(batch, own) for own in (plan.problem.a_batch, plan.problem.b_batch))
             chains = schedule.chains(batch, i, j)
             owners = tuple(rank for rank, _ in chains)
             partial: list[tuple[Key, int]] = []  # sums over the parts of k, and their ranks
@@ -132,15 +130,13 @@ class ProductLayer(ParametricLayer):
                 for s, panels in enumerate(steps):
                     last = len(chains) == 1 and s == len(steps) - 1
                     key = c_key if last else (f"distmm-step-{token}", *batch, i, j, first + s)
-                    a_blocks = List(*(block("A", a, a_batch, i, p) for p in panels))
-                    places = ((p, j) if symmetry is None else (j, p) for p in panels)
-                    b_blocks = List(*(block(*of_b, b_batch, *at) for at in places))
-                    homes = [] if isinstance(a, Load) else self._homes("A", a_batch, i, panels)
-                    if not isinstance(b, Load):
-                        homes += self._homes(of_b[0], b_batch, j, panels)
+                    blocks = [read.of_step(*chain, p) for p in panels]
+                    sides = list(zip(*blocks, strict=True))
+                    homes = (rank for side in sides for block in side for rank in read.homes(block))
+                    arguments = (List(*map(read.argument, side)) for side in sides)
+                    both["arrivals"] = self._arrivals(read, chain, blocks)
                     ranks = rank, owners, tuple(homes)
-                    both["arrivals"] = self._arrivals(chain, panels)
-                    end = task(chain, key, first + s, s, ranks, multiply, previous, a_blocks, b_blocks, **both)
+                    end = task(chain, key, first + s, s, ranks, multiply, previous, *arguments, **both)
                     yield end
                     previous = TaskRef(key)
                 partial.append((key, rank))
@@ -151,7 +147,7 @@ class ProductLayer(ParametricLayer):
                 sums: list[tuple[Key, int]] = []
                 for (left, rank), (right, _) in zip(partial[::2], partial[1::2], strict=False):
                     key = c_key if len(partial) == 2 else (f"distmm-sum-{token}", *batch, i, j, first)
-                    added = {"arrivals": self._arrivals(chain)} if key == c_key and c0 is not None else {}
+                    added = {"arrivals": self._arrivals(read, chain)} if key == c_key and c0 is not None else {}
                     refs = TaskRef(left), TaskRef(right)
                     end = task(chain, key, first, order, (rank, owners, ()), products.combine, *refs, **added)
                     yield end
@@ -162,59 +158,15 @@ class ProductLayer(ParametricLayer):
             if self.mirrored and i != j:
                 yield PlacedTask(self._key(*batch, j, i), products.mirror, end.placement, symmetry, TaskRef(c_key))
 
-    def _own(self, of: Literal["A", "B"]) -> tuple[int, ...]:
-        """Batch dimensions of an operand."""
-        return self.plan.problem.a_batch if of == "A" else self.plan.problem.b_batch
-
-    def _homes(self, of: Literal["A", "B"], batch: tuple[int, ...], line: int, panels: Sequence[int]) -> list[int]:
-        """Return the ranks of all chunks of some blocks of A or B."""
-        return self.plan.schedule.homes(of, batch, line, panels, self.pieces[of == "B"], self._own(of))
-
-    def _block(self, of: Literal["A", "B"], name: Source, batch: tuple[int, ...], row: int, column: int) -> Any:
-        """Return a block of A or B as an argument: a load, one chunk, or nested lists of the chunks that make it."""
-        schedule = self.plan.schedule
-        if isinstance(name, Load):
-            blocking = self.plan.blocking
-            down, across = (blocking.m, blocking.k) if of == "A" else (blocking.k, blocking.n)
-            return name._replace(block=(slices(down)[row], slices(across)[column]))
-        along_k = slice(1, 2) if of == "A" else slice(0, 1)
-        ways: dict[Form, slice] = {"matrix": slice(2), "transpose": slice(None, None, -1), "vector": along_k}
-        way = ways[self.forms[of == "B"]]
-
-        def chunks(ranges: Sequence[range], *at: int) -> Any:
-            if ranges:
-                return List(*(chunks(ranges[1:], *at, i) for i in ranges[0]))
-            return TaskRef((name, *at[:-2], *at[-2:][way]))
-
-        index = *batch, row, column
-        return chunks(schedule.chunk_ranges(of, index, self._own(of))) if self.pieces[of == "B"] else chunks((), *index)
-
-    def _arrivals(self, chain: Chain, panels: Sequence[int] = ()) -> Arrivals:
+    def _arrivals(self, read: BlocksRead, chain: Chain, blocks: Sequence[tuple[Block, Block]] = ()) -> Arrivals:
         """Return what the operands say of the blocks that a task reads."""
-        (batch, i, j), schedule = chain, self.plan.schedule
+        batch, i, j = chain
         right = int(self.plan.problem.symmetry is None)  # a symmetric product reads A for both
-
-        def shapes(of: Literal["A", "B"], line: int) -> Iterator[Any]:
-            own, chunks = self._own(of), schedule.chunks if self.pieces[of == "B"] else None
-            edges: Any = operand_cuts(of, schedule.blocking.cuts, own)
-            if chunks is not None:
-                edges = along_operand(of, chunks, own, ((1,),))
-            for p in panels:
-                index = *operand_batch(batch, own), *((line, p) if of == "A" else (p, line))
-                found = tuple(each[at] for each, at in zip(edges, index, strict=True))
-                yield found if chunks is None else _shapes(found)
-
-        *stacks, m, _, n = schedule.blocking.cuts
+        *stacks, m, _, n = self.plan.blocking.cuts
         of_block = tuple(edges[at] for edges, at in zip((*stacks, m, n), (*batch, i, j), strict=True))
+        a, b = (tuple(read.arriving(pair[side]) for pair in blocks) for side in (0, 1))
         forms = self.forms[0], self.forms[right]
-        made = tuple(shapes("A", i)), tuple(shapes("B" if right else "A", j))
-        return Arrivals(*made, of_c(of_block, self.epilogue.dropped), self.dtypes, forms)
-
-
-@lru_cache(maxsize=1024)  # many blocks have the same shapes
-def _shapes(edges: tuple[tuple[int, ...], ...], first: tuple[int, ...] = ()) -> Any:
-    """Return the shapes of chunks with these edges along each dimension, in nested tuples."""
-    return tuple(_shapes(edges[1:], (*first, edge)) for edge in edges[0]) if edges else first
+        return Arrivals(a, b, of_c(of_block, self.epilogue.dropped), self.dtypes, forms)
 
 
 def build(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -118,7 +119,12 @@ def html(rows: list[tuple[str, str]], schedule: Schedule) -> str:
     are. Text and borders take the page's colour, which a dark notebook sets to a light one.
     """
     blocking, batch = schedule.blocking, (0,) * len(schedule.blocking.batch)
-    of_b: Literal["A", "B"] = "A" if blocking.triangle else "B"
+
+    def home(operand: Literal["A", "B"], *at: int) -> int:
+        if operand == "B" and blocking.triangle:
+            operand, at = "A", at[::-1]
+        (rank,) = schedule.homes(operand, (*batch, *at), pieces=False)
+        return rank
 
     def of(name: str, down: tuple[int, ...], across: tuple[int, ...], x: float, y: float, at: Home) -> Iterator[_Block]:
         rows, columns = ([edge * scale for edge in _drawn(edges)] for edges in (down, across))
@@ -138,8 +144,8 @@ def html(rows: list[tuple[str, str]], schedule: Schedule) -> str:
         Path(__file__).with_name("plan.html"),
         rows=rows,
         blocks=[
-            *of("A", blocking.m, blocking.k, 0, corner, lambda i, p: schedule.homes("A", batch, i, [p])[0]),
-            *of("B", blocking.k, blocking.n, corner, 0, lambda p, j: schedule.homes(of_b, batch, j, [p])[0]),
+            *of("A", blocking.m, blocking.k, 0, corner, partial(home, "A")),
+            *of("B", blocking.k, blocking.n, corner, 0, partial(home, "B")),
             *of("C", blocking.m, blocking.n, corner, corner, lambda i, j: schedule.chains(batch, i, j)[0][0]),
         ],
         names=[("A", k * scale / 2, corner - 5), ("B", corner - 7, k * scale / 2 + 5), ("C", corner - 7, corner - 5)],

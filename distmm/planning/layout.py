@@ -75,6 +75,20 @@ class Layout(Generic[Ranks]):
         """Ranges of `length` steps that may need the most memory."""
         return (slice(s, s + length) for s in range(max(1, self.schedule.steps - length + 1)))
 
+    def gathered_bytes(self, wave: Wave) -> Ints:
+        """Most bytes by rank of small chunks that workers of CPU clusters copy for others: of all at home there."""
+        held = np.zeros(self.grid.size, np.int64)
+        if gathers := self.schedule.gathers(self.problem, "cpu"):
+            for steps in self.windows(self.schedule.lookahead):
+                traffic = self.operand_bytes(wave, steps)
+                if traffic.received.any():
+                    held = np.maximum(held, sum(traffic.homes[of == "B"] for of in gathers))
+        return held
+
+    @abstractmethod
+    def operand_bytes(self, wave: Wave, steps: slice = slice(None)) -> Traffic:
+        """Bytes of A and B that each rank receives and sends for some steps, and those at home on it."""
+
     @abstractmethod
     def chains(self, wave: Wave) -> Ints:
         """Chains of each rank, for the blocks of C of a wave."""

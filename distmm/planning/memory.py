@@ -6,6 +6,7 @@ An upper bound of what the runtime holds by construction:
   (`distmm.scheduler.output_slots`);
 - blocks of A and B of at most `lookahead` steps (`distmm.scheduler.lookahead`), and those of one step in the kernel's
   own format (`distmm.worker.prepared_operands`);
+- on CPU clusters, copies of small chunks for other workers (`Schedule.gathers`), and the blocks that tasks join;
 - with split k, sums that come from other layers of the grid. A worker fetches them for all its chains at once;
 - results that are being written, or that the scheduler has not freed yet.
 
@@ -132,6 +133,7 @@ class MemoryModel:
         if schedule.chunks is not None and cluster.device == "cpu":  # a running task joins chunks into blocks
             a, b, _ = self._block_bytes(item)
             held += cluster.threads * min(layout.blocking.panels, len(layout.blocking.k)) * (a + b)
+            held += layout.gathered_bytes(largest)
         if cluster.device == "cuda":
             steps = (layout.operand_bytes(largest, at) for at in self._windows(1, self.operands))
             step = max(steps, key=lambda each: int((each.received + each.both + sum(each.homes)).max()))

@@ -17,7 +17,7 @@ from distmm.errors import InputError
 from distmm.planning.blocks import Blocking, Wave, cut, even_edges
 from distmm.planning.families import of_family, of_grid
 from distmm.planning.owners import FAMILIES, NOWHERE, Chunks, Grid, Owners, Places
-from distmm.planning.problem import Problem, along_operand
+from distmm.planning.problem import Problem, along_operand, operand_cuts
 
 # Steps whose blocks of A and B may be in memory at once: while one step computes, blocks of the next are transferred.
 LOOKAHEAD = 2
@@ -27,6 +27,11 @@ MOST_WORKERS = 100_000
 
 # Most blocks along a dimension, for the same reason: a plan lists the edge of each.
 MOST_BLOCKS = 1 << 20
+
+# Fewest chunks of a block that a worker joins before others read them, and most bytes of each: a worker takes 0.4 ms
+# for each chunk that another one sends, and copies 1 MB in less.
+FEWEST_GATHERED = 8
+MOST_GATHERED = 1 << 20
 
 # Text of a schedule, for messages.
 EXAMPLE = "g2x1x1 b8192x8192x8192 p1 w1 l2"
@@ -125,28 +130,19 @@ class Schedule:
         return depths, tasks
 
     def homes(
-        self,
-        operand: Literal["A", "B"],
-        batch: tuple[int, ...],
-        line: int,
-        panels: Sequence[int],
-        pieces: bool = True,
-        own: tuple[int, ...] = (),
+        self, operand: Literal["A", "B"], index: tuple[int, ...], own: tuple[int, ...] = (), pieces: bool = True
     ) -> list[int]:
-        """Return the ranks at which blocks of A ``[line, p]``, or of B ``[p, line]``, are when the product begins.
+        """Return the ranks at which the chunks of a block of A or B are when the product begins, in C order.
 
-        Of a block that is a union of chunks, those of its chunks, in C order; without `pieces`, that of the first one.
-        `own` are the operand's batch dimensions.
+        Without `pieces`, only that of the first one. `own` are the operand's batch dimensions.
         """
-        blocks = ((line, p) if operand == "A" else (p, line) for p in panels)
-        if isinstance(self.grid, Grid):
-            length = self.blocking.part_panels(self.grid.layers)
-            owners = [(self.grid.owner(*at, batch, p // length), at) for at, p in zip(blocks, panels, strict=True)]
-            counts = (math.prod(map(len, self.chunk_ranges(operand, (*batch, *at), own))) for _, at in owners)
-            return [rank for (rank, _), n in zip(owners, counts, strict=True) for _ in range(n if pieces else 1)]
-        homes, end = self._homes[operand == "B"], None if pieces else 1
-        of_blocks = (product(*self.chunk_ranges(operand, at)) for at in blocks)
-        return [homes[i][j] for chunks in of_blocks for i, j in islice(chunks, end)]
+        chunks = self.chunk_ranges(operand, index, own) if pieces or isinstance(self.grid, Owners) else ()
+        if isinstance(self.grid, Owners):
+            homes = self._homes[operand == "B"]
+            return [homes[i][j] for i, j in islice(product(*chunks), None if pieces else 1)]
+        *batch, row, column = index
+        layer = (column if operand == "A" else row) // self.blocking.part_panels(self.grid.layers)
+        return [self.grid.owner(row, column, tuple(batch), layer)] * math.prod(map(len, chunks))
 
     @property
     def chunks(self) -> tuple[Chunks, ...] | None:
@@ -161,6 +157,23 @@ class Schedule:
             return tuple(range(at, at + 1) for at in index)
         firsts = along_operand(operand, self._first_chunks, own, [0, 1])
         return tuple(range(first[at], first[at + 1]) for first, at in zip(firsts, index, strict=True))
+
+    def gathers(self, problem: Problem, device: Literal["cpu", "cuda"]) -> list[Literal["A", "B"]]:
+        """Return the operands whose chunks CPU workers join before others read them: those of many small chunks."""
+        if self.chunks is None or self.grid.size == 1 or device == "cuda":
+            return []
+        if isinstance(self.grid, Owners) and self.grid.homes.alike:
+            return []  # chunks of an operand that is both A and B travel once, in whatever blocks they are
+
+        def many_small(operand: Literal["A", "B"]) -> bool:
+            own = problem.a_batch if operand == "A" else problem.b_batch
+            edges, blocks = (operand_cuts(operand, cuts, own) for cuts in (self.cuts, self.blocking.cuts))
+            chunks, arrays = math.prod(map(len, edges)), math.prod(map(len, blocks)) * self.grid.size
+            small = math.prod(map(sum, edges)) * problem.dtype.itemsize <= chunks * MOST_GATHERED
+            return small and chunks >= arrays * FEWEST_GATHERED
+
+        operands: tuple[Literal["A", "B"], ...] = ("A",) if problem.symmetry else ("A", "B")
+        return [of for of in operands if many_small(of)]
 
     @cached_property
     def _first_chunks(self) -> list[list[int]]:

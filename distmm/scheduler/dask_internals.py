@@ -15,7 +15,7 @@ from distributed.comm import CommClosedError
 from distributed.protocol.pickle import dumps
 from distributed.scheduler import Scheduler, TaskState
 
-from distmm.graph.dask_tasks import PlacedTask, faster, unfused
+from distmm.graph.dask_tasks import GatherTask, PlacedTask, faster, unfused
 
 VERSIONS_SEEN = ("2026.7.1", "2026.8.0")
 
@@ -195,15 +195,16 @@ def _needed(
 def makers(ts: TaskState, new: set[object], free: Callable[[TaskState], bool]) -> Iterator[TaskState]:
     """Yield the task that makes a block, and the tasks that it needs and no other task needs.
 
-    Tasks that have run, and those that are not `free` to run where the product runs, are left out.
+    Tasks that have run, and those that are not `free` to run where the product runs, are left out, and what is needed
+    by a task that reads several others, unless it gathers chunks.
     """
-    while ts.key in new and free(ts):
-        yield ts
-        if len(ts.dependencies) != 1:
-            return
-        (ts,) = ts.dependencies
-        if len(ts.dependents) != 1:
-            return
+    stack = [ts]
+    while stack:
+        ts = stack.pop()
+        if ts.key in new and free(ts):
+            yield ts
+            if len(ts.dependencies) == 1 or isinstance(ts.run_spec, GatherTask):
+                stack += [each for each in ts.dependencies if len(each.dependents) == 1]
 
 
 def prepare(tasks: Iterable[TaskState]) -> None:

@@ -30,8 +30,9 @@ class Limits(NamedTuple):
     wave_orders : int
         Orders (`Placement.order`) of one wave, if blocks of C leave when the user's tasks have read them; else 0.
     loads_first : int
-        Steps by which loads come before product tasks in the order of priorities. Loads on GPUs take little time of
-        the workers' threads, so loads that may start come before product tasks of open steps.
+        Steps by which loads come before product tasks in the order of priorities. Loads on GPUs, and
+        tasks that join small chunks, take little time of the workers' threads, and other workers wait for them: those
+        that may start come before product tasks of open steps.
     reduced : bool
         Whether the task that finishes a block of C reduces it. The chain then does not need its slot any longer.
     """
@@ -48,7 +49,8 @@ class Limits(NamedTuple):
         """Read the limits of a plan; None for tasks that a client has expanded, which know no plan."""
         if plan is None:
             return cls()
-        first = plan.lookahead if plan.cluster.device == "cuda" else 0
+        device = plan.cluster.device
+        first = plan.lookahead if device == "cuda" or plan.schedule.gathers(plan.problem, device) else 0
         slots = plan.peak.output_slots
         reduced = plan.result == "reduced"
         orders = plan.schedule.wave_orders if plan.streamed and not reduced and slots is not None else 0

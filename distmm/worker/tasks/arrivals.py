@@ -6,6 +6,7 @@ rows that it should have. Masked elements would be multiplied by the value that 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import numpy as np
 
 from distmm.errors import InputError
 from distmm.worker import gpu
-from distmm.worker.united_chunks import Union
+from distmm.worker.united_chunks import Gathered, Union
 
 Shape = tuple[int, ...]
 
@@ -104,7 +105,8 @@ class Arrivals:
     Attributes
     ----------
     a, b : tuples of shapes
-        Of the blocks of A and of B, or of a symmetric product's A. For a block of several chunks: nested shapes.
+        Of the blocks of A and of B, or of a symmetric product's A. For a block of several chunks: their edges along
+        each dimension, or how they are `Gathered`.
     c0 : shape
         Of the block of ``beta * C``.
     dtypes : tuple of dtype or None
@@ -136,22 +138,25 @@ class Arrivals:
 
 
 def arrived_block(block: Any, what: str, shape: Any, dtype: Any, form: Form) -> Any:
-    """Return a block as `arrived` does, or a union of chunks in nested lists. `shape` is that of the operand's block.
+    """Return a block as `arrived` does. `shape` is that of the operand's block.
 
-    The chunks of a union have a shape each, which are nested in the same way.
+    A block in several chunks is a list of them, and `shape` their edges, or how they are `Gathered`.
     """
-
-    def nested(part: Any, own: Any) -> Any:
-        if isinstance(part, list):
-            return [nested(*each) for each in zip(part, own, strict=True)]
-        return arrived_block(part, what, own, dtype, form)
-
+    if isinstance(shape, Gathered):
+        return shape.joined(block)
     if isinstance(block, list):
-        return Union(nested(block, shape))
+        shapes = itertools.product(*shape)
+        return Union(shape, [arrived_block(x, what, own, dtype, form) for x, own in zip(block, shapes, strict=True)])
     if form == "vector":
         return arrived(block, what, (math.prod(shape),), dtype).reshape(shape)
     return arrived(block, what, shape[::-1], dtype).T if form == "transpose" else arrived(block, what, shape, dtype)
 
 
+def gather(chunks: list[Any], what: str, shapes: list[Shape], dtype: Any, form: Form) -> np.ndarray:
+    """Return the elements of some chunks of a block, one chunk after another: see `Gathered`."""
+    checked = [arrived_block(x, what, shape, dtype, form) for x, shape in zip(chunks, shapes, strict=True)]
+    return np.concatenate([chunk.ravel() for chunk in checked])
+
+
 def _identity(block: Any) -> Any:
-    return id(block) if not isinstance(block, list) else tuple(map(_identity, block))
+    return id(block) if not isinstance(block, list) else tuple(map(id, block))

@@ -113,3 +113,26 @@ def test_chunks_of_c_are_taken_from_its_blocks_where_these_are(client: Client) -
     c, moved = spent(client, lambda: distmm.matmul(A, B))
     np.testing.assert_array_equal(c, a @ (a + 1))
     assert moved == plan.bytes_moved
+
+
+@pytest.mark.minutes
+@pytest.mark.parametrize("how", ["persisted", "lazy", "made from persisted ones"])
+def test_many_small_chunks_of_a_block_come_in_one_array_of_each_worker(client: Client, how: str) -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(-9, 10, (200, 160)).astype("f4"), rng.integers(-9, 10, (200, 120)).astype("f4")
+    A, B = placed(client, how != "lazy", da.from_array(a.T, chunks=4), da.from_array(b, chunks=4))
+    A, B = (A * 1, B * 1) if how == "made from persisted ones" else (A, B)
+    plan = distmm.plan(A, B)
+    assert plan.schedule.gathers(plan.problem, "cpu")
+    kept = client.persist(distmm.matmul(A, B))
+    wait(kept)
+    np.testing.assert_array_equal(kept.compute(), a.T @ b)
+    c, moved = spent(client, lambda: distmm.matmul(A, B).sum(axis=1))
+    np.testing.assert_array_equal(c, (a.T @ b).sum(axis=1))
+    if how == "persisted":
+        assert moved <= plan.bytes_moved + (a.T @ b).nbytes
+    np.testing.assert_array_equal(distmm.matmul(A, b[:, 0]).compute(), a.T @ b[:, 0])
+    np.testing.assert_array_equal(distmm.gemm(1, A, B, transa=False).compute(), a.T @ b)
+    np.testing.assert_array_equal(distmm.gram(B, trans=True).compute(), b.T @ b)
+    np.testing.assert_array_equal(distmm.matmul(B.T, A.T).compute(), b.T @ a)
+    del kept

@@ -149,7 +149,8 @@ def test_a_block_in_several_chunks_is_joined_and_prepared_once(
     chunks = [np.full((2, 3), i) for i in range(4)]
 
     def use(*lines: list[int], most: float = 48) -> np.ndarray:
-        made: np.ndarray = prepared.get(Union([[chunks[i] for i in line] for line in lines]), "A", np.copy, most)
+        edges = (2,) * len(lines), (3,) * len(lines[0])
+        made: np.ndarray = prepared.get(Union(edges, [chunks[i] for line in lines for i in line]), "A", np.copy, most)
         return made
 
     square = use([0, 1], [2, 3])
