@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from distmm.graph.dask_tasks import GatherTask, List, TaskRef
+from distmm.graph.dask_tasks import GATHERED, GatherTask, List, TaskRef
 from distmm.planning.blocks import Wave, slices
 from distmm.planning.plan import Plan
 from distmm.planning.problem import along_operand, operand_batch
@@ -120,7 +120,7 @@ class BlocksRead:
         return found
 
     def _key(self, block: Block, rank: int) -> tuple[Any, ...]:
-        return (f"distmm-gathered-{self.token}", block.of, *block.at, rank)
+        return (GATHERED + self.token, block.of, *block.at, rank)
 
     def _own(self, of: Operand) -> tuple[int, ...]:
         """Batch dimensions of an operand."""

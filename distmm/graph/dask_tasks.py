@@ -24,6 +24,9 @@ from distmm.planning.plan import Plan
 from distmm.worker.tasks import products
 from distmm.worker.tasks.largest import topk_of_chunk
 
+# Names of tasks that gather chunks begin with this.
+GATHERED = "distmm-gathered-"
+
 # Names of the tasks of Dask's own `store`, and of those of `distmm.graph.consumers`, begin with this.
 STORES = "store-map-"
 

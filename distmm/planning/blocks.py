@@ -11,7 +11,7 @@ included: ``i >= j``. The other blocks are transposes of those.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import accumulate, islice, product
@@ -180,14 +180,11 @@ class Blocking:
         else:
             both = product(_kinds(rows, self.m), _kinds(columns, self.n))
             areas = [(down, across, high * wide) for (down, high), (across, wide) in both]
-        found: dict[Hashable, tuple[Wave, int]] = {}
         along, inner = self.batch[0] if self.batch else (), math.prod(map(len, self.batch[1:]))
-        for (at, matrices), (down, across, count) in product(_kinds(batches, along, inner), areas):
-            wave = Wave(0, at, down, across, self.triangle and down == across)
-            kind = at, wave.triangle, self.m[down.start : down.stop], self.n[across.start : across.stop]
-            first, before = found.get(kind, (wave, 0))
-            found[kind] = first, before + matrices * count
-        return tuple(found.values())
+        return tuple(
+            (Wave(0, at, down, across, self.triangle and down == across), matrices * count)
+            for (at, matrices), (down, across, count) in product(_kinds(batches, along, inner), areas)
+        )
 
     @staticmethod
     def _below(rows: tuple[range, ...]) -> Iterator[tuple[range, range]]:

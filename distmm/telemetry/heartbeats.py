@@ -94,9 +94,10 @@ class Heartbeats:
         for record in active:
             mine = received[record.product]
             if name in record.lanes or mine:
-                blocks = sum(nbytes for array, nbytes in heartbeat["held"].items() if array in record.arrays)
+                held = heartbeat["held"]
+                blocks = sum(nbytes for array, nbytes in held.items() if array in record.arrays)
                 record.lane(name).sample(
-                    now, blocks, ws.metrics.get("memory", 0), mine, device, max(0, ws.nbytes - blocks),
+                    now, blocks, ws.metrics.get("memory", 0), mine, device, sum(held.values()) - blocks,
                     receiving * mine, heartbeat["host"],
                 )  # fmt: skip
 

@@ -17,7 +17,7 @@ from distributed.protocol.pickle import dumps
 from distributed.scheduler import Scheduler, TaskState
 
 from distmm import units
-from distmm.graph.dask_tasks import PlacedTask, ProductTask
+from distmm.graph.dask_tasks import GATHERED, PlacedTask, ProductTask
 from distmm.planning.plan import Plan
 from distmm.scheduler.plugin import PlacementPlugin
 from distmm.telemetry import dashboard, dashboard_server, metrics, task_names
@@ -207,7 +207,8 @@ class Telemetry(SchedulerPlugin):
             record.arrays |= {task.placement.product, task.key[0]}
             for array, where in zip(task.arrays(), record.plan.operands, strict=False):  # a sum reads none
                 if array is not None:
-                    (record.resident if where == "resident" else record.arrays).add(array)
+                    of_user = where == "resident" and not array.startswith(GATHERED)
+                    (record.resident if of_user else record.arrays).add(array)
             if record.plan.result == "reduced":
                 record.verb = record.verb or task_names.verb(task)
         return record
