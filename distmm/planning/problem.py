@@ -38,15 +38,15 @@ def accumulator_dtype(dtype: np.dtype) -> np.dtype:
     InputError
         For types without a matrix product here: object, strings, dates, structured and extended-precision types.
     """
-    dtype = np.dtype(dtype)
+    dtype = np.dtype(dtype).newbyteorder("=")
     if dtype.kind in "iu":
         return np.dtype(np.int32 if dtype.itemsize <= 4 else np.int64)
     if dtype.kind == "b":
         return np.dtype(np.int64)
     if dtype in (np.float16, ml_dtypes.bfloat16, *FLOAT8):
         return np.dtype(np.float32)
-    if dtype.newbyteorder("=") in (np.float32, np.float64, np.complex64, np.complex128):
-        return dtype.newbyteorder("=")
+    if dtype in (np.float32, np.float64, np.complex64, np.complex128):
+        return dtype
     other = "cast them first, for example with .astype('float64')"
     if dtype == np.dtype("V2"):
         other = "if they were bfloat16 in a .npy file, " + VIEWED
