@@ -144,6 +144,7 @@ def test_small_chunks_of_batched_products_are_united(batch, edges, workers, broa
     counted = BruteForce(plan)
     assert (plan.bytes_moved, plan.schedule.tasks) == (counted.moved, counted.tasks)
     assert counted.held <= plan.peak.worker
+    assert "<svg" in plan._repr_html_()  # its picture asks where blocks are
 
 
 @settings(max_examples=number_of(60))
