@@ -8,6 +8,7 @@ import pytest
 from distributed import Client
 
 import distmm
+from distmm.clusters import view
 from distmm.scheduler import dask_internals
 from distmm.scheduler.lookahead import Lookahead
 from distmm.scheduler.products import Products
@@ -31,9 +32,10 @@ FAULTS = {
 
 
 def product(client: Client, value: int) -> np.ndarray:
-    """Of matrices that no other product has, for Dask remembers failed tasks."""
+    """Of matrices that no other product has, for Dask remembers failed tasks; in steps, so that some tasks are held."""
     a = da.full((40, 40), value, chunks=10)
-    return client.compute(distmm.matmul(a, a, client=client)).result(timeout=120)
+    c = distmm.matmul(a, a, client=client, plan="g2x2x1 b10x10x10 p1 w1 l2")
+    return client.compute(c).result(timeout=120)
 
 
 @pytest.mark.parametrize("fault", later(FAULTS, first=3))
@@ -41,6 +43,7 @@ def test_a_fault_of_the_plugin_ends_the_product_with_its_reason(
     client: Client, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     value = 2 + list(FAULTS).index(fault)
+    view.ask(client)  # installs the plugin, if this is the first test
     before = client.run_on_scheduler(left)  # of calls that failed in other tests, whose errors are garbage
 
     def broken(*_: object) -> None:
